@@ -1,0 +1,43 @@
+"""The errors of manyheads: each says what was given, what was expected, and what to do.
+
+Every error raised on purpose derives from `ManyheadsError`, so a caller can catch them all; each also derives from the
+built-in it resembles, so a caller who does not know manyheads is not surprised. The command line turns `UsageError`
+into exit status 2 and every other one into 3.
+"""
+
+
+class ManyheadsError(Exception):
+    """Base of all errors that manyheads raises on purpose."""
+
+
+class UsageError(ManyheadsError, ValueError):
+    """An argument cannot mean what was asked for: refused before any work starts."""
+
+
+class ShapeError(UsageError):
+    """Arrays whose shapes or dtypes do not fit together."""
+
+
+class ExtraMissing(ManyheadsError, ImportError):
+    """An optional dependency is needed and not installed; the message names the extra."""
+
+
+class FileRefused(ManyheadsError, ValueError):
+    """A file from outside that cannot be read safely; the message says which rule it breaks."""
+
+
+class CertificateError(ManyheadsError, ArithmeticError):
+    """A solver ended without a valid certificate.
+
+    Parameters
+    ----------
+    message
+        What failed and the remedy.
+    measured, threshold
+        The figure that the certificate reached and the one it had to reach.
+    """
+
+    def __init__(self, message: str, *, measured: float, threshold: float):
+        super().__init__(f"{message} (measured {measured:.3g}, threshold {threshold:.3g})")
+        self.measured = measured
+        self.threshold = threshold

@@ -1,0 +1,47 @@
+"""What every test sees: one thread, no network, a seed that may be any number, and skips that name the absent extra."""
+
+import importlib.util
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
+settings.load_profile("house")
+
+EXTRAS = {"torch": ("torch", "transformers"), "cluster": ("distributed",), "fast": ("numba",)}
+
+
+def _absent(extra: str) -> list[str]:
+    return [module for module in EXTRAS[extra] if importlib.util.find_spec(module) is None]
+
+
+def pytest_collection_modifyitems(config, items):
+    acceptance = "acceptance" in (config.option.markexpr or "")
+    for item in items:
+        for extra in EXTRAS:
+            if item.get_closest_marker(extra) and (absent := _absent(extra)):
+                item.add_marker(pytest.mark.skip(reason=f"extra '{extra}' is not installed ({', '.join(absent)})"))
+        if item.get_closest_marker("acceptance") and not acceptance:
+            item.add_marker(pytest.mark.skip(reason="acceptance lane: make acceptance"))
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Any number must pass: MANYHEADS_TEST_SEED=7 make test."""
+    return int(os.environ.get("MANYHEADS_TEST_SEED", "0"))
+
+
+@pytest.fixture
+def rng(seed: int, request: pytest.FixtureRequest) -> np.random.Generator:
+    """An independent NumPy generator for each test."""
+    return np.random.default_rng([seed, *request.node.nodeid.encode()])
