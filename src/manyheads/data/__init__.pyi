@@ -1,0 +1,25 @@
+# ruff: noqa: TID252  (lazy_loader reads a stub of relative imports only)
+from . import characters as characters
+from . import digits as digits
+from . import draws as draws
+from . import recall as recall
+from . import texts as texts
+from . import windows as windows
+from .characters import Split as Split
+from .characters import Vocabulary as Vocabulary
+from .characters import build_vocabulary as build_vocabulary
+from .characters import split_tokens as split_tokens
+from .digits import Digits as Digits
+from .digits import cut_patches as cut_patches
+from .digits import load_digits as load_digits
+from .digits import normalise as normalise
+from .digits import select_pair as select_pair
+from .draws import draw_integers as draw_integers
+from .recall import Recall as Recall
+from .recall import RecallBatch as RecallBatch
+from .recall import RecallSource as RecallSource
+from .recall import order_blind_ceiling as order_blind_ceiling
+from .texts import Text as Text
+from .texts import load_text as load_text
+from .texts import make_text as make_text
+from .windows import TextWindows as TextWindows

@@ -1,0 +1,122 @@
+"""Characters as tokens: a vocabulary by frequency, and the split into training and validation."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from manyheads.errors import UsageError
+
+UNKNOWN = "\ufffd"  # Unicode's replacement character, always token 0
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Characters and the tokens that stand for them.
+
+    Attributes
+    ----------
+    symbols
+        `symbols[token]` is the character; `symbols[0]` is the replacement character and stands for every other one.
+    """
+
+    symbols: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def _token_of(self) -> np.ndarray:
+        points = [ord(symbol) for symbol in self.symbols]
+        table = np.zeros(max(points) + 1, np.int32)
+        table[points] = np.arange(len(points), dtype=np.int32)
+        return table
+
+    def encode(self, content: str) -> np.ndarray:
+        """Turn characters into tokens, shape (len(content),), int32; an unknown character becomes token 0.
+
+        Examples
+        --------
+        >>> Vocabulary(("\ufffd", "a", "b")).encode("abba?").tolist()
+        [1, 2, 2, 1, 0]
+        """
+        points = np.frombuffer(content.encode("utf-32-le", "surrogatepass"), "<u4")
+        table = self._token_of
+        known = points < len(table)
+        return np.where(known, table[np.where(known, points, 0)], np.int32(0))
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Turn tokens into characters.
+
+        Raises
+        ------
+        UsageError
+            A token lies outside the vocabulary.
+
+        Examples
+        --------
+        >>> Vocabulary(("\ufffd", "a", "b")).decode(np.array([2, 1, 0]))
+        'ba\ufffd'
+        """
+        flat = np.asarray(tokens).ravel()
+        if flat.size and not (flat.min() >= 0 and flat.max() < len(self)):
+            raise UsageError(f"tokens run from {flat.min()} to {flat.max()}: this vocabulary has 0 to {len(self) - 1}")
+        return "".join(self.symbols[token] for token in flat)
+
+
+def build_vocabulary(content: str, size: int | None = None) -> Vocabulary:
+    """Order the characters of a text by falling frequency, ties by code point, and keep the first ones.
+
+    Parameters
+    ----------
+    content
+        The text.
+    size
+        The most tokens to have, the unknown one included; `None` keeps every character.
+
+    Raises
+    ------
+    UsageError
+        `size` leaves room for no character.
+
+    Examples
+    --------
+    >>> build_vocabulary("abracadabra", size=4).symbols
+    ('\ufffd', 'a', 'b', 'r')
+    """
+    if size is not None and size < 2:
+        raise UsageError(f"size={size}: a vocabulary holds the unknown symbol and at least one more")
+    counts = Counter(content)
+    counts.pop(UNKNOWN, None)
+    order = sorted(counts, key=lambda symbol: (-counts[symbol], ord(symbol)))
+    return Vocabulary((UNKNOWN, *order[: None if size is None else size - 1]))
+
+
+class Split(NamedTuple):
+    """Two contiguous parts of a text, so that no window of one overlaps a window of the other."""
+
+    train: np.ndarray
+    validation: np.ndarray
+
+
+def split_tokens(tokens: np.ndarray, fraction: float = 0.1) -> Split:
+    """Cut off the last `fraction` of the tokens for validation.
+
+    Raises
+    ------
+    UsageError
+        The fraction is not between 0 and 1, or one part would be empty.
+
+    Examples
+    --------
+    >>> [len(part) for part in split_tokens(np.arange(100), 0.2)]
+    [80, 20]
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"fraction={fraction}: the part for validation lies between 0 and 1")
+    cut = len(tokens) - round(fraction * len(tokens))
+    if cut == 0 or cut == len(tokens):
+        raise UsageError(f"{len(tokens)} tokens leave one part empty at fraction={fraction}: give a longer text")
+    return Split(tokens[:cut], tokens[cut:])

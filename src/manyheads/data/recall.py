@@ -1,0 +1,156 @@
+r"""The symbol after the marker: a task that needs order, with the exact ceiling of everything blind to it.
+
+A sequence holds :math:`n` tokens: :math:`n-1` symbols, independent and uniform over :math:`V`, and one marker, put
+before the last place uniformly at random. The answer is the symbol right after the marker. Whoever sees the order
+answers without error.
+
+**Ceiling of the order-blind.** A predictor that does not change when the tokens are permuted sees only the counts
+:math:`c_1,\dots,c_V` of the symbols. Whatever the place of the marker, the answer sits at one fixed place among
+:math:`n-1` exchangeable symbols, so given the counts it is :math:`s` with probability :math:`c_s/(n-1)`. The best guess
+is a most frequent symbol, and no order-blind predictor beats
+
+.. math:: \frac{\mathbb E \max_s c_s}{n-1}, \qquad (c_1,\dots,c_V) \sim \text{Multinomial}(n-1;\, 1/V).
+
+The derivation is this module's own. `order_blind_ceiling` computes it exactly.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+from typing import TYPE_CHECKING, NamedTuple
+
+from manyheads.data.draws import draw_integers
+from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+class RecallBatch(NamedTuple):
+    """Sequences (size, n), their answers (size,) and the distance from the answer to the end (size,); all int32."""
+
+    tokens: "Array"
+    answers: "Array"
+    lags: "Array"
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The task at one length.
+
+    Attributes
+    ----------
+    length
+        Number of tokens n, the marker included, at least 2.
+    symbols
+        Number of symbols V, at least 2. Token `symbols` is the marker, so the vocabulary has `symbols + 1` tokens.
+
+    Raises
+    ------
+    UsageError
+        Length or number of symbols below 2.
+    """
+
+    length: int
+    symbols: int = 16
+
+    def __post_init__(self) -> None:
+        if self.length < 2 or self.symbols < 2:
+            raise UsageError(f"recall with length={self.length}, symbols={self.symbols}: both must be at least 2")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens: the symbols and the marker."""
+        return self.symbols + 1
+
+    @property
+    def ceiling(self) -> Fraction:
+        """The best accuracy of any predictor that is blind to order, exactly."""
+        return order_blind_ceiling(self.length - 1, self.symbols)
+
+    def draw(self, key: "Array", size: int) -> RecallBatch:
+        """Draw a batch.
+
+        The marker's place is uniform up to a bias below :math:`2^{-32}`; the symbols are uniform exactly when their
+        number is a power of two and up to :math:`2^{-16}` otherwise.
+
+        Examples
+        --------
+        >>> import jax
+        >>> tokens, answers, lags = Recall(length=8, symbols=4).draw(jax.random.key(0), 5)
+        >>> tokens.shape, bool((answers < 4).all()), bool(((tokens == 4).sum(1) == 1).all())
+        ((5, 8), True, True)
+        """
+        import jax
+        import jax.numpy as jnp
+
+        for_symbols, for_places = jax.random.split(key)
+        drawn = draw_integers(for_symbols, (size, self.length), self.symbols, bits=16 if self.symbols <= 256 else 32)
+        places = draw_integers(for_places, (size,), self.length - 1)
+        rows = jnp.arange(size)
+        tokens = drawn.at[rows, places].set(self.symbols)
+        return RecallBatch(tokens, drawn[rows, places + 1], self.length - 2 - places)
+
+
+@dataclass(frozen=True)
+class RecallSource:
+    """Batches of one size of one task, as a function of a key; equal sources share one compilation."""
+
+    task: Recall
+    size: int
+
+    def __call__(self, key: "Array") -> RecallBatch:
+        """Draw a batch of the source's size."""
+        return self.task.draw(key, self.size)
+
+
+@lru_cache(maxsize=256)
+def order_blind_ceiling(candidates: int, symbols: int) -> Fraction:
+    r"""Expect the share of the most frequent symbol among `candidates` uniform ones: :math:`\mathbb E\max_s c_s/k`.
+
+    With :math:`a_V(k)` the number of words of length :math:`k` over :math:`V` symbols in which none occurs more than
+    :math:`m` times, :math:`\mathbb E\max_s c_s = \sum_{m\ge 0} (1 - a_V(k)/V^k)`. Appending a letter to an admissible
+    word fails only if that letter already occurs :math:`m` times, so
+
+    .. math:: a_V(k+1) = V\,\Big(a_V(k) - \binom{k}{m}\, a_{V-1}(k-m)\Big), \qquad a_V(0) = 1,
+
+    which is the differential equation of the generating function :math:`(\sum_{j\le m} z^j/j!)^V`, term by term.
+    Integers throughout; :math:`O(k^2 V)` of them.
+
+    Parameters
+    ----------
+    candidates
+        Number of symbols among which the answer hides, :math:`k = n-1` in a sequence of n tokens.
+    symbols
+        Size :math:`V` of the alphabet.
+
+    Raises
+    ------
+    UsageError
+        One of them is below 1.
+
+    Examples
+    --------
+    >>> order_blind_ceiling(2, 2)
+    Fraction(3, 4)
+    >>> round(float(order_blind_ceiling(7, 16)), 4), round(float(order_blind_ceiling(31, 16)), 4)
+    (0.2721, 0.1525)
+    """
+    if candidates < 1 or symbols < 1:
+        raise UsageError(f"candidates={candidates}, symbols={symbols}: both must be at least 1")
+    words = symbols**candidates
+    total = sum(words - _words_with_at_most(most, candidates, symbols) for most in range(candidates))
+    return Fraction(total, words * candidates)
+
+
+def _words_with_at_most(most: int, length: int, symbols: int) -> int:
+    """Count the words of a length over an alphabet in which no symbol occurs more than `most` times."""
+    previous = [1] + [0] * length  # over the empty alphabet there is the empty word only
+    for alphabet in range(1, symbols + 1):
+        counts = [1]
+        for k in range(length):
+            spoilt = comb(k, most) * previous[k - most] if k >= most else 0
+            counts.append(alphabet * (counts[k] - spoilt))
+        previous = counts
+    return previous[length]

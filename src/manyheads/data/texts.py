@@ -1,0 +1,92 @@
+"""The text that character models train on: Python's own documentation, or a file of the user's."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.errors import FileRefused, UsageError
+
+DEFAULT_NAME = "pydoc_data.topics"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text with the name and the digest by which a run records what it was trained on.
+
+    Attributes
+    ----------
+    name
+        Where it comes from: the module for the default text, the file's name for any other.
+    content
+        The characters.
+    sha256
+        Hexadecimal SHA-256 of `content` in UTF-8.
+    """
+
+    name: str
+    content: str
+    sha256: str
+
+
+def load_text(path: str | Path | None = None) -> Text:
+    """Read a text file, or the default text that every Python installation carries.
+
+    The default is the concatenation of the pages of `pydoc_data.topics` (the language reference behind `help()`) in
+    the order of their sorted keys. It changes slightly from one Python release to the next, which its digest shows.
+
+    Parameters
+    ----------
+    path
+        A file in UTF-8; `None` takes the default text. Line ends are read as they are.
+
+    Raises
+    ------
+    UsageError
+        The path names no file that can be read, or the file is empty.
+    FileRefused
+        The file is not text in UTF-8: it does not decode, or holds a null character.
+
+    Examples
+    --------
+    >>> text = load_text()
+    >>> text.name, len(text.content) > 300_000, len(text.sha256)
+    ('pydoc_data.topics', True, 64)
+    """
+    if path is None:
+        # Imported here: half a megabyte of strings that only a training run needs.
+        from pydoc_data.topics import topics
+
+        return make_text(DEFAULT_NAME, "".join(topics[key] for key in sorted(topics)))
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"the text {str(path)!r} cannot be read ({error.strerror}): give a file in UTF-8") from error
+    try:
+        content = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileRefused(
+            f"the text {str(path)!r} is not UTF-8 (byte {error.start} of {len(raw)}): convert it to UTF-8 first"
+        ) from error
+    if "\0" in content:
+        raise FileRefused(
+            f"the text {str(path)!r} holds a null character at {content.index(chr(0))}, so it is no text: give a text"
+        )
+    return make_text(Path(path).name, content)
+
+
+def make_text(name: str, content: str) -> Text:
+    """Name a string and take its digest.
+
+    Raises
+    ------
+    UsageError
+        There is nothing in it but white space.
+
+    Examples
+    --------
+    >>> make_text("greeting", "hello").sha256[:8]
+    '2cf24dba'
+    """
+    if not content.strip():
+        raise UsageError(f"the text {name!r} is empty: give one with something to learn in it")
+    return Text(name, content, hashlib.sha256(content.encode()).hexdigest())

@@ -1,0 +1,60 @@
+"""Random windows of a tokenised text: where the batches of a character model come from."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.data.draws import draw_integers
+from manyheads.errors import ShapeError
+
+
+class TextWindows(eqx.Module):
+    r"""Batches of windows and, as targets, the same windows one token later, as a function of a key.
+
+    The start of a window is uniform over all that fit, up to a bias below :math:`2^{-32}` a position. A pytree whose
+    only leaf is the text, so that two texts of one length share one compilation.
+
+    Parameters
+    ----------
+    tokens
+        (n,), integers.
+    length
+        Tokens of a window, below n.
+    size
+        Windows of a batch.
+
+    Raises
+    ------
+    ShapeError
+        The text is not a sequence of integers, or it holds no window of this length and its target.
+
+    Examples
+    --------
+    >>> inputs, targets = TextWindows(np.arange(50), length=8, size=3)(jax.random.key(0))
+    >>> inputs.shape, bool((targets == inputs + 1).all())
+    ((3, 8), True)
+    """
+
+    tokens: jax.Array
+    length: int = eqx.field(static=True)
+    size: int = eqx.field(static=True)
+
+    def __init__(self, tokens: np.ndarray | jax.Array, length: int, size: int):
+        if np.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ShapeError(f"a text of shape {np.shape(tokens)} and type {tokens.dtype}: give (n,) integers")
+        if length < 1 or size < 1 or len(tokens) <= length:
+            raise ShapeError(f"{len(tokens)} tokens hold no {size} windows of {length} and their targets: shorten them")
+        self.tokens = jnp.asarray(tokens, jnp.int32)
+        self.length = length
+        self.size = size
+
+    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Draw (inputs, targets), both (size, length), int32."""
+        starts = draw_integers(key, (self.size,), len(self.tokens) - self.length)
+        return self.cut(starts)
+
+    def cut(self, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Cut the windows that begin at `starts` (windows,): (inputs, targets), both (windows, length)."""
+        taken = self.tokens[starts[:, None] + jnp.arange(self.length + 1)]  # (windows, length + 1)
+        return taken[:, :-1], taken[:, 1:]
