@@ -1,0 +1,116 @@
+"""What a sequence is made of: tokens of a vocabulary, patches that are read in linearly, or vectors as they are."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jax import Array
+
+
+@dataclass(frozen=True)
+class TokenInput:
+    """Integers below `vocabulary`; the stream starts from rows of a trained table (vocabulary, d)."""
+
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise UsageError(f"vocabulary={self.vocabulary}: it must be at least 1")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding."""
+        return self.vocabulary
+
+    @property
+    def fan_in(self) -> int:
+        """Entries of the input that a coordinate of the stream sums over: one row of the table."""
+        return 1
+
+
+@dataclass(frozen=True)
+class PatchInput:
+    """Vectors of `dim` numbers; the stream starts from x E with a trained E (dim, d)."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise UsageError(f"dim={self.dim}: a patch has at least one number")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding."""
+        return self.dim
+
+    @property
+    def fan_in(self) -> int:
+        """Entries of the input that a coordinate of the stream sums over."""
+        return self.dim
+
+
+@dataclass(frozen=True)
+class VectorInput:
+    """Vectors of `dim` numbers that are the stream itself: no embedding, and d must equal `dim`."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise UsageError(f"dim={self.dim}: a vector has at least one number")
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: there is none."""
+        return 0
+
+    @property
+    def fan_in(self) -> int:
+        """Entries of the input that a coordinate of the stream sums over."""
+        return 1
+
+
+Input = TokenInput | PatchInput | VectorInput
+
+
+def embed(x: "Array", inputs: Input, table: "Array | None") -> "Array":
+    """Start the residual stream.
+
+    Parameters
+    ----------
+    x
+        (..., T) integers for tokens, (..., T, dim) for patches and vectors.
+    inputs
+        What `x` holds.
+    table
+        (rows, d), `None` for vectors.
+
+    Returns
+    -------
+    Array
+        (..., T, d).
+
+    Raises
+    ------
+    ShapeError
+        `x` has not the shape or the type that `inputs` says.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> embed(jnp.array([[2, 0]]), TokenInput(3), jnp.eye(3)).tolist()
+    [[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]
+    """
+    import jax.numpy as jnp
+
+    integers = jnp.issubdtype(x.dtype, jnp.integer)
+    if isinstance(inputs, TokenInput):
+        if not integers or x.ndim < 1:
+            raise ShapeError(f"tokens of shape {x.shape} and type {x.dtype}: give (..., T) integers")
+        assert table is not None
+        return table[x]
+    if integers or x.ndim < 2 or x.shape[-1] != inputs.dim:
+        raise ShapeError(f"an input of shape {x.shape} and type {x.dtype}: give (..., T, {inputs.dim}) real numbers")
+    return x if table is None else x @ table
