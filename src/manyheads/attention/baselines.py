@@ -1,0 +1,252 @@
+"""Two models beside a transformer: a pooled MLP, which is blind to order, and an MLP-RNN, which walks through it.
+
+Both read the inputs of a transformer, have a field `weights` and are called the same way; `match_hidden` gives them the
+number of weights of any other model.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from manyheads.attention.inputs import Input, VectorInput, embed
+from manyheads.errors import UsageError
+
+Kind = Literal["pooled", "recurrent"]
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """Shapes of a baseline.
+
+    Attributes
+    ----------
+    inputs
+        As for a transformer; vectors need `width` equal to their dimension.
+    outputs
+        Numbers that the read-out returns.
+    width
+        Width d of the embedding.
+    hidden
+        Width of the hidden layers, or of the recurrent state.
+    layers
+        Layers of the MLP, or of the recurrent cell.
+
+    Raises
+    ------
+    UsageError
+        A size is below 1, or vectors do not have the width.
+    """
+
+    inputs: Input
+    outputs: int
+    width: int
+    hidden: int
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "width", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.width:
+            raise UsageError(f"vectors of {self.inputs.dim} numbers and width={self.width}: make them equal")
+
+
+class PooledWeights(NamedTuple):
+    """Weights of the pooled MLP."""
+
+    embedding: jax.Array | None  # (rows, d)
+    first: jax.Array  # (d, hidden)
+    deeper: jax.Array  # (layers - 1, hidden, hidden)
+    biases: jax.Array  # (layers, hidden)
+    mixing: jax.Array  # (hidden, hidden), after the pool
+    unembedding: jax.Array  # (hidden, outputs)
+
+
+class RecurrentWeights(NamedTuple):
+    """Weights of the MLP-RNN."""
+
+    embedding: jax.Array | None  # (rows, d)
+    first: jax.Array  # (d, hidden)
+    recurrent: jax.Array  # (hidden, hidden)
+    deeper: jax.Array  # (layers - 1, hidden, hidden)
+    biases: jax.Array  # (layers, hidden)
+    unembedding: jax.Array  # (hidden, outputs)
+
+
+class PooledMLP(eqx.Module):
+    r"""Blind to order: :math:`f = U\,\mathrm{relu}(M\,\tfrac1T\sum_t \phi(x_t))` with an MLP :math:`\phi` a token.
+
+    The value does not change when the tokens are permuted, and every such function of tokens from a finite set has
+    this form (Zaheer et al., *Deep Sets*, NeurIPS 2017, Theorem 2).
+
+    Examples
+    --------
+    >>> from manyheads.attention.inputs import TokenInput
+    >>> model = initialise_pooled(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model(jnp.zeros((2, 7), int)).shape
+    (2, 3)
+    """
+
+    weights: PooledWeights
+    config: BaselineConfig = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
+        weights = self.weights
+        z = embed(jnp.asarray(x), self.config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+        for layer in range(self.config.layers - 1):
+            z = jax.nn.relu(z) @ weights.deeper[layer] + weights.biases[layer + 1]
+        pooled = jax.nn.relu(z).mean(-2)  # (..., hidden)
+        return jax.nn.relu(pooled @ weights.mixing) @ weights.unembedding
+
+
+class RecurrentMLP(eqx.Module):
+    r"""Walks through the sequence: :math:`h_t = \mathrm{cell}(x_t, h_{t-1})`, :math:`f = U h_T`.
+
+    With one layer the cell is Elman's, :math:`h_t = \tanh(W x_t + R h_{t-1} + b)` (J. Elman, *Finding structure in
+    time*, Cognitive Science 14, 1990); each further layer is :math:`\tanh(W_j \cdot + b_j)` on top of it. Sequential
+    depth grows with the length.
+
+    Examples
+    --------
+    >>> from manyheads.attention.inputs import TokenInput
+    >>> model = initialise_recurrent(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model(jnp.zeros((2, 7), int)).shape
+    (2, 3)
+    """
+
+    weights: RecurrentWeights
+    config: BaselineConfig = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
+        weights, config = self.weights, self.config
+        z = embed(jnp.asarray(x), config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+
+        def cell(state: jax.Array, drive: jax.Array) -> tuple[jax.Array, None]:
+            state = jnp.tanh(drive + state @ weights.recurrent)
+            for layer in range(config.layers - 1):
+                state = jnp.tanh(state @ weights.deeper[layer] + weights.biases[layer + 1])
+            return state, None
+
+        start = jnp.zeros((*z.shape[:-2], config.hidden), z.dtype)
+        state, _ = jax.lax.scan(cell, start, jnp.moveaxis(z, -2, 0))
+        return state @ weights.unembedding
+
+
+def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
+    """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
+    keys = jax.random.split(key, 5)
+    layers, hidden = config.layers, config.hidden
+    return PooledMLP(
+        PooledWeights(
+            embedding=_embedding(config, keys[0], dtype),
+            first=_gaussian(keys[1], (config.width, hidden), 2 / config.width, dtype),
+            deeper=_gaussian(keys[2], (layers - 1, hidden, hidden), 2 / hidden, dtype),
+            biases=jnp.zeros((layers, hidden), dtype),
+            mixing=_gaussian(keys[3], (hidden, hidden), 2 / hidden, dtype),
+            unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
+        ),
+        config,
+    )
+
+
+def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
+    """Make an MLP-RNN: Gaussian weights of variance 1/fan-in, which is the edge between fading and exploding."""
+    keys = jax.random.split(key, 5)
+    layers, hidden = config.layers, config.hidden
+    return RecurrentMLP(
+        RecurrentWeights(
+            embedding=_embedding(config, keys[0], dtype),
+            first=_gaussian(keys[1], (config.width, hidden), 1 / config.width, dtype),
+            recurrent=_gaussian(keys[2], (hidden, hidden), 1 / hidden, dtype),
+            deeper=_gaussian(keys[3], (layers - 1, hidden, hidden), 1 / hidden, dtype),
+            biases=jnp.zeros((layers, hidden), dtype),
+            unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
+        ),
+        config,
+    )
+
+
+def count_baseline(config: BaselineConfig, kind: Kind) -> int:
+    """Count the weights of a baseline in closed form.
+
+    Examples
+    --------
+    >>> from manyheads.attention.inputs import TokenInput
+    >>> count_baseline(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), "pooled")
+    220
+    """
+    rows = 0 if isinstance(config.inputs, VectorInput) else config.inputs.rows
+    d, hidden, layers = config.width, config.hidden, config.layers
+    # One square matrix beyond the layers in either: the mixing after the pool, or the recurrence.
+    return rows * d + d * hidden + layers * hidden**2 + layers * hidden + hidden * config.outputs
+
+
+def match_hidden(config: BaselineConfig, kind: Kind, target: int, tolerance: float = 0.01) -> BaselineConfig:
+    """Choose the hidden width with which a baseline has as many weights as another model.
+
+    If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
+
+    Parameters
+    ----------
+    config
+        Everything but the hidden width, which is replaced.
+    kind
+        `"pooled"` or `"recurrent"`.
+    target
+        The number of weights to meet.
+    tolerance
+        Largest relative difference.
+
+    Raises
+    ------
+    UsageError
+        No width within a factor of two comes that close.
+
+    Examples
+    --------
+    >>> from manyheads.attention.inputs import TokenInput
+    >>> matched = match_hidden(BaselineConfig(TokenInput(17), 16, width=32, hidden=1), "recurrent", 20_000)
+    >>> abs(count_baseline(matched, "recurrent") / 20_000 - 1) <= 0.01
+    True
+    """
+    if kind not in get_args(Kind):
+        raise UsageError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
+    widths = sorted(range(max(1, config.width // 2), 2 * config.width + 1), key=lambda width: abs(width - config.width))
+    if isinstance(config.inputs, VectorInput):
+        widths = [config.width]
+    for width in widths:
+        candidate = _nearest(replace(config, width=width), kind, target)
+        if abs(count_baseline(candidate, kind) / target - 1) <= tolerance:
+            return candidate
+    raise UsageError(
+        f"no {kind} model of {config.layers} layers has {target} weights within {tolerance:.2%}: "
+        "change the number of layers, the width or the tolerance"
+    )
+
+
+def _nearest(config: BaselineConfig, kind: Kind, target: int) -> BaselineConfig:
+    low, high = 1, 2
+    while count_baseline(replace(config, hidden=high), kind) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count_baseline(replace(config, hidden=middle), kind) < target else (low, middle)
+    return min(
+        (replace(config, hidden=hidden) for hidden in (low, high)),
+        key=lambda candidate: abs(count_baseline(candidate, kind) - target),
+    )
+
+
+def _embedding(config: BaselineConfig, key: jax.Array, dtype: Any) -> jax.Array | None:
+    if isinstance(config.inputs, VectorInput):
+        return None
+    return _gaussian(key, (config.inputs.rows, config.width), 1 / config.inputs.fan_in, dtype)
+
+
+def _gaussian(key: jax.Array, shape: tuple[int, ...], variance: float, dtype: Any) -> jax.Array:
+    return variance**0.5 * jax.random.normal(key, shape, dtype)

@@ -1,0 +1,77 @@
+"""Losses of a model on a batch: softmax cross-entropy and squared error, for pooled outputs and for every token."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from manyheads.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def cross_entropy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
+    r"""Average the softmax cross-entropy :math:`-\log \mathrm{softmax}(f(x))_y` in nats over all answers of a batch.
+
+    Parameters
+    ----------
+    model
+        Returns logits (..., classes).
+    batch
+        A sequence that begins with inputs and integer answers (...).
+
+    Raises
+    ------
+    ShapeError
+        The answers do not match the outputs: a per-token answer needs the read-out `"token"`.
+
+    Examples
+    --------
+    >>> round(float(cross_entropy(lambda x: jnp.zeros((2, 4)), (None, jnp.array([0, 3])))), 6)
+    1.386294
+    """
+    logits, answers = model(batch[0]), jnp.asarray(batch[1])
+    if logits.shape[:-1] != answers.shape:
+        raise ShapeError(f"outputs of shape {logits.shape} and answers of shape {answers.shape}: give one an output")
+    chosen = jnp.take_along_axis(logits, answers[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
+
+
+def squared_error(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
+    r"""Average :math:`\tfrac12\|y-f(x)\|^2`, summed over outputs, over all answers of a batch.
+
+    Parameters
+    ----------
+    model
+        Returns (..., outputs).
+    batch
+        A sequence that begins with inputs and real answers (..., outputs), or (...) where there is one output.
+
+    Raises
+    ------
+    ShapeError
+        The answers do not match the outputs.
+
+    Examples
+    --------
+    >>> float(squared_error(lambda x: jnp.zeros((2, 1)), (None, jnp.array([1.0, 3.0]))))
+    2.5
+    """
+    outputs, answers = model(batch[0]), jnp.asarray(batch[1])
+    if answers.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1:
+        answers = answers[..., None]
+    if outputs.shape != answers.shape:
+        raise ShapeError(f"outputs of shape {outputs.shape} and answers of shape {answers.shape}: make them equal")
+    return 0.5 * jnp.square(answers - outputs).sum(-1).mean()
+
+
+def accuracy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
+    """Give the share of answers whose logit is the largest.
+
+    Examples
+    --------
+    >>> float(accuracy(lambda x: jnp.eye(2), (None, jnp.array([0, 0]))))
+    0.5
+    """
+    return (model(batch[0]).argmax(-1) == batch[1]).mean()
