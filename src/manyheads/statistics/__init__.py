@@ -1,0 +1,12 @@
+"""Intervals, the verdict rule, fitted exponents, paired tests and the bootstrap: once for all theories.
+
+Everything is NumPy and SciPy in float64. What `scipy.stats` has is used as it is (`false_discovery_control` for
+Benjamini-Hochberg, `chisquare`, `binomtest` for a sign test); here stands what it lacks, and the one promise that a
+verdict needs: **for normal data every interval covers at least its level, for any number of replicates from two on.**
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

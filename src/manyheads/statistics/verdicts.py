@@ -1,0 +1,188 @@
+"""The verdict rule: holds, refuted or inconclusive, and how many replicates would decide."""
+
+import math
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from manyheads.errors import UsageError
+from manyheads.statistics.intervals import (
+    Interval,
+    as_samples,
+    check_level,
+    half_widths,
+    mean_interval,
+    mean_of,
+    standard_error_of,
+)
+
+Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
+
+MOST_REPLICATES = 10_000
+"""Beyond this `replicates_to_decide` answers None: the estimate sits on the edge of the tolerance."""
+
+
+def acceptance_region(target: float, tolerance: float | tuple[float, float]) -> Interval:
+    """Return the closed region target ± tolerance in which a claim holds.
+
+    Parameters
+    ----------
+    target
+        What the claim says, finite.
+    tolerance
+        Allowed distance on both sides, or the pair (below, above), of which one may be infinite: `(inf, 0.2)` claims
+        "at most target + 0.2".
+
+    Raises
+    ------
+    UsageError
+        The target is not finite, a tolerance is negative or NaN, or both are infinite: such a claim cannot fail.
+
+    Examples
+    --------
+    >>> acceptance_region(-0.5, 0.125)
+    Interval(low=-0.625, high=-0.375, level=1.0)
+    """
+    below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
+    if not math.isfinite(target):
+        raise UsageError(f"target={target}: a claim needs a finite target; one-sided claims have an infinite tolerance")
+    if not (below >= 0 and above >= 0):
+        raise UsageError(f"tolerance={tolerance}: expected a number >= 0, or a pair (below, above) of such numbers")
+    if math.isinf(below) and math.isinf(above):
+        raise UsageError("a tolerance that is infinite on both sides cannot be missed: a claim must be able to fail")
+    return Interval(target - below, target + above, 1.0)
+
+
+def decide(figure: float, interval: Interval, target: float, tolerance: float | tuple[float, float]) -> Outcome:
+    """Decide whether a measured figure agrees with a claim.
+
+    * *holds*: the interval lies wholly inside the closed region [target - below, target + above]; touching is inside.
+    * *refuted*: it has no point in common with the region.
+    * *inconclusive*: everything else, and every figure that is NaN or infinite: it measured nothing.
+
+    With an equal-tailed interval at level 1 - a, a claim whose true value lies on an edge or beyond is said to hold
+    with probability at most a/2, and one whose true value lies in the region is refuted with probability at most
+    a (a/2 on each side).
+
+    Parameters
+    ----------
+    figure
+        The measured value.
+    interval
+        Its interval, which includes the error of the prediction.
+    target, tolerance
+        The claim; see `acceptance_region`.
+
+    Raises
+    ------
+    UsageError
+        A claim that is not one: see `acceptance_region`.
+
+    Examples
+    --------
+    >>> decide(-0.5, Interval(-0.55, -0.45), target=-0.5, tolerance=0.12)
+    'holds'
+    >>> decide(0.9, Interval(0.7, 1.1), target=0.0, tolerance=(float("inf"), 0.2))
+    'refuted'
+    >>> decide(0.1, Interval(-0.3, 0.5), target=0.0, tolerance=0.2)
+    'inconclusive'
+    """
+    region = acceptance_region(target, tolerance)
+    if not math.isfinite(figure):
+        return "inconclusive"
+    if interval.within(region):
+        return "holds"
+    return "inconclusive" if interval.overlaps(region) else "refuted"
+
+
+def replicates_to_decide(
+    samples: ArrayLike,
+    target: float,
+    tolerance: float | tuple[float, float],
+    *,
+    level: float = 0.99,
+    power: float = 0.8,
+    prediction_error: float = 0.0,
+) -> int | None:
+    r"""How many replicates in all (those at hand included) would decide, with probability `power`.
+
+    The mean of N replicates, given the n at hand, is spread around their mean as
+    :math:`\sigma \sqrt{1/n - 1/N}`, where :math:`(n-1) s^2 / \sigma^2` is chi-squared with n - 1 degrees of freedom
+    (flat prior on the mean, 1/sigma on the spread). The answer is the smallest N for which the interval of N replicates
+    straddles an edge of the region with probability at most 1 - `power`; the small variation of the final spread about
+    its expectation is left out.
+
+    Running until a verdict comes is optional stopping: each further look at the data adds up to its own error rate.
+    One extension of a run by this number at most doubles it.
+
+    Parameters
+    ----------
+    samples
+        Replicates at hand, shape (n,).
+    target, tolerance
+        The claim; see `acceptance_region`.
+    level, power
+        Coverage of the interval and the wanted probability of a decision, either way.
+    prediction_error
+        Half-width at `level` of the prediction's own interval, which more replicates do not shrink.
+
+    Returns
+    -------
+    int or None
+        n itself if the samples at hand decide. None if one sample leaves the spread unknown, or if more than
+        `MOST_REPLICATES` would be needed: the estimate sits on the edge, or the prediction is too coarse for the claim.
+
+    Examples
+    --------
+    >>> replicates_to_decide([0.3, -0.2, 0.4, -0.3, 0.1, 0.2], target=0.0, tolerance=0.3)
+    71
+    >>> replicates_to_decide([0.3], target=0.0, tolerance=0.3) is None
+    True
+    """
+    region = acceptance_region(target, tolerance)
+    level, power = check_level(level), check_level(power)
+    array = as_samples(samples)
+    if not 0 <= prediction_error < math.inf:
+        raise UsageError(f"prediction_error={prediction_error}: expected a finite half-width >= 0")
+    centre = float(mean_of(array))
+    now = mean_interval(array, level)
+    if math.isinf(now.width):
+        return None
+    if decide(centre, now.widened_independently(centre, prediction_error), target, tolerance) != "inconclusive":
+        return array.size
+    spread = float(standard_error_of(array)) * math.sqrt(array.size)
+
+    def decides(total: int) -> bool:
+        return _decision_probability(centre, spread, (array.size, total), region, (level, prediction_error)) >= power
+
+    high = array.size + 1
+    while not decides(high):
+        if high >= MOST_REPLICATES:
+            return None
+        high = min(2 * high, MOST_REPLICATES)
+    low = max(array.size, high // 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
+
+
+def _decision_probability(
+    centre: float, spread: float, counts: tuple[int, int], region: Interval, errors: tuple[float, float]
+) -> float:
+    """Predictive probability that `counts[1]` replicates decide, after `counts[0]` with this mean and spread."""
+    (now, total), (level, fixed) = counts, errors
+    # sigma, over 64 equally likely values of its chi-squared variable                                    (64,)
+    sigma = spread * np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
+    final = np.sqrt(((now - 1) * spread**2 + (total - now) * sigma**2) / (total - 1))
+    half = np.hypot(half_widths(final / math.sqrt(total), total - 1, level), fixed)
+    moves = sigma * math.sqrt(1 / now - 1 / total)
+
+    def below(value: np.ndarray) -> np.ndarray:
+        return stats.norm.cdf((value - centre) / moves)
+
+    inside = np.maximum(below(region.high - half) - below(region.low + half), 0.0)
+    outside = below(region.low - half) + 1 - below(region.high + half)
+    return float(np.mean(inside + outside))
