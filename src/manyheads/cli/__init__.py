@@ -1,0 +1,132 @@
+"""The command line: one verb a file, imported when it is typed; nothing heavy before it is needed.
+
+Exit status: 0 done, verdicts written; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class Command(NamedTuple):
+    """Where a command's dataclass is (`parse` makes it, `run` does the work) and what it answers."""
+
+    place: str
+    answers: str
+
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+    ("demo",): Command("manyheads.cli.demo:Demo", "train a small transformer on real text and see all of this on it"),
+    ("study", "list"): Command("manyheads.cli.study:List", "which claims can be tested, one line each"),
+    ("study", "show"): Command("manyheads.cli.study:Show", "one study: claim, source, flags, size"),
+    ("study", "run"): Command(
+        "manyheads.cli.study:Run", "does this theorem describe a network that is really trained?"
+    ),
+    ("runs", "list"): Command("manyheads.cli.runs:List", "what the store holds, and what is unfinished or damaged"),
+    ("runs", "clean"): Command("manyheads.cli.runs:Clean", "remove what killed processes left behind"),
+    ("report",): Command("manyheads.cli.report:Report", "write one HTML file over the runs in a store"),
+    ("cite",): Command("manyheads.cli.cite:Cite", "BibTeX for exactly what a study or a store rests on"),
+    ("count",): Command("manyheads.cli.count:Count", "how many FLOPs and bytes, exactly, under which convention?"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        _complain("interrupted: finished units are kept; run the same command again to go on")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: no error of ours, and nothing left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception as error:
+        status = _status_of(error)
+        if status is None:
+            raise
+        _complain(str(error))
+        return status
+
+
+def _dispatch(words: list[str]) -> int:
+    if words in (["--version"], ["-V"]):
+        import manyheads
+
+        print(manyheads.__version__)
+        return DONE
+    if not words or words[0] in ("--help", "-h"):
+        print(_help(()))
+        return DONE if words else WRONG_USE
+    for size in (1, 2):
+        if tuple(words[:size]) in COMMANDS:
+            return _run(tuple(words[:size]), words[size:])
+    group = (words[0],)
+    known = {name[: len(group) + 1] for name in COMMANDS if name[:1] == group}
+    if known and (len(words) == 1 or words[1] in ("--help", "-h")):
+        print(_help(group))
+        return DONE if len(words) > 1 else WRONG_USE
+    typed, options = (words[1], [name[1] for name in known]) if known else (words[0], [name[0] for name in COMMANDS])
+    near = difflib.get_close_matches(typed, sorted(set(options)), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(dict.fromkeys(options))}"
+    _complain(f"{' '.join(['manyheads', *group] if known else ['manyheads'])} has no command {typed!r}; {hint}")
+    return WRONG_USE
+
+
+def _run(name: tuple[str, ...], rest: list[str]) -> int:
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    program = f"manyheads {' '.join(name)}"
+    if hasattr(command, "parse"):
+        parsed = command.parse(rest, program)
+    else:
+        from manyheads.cli.parsing import parse_flags
+
+        parsed = parse_flags(command, rest, program)
+    _share_compiled_programs()
+    return int(parsed.run())
+
+
+def _help(group: tuple[str, ...]) -> str:
+    """Return the table of commands, of all or of one group."""
+    rows = [(" ".join(name), command.answers) for name, command in COMMANDS.items() if name[: len(group)] == group]
+    width = max(len(name) for name, _ in rows)
+    lines = "\n".join(f"  {name:<{width}}   {answers}" for name, answers in rows)
+    return (
+        f"usage: manyheads {' '.join([*group, 'COMMAND' if group else 'VERB'])} [--help] ...\n\n"
+        "The theory of multi-head attention, made runnable: every theorem beside a really trained network.\n\n"
+        f"{lines}\n\n'manyheads {' '.join([*group, rows[0][0].split()[-1]])} --help' shows the flags of one."
+    )
+
+
+def _share_compiled_programs() -> None:
+    """Let JAX keep compiled programs in the user's cache folder, for this process and those it starts."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "manyheads" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a home that cannot be written: everything works, only compiling takes longer
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the exit status that an error stands for; None for one that nobody foresaw."""
+    from manyheads.errors import ExtraMissing, ManyheadsError, UsageError
+
+    if isinstance(error, UsageError | ExtraMissing):
+        return WRONG_USE
+    return FAILED if isinstance(error, ManyheadsError | OSError) else None
+
+
+def _complain(text: str) -> None:
+    print(f"manyheads: {text}", file=sys.stderr)

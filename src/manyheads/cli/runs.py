@@ -1,0 +1,83 @@
+"""`manyheads runs`: what the store holds, and what may be removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+
+@dataclass(frozen=True)
+class List:
+    """List the runs in a store: units, verdicts, damage."""
+
+    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """Root folder of the store."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print one line a run; damage is reported, nothing is changed."""
+        from manyheads.study.store import find_runs
+
+        rows = [_describe(run) for run in find_runs(self.store)]
+        if self.json:
+            print(json.dumps(rows, indent=1))
+            return 0
+        width = max(len(row["run"]) for row in rows)
+        for row in rows:
+            print(f"{row['run']:<{width}}   {row['units']:>4} units   {row['state']}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Clean:
+    """Remove what killed processes left behind; with --unfinished or --superseded also whole runs."""
+
+    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """Root folder of the store."""
+    unfinished: bool = False
+    """Remove runs that were never finished."""
+    superseded: bool = False
+    """Remove runs of an older revision of their study."""
+
+    def run(self) -> int:
+        """Remove, and say what was removed."""
+        from manyheads.study.store import find_runs
+
+        leftovers = removed = 0
+        for run in find_runs(self.store):
+            leftovers += run.sweep()
+            if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
+                shutil.rmtree(run.path)
+                removed += 1
+                print(f"removed {run.path}")
+        print(f"{leftovers} leftovers of interrupted writes and {removed} runs removed")
+        return 0
+
+
+def _describe(run: Any) -> dict[str, Any]:
+    """Return one row: the run, how many units it holds, and its state in words."""
+    from manyheads.study.store import StoreDamaged
+
+    try:
+        count = run.verify()
+        summary = run.summary()
+    except StoreDamaged as damage:
+        return {"run": str(run.path), "units": len(run.finished()), "state": f"damaged: {damage}"}
+    if summary is None:
+        return {"run": str(run.path), "units": count, "state": "unfinished"}
+    outcomes = [verdict["outcome"] for verdict in summary["verdicts"]]
+    tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+    return {"run": str(run.path), "units": count, "state": tally or "no claim"}
+
+
+def _is_superseded(run: Any) -> bool:
+    from manyheads.study.registry import STUDIES, find_study
+
+    name = run.header["study"]
+    return name in STUDIES and find_study(name).revision > run.header["revision"]

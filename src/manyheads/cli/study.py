@@ -1,0 +1,205 @@
+"""`manyheads study`: list the claims, look at one, run one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from manyheads.cli.parsing import parse_flags
+from manyheads.errors import UsageError
+from manyheads.study.registry import STUDIES, find_study
+
+if TYPE_CHECKING:
+    from manyheads.study.base import Study
+    from manyheads.study.verdicts import Verdict
+
+RUN_USAGE = """usage: manyheads study run NAME [flags of the study] [flags of the run]
+
+NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class.
+'manyheads study run NAME --help' shows the study's own flags as well.
+
+flags of every run:
+  --replicates N     independently trained systems in each cell (default 8)
+  --seed N           root of all randomness (default 0)
+  --store FOLDER     where runs are kept (default runs)
+  --workers N        processes; 1 computes in this one (default: one a processor)
+  --executor ADDR    dask:tcp://HOST:PORT computes on a dask cluster (extra 'cluster')
+  --full             the publication's own size instead of minutes on two cores
+  --strict           exit with 1 when an outcome differs from the expected one
+  --json             verdicts as JSON on standard output"""
+
+
+@dataclass(frozen=True)
+class List:
+    """List the registered studies, one line each."""
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print the table."""
+        if self.json:
+            print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in STUDIES.items()], indent=1))
+            return 0
+        width = max(map(len, STUDIES))
+        for name, entry in STUDIES.items():
+            print(f"{name:<{width}}   {entry.claim}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show one study: what it claims, where that comes from, its flags and its size."""
+
+    name: str
+    """A registered study, package.module:Class, or path/to/file.py:Class."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], program: str) -> Self:
+        """Take the study's name as a plain word."""
+        return cls(_named(arguments, program, f"usage: {program} NAME"))
+
+    def run(self) -> int:
+        """Print the description."""
+        from manyheads.study.base import configuration
+        from manyheads.study.fingerprint import plain
+
+        cls = find_study(self.name)
+        study, full = cls(), cls.full()
+        print(f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n")
+        for name, value in configuration(study).items():
+            paper = plain(getattr(full, name), name)
+            extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
+            print(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
+        print(f"\ncells    {len(study.cells())} (--full: {len(full.cells())})")
+        costs = [study.flops(cell) for cell in study.cells()]
+        if known := [cost for cost in costs if cost is not None]:
+            print(f"cost     {sum(known):.3g} matrix-multiply FLOPs for each replicate of all cells")
+        return 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of every run.
+
+    Attributes
+    ----------
+    replicates
+        Independently trained systems in each cell.
+    seed
+        Root of all randomness.
+    store
+        Folder where runs are kept; an unfinished run goes on from there.
+    workers
+        Processes; 1 computes in this one; by default one for each processor.
+    executor
+        dask:tcp://HOST:PORT computes on a dask cluster.
+    full
+        The publication's own size instead of minutes on two cores.
+    strict
+        Exit with 1 when an outcome differs from the expected one.
+    json
+        Print verdicts as JSON on standard output.
+    """
+
+    replicates: int = 8
+    seed: int = 0
+    store: Path = Path("runs")
+    workers: int | None = None
+    executor: str | None = None
+    full: bool = False
+    strict: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a study, or finish a run that was interrupted, and print its verdicts."""
+
+    study: Study
+    options: Options
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], program: str) -> Self:
+        """Read the study's name first, then its own flags together with those of every run."""
+        name = _named(arguments[:1], program, RUN_USAGE)
+        import tyro
+
+        kind = find_study(name)
+        default = kind.full() if "--full" in arguments else kind()
+        flags: Any = dataclasses.make_dataclass(
+            "Flags",
+            [
+                ("study", Annotated[kind, tyro.conf.OmitArgPrefixes], dataclasses.field(default=default)),
+                ("run", Annotated[Options, tyro.conf.OmitArgPrefixes], dataclasses.field(default=Options())),
+            ],
+            frozen=True,
+        )
+        parsed = parse_flags(flags, arguments[1:], f"{program} {name}", description=kind.__doc__)
+        return cls(parsed.study, parsed.run)
+
+    def run(self) -> int:
+        """Run the study and print its verdicts."""
+        from manyheads.study.executors import open_executor
+        from manyheads.study.runner import run
+
+        options = self.options
+        with open_executor(options.executor, options.workers) as executor:
+            tree = run(self.study, options.replicates, options.seed, executor, options.store, progress=True)
+        from manyheads.study.store import RunStore
+
+        summary = RunStore(tree.attrs["path"]).summary() or {}
+        if options.json:
+            print(
+                json.dumps(
+                    {"study": self.study.name, "store": tree.attrs["path"], "verdicts": summary["verdicts"]}, indent=1
+                )
+            )
+        else:
+            from manyheads.study.verdicts import Verdict
+
+            print_verdicts([Verdict.from_json(verdict) for verdict in summary["verdicts"]])
+            print(f"\nstored in {tree.attrs['path']}; 'manyheads report {options.store}' draws it")
+        unexpected = [v["claim"] for v in summary["verdicts"] if v["outcome"] != v["expected"]]
+        return 1 if options.strict and unexpected else 0
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print verdicts as a table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from manyheads.study.reports import format_figure
+
+    table = Table("claim", "outcome", "figure", "99% interval", "holds within", box=None, padding=(0, 2, 0, 0))
+    colours = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
+    for verdict in verdicts:
+        note = "" if verdict.as_expected else f" (expected {verdict.expected})"
+        if verdict.replicates_needed:
+            note = f" (about {verdict.replicates_needed} replicates would decide)"
+        low, high = verdict.interval
+        table.add_row(
+            Text(verdict.claim),
+            Text(verdict.outcome + note, style=colours[verdict.outcome]),
+            format_figure(verdict.figure),
+            "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}",
+            f"{format_figure(verdict.target - verdict.tolerance[0])} … "
+            f"{format_figure(verdict.target + verdict.tolerance[1])}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False).print(table)
+
+
+def _named(arguments: Sequence[str], program: str, usage: str) -> str:
+    """Return the study's name, the only plain word; print the usage and leave when help is asked for."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(usage)
+        raise SystemExit(0)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UsageError(f"{program} needs the name of one study first; 'manyheads study list' shows all")
+    return arguments[0]

@@ -1,0 +1,7 @@
+"""The bench: studies, verdicts, the store, executors and reports. It knows no theory."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

@@ -1,0 +1,115 @@
+"""`Study`: a claim, what the theory predicts, a system that is really trained, and how the two are compared.
+
+A study is a frozen dataclass. Its fields are its configuration, its command-line flags and, hashed, its identity in the
+store; its class variables say what it claims and where the claim comes from.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from manyheads.study.cells import Cell
+from manyheads.study.sources import Source
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+    from manyheads.study.panels import Panel
+    from manyheads.study.verdicts import Verdict
+
+
+class Study(abc.ABC):
+    """A theory's prediction beside a finite system that is really trained.
+
+    Subclasses are frozen dataclasses (``@dataclass(frozen=True)``) whose fields are plain values: numbers, text,
+    booleans, tuples of them, `pathlib.Path` (identified by the file's content, not by its name), or nested frozen
+    dataclasses. Everything runs with 64-bit types enabled, so random draws and new arrays name their dtype.
+
+    Class variables
+    ---------------
+    name
+        ``wing/study``, as typed on the command line.
+    claim
+        One line: what is claimed.
+    source
+        The publication and the place in it.
+    revision
+        Raised by one whenever a change of the code alters the study's numbers: old runs then stay what they are.
+    predictions
+        None when the theory is deterministic: `predict` is called once. A number of at least two when it samples:
+        `predict` is called so many times with independent keys and the results gain a leading dimension `prediction`.
+    vectorised, chunk
+        True when `train` can be traced by JAX: replicates are then trained `chunk` at a time under `jax.vmap`, and a
+        chunk is computed, written and resumed as one.
+
+    See Also
+    --------
+    manyheads.run : compute what is missing in a store and return the comparison.
+    manyheads.study.check_study : the contract that every study keeps.
+    """
+
+    name: ClassVar[str]
+    claim: ClassVar[str]
+    source: ClassVar[Source]
+    revision: ClassVar[int] = 1
+    predictions: ClassVar[int | None] = None
+    vectorised: ClassVar[bool] = False
+    chunk: ClassVar[int] = 8
+
+    @classmethod
+    def full(cls) -> Self:
+        """Return the study at the publication's own size (``--full``); by default the default size."""
+        return cls()
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the grid of settings; by default a single empty cell."""
+        return (Cell(),)
+
+    @abc.abstractmethod
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return what the theory predicts, with its own error where it has one.
+
+        A pure function of the study and, when it samples, of `key`. It sees nothing of the trained systems.
+        """
+
+    @abc.abstractmethod
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train ONE finite system in one cell and return what is measured of it.
+
+        A pure function of the study, `key` and `cell`. The key belongs to the replicate and is the same in every cell,
+        which makes comparisons between cells paired; fold in the cell's position for independent draws. All cells
+        return the same variables with the same dimensions. A failure that the study expects is data: return it as a
+        text variable `outcome`. Measured times carry the attribute ``deterministic=False``.
+        """
+
+    @abc.abstractmethod
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Return the verdicts, from the prediction and all replicates (dimensions `cell`, `replicate`, then its own).
+
+        The cell's values are coordinates along `cell`. Tolerances are derived before the run, not fitted to it.
+        """
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Return the pictures of the report as data; by default every variable that was both predicted and trained."""
+        from manyheads.study.panels import paired_panels
+
+        return paired_panels(predicted, trained)
+
+    def inputs(self) -> dict[str, str]:
+        """Return the sha256 of everything from outside that the numbers depend on, by name.
+
+        Fields of type `pathlib.Path` are covered already; a study that reads a default text adds it here.
+        """
+        return {}
+
+    def flops(self, cell: Cell) -> int | None:
+        """Return the exact matrix-multiply FLOPs of one replicate, announced before work starts; None if unknown."""
+        return None
+
+
+def configuration(study: Study) -> dict[str, object]:
+    """Return a study's fields by name, in order."""
+    return {field.name: getattr(study, field.name) for field in dataclasses.fields(study)}  # type: ignore[arg-type]

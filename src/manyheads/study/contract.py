@@ -1,0 +1,220 @@
+"""The contract that every study keeps, as checks that anyone can run on a study of their own.
+
+`check_study(MyStudy(...))` raises on the first broken promise; `CHECKS` lists the promises one by one, so that a test
+suite can show each as a test of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.errors import ManyheadsError
+from manyheads.study.base import Study, configuration
+from manyheads.study.equality import differences
+from manyheads.study.fingerprint import fingerprint
+from manyheads.study.panels import Lines, Picture, panel_from_json
+from manyheads.study.reports import report
+from manyheads.study.runner import open_run, run
+from manyheads.study.sources import Source
+from manyheads.study.units import Layout, Unit, compute
+from manyheads.study.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class ContractBroken(ManyheadsError, AssertionError):
+    """A study breaks a promise that the bench relies on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A study and one small finished run of it, shared by the checks."""
+
+    study: Study
+    seed: int
+    replicates: int
+    store: Path
+    tree: xr.DataTree
+
+    def unit(self) -> Unit:
+        """Return the first trained unit."""
+        return Layout.of(self.study).trained(1)[0]
+
+
+def check_study(study: Study, replicates: int = 2, seed: int = 0) -> None:
+    """Check a study against the whole contract; it is run with few replicates in a temporary store.
+
+    Use a small configuration: each cell is trained several times.
+
+    Raises
+    ------
+    ContractBroken
+        The first broken promise, named, with what was found.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        trial = start_trial(study, Path(folder), replicates, seed)
+        for check in CHECKS:
+            check(trial)
+
+
+def start_trial(study: Study, store: Path, replicates: int = 2, seed: int = 0) -> Trial:
+    """Check what can be seen without running, run the study once, and return what the other checks look at."""
+    _check_declaration(study)
+    return Trial(study, seed, replicates, store, run(study, replicates, seed, store=store, progress=False))
+
+
+def _check_declaration(study: Study) -> None:
+    parameters = getattr(type(study), "__dataclass_params__", None)
+    _require(parameters is not None and parameters.frozen, study, "is not a frozen dataclass")
+    _require(re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name) is not None, study, f"has the name {study.name!r}")
+    _require(bool(study.claim.strip()) and "\n" not in study.claim, study, "states no claim in one line")
+    _require(isinstance(study.source, Source), study, "names no source")
+    _require(isinstance(study.revision, int) and study.revision >= 1, study, "has no revision from 1 on")
+    for field in dataclasses.fields(study):  # type: ignore[arg-type]
+        default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        _require(default, study, f"field {field.name!r} has no default, so the study cannot be run by its name alone")
+    names = {tuple(cell) for cell in study.cells()}
+    _require(len(names) == 1, study, f"cells name different coordinates: {sorted(names)}")
+
+
+def check_identity(trial: Trial) -> None:
+    """Check that a pickled study is the same study, and that its seed and every number in it count."""
+    study = trial.study
+    copy = pickle.loads(pickle.dumps(study))  # our own object, in this process
+    _require(
+        copy == study and fingerprint(copy, trial.seed) == fingerprint(study, trial.seed), study, "changes when pickled"
+    )
+    _require(fingerprint(study, trial.seed) != fingerprint(study, trial.seed + 1), study, "ignores the seed")
+    for name, value in configuration(study).items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            other = dataclasses.replace(study, **{name: value + 1})  # type: ignore[type-var]
+            _require(
+                fingerprint(other, trial.seed) != fingerprint(study, trial.seed), study, f"field {name!r} is not hashed"
+            )
+
+
+def check_purity(trial: Trial) -> None:
+    """Check that the same key gives the same bits, in prediction and in training."""
+    for unit in (Layout.of(trial.study).predicted()[0], trial.unit()):
+        first, second = (compute(trial.study, unit, trial.seed) for _ in range(2))
+        _require(
+            not differences(first, second), trial.study, f"{unit}: computed twice, {differences(first, second)} differ"
+        )
+
+
+def check_prediction(trial: Trial) -> None:
+    """Check that a deterministic theory ignores its key, and that a sampled one does not."""
+    unit = Layout.of(trial.study).predicted()[0]
+    here, there = (compute(trial.study, unit, seed) for seed in (trial.seed, trial.seed + 1))
+    if trial.study.predictions is None:
+        _require(
+            not differences(here, there), trial.study, "predict depends on its key: say how many `predictions` to draw"
+        )
+    else:
+        _require(bool(differences(here, there)), trial.study, "predict ignores its key: leave `predictions` at None")
+
+
+def check_labels(trial: Trial) -> None:
+    """Check that every variable says what it is and in which unit."""
+    for node in ("predicted", "trained"):
+        for name, variable in trial.tree[node].data_vars.items():
+            wanted = ("long_name",) if variable.dtype.kind in "UOb" else ("long_name", "units")
+            for attribute in wanted:
+                _require(attribute in variable.attrs, trial.study, f"/{node}/{name} has no attribute {attribute!r}")
+
+
+def check_resumption(trial: Trial) -> None:
+    """Check that a finished run is not computed again, and that reading it back gives the same result."""
+    again = run(trial.study, trial.replicates, trial.seed, store=trial.store, progress=False)
+    times, before = (tree["trained"].to_dataset()["wall_seconds"].values.tolist() for tree in (again, trial.tree))
+    _require(times == before, trial.study, "a finished run was computed again")
+    for other in (again, open_run(trial.tree.attrs["path"])):
+        _require(not differences(trial.tree, other), trial.study, f"read back, {differences(trial.tree, other)} differ")
+
+
+def check_verdicts(trial: Trial) -> None:
+    """Check that there are verdicts, each claim once, and that comparing twice gives the same."""
+    first, second = (_compare(trial) for _ in range(2))
+    _require(bool(first), trial.study, "reaches no verdict")
+    _require(
+        all(isinstance(verdict, Verdict) for verdict in first),
+        trial.study,
+        "compare returns something else than verdicts",
+    )
+    _require(len({verdict.claim for verdict in first}) == len(first), trial.study, "states a claim twice")
+    _require(repr(first) == repr(second), trial.study, "comparing the same data twice gives different verdicts")
+
+
+def check_falsifiability(trial: Trial) -> None:
+    """Check that every claim can fail: some distortion of the trained data changes its outcome."""
+    fixed = {verdict.claim for verdict in _compare(trial)}
+    for distorted in _distortions(trial.tree["trained"].to_dataset()):
+        try:
+            other = trial.study.compare(trial.tree["predicted"].to_dataset(), distorted)
+        except (ValueError, ArithmeticError, ManyheadsError):
+            return  # a comparison that refuses nonsense can fail
+        outcomes = {verdict.claim: verdict.outcome for verdict in other}
+        fixed &= {verdict.claim for verdict in _compare(trial) if outcomes.get(verdict.claim) == verdict.outcome}
+    _require(not fixed, trial.study, f"claims that no data can change: {sorted(fixed)}")
+
+
+def check_panels(trial: Trial) -> None:
+    """Check that there is a picture, that it survives the store, and that two reports are the same file."""
+    panels = trial.study.panels(trial.tree["predicted"].to_dataset(), trial.tree["trained"].to_dataset())
+    _require(bool(panels), trial.study, "shows no picture")
+    for panel in panels:
+        _require(
+            repr(panel_from_json(panel.to_json())) == repr(panel), trial.study, f"{panel.title!r} changes in the store"
+        )
+        if isinstance(panel, Lines | Picture):
+            _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
+    first, second = (report(trial.store, trial.store / f"{name}.html").read_bytes() for name in ("first", "second"))
+    _require(first == second, trial.study, "two reports of one store differ")
+
+
+CHECKS: tuple[Callable[[Trial], None], ...] = (
+    check_identity,
+    check_purity,
+    check_prediction,
+    check_labels,
+    check_resumption,
+    check_verdicts,
+    check_falsifiability,
+    check_panels,
+)
+
+
+def _compare(trial: Trial) -> tuple[Verdict, ...]:
+    return trial.study.compare(trial.tree["predicted"].to_dataset(), trial.tree["trained"].to_dataset())
+
+
+def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
+    """Yield data that no theory predicted: blown up, mirrored, shifted, its cells or its last axis in reverse order."""
+    import xarray as xr
+
+    def numbers(change: Callable[[xr.DataArray], xr.DataArray]) -> xr.Dataset:
+        names = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
+        return trained.assign({name: change(trained[name]) for name in names})
+
+    yield numbers(lambda value: value * 10 + 1)
+    yield numbers(lambda value: value * 0.01)
+    yield numbers(lambda value: -value)
+    yield numbers(lambda value: value + 100)
+    yield trained.assign({name: value.copy(data=value.values[::-1]) for name, value in trained.data_vars.items()})
+    yield trained.assign({name: value.copy(data=value.values[..., ::-1]) for name, value in trained.data_vars.items()})
+    texts = [name for name, value in trained.data_vars.items() if value.dtype.kind == "U"]
+    yield trained.assign({name: xr.full_like(trained[name], "other", dtype="U5") for name in texts})
+    booleans = [name for name, value in trained.data_vars.items() if value.dtype.kind == "b"]
+    yield trained.assign({name: ~trained[name] for name in booleans})
+
+
+def _require(holds: bool, study: Study, what: str) -> None:
+    if not holds:
+        raise ContractBroken(f"{type(study).__name__}: {what}")

@@ -1,0 +1,127 @@
+"""From panels to pictures: matplotlib figures in one style, and SVG text that may stand beside others in one page."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from manyheads.study.panels import Curve, Lines, Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
+INK, FAINT = "#1f2933", "#9aa5b1"
+STYLE: Any = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#52606d",
+    "ytick.color": "#52606d",
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "manyheads",
+}
+LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
+
+
+def draw(panel: Lines | Picture) -> Figure:
+    """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=_size(panel), layout="constrained")
+        axes = figure.add_subplot()
+        if isinstance(panel, Lines):
+            _draw_lines(axes, panel)
+        else:
+            _draw_picture(figure, axes, panel)
+        axes.set_xlabel(panel.x_label)
+        axes.set_ylabel(panel.y_label)
+    return figure
+
+
+def svg(panel: Lines | Picture, prefix: str) -> str:
+    """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        buffer = io.StringIO()
+        draw(panel).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}", text)
+    return re.sub(r"url\(#", f"url(#{prefix}", text).strip()
+
+
+def _size(panel: Lines | Picture) -> tuple[float, float]:
+    if isinstance(panel, Lines):
+        return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
+    rows, columns = len(panel.values), len(panel.values[0])
+    width = 2.2 + min(5.2, max(2.6, 0.17 * columns))
+    return (width, 1.2 + min(5.2, max(1.6, (width - 2.2) * rows / columns)))
+
+
+def _entries(panel: Lines) -> int:
+    return sum(bool(curve.label) for curve in panel.curves)
+
+
+def _draw_lines(axes: Axes, panel: Lines) -> None:
+    for curve in panel.curves:
+        _draw_curve(axes, curve)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if _entries(panel) > LEGEND_OUTSIDE:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    elif _entries(panel):
+        axes.legend(loc="best")
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> None:
+    colour = FAINT if curve.role == "reference" else COLOURS[curve.group % len(COLOURS)]
+    if curve.role == "predicted":  # darker and on top: a prediction that fits would vanish behind the trained line
+        colour = "#" + "".join(f"{int(colour[i : i + 2], 16) // 2:02x}" for i in (1, 3, 5))
+    style = {"trained": "-", "predicted": "--", "reference": ":"}[curve.role]
+    marker = "o" if len(curve.x) <= 12 and curve.role == "trained" else ""
+    width = 1.2 if curve.role == "reference" else 1.7
+    axes.plot(
+        curve.x,
+        curve.y,
+        linestyle=style,
+        marker=marker,
+        markersize=3.5,
+        color=colour,
+        linewidth=width,
+        zorder=3 if curve.role == "predicted" else 2,
+        label=curve.label or None,
+    )
+    if curve.low:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+
+
+def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
+    axes.grid(False)
+    image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest")
+    for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
+        if ticks:
+            axis.set_ticks(range(len(ticks)), labels=list(ticks), rotation=rotation, fontsize=7.5, family="monospace")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(panel.value_label)

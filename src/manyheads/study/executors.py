@@ -1,0 +1,120 @@
+"""Where units run: in this process, in a local pool of single-threaded processes, or on a dask cluster.
+
+Any `concurrent.futures.Executor` will do. This module makes the two that the command line offers, with what JAX needs:
+processes are spawned and never forked (a fork after JAX has run hangs), each computes with one thread, shares the
+persistent compile cache through its environment, and ends itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+
+from manyheads._extras import require
+from manyheads.errors import UsageError
+
+ONE_THREAD = {
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+}
+
+
+@contextlib.contextmanager
+def local_pool(workers: int | None = None) -> Iterator[Executor]:
+    """Yield a pool of spawned single-threaded processes; workers that still compute are ended when it is interrupted.
+
+    Parameters
+    ----------
+    workers
+        Number of processes; by default one for each processor.
+    """
+    count = workers or os.cpu_count() or 1
+    with _environment(ONE_THREAD):
+        pool = ProcessPoolExecutor(
+            max_workers=count,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(os.getpid(), ONE_THREAD),
+        )
+        ours = set(multiprocessing.active_children())
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - ours:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=True)
+
+
+@contextlib.contextmanager
+def open_executor(address: str | None, workers: int | None = None) -> Iterator[Executor | None]:
+    """Yield the executor that a command line names.
+
+    Parameters
+    ----------
+    address
+        None for the local pool, ``dask:tcp://host:port`` for a dask cluster (extra `cluster`).
+    workers
+        Size of the local pool; 1 computes in this process.
+
+    Raises
+    ------
+    UsageError
+        An address of another form.
+    ExtraMissing
+        dask is named and not installed.
+    """
+    if address is None:
+        if workers == 1:
+            yield None
+        else:
+            with local_pool(workers) as pool:
+                yield pool
+        return
+    scheme, _, target = address.partition(":")
+    if scheme != "dask" or not target:
+        raise UsageError(
+            f"--executor {address!r}: expected dask:tcp://HOST:PORT; other executors are passed from Python"
+        )
+    distributed = require("distributed")
+    with distributed.Client(target) as client:
+        yield client.get_executor(pure=False)  # pure=True would merge equal calls
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started inside the block, and put the old ones back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _start_worker(parent: int, environment: dict[str, str]) -> None:
+    """Prepare a worker: one thread, no reaction to Ctrl-C (the parent decides), and an end when the parent is gone."""
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

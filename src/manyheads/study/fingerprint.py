@@ -1,0 +1,76 @@
+"""The identity of a run: a hash over everything its numbers depend on, and nothing else."""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import UsageError
+from manyheads.study.base import Study, configuration
+
+
+def plain(value: Any, where: str = "field") -> Any:
+    """Return `value` as JSON can hold it; a path becomes the sha256 of the file's content.
+
+    Raises
+    ------
+    UsageError
+        A value that has no canonical form (an array, a function, NaN), or a file that cannot be read.
+    """
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UsageError(f"{where} is {value}: the configuration of a study must be finite")
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Path):
+        return {"sha256": file_sha256(value)}
+    if isinstance(value, tuple | list):
+        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {str(name): plain(item, f"{where}[{name!r}]") for name, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
+    raise UsageError(
+        f"{where} is a {type(value).__name__}: a study's fields are numbers, text, tuples, paths, dataclasses"
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's content, read in pieces.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def identity(study: Study, seed: int) -> dict[str, Any]:
+    """Return all that a run's numbers depend on, ready for JSON: name, revision, configuration, inputs, seed."""
+    return {
+        "study": study.name,
+        "revision": study.revision,
+        "configuration": {name: plain(value, name) for name, value in configuration(study).items()},
+        "inputs": dict(sorted(study.inputs().items())),
+        "seed": seed,
+    }
+
+
+def fingerprint(study: Study, seed: int) -> str:
+    """Return the first 16 hexadecimal digits of the sha256 of `identity`, the name of the run's folder."""
+    text = json.dumps(identity(study, seed), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""What long work says while it runs: how much there is, how far it is, on standard error and only there."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+Advance = Callable[[], None]
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None) -> Iterator[Advance]:
+    """Show a bar of `total` units on standard error and yield a function that advances it by one.
+
+    Parameters
+    ----------
+    title
+        What is counted.
+    total, done
+        Units in all, and units that were finished before.
+    show
+        None shows the bar when standard error is a terminal.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total, completed=done)
+        yield lambda: bar.advance(task)
+
+
+def announce(text: str, show: bool | None = None) -> None:
+    """Print one line to standard error; None prints it when standard error is a terminal."""
+    if sys.stderr.isatty() if show is None else show:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""The studies by name: a table of text, so that listing them imports nothing.
+
+The bench knows no theory: it imports the module of a study when the study is named, and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from manyheads.study.base import Study
+
+
+class Entry(NamedTuple):
+    """Where a study is and what it claims, in one line."""
+
+    place: str
+    claim: str
+
+
+STUDIES: dict[str, Entry] = {
+    "attention/order-blindness": Entry(
+        "manyheads.attention.studies.order_blindness:OrderBlindness",
+        "pooling cannot see order, a recurrent network forgets it with distance, attention does neither",
+    ),
+    "attention/costs": Entry(
+        "manyheads.attention.studies.costs:Costs",
+        "attention's exact costs, sequential depth and crossover length against recurrence and pooling",
+    ),
+}
+
+
+def find_study(name: str) -> type[Study]:
+    """Return the class of a registered study, or of a user's own, ``package.module:Class`` or ``file.py:Class``.
+
+    Raises
+    ------
+    UsageError
+        No such study; the message lists what is near.
+    """
+    if name in STUDIES:
+        place = STUDIES[name].place
+    elif ":" in name:
+        place = name
+    else:
+        raise UsageError(f"no study is called {name!r}{_suggestion(name)}; 'manyheads study list' shows all")
+    module, _, attribute = place.rpartition(":")
+    loaded = _load(module)
+    found = getattr(loaded, attribute, None)
+    from manyheads.study.base import Study
+
+    if not (isinstance(found, type) and issubclass(found, Study)):
+        raise UsageError(f"{module} has no study {attribute!r}: expected a class that derives from manyheads.Study")
+    return found
+
+
+def _load(module: str) -> object:
+    if module.endswith(".py"):
+        return _load_file(Path(module))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(
+            f"no module {module!r} can be imported: check the spelling, or give the file as PATH.py:Class"
+        ) from error
+
+
+def _load_file(path: Path) -> object:
+    """Import a user's file under its own name, with its folder on the path, so that workers can import it too."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    if not re.fullmatch(r"[A-Za-z_]\w*", path.stem):
+        raise UsageError(f"{path}: rename the file so that its name can be imported (letters, digits, _)")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(path.stem)
+    if Path(str(module.__file__)).resolve() != path.resolve():
+        raise UsageError(f"{path}: another module called {path.stem!r} is imported already; rename the file")
+    return module
+
+
+def _suggestion(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, STUDIES, n=3, cutoff=0.4)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -1,0 +1,187 @@
+"""`run`: compute what is missing in a store, compare prediction and training, and return the labelled tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, as_completed
+from typing import TYPE_CHECKING
+
+from manyheads.errors import FileRefused, ManyheadsError, UsageError
+from manyheads.study.assembly import join_cells, join_predictions, join_replicates, tree
+from manyheads.study.base import Study
+from manyheads.study.progress import announce, progress_bar
+from manyheads.study.store import RunStore
+from manyheads.study.units import Unit, compute
+from manyheads.study.verdicts import Verdict
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class UnitFailed(ManyheadsError, RuntimeError):
+    """A unit raised an exception that its study does not expect; what was finished is kept."""
+
+
+def run(
+    study: Study,
+    replicates: int = 8,
+    seed: int = 0,
+    executor: Executor | None = None,
+    store: str | os.PathLike[str] = "runs",
+    *,
+    progress: bool | None = None,
+) -> xr.DataTree:
+    """Run a study and return ``/predicted``, ``/trained`` and ``/verdicts``.
+
+    Only what the store lacks is computed: a run that was killed goes on where it stopped, and a run with more
+    replicates adds them. Units are the same on every executor.
+
+    Parameters
+    ----------
+    study
+        What to run: an instance of a frozen dataclass that derives from `Study`.
+    replicates
+        Number of independently trained systems in each cell.
+    seed
+        Root of all randomness, 0 <= seed < 2**32.
+    executor
+        Any `concurrent.futures.Executor`; None computes in this process.
+    store
+        Root folder of the store; the run lies in ``<store>/<study>/<hash>``.
+    progress
+        Announce and show progress on standard error; None does so when that is a terminal.
+
+    Returns
+    -------
+    xarray.DataTree
+        ``/trained`` has dimensions `cell` and `replicate` before its own, ``/predicted`` has `prediction` when the
+        theory samples, ``/verdicts`` one entry a claim.
+
+    Raises
+    ------
+    UsageError
+        Arguments that cannot mean a run.
+    UnitFailed
+        A unit raised an unexpected exception; the message names it.
+    StoreDamaged, StoreFull
+        The store cannot be read or written.
+    """
+    _check(study, replicates, seed)
+    runs = RunStore.create(store, study, seed)
+    wanted = runs.layout.predicted() + runs.layout.trained(replicates)
+    missing = [unit for unit in wanted if unit not in runs]
+    announce(_announcement(study, wanted, missing, runs), progress)
+    with progress_bar(study.name, len(wanted), len(wanted) - len(missing), progress) as advance:
+        for unit, dataset in _results(study, missing, seed, executor):
+            runs.write(unit, dataset)
+            advance()
+    predicted, trained = assemble(runs, replicates)
+    verdicts = tuple(study.compare(predicted, trained))
+    panels = study.panels(predicted, trained)
+    runs.write_summary(
+        {
+            "replicates": replicates,
+            "verdicts": [verdict.to_json() for verdict in verdicts],
+            "panels": [panel.to_json() for panel in panels],
+        }
+    )
+    return tree(runs, predicted, trained, verdicts)
+
+
+def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
+    """Read a complete run back, every file checked: its predictions and its trained systems."""
+    layout = runs.layout
+    draws = [runs.read(unit) for unit in layout.predicted()]
+    predicted = draws[0] if layout.predictions is None else join_predictions(draws)
+    stored = {unit: runs.read(unit) for unit in layout.trained(replicates)}
+    parts = [
+        join_replicates([dataset for unit, dataset in stored.items() if unit.cell == cell], replicates)
+        for cell in layout.cells
+    ]
+    return predicted, join_cells(layout.cells, parts)
+
+
+def _results(
+    study: Study, units: Sequence[Unit], seed: int, executor: Executor | None
+) -> Iterator[tuple[Unit, xr.Dataset]]:
+    """Yield every unit with its dataset as soon as it is there; name the first one that fails."""
+    if executor is None:
+        for unit in units:
+            try:
+                yield unit, compute(study, unit, seed)
+            except Exception as error:
+                raise _failure(study, unit, error) from error
+        return
+    futures: dict[Future[xr.Dataset], Unit] = {executor.submit(compute, study, unit, seed): unit for unit in units}
+    failed: tuple[Unit, BaseException] | None = None
+    try:
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            if (problem := future.exception()) is not None:
+                failed = failed or (futures[future], problem)
+                _cancel(futures)  # units in flight still finish, and are kept
+            else:
+                yield futures[future], future.result()
+    finally:
+        _cancel(futures)
+    if failed:
+        raise _failure(study, *failed) from failed[1]
+
+
+def _cancel(futures: Iterable[Future[xr.Dataset]]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _failure(study: Study, unit: Unit, error: BaseException) -> UnitFailed:
+    message = f"{study.name}, {unit}: {type(error).__name__}: {error}. Finished units are kept; run again to go on"
+    return UnitFailed(message)
+
+
+def _check(study: Study, replicates: int, seed: int) -> None:
+    parameters = getattr(type(study), "__dataclass_params__", None)
+    if not isinstance(study, Study) or parameters is None or not parameters.frozen:
+        raise UsageError(f"expected an instance of a frozen dataclass that derives from Study, got {study!r}")
+    if replicates < 1:
+        raise UsageError(f"replicates={replicates}: at least one system must be trained")
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed={seed}: expected 0 <= seed < 2**32")
+    if study.predictions is not None and study.predictions < 2:
+        raise UsageError(f"{study.name}: predictions={study.predictions}: None, or at least two independent draws")
+    slugs = [cell.slug for cell in study.cells()]
+    if not slugs or len(set(slugs)) != len(slugs):
+        raise UsageError(f"{study.name}: cells must be at least one and distinct, got {slugs}")
+
+
+def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], runs: RunStore) -> str:
+    """Return what is about to be done: units, exact FLOPs where the study knows them, and where the results go."""
+    trained = [unit for unit in missing if unit.cell is not None]
+    text = f"{study.name}: {len(wanted)} units, {len(wanted) - len(missing)} stored, {len(missing)} to do"
+    costs = [study.flops(unit.cell) for unit in trained if unit.cell is not None]
+    known = [cost * (unit.last - unit.first + 1) for cost, unit in zip(costs, trained, strict=True) if cost is not None]
+    if known and len(known) == len(trained):
+        text += f", {sum(known):.3g} matrix-multiply FLOPs"
+    return f"{text} -> {runs.path}"
+
+
+def open_run(path: str | os.PathLike[str]) -> xr.DataTree:
+    """Open a finished run without computing anything, after checking every file in it.
+
+    Parameters
+    ----------
+    path
+        The run's own folder, ``<store>/<study>/<hash>``.
+
+    Raises
+    ------
+    FileRefused
+        No run is stored there, or it is damaged or not finished.
+    """
+    runs = RunStore(path)
+    summary = runs.summary()
+    if summary is None:
+        raise FileRefused(f"{path}: this run is not finished; run the same command again to finish it")
+    predicted, trained = assemble(runs, int(summary["replicates"]))
+    return tree(runs, predicted, trained, [Verdict.from_json(verdict) for verdict in summary["verdicts"]])

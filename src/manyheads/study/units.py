@@ -1,0 +1,205 @@
+"""The unit of work: one cell and one replicate (or one fixed chunk of them), or one draw of the prediction.
+
+`compute` is what a worker runs: it takes plain, picklable values and returns a dataset of NumPy arrays, the same on
+every executor.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import ManyheadsError
+from manyheads.study.base import Study
+from manyheads.study.cells import Cell
+
+if TYPE_CHECKING:
+    import jax
+    import xarray as xr
+
+PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
+
+
+class MalformedResult(ManyheadsError, TypeError):
+    """A study returned something that cannot be stored."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is computed, stored and resumed as one.
+
+    Parameters
+    ----------
+    cell
+        The cell that is trained; None for a draw of the prediction.
+    first, last
+        The replicates (or the draw) it covers, both included; equal unless the study is vectorised.
+    """
+
+    cell: Cell | None
+    first: int
+    last: int
+
+    @property
+    def slug(self) -> str:
+        """Name of its folder: ``3`` or ``0-7``."""
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    def __str__(self) -> str:
+        """Return its name for people."""
+        if self.cell is None:
+            return f"prediction {self.slug}"
+        return f"cell {self.cell.slug}, replicate {self.slug}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is divided into units: all that is needed to put a stored run together again.
+
+    Parameters
+    ----------
+    cells
+        The study's grid.
+    predictions
+        None for a deterministic theory, else the number of independent draws.
+    chunk
+        Replicates computed as one; 1 unless the study is vectorised.
+    """
+
+    cells: tuple[Cell, ...]
+    predictions: int | None
+    chunk: int
+
+    @classmethod
+    def of(cls, study: Study) -> Layout:
+        """Return a study's layout."""
+        return cls(tuple(study.cells()), study.predictions, study.chunk if study.vectorised else 1)
+
+    def predicted(self) -> tuple[Unit, ...]:
+        """Return the units of the prediction."""
+        return tuple(Unit(None, draw, draw) for draw in range(self.predictions or 1))
+
+    def trained(self, replicates: int) -> tuple[Unit, ...]:
+        """Return the units that cover `replicates` systems, replicate by replicate through all cells.
+
+        Chunks depend on the layout alone, so the last one may reach past `replicates`.
+        """
+        firsts = range(0, replicates, self.chunk)
+        return tuple(Unit(cell, first, first + self.chunk - 1) for first in firsts for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON can hold it, the order of names within a cell included."""
+        cells = [list(map(list, cell.items())) for cell in self.cells]
+        return {"cells": cells, "predictions": self.predictions, "chunk": self.chunk}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Layout:
+        """Rebuild a layout from `to_json`."""
+        return cls(tuple(Cell(**dict(cell)) for cell in data["cells"]), data["predictions"], data["chunk"])
+
+
+def replicate_key(seed: int, replicate: int) -> jax.Array:
+    """Return the key of a replicate, the same in every cell."""
+    import jax
+
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), replicate)
+
+
+def prediction_key(seed: int, draw: int) -> jax.Array:
+    """Return the key of one draw of the prediction, independent of every replicate's."""
+    import jax
+
+    return jax.random.fold_in(replicate_key(seed, PREDICTION_STREAM), draw)
+
+
+def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
+    """Run one unit with 64-bit types enabled and return its dataset, wall and CPU seconds included.
+
+    Raises
+    ------
+    MalformedResult
+        The study returned something other than a dataset of numbers and texts.
+    """
+    import jax
+    import numpy as np
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    with jax.enable_x64(True):
+        if unit.cell is None:
+            dataset = _refuse_reserved(_on_host(study.predict(prediction_key(seed, unit.first)), unit), unit)
+        elif study.vectorised:
+            dataset = _train_chunk(study, unit, seed)
+        else:
+            dataset = _refuse_reserved(_on_host(study.train(replicate_key(seed, unit.first), unit.cell), unit), unit)
+    times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
+    count = unit.last - unit.first + 1  # a chunk's time is shared out equally
+    dims, shape = (("replicate",), (count,)) if study.vectorised and unit.cell is not None else ((), ())
+    return dataset.assign(
+        {
+            name: (
+                dims,
+                np.full(shape, value / count),
+                {"units": "s", "long_name": names[name], "deterministic": False},
+            )
+            for name, value in times.items()
+        }
+    )
+
+
+def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
+    """Train replicates `first` to `last` under `vmap`; dimensions, coordinates and attributes come from the trace."""
+    import jax
+    import jax.numpy as jnp
+    import xarray as xr
+
+    assert unit.cell is not None
+    cell = unit.cell
+    template: list[xr.Dataset] = []
+
+    def arrays(key: jax.Array) -> dict[str, Any]:
+        dataset = _refuse_reserved(study.train(key, cell), unit)
+        template[:] = [dataset]
+        return {str(name): jnp.asarray(variable.data) for name, variable in dataset.data_vars.items()}
+
+    keys = jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index))(
+        jnp.arange(unit.first, unit.last + 1, dtype=jnp.uint32)
+    )
+    values = jax.jit(jax.vmap(arrays))(keys)
+    (traced,) = template
+    return _on_host(
+        xr.Dataset(
+            {name: (("replicate", *traced[name].dims), value, traced[name].attrs) for name, value in values.items()},
+            coords=traced.coords,
+            attrs=traced.attrs,
+        ),
+        unit,
+    )
+
+
+def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
+    """Replace JAX arrays by NumPy arrays and refuse what a store cannot hold."""
+    import numpy as np
+    import xarray as xr
+
+    if not isinstance(dataset, xr.Dataset):
+        raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
+    variables = {}
+    for name, variable in dataset.variables.items():
+        values = np.asarray(variable.data)
+        if values.dtype.kind == "O" and all(isinstance(item, str) for item in values.ravel()):
+            values = values.astype(str)
+        if values.dtype.kind not in "biufcU":
+            raise MalformedResult(f"{unit}: variable {name!r} has dtype {values.dtype}; use numbers, booleans or text")
+        variables[name] = (variable.dims, values, dict(variable.attrs))
+    coordinates = {name: variables[name] for name in dataset.coords}
+    data = {name: value for name, value in variables.items() if name not in coordinates}
+    return xr.Dataset(data, coords=coordinates, attrs=dict(dataset.attrs))
+
+
+def _refuse_reserved(dataset: xr.Dataset, unit: Unit) -> xr.Dataset:
+    reserved = sorted({"cell", "replicate", "prediction"} & {str(name) for name in (*dataset.dims, *dataset.variables)})
+    if reserved:
+        raise MalformedResult(f"{unit}: the name {reserved[0]!r} belongs to the bench; give yours another one")
+    return dataset

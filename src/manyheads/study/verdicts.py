@@ -1,0 +1,182 @@
+"""The verdict on one claim: what was expected, what came out, how sure that is, and from what the tolerance follows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from manyheads.statistics import Interval
+
+LEVEL = 0.99  # coverage of every interval behind a verdict
+
+Expected = Literal["holds", "refuted"]
+Outcome = Literal["holds", "refuted", "inconclusive"]
+Tolerance = float | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decided claim.
+
+    The rule: *holds* when the 99% interval of the figure lies wholly inside ``[target - tolerance, target +
+    tolerance]``, *refuted* when it lies wholly outside, *inconclusive* otherwise.
+
+    Parameters
+    ----------
+    claim
+        One sentence, in the words of the source where there is one.
+    expected
+        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail.
+    outcome
+        What this run decides.
+    figure, interval
+        The measured figure and its 99% interval, the prediction's own error included.
+    target, tolerance
+        What the theory says and how far from it still counts: (below, above), either may be infinite.
+    basis
+        From what the tolerance follows: a rate, a Monte Carlo error, a closed form.
+    replicates_needed
+        For *inconclusive*: how many replicates would decide at the present spread; None if that cannot be said.
+    """
+
+    claim: str
+    expected: Expected
+    outcome: Outcome
+    figure: float
+    interval: tuple[float, float]
+    target: float
+    tolerance: tuple[float, float]
+    basis: str
+    replicates_needed: int | None = None
+
+    @classmethod
+    def from_interval(
+        cls,
+        claim: str,
+        interval: Interval,
+        *,
+        target: float,
+        tolerance: Tolerance,
+        basis: str,
+        figure: float | None = None,
+        expected: Expected = "holds",
+        replicates_needed: int | None = None,
+    ) -> Verdict:
+        """Decide a claim on a figure whose 99% interval is known, by default the interval's middle.
+
+        Raises
+        ------
+        UsageError
+            A claim that cannot fail, or that says nothing of where its tolerance comes from.
+
+        Examples
+        --------
+        >>> from manyheads.statistics import Interval
+        >>> Verdict.from_interval("the slope is -1/2", Interval(-0.53, -0.49), target=-0.5, tolerance=0.1,
+        ...                       basis="two standard errors of the slope at these sizes").outcome
+        'holds'
+        """
+        from manyheads.statistics import decide
+
+        if not basis.strip():
+            raise UsageError(f"claim {claim!r}: say from what the tolerance follows")
+        below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
+        middle = (interval.low + interval.high) / 2 if figure is None else float(figure)
+        outcome = decide(middle, interval, target, tolerance)
+        return cls(
+            claim=claim,
+            expected=expected,
+            outcome=outcome,
+            figure=middle,
+            interval=(interval.low, interval.high),
+            target=float(target),
+            tolerance=(float(below), float(above)),
+            basis=basis,
+            replicates_needed=replicates_needed if outcome == "inconclusive" else None,
+        )
+
+    @classmethod
+    def from_samples(
+        cls,
+        claim: str,
+        samples: ArrayLike,
+        *,
+        target: float,
+        tolerance: Tolerance,
+        basis: str,
+        expected: Expected = "holds",
+        prediction_error: float = 0.0,
+    ) -> Verdict:
+        """Decide a claim on the mean of independent replicates, by its Student interval.
+
+        Parameters
+        ----------
+        samples
+            One figure a replicate, shape (replicates,).
+        prediction_error
+            Standard error of `target` where it was itself computed by sampling; it widens the interval.
+        """
+        import numpy as np
+
+        from manyheads.statistics import discrepancy_interval, mean_interval, replicates_to_decide
+
+        values = np.asarray(samples, dtype=np.float64)
+        if prediction_error:
+            interval = discrepancy_interval(values, target, prediction_error, level=LEVEL).shifted(target)
+        else:
+            interval = mean_interval(values, LEVEL)
+        half = 2.5758 * prediction_error  # the standard normal quantile of LEVEL
+        return cls.from_interval(
+            claim,
+            interval,
+            figure=float(values.mean()),
+            target=target,
+            tolerance=tolerance,
+            basis=basis,
+            expected=expected,
+            replicates_needed=replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=half),
+        )
+
+    @classmethod
+    def exact(
+        cls, claim: str, figure: float, *, target: float, tolerance: Tolerance, basis: str, expected: Expected = "holds"
+    ) -> Verdict:
+        """Decide a claim on a figure without sampling error: a count, a closed form, a bound over all replicates."""
+        from manyheads.statistics import Interval
+
+        interval = Interval(float(figure), float(figure), 1.0)
+        return cls.from_interval(
+            claim, interval, figure=figure, target=target, tolerance=tolerance, basis=basis, expected=expected
+        )
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the outcome is the expected one."""
+        return self.outcome == self.expected
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as JSON can hold it: infinities as text."""
+        return {name: _json(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Verdict:
+        """Rebuild a verdict from `to_json`."""
+        values = dict(data)
+        values["figure"], values["target"] = float(data["figure"]), float(data["target"])
+        values["interval"] = tuple(float(end) for end in data["interval"])
+        values["tolerance"] = tuple(float(end) for end in data["tolerance"])
+        return cls(**values)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
