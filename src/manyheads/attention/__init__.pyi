@@ -1,0 +1,19 @@
+# lazy_loader reads a stub of relative imports only.
+from . import conversion as conversion
+from . import entropy as entropy
+from . import layers as layers
+from . import masks as masks
+from . import multihead as multihead
+from . import theta as theta
+from .conversion import RankTooSmall as RankTooSmall
+from .entropy import AttentionStatistics as AttentionStatistics
+from .entropy import attention_entropy as attention_entropy
+from .entropy import attention_statistics as attention_statistics
+from .layers import Layer as Layer
+from .masks import Mask as Mask
+from .masks import causal as causal
+from .masks import masked_softmax as masked_softmax
+from .masks import padding as padding
+from .masks import sliding_window as sliding_window
+from .multihead import MultiHeadAttention as MultiHeadAttention
+from .theta import AttentionLayer as AttentionLayer

@@ -1,0 +1,100 @@
+"""From the (Theta, W) form back to query, key, value and output matrices: truncated factorisations with a certificate.
+
+Both directions are derived here from the definition of the layer; the merged form is that of Chen and Li, "Provably
+learning a multi-head attention layer" (arXiv 2402.04084), with the query bias kept as a bias on the keys.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from manyheads.errors import CertificateError, UsageError
+
+
+class RankTooSmall(CertificateError):
+    """A matrix cannot be factored exactly at the rank that was asked for.
+
+    `measured` is the largest discarded singular value over the largest one of its matrix, `threshold` what it may be at
+    most, and `smallest_rank` the least rank that works.
+    """
+
+    def __init__(self, rank: int, *, measured: float, threshold: float, smallest_rank: int):
+        super().__init__(
+            f"rank {rank} does not hold the layer's matrices: factor at rank {smallest_rank} or more",
+            measured=measured,
+            threshold=threshold,
+        )
+        self.rank = rank
+        self.smallest_rank = smallest_rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python rebuilds an exception from its positional arguments alone, on the way back from a worker process too.
+        rebuild = functools.partial(
+            RankTooSmall, measured=self.measured, threshold=self.threshold, smallest_rank=self.smallest_rank
+        )
+        return rebuild, (self.rank,)
+
+
+def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -> list[tuple[Any, Any]]:
+    """Write every matrix of every stack as left @ right.T with `rank` columns, exactly up to `tolerance`.
+
+    The singular values go half to the left and half to the right factor, so that both are equally large. Columns beyond
+    the size of a matrix are zero.
+
+    Parameters
+    ----------
+    stacks
+        Arrays (m, a, b); a and b may differ between stacks.
+    rank
+        At least 1.
+    tolerance
+        Largest singular value that may be discarded, relative to the largest of its matrix. None means
+        16 max(a, b) eps, a few times the rounding error of the product of two such factors.
+
+    Returns
+    -------
+    One pair (m, a, rank), (m, b, rank) per stack, NumPy, in the dtype of the stack.
+
+    Raises
+    ------
+    UsageError
+        `rank` is below 1.
+    RankTooSmall
+        More than `tolerance` would be discarded.
+
+    Examples
+    --------
+    >>> stack = np.ones((1, 3, 2))
+    >>> [(left, right)] = factor_stacks((stack,), rank=1, tolerance=None)
+    >>> bool(abs(left[0] @ right[0].T - stack[0]).max() < 1e-15)
+    True
+    """
+    if rank < 1:
+        raise UsageError(f"rank={rank}: factors need at least one column")
+    decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in map(np.asarray, stacks)]
+    _certify(decomposed, rank, tolerance)
+    return [_split(*parts, rank) for parts in decomposed]
+
+
+def _certify(decomposed: list[Any], rank: int, tolerance: float | None) -> None:
+    measured, threshold, smallest = 0.0, 0.0, 1
+    for left, values, right in decomposed:
+        largest = np.where(values[:, :1] > 0, values[:, :1], 1)
+        relative = values / largest  # (m, min(a, b))
+        size = max(left.shape[-2], right.shape[-1])
+        allowed = 16 * size * float(np.finfo(values.dtype).eps) if tolerance is None else tolerance
+        smallest = max(smallest, int((relative > allowed).sum(axis=1).max()))
+        discarded = float(relative[:, rank:].max(initial=0.0))
+        if discarded > allowed and discarded >= measured:
+            measured, threshold = discarded, allowed
+    if measured > threshold:
+        raise RankTooSmall(rank, measured=measured, threshold=threshold, smallest_rank=smallest)
+
+
+def _split(left: Any, values: Any, right: Any, rank: int) -> tuple[Any, Any]:
+    root = np.sqrt(values[:, None, :rank])
+    factors = left[..., :rank] * root, np.swapaxes(right, -1, -2)[..., :rank] * root
+    missing = max(0, rank - values.shape[-1])
+    padded = [np.pad(factor, ((0, 0), (0, 0), (0, missing))) for factor in factors]
+    return padded[0], padded[1]

@@ -1,0 +1,250 @@
+"""The attention layer in the form of practice: thin query, key, value and output matrices, with grouped queries."""
+
+import math
+from typing import TYPE_CHECKING, Any, final
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from manyheads._precision import follows_caller
+from manyheads.attention.layers import Layer, as_array, check_axes, check_weights
+from manyheads.attention.theta import AttentionLayer
+from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+
+
+@final
+class MultiHeadAttention(Layer):
+    """Multi-head attention in the form of practice: query, key, value and output matrices, grouped queries included.
+
+    y = sum_h softmax_rows(scale (x W_Q,h + b_Q,h) (x W_K,g + b_K,g)^T + mask) (x W_V,g + b_V,g) W_O,h + 1 b_O^T
+
+    where head h reads the keys and values of group g = h // (H / H_kv): H_kv = H is the plain layer, H_kv = 1 is
+    multi-query attention.
+
+    Parameters
+    ----------
+    query, key, value, output
+        W_Q (H, d, N), W_K (H_kv, d, N), W_V (H_kv, d, N_v), W_O (H, N_v, d). Tokens multiply from the left.
+    query_bias, key_bias, value_bias, bias
+        b_Q (H, N), b_K (H_kv, N), b_V (H_kv, N_v), b_O (d,); None for none.
+    scale
+        Factor on the logits; None means N**-0.5. Part of the structure, not a trained weight.
+    causal
+        Whether a token attends to itself and to earlier ones only.
+
+    Precision, compilation and memory are those of `AttentionLayer`.
+
+    Raises
+    ------
+    ShapeError
+        Weights that do not fit together, or are not floating-point; H not a multiple of H_kv.
+    UsageError
+        `scale` is not a positive number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.attention import MultiHeadAttention
+    >>> rng = np.random.default_rng(0)
+    >>> query, key, value = (rng.normal(size=(heads, 6, 3)) for heads in (4, 2, 2))
+    >>> layer = MultiHeadAttention(query, key, value, output=rng.normal(size=(4, 3, 6)), causal=True)
+    >>> x = rng.normal(size=(5, 6))
+    >>> bool(np.allclose(layer(x), layer.merged()(x), rtol=0, atol=1e-12))
+    True
+
+    References
+    ----------
+    A. Vaswani et al., "Attention is all you need", section 3.2; J. Ainslie et al., "GQA", arXiv 2305.13245.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    output: Any
+    query_bias: Any
+    key_bias: Any
+    value_bias: Any
+    bias: Any
+    scale: float = eqx.field(static=True)
+    causal: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        query: "ArrayLike",
+        key: "ArrayLike",
+        value: "ArrayLike",
+        output: "ArrayLike",
+        *,
+        query_bias: "ArrayLike | None" = None,
+        key_bias: "ArrayLike | None" = None,
+        value_bias: "ArrayLike | None" = None,
+        bias: "ArrayLike | None" = None,
+        scale: float | None = None,
+        causal: bool = False,
+    ):
+        self.query, self.key, self.value, self.output = map(as_array, (query, key, value, output))
+        self.query_bias, self.key_bias, self.value_bias = map(as_array, (query_bias, key_bias, value_bias))
+        self.bias = as_array(bias)
+        self.scale = logit_scale(scale, check_axes("query", self.query, "(H, d, N)")[-1])
+        self.causal = causal
+
+    def __check_init__(self) -> None:
+        heads, dim, key_dim = self.query.shape
+        groups = check_axes("key", self.key, "(H_kv, d, N)")[0]
+        value_dim = check_axes("value", self.value, "(H_kv, d, N_v)")[-1]
+        if heads % groups:
+            raise ShapeError(f"{heads} query heads and {groups} key heads: the first must be a multiple of the second")
+        expected = {
+            "query": (heads, dim, key_dim),
+            "key": (groups, dim, key_dim),
+            "value": (groups, dim, value_dim),
+            "output": (heads, value_dim, dim),
+            "query_bias": (heads, key_dim),
+            "key_bias": (groups, key_dim),
+            "value_bias": (groups, value_dim),
+            "bias": (dim,),
+        }
+        check_weights(self, expected)
+
+    @classmethod
+    def from_matrices(
+        cls,
+        matrices: tuple["ArrayLike", "ArrayLike", "ArrayLike", "ArrayLike"],
+        heads: int,
+        *,
+        groups: int | None = None,
+        biases: tuple["ArrayLike | None", ...] = (None, None, None, None),
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> "MultiHeadAttention":
+        """Cut the four flat matrices of a checkpoint into heads.
+
+        Parameters
+        ----------
+        matrices
+            W_Q (d, H N), W_K (d, H_kv N), W_V (d, H_kv N_v), W_O (H N_v, d): tokens multiply from the left, heads lie
+            side by side. PyTorch's Linear stores the transpose: give `linear.weight.T`.
+        heads, groups
+            H and H_kv; `groups=None` means as many as heads.
+        biases
+            b_Q (H N,), b_K (H_kv N,), b_V (H_kv N_v,), b_O (d,), each may be None.
+        scale, causal
+            As for the layer.
+
+        Raises
+        ------
+        ShapeError
+            A matrix whose size is not a multiple of its number of heads, or which does not fit the others.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from manyheads.attention import MultiHeadAttention
+        >>> square = np.eye(6)
+        >>> MultiHeadAttention.from_matrices((square, square, square, square), heads=2).query.shape
+        (2, 6, 3)
+        """
+        groups = heads if groups is None else groups
+        counts = {"query": heads, "key": groups, "value": groups}
+        parts = zip(counts.items(), matrices[:3], biases[:3], strict=True)
+        split = {name: (_split(name, matrix, n), _split(f"{name}_bias", bias, n)) for (name, n), matrix, bias in parts}
+        return cls(
+            query=split["query"][0],
+            key=split["key"][0],
+            value=split["value"][0],
+            output=_split("output", as_array(matrices[3]).T, heads).swapaxes(-1, -2),  # (d, H N_v) -> (H, N_v, d)
+            query_bias=split["query"][1],
+            key_bias=split["key"][1],
+            value_bias=split["value"][1],
+            bias=biases[3],
+            scale=scale,
+            causal=causal,
+        )
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads H."""
+        return self.query.shape[0]
+
+    @property
+    def groups(self) -> int:
+        """Number of key and value heads H_kv."""
+        return self.key.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Token dimension d."""
+        return self.query.shape[1]
+
+    @follows_caller
+    def merged(self) -> AttentionLayer:
+        """Multiply the factors out: the same function in the form of the theory.
+
+        Theta_h = scale W_Q,h W_K,g^T,  beta_h = scale W_K,g b_Q,h,  W_h = W_V,g W_O,h,  c = b_O + sum_h W_O,h^T b_V,g
+
+        The key bias disappears: it adds the same number to all logits of a row, which a softmax does not see. Of value
+        biases only the sum over a row's weights counts, which is one.
+        """
+        query, key, value = (self._grouped(weight) for weight in (self.query, self.key, self.value))
+        output = self._grouped(self.output)
+        theta = self.scale * jnp.einsum("ghdn,gjen->ghde", query, key)
+        projection = jnp.einsum("gjdv,ghve->ghde", value, output)
+        key_bias, bias = None, self.bias
+        if self.query_bias is not None:
+            key_bias = self.scale * jnp.einsum("gjdn,ghn->ghd", key, self._grouped(self.query_bias))
+        if self.value_bias is not None:
+            carried = jnp.einsum("gjv,ghvd->d", self._grouped(self.value_bias), output)
+            bias = carried if bias is None else bias + carried
+        return AttentionLayer(
+            theta=theta.reshape(self.heads, self.dim, self.dim),
+            projection=projection.reshape(self.heads, self.dim, self.dim),
+            key_bias=None if key_bias is None else key_bias.reshape(self.heads, self.dim),
+            bias=bias,
+            causal=self.causal,
+        )
+
+    def logits(self, x: Any) -> Any:
+        """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, k)."""
+        queries = jnp.einsum("...kd,ghdn->...ghkn", x, self._grouped(self.query))
+        keys = jnp.einsum("...ld,gdn->...gln", x, self.key)
+        if self.query_bias is not None:
+            queries = queries + self._grouped(self.query_bias)[:, :, None, :]
+        if self.key_bias is not None:
+            keys = keys + self.key_bias[:, None, :]
+        logits = self.scale * jnp.einsum("...ghkn,...gln->...ghkl", queries, keys)
+        return logits.reshape(*x.shape[:-2], self.heads, *logits.shape[-2:])
+
+    def read(self, pattern: Any, x: Any) -> Any:
+        """Sum over heads of pattern_h (x W_V + b_V) W_O,h, (..., k, d)."""
+        values = jnp.einsum("...ld,gdv->...glv", x, self.value)
+        if self.value_bias is not None:
+            values = values + self.value_bias[:, None, :]
+        grouped = pattern.reshape(*pattern.shape[:-3], self.groups, -1, *pattern.shape[-2:])
+        mixed = jnp.einsum("...ghkl,...glv->...ghkv", grouped, values)
+        return jnp.einsum("...ghkv,ghvd->...kd", mixed, self._grouped(self.output))
+
+    def _grouped(self, weight: Any) -> Any:
+        """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
+        return weight.reshape(self.groups, -1, *weight.shape[1:])
+
+
+def logit_scale(scale: float | None, key_dim: int) -> float:
+    """Return the scale of the logits, N**-0.5 unless given, and refuse one that is not a positive number."""
+    scale = key_dim**-0.5 if scale is None else float(scale)
+    if not (0 < scale < math.inf):
+        raise UsageError(f"scale={scale}: the logits need a positive, finite factor")
+    return scale
+
+
+def _split(name: str, flat: Any, heads: int) -> Any:
+    """Cut (d, H N) into (H, d, N), or (H N,) into (H, N)."""
+    if flat is None:
+        return None
+    flat = as_array(flat)
+    if heads < 1 or flat.ndim not in (1, 2) or flat.shape[-1] % heads:
+        raise ShapeError(f"{name} of shape {flat.shape} does not split into {heads} heads")
+    cut = flat.reshape(*flat.shape[:-1], heads, -1)
+    return cut if cut.ndim == 2 else cut.swapaxes(0, 1)
