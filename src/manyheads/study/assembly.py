@@ -89,7 +89,7 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
 
     header = runs.header
     nodes = {"/": xr.Dataset(), "predicted": predicted, "trained": trained, "verdicts": verdict_table(verdicts)}
-    result = xr.DataTree.from_dict(nodes, name=str(header["study"]))
+    result = xr.DataTree.from_dict(nodes, name=str(header["study"]).rpartition("/")[2])
     result.attrs |= {
         "study": header["study"],
         "class": header["class"],

@@ -80,8 +80,6 @@ def _check_declaration(study: Study) -> None:
     for field in dataclasses.fields(study):  # type: ignore[arg-type]
         default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         _require(default, study, f"field {field.name!r} has no default, so the study cannot be run by its name alone")
-    names = {tuple(cell) for cell in study.cells()}
-    _require(len(names) == 1, study, f"cells name different coordinates: {sorted(names)}")
 
 
 def check_identity(trial: Trial) -> None:

@@ -69,6 +69,7 @@ def run(
     """
     _check(study, replicates, seed)
     runs = RunStore.create(store, study, seed)
+    runs.verify()  # before any work: a damaged run is left as it is
     wanted = runs.layout.predicted() + runs.layout.trained(replicates)
     missing = [unit for unit in wanted if unit not in runs]
     announce(_announcement(study, wanted, missing, runs), progress)
@@ -153,6 +154,8 @@ def _check(study: Study, replicates: int, seed: int) -> None:
     slugs = [cell.slug for cell in study.cells()]
     if not slugs or len(set(slugs)) != len(slugs):
         raise UsageError(f"{study.name}: cells must be at least one and distinct, got {slugs}")
+    if len(names := {tuple(cell) for cell in study.cells()}) > 1:
+        raise UsageError(f"{study.name}: cells name different coordinates: {sorted(names)}")
 
 
 def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], runs: RunStore) -> str:

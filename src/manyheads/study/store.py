@@ -69,7 +69,10 @@ class RunStore:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.header: dict[str, Any] = _read_json(self.path / "run.json", "no run is stored here")
-        self.layout = Layout.from_json(self.header["layout"])
+        try:
+            self.layout = Layout.from_json(self.header["layout"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreDamaged(f"{self.path / 'run.json'} does not describe a run ({error!r})") from error
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], study: Study, seed: int) -> RunStore:
@@ -152,6 +155,8 @@ class RunStore:
         remedy = f"the run is left untouched; delete {path} to compute this unit again"
         try:
             recorded = json.loads((path / MANIFEST).read_text())
+            if not isinstance(recorded, dict):
+                raise ValueError("it is no table of files")
         except (OSError, ValueError) as error:
             raise StoreDamaged(f"{path / MANIFEST} cannot be read ({error}); {remedy}") from error
         found = _hash_files(path)

@@ -1,0 +1,70 @@
+"""The contract passes for good studies and names each fault of a bad one."""
+
+import numpy as np
+import pytest
+
+from manyheads.study import check_study
+from manyheads.study.contract import CHECKS, ContractBroken, start_trial
+from manyheads.study.registry import STUDIES, find_study
+from tests.study.rows import SMALL
+from tests.study.toys import Averages, Still, VectorisedAverages, Walk
+
+
+@pytest.mark.parametrize("study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name)
+def test_the_toys_keep_the_contract(study, seed):
+    check_study(study, replicates=3, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("prediction", "predict depends on its key"),
+        ("purity", "computed twice"),
+        ("labels", "no attribute"),
+        ("verdicts", "no verdict"),
+        ("twice", "states a claim twice"),
+        ("falsifiable", "no data can change"),
+        ("panels", "shows no picture"),
+    ],
+)
+def test_each_fault_is_named(fault, words, seed):
+    with pytest.raises(ContractBroken, match=words):
+        check_study(Still(fault=fault), seed=seed)
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory, seed):
+    made = {}
+
+    def trial(name):
+        if name not in made:
+            study, replicates = SMALL[name]
+            made[name] = start_trial(study, tmp_path_factory.mktemp("trial"), replicates, seed)
+        return made[name]
+
+    return trial
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_registered_study_keeps_the_contract(name, check, trials):
+    check(trials(name))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_registry_says_what_the_study_says(name):
+    study = find_study(name)
+    assert study.name == name
+    assert study.claim == STUDIES[name].claim
+
+
+def test_no_contract_row_without_a_study():
+    assert set(SMALL) == set(STUDIES)
+
+
+def test_distortions_are_different_data(seed, tmp_path):
+    from manyheads.study.contract import _distortions
+
+    trained = start_trial(Walk(), tmp_path, 2, seed).tree["trained"].to_dataset()
+    for distorted in _distortions(trained):
+        assert any(not np.array_equal(distorted[name], trained[name]) for name in trained.data_vars)

@@ -1,0 +1,137 @@
+"""Running: the same results on every executor, only what is missing, and failures that cost nothing that was finished."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+
+from manyheads.errors import UsageError
+from manyheads.study import local_pool, open_run, run
+from manyheads.study.equality import differences
+from manyheads.study.executors import open_executor
+from manyheads.study.runner import UnitFailed
+from manyheads.study.store import find_runs
+from tests.study.toys import Averages, Still, VectorisedAverages, Walk
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with local_pool(2) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk()], ids=lambda s: s.name)
+def test_process_pool_threads_and_this_process_agree_to_the_last_bit(study, pool, tmp_path, seed):
+    here = run(study, replicates=4, seed=seed, store=tmp_path / "here", progress=False)
+    there = run(study, replicates=4, seed=seed, store=tmp_path / "pool", executor=pool, progress=False)
+    with ThreadPoolExecutor(2) as threads:
+        beside = run(study, replicates=4, seed=seed, store=tmp_path / "threads", executor=threads, progress=False)
+    assert differences(here, there) == []
+    assert differences(here, beside) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, seed):
+    from distributed import LocalCluster
+
+    here = run(Walk(), replicates=4, seed=seed, store=tmp_path / "here", progress=False)
+    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster:
+        with open_executor(f"dask:{cluster.scheduler_address}") as executor:
+            there = run(Walk(), replicates=4, seed=seed, store=tmp_path / "dask", executor=executor, progress=False)
+    assert differences(here, there) == []
+
+
+def test_the_tree_is_labelled(tmp_path):
+    tree = run(Walk(), replicates=2, store=tmp_path, progress=False)
+    trained = tree["trained"]
+    assert trained["square"].dims == ("cell", "replicate", "step")
+    assert trained["steps"].values.tolist() == [3, 5]
+    assert np.isnan(trained["square"].sel(cell="steps=3", step=[4, 5])).all()  # labels that the cell does not have
+    assert not np.isnan(trained["square"].sel(cell="steps=5")).any()
+    assert trained["outcome"].dtype.kind == "U"
+    assert trained["grows"].dtype == bool
+    assert tree["predicted"]["rate"].dims == ("prediction",)
+    assert tree["verdicts"].sizes["claim"] == 3
+    assert set(np.unique(tree["verdicts"]["outcome"])) <= {"holds", "refuted", "inconclusive"}
+
+
+def test_cells_share_the_replicates_key_and_replicates_differ(tmp_path):
+    trained = run(Walk(), replicates=3, store=tmp_path, progress=False)["trained"]
+    assert len(np.unique(trained["square"].sel(step=1).values.round(12))) > 1
+
+
+def test_only_what_is_missing_is_computed(tmp_path, monkeypatch):
+    first = run(Walk(), replicates=2, store=tmp_path, progress=False)
+    calls = []
+    train = Walk.train
+    monkeypatch.setattr(Walk, "train", lambda self, key, cell: calls.append(cell) or train(self, key, cell))
+    second = run(Walk(), replicates=4, store=tmp_path, progress=False)
+    assert len(calls) == 2 * 2
+    assert differences(first["trained"].to_dataset(), second["trained"].to_dataset().isel(replicate=slice(2))) == []
+    run(Walk(), replicates=3, store=tmp_path, progress=False)
+    assert len(calls) == 2 * 2
+
+
+@pytest.mark.parametrize("executor", [None, "pool"])
+def test_a_failing_unit_is_named_and_the_others_are_kept(tmp_path, pool, executor):
+    chosen = pool if executor else None
+    with pytest.raises(UnitFailed, match=r"replicate 1.*ran into a wall"):
+        run(Walk(fail_at=1), replicates=3, store=tmp_path, executor=chosen, progress=False)
+    (store,) = find_runs(tmp_path)
+    assert store.verify() >= 3
+    assert store.summary() is None
+
+
+def test_configuration_seed_and_revision_are_the_identity(tmp_path, monkeypatch):
+    paths = {run(Averages(repeats=3), 1, store=tmp_path, progress=False).attrs["path"]}
+    paths.add(run(Averages(repeats=4), 1, store=tmp_path, progress=False).attrs["path"])
+    paths.add(run(Averages(repeats=3), 1, seed=1, store=tmp_path, progress=False).attrs["path"])
+    monkeypatch.setattr(Averages, "revision", 2)
+    paths.add(run(Averages(repeats=3), 1, store=tmp_path, progress=False).attrs["path"])
+    assert len(paths) == 4
+
+
+def test_reading_back_equals_running(tmp_path, seed):
+    tree = run(Walk(), replicates=2, seed=seed, store=tmp_path, progress=False)
+    again = open_run(tree.attrs["path"])
+    assert differences(tree, again) == []
+    assert tree.attrs == again.attrs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"replicates": 0}, "at least one"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),
+        ({"study": Still(fault="cells")}, None),
+        ({"study": Averages}, "frozen dataclass"),
+        ({"study": "toy"}, "frozen dataclass"),
+    ],
+)
+def test_arguments_that_mean_no_run_are_refused_before_work(tmp_path, arguments, words):
+    given = {"study": Walk(), "replicates": 1, "seed": 0} | arguments
+    if words is None:
+        with pytest.raises(UsageError, match="different coordinates"):
+            run(**given, store=tmp_path, progress=False)
+    else:
+        with pytest.raises(UsageError, match=words):
+            run(**given, store=tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_running_changes_no_global_state(tmp_path):
+    before = (jax.config.jax_enable_x64, dict(os.environ))
+    run(Averages(repeats=3), 1, store=tmp_path, progress=False)
+    with local_pool(1):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert (jax.config.jax_enable_x64, dict(os.environ)) == before
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "dask", "dask:", "ray:auto"])
+def test_an_unknown_executor_is_refused(address):
+    with pytest.raises(UsageError, match="dask:tcp"), open_executor(address):
+        pass

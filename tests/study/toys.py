@@ -1,0 +1,149 @@
+"""Small studies that the tests of the bench run: vectorised, sampled, ragged, failing."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Source, Study, Verdict, grid
+
+SOURCE = Source("bernoulli1713", "Ars Conjectandi", "Jacob Bernoulli", 1713, venue="Basel")
+RMS = {"long_name": "rms error", "units": "1"}
+
+
+@dataclass(frozen=True)
+class Averages(Study):
+    """The error of an average of n draws falls as n**-1/2."""
+
+    name: ClassVar[str] = "toy/averages"
+    claim: ClassVar[str] = "the error of an average of n draws falls as the square root of n"
+    source: ClassVar[Source] = SOURCE
+
+    sizes: tuple[int, ...] = (4, 16, 64)
+    repeats: int = 50
+
+    def cells(self):
+        return grid(size=self.sizes)
+
+    def predict(self, key):
+        error = np.asarray(self.sizes, float) ** -0.5
+        return xr.Dataset({"error": ("size", error, RMS)}, coords={"size": list(self.sizes)})
+
+    def train(self, key, cell):
+        draws = jax.random.normal(key, (self.repeats, cell["size"]), jnp.float64)
+        return xr.Dataset({"error": ((), jnp.sqrt(jnp.mean(draws.mean(1) ** 2)), RMS)})
+
+    def compare(self, predicted, trained):
+        fit = fit_exponent(trained["size"].values, trained["error"].transpose("replicate", "cell").values)
+        return (
+            Verdict.from_interval(
+                "the slope is -1/2",
+                fit.interval,
+                figure=fit.exponent,
+                target=-0.5,
+                tolerance=0.2,
+                basis="chosen wide for a test",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class VectorisedAverages(Averages):
+    """The same, several replicates at a time."""
+
+    name: ClassVar[str] = "toy/vectorised-averages"
+    vectorised: ClassVar[bool] = True
+    chunk: ClassVar[int] = 3
+
+
+@dataclass(frozen=True)
+class Walk(Study):
+    """A random walk, its prediction sampled, with text, booleans, labels that differ between cells, and a time."""
+
+    name: ClassVar[str] = "toy/walk"
+    claim: ClassVar[str] = "the mean square distance of a random walk grows by one a step"
+    source: ClassVar[Source] = SOURCE
+    predictions: ClassVar[int | None] = 3
+
+    walkers: int = 64
+    steps: tuple[int, ...] = (3, 5)
+    fail_at: int = -1
+
+    def cells(self):
+        return grid(steps=self.steps)
+
+    def predict(self, key):
+        rate = jnp.mean(jax.random.normal(key, (4096,), jnp.float64) ** 2)
+        return xr.Dataset({"rate": ((), rate, {"long_name": "growth a step", "units": "1"})})
+
+    def train(self, key, cell):
+        draws = np.asarray(jax.random.normal(key, (self.walkers, cell["steps"]), jnp.float64))
+        if self.fail_at >= 0 and bool((jax.random.key_data(key) == jax.random.key_data(self._doomed())).all()):
+            raise ArithmeticError("the walk ran into a wall")
+        square = (draws.cumsum(1) ** 2).mean(0)
+        return xr.Dataset(
+            {
+                "square": ("step", square, {"long_name": "mean square distance", "units": "1"}),
+                "rate": ((), square[-1] / cell["steps"], {"long_name": "growth a step", "units": "1"}),
+                "outcome": ((), "far" if square[-1] > cell["steps"] else "near", {"long_name": "where it ended"}),
+                "grows": ((), bool(square[-1] > square[0]), {"long_name": "whether it moved away"}),
+            },
+            coords={"step": ("step", np.arange(1, cell["steps"] + 1), {"long_name": "step"})},
+        )
+
+    def compare(self, predicted, trained):
+        rates = trained["rate"].mean("cell").values
+        error = float(predicted["rate"].std("prediction", ddof=1)) / 3**0.5
+        mean = float(predicted["rate"].mean())
+        basis = "chosen wide for a test"
+        return (
+            Verdict.from_samples("one a step", rates, target=mean, tolerance=0.5, basis=basis, prediction_error=error),
+            Verdict.exact("moves away", float(trained["grows"].mean()), target=1.0, tolerance=(0.5, 0.0), basis=basis),
+            Verdict.exact("ends near or far", float(trained["outcome"].isin(["near", "far"]).mean()), target=1.0,
+                          tolerance=0.0, basis="no other outcome exists"),
+        )
+
+    def _doomed(self):
+        return jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), self.fail_at)
+
+
+@dataclass(frozen=True)
+class Still(Study):
+    """Broken on purpose in the ways that tests ask for."""
+
+    name: ClassVar[str] = "toy/still"
+    claim: ClassVar[str] = "nothing moves"
+    source: ClassVar[Source] = SOURCE
+
+    fault: str = "none"
+    size: int = 3
+
+    def cells(self):
+        return (Cell(a=1), Cell(b=2)) if self.fault == "cells" else (Cell(),)
+
+    def predict(self, key):
+        value = jax.random.normal(key, (), jnp.float64) if self.fault == "prediction" else jnp.float64(0)
+        return xr.Dataset({"x": ((), value, {"long_name": "place", "units": "m"})})
+
+    def train(self, key, cell):
+        x = np.asarray(jax.random.normal(key, (self.size,), jnp.float64))
+        if self.fault == "purity":
+            x = np.random.default_rng().normal(size=self.size)
+        attributes = {"long_name": "place", "units": "m"} if self.fault != "labels" else {}
+        dims = "replicate" if self.fault == "reserved" else "i"
+        values = np.array([object()] * self.size) if self.fault == "objects" else x
+        return {"x": x} if self.fault == "type" else xr.Dataset({"x": (dims, values, attributes)})
+
+    def compare(self, predicted, trained):
+        figure = 0.0 if self.fault == "falsifiable" else float(abs(trained["x"]).mean())
+        verdict = Verdict.exact("it stays", figure, target=0.0, tolerance=2.0, basis="a test")
+        return () if self.fault == "verdicts" else (verdict,) * (2 if self.fault == "twice" else 1)
+
+    def panels(self, predicted, trained):
+        from manyheads.study import Listing
+
+        return () if self.fault == "panels" else (Listing("places", ("i",), (("0",),)),)
