@@ -1,0 +1,10 @@
+"""Stable rank with a certificate, Lanczos, and the levels that random matrices reach by themselves.
+
+Dense linear algebra in float64 on the host; `traced_stable_rank` is the twin for use under `jax.jit`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

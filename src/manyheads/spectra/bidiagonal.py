@@ -1,0 +1,202 @@
+"""Golub-Kahan bidiagonalisation: extreme singular values from products with the matrix and its transpose."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import ShapeError, UsageError
+
+Array = NDArray[np.float64]
+
+BLOCK_BYTES = 2**23
+"""A matrix that is not float64 is converted in blocks of about this size, so that no second copy of it is made."""
+
+BREAKDOWN = 1e-13
+"""Off-diagonal entries below this share of the norm found so far are rounding: the Krylov space is exhausted."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A matrix given by its products: `matvec(v) = W v` and `rmatvec(u) = Wᵀ u`, both on float64 vectors."""
+
+    shape: tuple[int, int]
+    matvec: Callable[[Array], Array]
+    rmatvec: Callable[[Array], Array]
+
+
+def as_operator(matrix: Any) -> Operator:
+    """Return the products of a real matrix, of anything with `shape`, `matvec` and `rmatvec`, or of a sparse array.
+
+    Raises
+    ------
+    ShapeError
+        Not two axes, an axis of length zero, or not real.
+    """
+    shape = tuple(getattr(matrix, "shape", None) or np.shape(matrix))
+    if len(shape) != 2 or 0 in shape:
+        raise ShapeError(f"shape {shape}: expected a matrix with two axes that are not empty; a vector v is v[:, None]")
+    if hasattr(matrix, "matvec") and hasattr(matrix, "rmatvec"):
+        return Operator(shape, lambda v: _as_vector(matrix.matvec(v)), lambda u: _as_vector(matrix.rmatvec(u)))
+    if hasattr(matrix, "tocsr"):
+        return Operator(shape, lambda v: _as_vector(matrix @ v), lambda u: _as_vector(matrix.T @ u))
+    array = np.asarray(matrix)
+    if array.dtype.kind in "cOSUMm":
+        raise ShapeError(f"dtype {array.dtype}: expected a real matrix")
+    if array.dtype == np.float64:
+        return Operator(shape, lambda v: array @ v, lambda u: array.T @ u)
+    return Operator(
+        shape,
+        lambda v: np.concatenate([block @ v for _, block in row_blocks(array)]),
+        lambda u: np.sum([block.T @ u[rows] for rows, block in row_blocks(array)], axis=0),
+    )
+
+
+def row_blocks(array: NDArray[Any]) -> Iterator[tuple[slice, Array]]:
+    """Iterate over blocks of rows in float64, with the rows they are."""
+    if array.dtype == np.float64:
+        yield slice(0, array.shape[0]), array
+        return
+    step = max(1, BLOCK_BYTES // (8 * array.shape[1]))
+    for start in range(0, array.shape[0], step):
+        rows = slice(start, min(start + step, array.shape[0]))
+        yield rows, array[rows].astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Bidiagonal:
+    """The result of k steps, W V = U B with B upper bidiagonal.
+
+    Attributes
+    ----------
+    ritz
+        Singular values of B, descending, shape (k,): the largest never exceeds the largest of W (up to rounding).
+    residuals
+        ‖Wᵀ u - ritz · v‖ of each Ritz triple, shape (k,): *some* singular value of W lies within it of the Ritz value.
+        That is no bound on how far the largest Ritz value is from the largest singular value.
+    vector
+        Right Ritz vector of the largest Ritz value, unit length: a warm start for a matrix close to this one.
+    captured
+        ‖W V‖_F²: the part of ‖W‖_F² that the Krylov space holds; the rest bounds all that it does not see.
+    coupling
+        ‖(1 - V Vᵀ) Wᵀ W V‖: how far the Krylov space is from being invariant.
+    steps
+        Number of steps k taken.
+    exhausted
+        Whether the Krylov space became invariant, so that further steps would add nothing.
+    """
+
+    ritz: Array
+    residuals: Array
+    vector: Array
+    captured: float
+    coupling: float
+    steps: int
+    exhausted: bool
+
+
+def golub_kahan(
+    matrix: Any, steps: int, *, rng: np.random.Generator | None = None, start: Array | None = None
+) -> Bidiagonal:
+    """Bidiagonalise a matrix by Lanczos steps with full reorthogonalisation.
+
+    Each step costs one product with W and one with Wᵀ, and O(steps · (rows + columns)) for keeping both bases
+    orthogonal to rounding (twice is enough: Giraud, Langou and Rozložník 2005).
+
+    Parameters
+    ----------
+    matrix
+        Real matrix of shape (rows, columns), a sparse array, or an object with `shape`, `matvec` and `rmatvec`.
+    steps
+        Number of steps, at least 1; fewer are taken where the Krylov space is exhausted before.
+    rng
+        Source of the Gaussian start vector.
+    start
+        Start vector of shape (columns,) in place of a random one.
+
+    Raises
+    ------
+    UsageError
+        Neither `rng` nor `start`, or a start vector that is zero or not finite; a product that is not finite.
+    ShapeError
+        Not a real matrix, or a start vector that does not fit.
+
+    Examples
+    --------
+    >>> found = golub_kahan(np.diag([3.0, 2.0, 1.0]), 3, rng=np.random.default_rng(0))
+    >>> bool(np.allclose(found.ritz, [3, 2, 1]))
+    True
+
+    References
+    ----------
+    Golub and Kahan (1965), Calculating the singular values and pseudo-inverse of a matrix, SIAM Journal on Numerical
+    Analysis B 2.
+    """
+    operator = as_operator(matrix)
+    rows, columns = operator.shape
+    if steps < 1:
+        raise UsageError(f"steps={steps}: expected at least one step")
+    steps = min(steps, rows + 1, columns)
+    left, right = np.zeros((steps, rows)), np.zeros((steps, columns))  # rows are basis vectors
+    diagonal, beside = np.zeros(steps), np.zeros(steps)
+    vector, taken = _start(columns, rng, start), steps
+    for step in range(steps):
+        right[step] = vector
+        image = _orthogonalised(_finite(operator.matvec(vector)), left[:step])
+        diagonal[step] = np.linalg.norm(image)
+        floor = BREAKDOWN * max(diagonal.max(), beside.max())
+        if diagonal[step] <= floor:
+            # W maps the new direction to zero or into what is known already: there is no further left vector.
+            taken = step + 1
+            break
+        left[step] = image / diagonal[step]
+        back = _orthogonalised(_finite(operator.rmatvec(left[step])), right[: step + 1])
+        beside[step] = np.linalg.norm(back)
+        if beside[step] <= floor:
+            taken = step + 1
+            break
+        vector = back / beside[step]
+    band = np.diag(diagonal[:taken]) + np.diag(beside[: taken - 1], 1)
+    u, ritz, vt = np.linalg.svd(band)
+    top = vt[0] @ right[:taken]
+    return Bidiagonal(
+        ritz=ritz,
+        residuals=beside[taken - 1] * np.abs(u[-1]),
+        vector=top / np.linalg.norm(top),
+        captured=float(np.sum(band**2)),
+        coupling=float(diagonal[taken - 1] * beside[taken - 1]),
+        steps=taken,
+        exhausted=bool(taken == columns or min(diagonal[taken - 1], beside[taken - 1]) <= floor),
+    )
+
+
+def _as_vector(product: Any) -> Array:
+    return np.asarray(product, dtype=np.float64).reshape(-1)
+
+
+def _finite(product: Array) -> Array:
+    if not np.all(np.isfinite(product)):
+        raise UsageError("a product with the matrix is NaN or infinite: the matrix holds such entries, or overflows")
+    return product
+
+
+def _start(columns: int, rng: np.random.Generator | None, start: Array | None) -> Array:
+    if start is None:
+        if rng is None:
+            raise UsageError("give rng=np.random.default_rng(seed) for a random start, or a start vector")
+        start = rng.standard_normal(columns)
+    vector = np.asarray(start, dtype=np.float64)
+    if vector.shape != (columns,):
+        raise ShapeError(f"start has shape {vector.shape}: expected ({columns},)")
+    norm = float(np.linalg.norm(vector))
+    if not (np.isfinite(norm) and norm > 0):
+        raise UsageError("the start vector is zero or not finite")
+    return vector / norm
+
+
+def _orthogonalised(vector: Array, basis: Array) -> Array:
+    for _ in range(2):  # once loses orthogonality in proportion to the condition of the basis, twice does not
+        vector = vector - basis.T @ (basis @ vector)
+    return vector

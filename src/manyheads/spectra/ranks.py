@@ -1,0 +1,379 @@
+"""Stable rank between two bounds, exactly for small matrices and by Lanczos with a certificate for large ones."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads._precision import follows_caller
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.spectra.bidiagonal import Array, Bidiagonal, Operator, as_operator, golub_kahan, row_blocks
+
+Method: TypeAlias = Literal["auto", "gram", "lanczos"]
+Certificate: TypeAlias = Literal["cholesky", "probability"]
+
+EXACT_SIDE = 1024
+"""Up to this smaller side the whole spectrum of the Gram matrix is cheaper than worrying about it."""
+
+CHOLESKY_SIDE = 8192
+"""Up to this smaller side (a Gram matrix of half a gigabyte) the certificate is a proof; beyond, a probability."""
+
+FAILURE = 1e-9
+"""Probability that the random start of the probabilistic certificate is an unlucky one."""
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True)
+class StableRank:
+    """The stable rank ‖W‖_F² / σ₁² of a matrix and what is known of its error.
+
+    Attributes
+    ----------
+    value
+        The best estimate; lower <= value <= upper.
+    lower, upper
+        Bounds, rounding included.
+    frobenius
+        ‖W‖_F.
+    sigma_low, sigma_high
+        Bounds on the largest singular value.
+    steps
+        Lanczos steps; 0 for the Gram method.
+    method
+        "gram", "lanczos" or "zero".
+    certificate
+        What the lower bound rests on: "exact"; "frobenius" or "cholesky" (proofs); or "probability" (of failure at
+        most 1e-9 over the random start).
+    vector
+        Singular vector (an approximate one) of σ₁ on the smaller side, a warm start for the next checkpoint; None for
+        "gram".
+    """
+
+    value: float
+    lower: float
+    upper: float
+    frobenius: float
+    sigma_low: float
+    sigma_high: float
+    steps: int
+    method: str
+    certificate: str
+    vector: Array | None = field(default=None, repr=False, compare=False)
+
+
+def stable_rank(
+    matrix: Any,
+    method: Method = "auto",
+    *,
+    tolerance: float = 1e-3,
+    certificate: Certificate | None = None,
+    rng: np.random.Generator | None = None,
+    start: Array | None = None,
+) -> StableRank:
+    r"""Stable rank :math:`\|W\|_F^2 / \sigma_1^2`, in [1, rank], with bounds that hold.
+
+    * "gram": eigenvalues of :math:`W^\top W` on the smaller side, in float64; exact to rounding.
+    * "lanczos": Golub-Kahan steps, whose largest Ritz value :math:`\theta \le \sigma_1^2` gives the upper bound (a
+      Rayleigh quotient). The lower bound needs a certificate, because a small residual only says that *some* singular
+      value is near. Tried first, since it is free: with :math:`\rho` the part of :math:`\|W\|_F^2` outside the Krylov
+      space and :math:`\beta` its coupling, :math:`\sigma_1^2` is at most the larger eigenvalue of
+      :math:`[[\theta, \beta], [\beta, \rho]]`, which is sharp for low ranks and lone spikes. Then
+      "cholesky" factors :math:`\theta (1 + t) I - W^\top W`, whose success proves
+      :math:`\sigma_1^2 < \theta (1 + t)`; "probability" takes as many steps as make
+      :math:`P[\sigma_1^2 > \theta / (1 - \epsilon)] \le 1.648 \sqrt n\, e^{-\sqrt\epsilon (2k - 1)}` at most 1e-9 over
+      the random start, for every matrix.
+
+    Parameters
+    ----------
+    matrix
+        Real, shape (rows, columns), any floating or integer dtype (bfloat16 included); converted block by block. A
+        sparse array, or an object with `shape`, `matvec`, `rmatvec` and `frobenius`, takes "lanczos" with
+        "probability".
+    method
+        "auto" is "gram" up to a smaller side of 1024.
+    tolerance
+        Certified upper / lower - 1 that "lanczos" has to reach.
+    certificate
+        Default "cholesky" up to a smaller side of 8192, which forms the Gram matrix of that side, then "probability".
+    rng
+        Source of the random start; default a fixed one, so that equal matrices give equal answers.
+    start
+        Start vector of shape (min(rows, columns),), such as `vector` of the checkpoint before; only with "cholesky",
+        because the probability is that of a random start.
+
+    Returns
+    -------
+    StableRank
+        A zero matrix has the stable rank 0, the only value in [0, rank].
+
+    Raises
+    ------
+    ShapeError
+        Not a real matrix of two axes.
+    UsageError
+        NaN or infinite entries, or arguments that exclude one another.
+    CertificateError
+        The tolerance was not reached with min(rows, columns) steps, or is below what float64 can certify.
+
+    Examples
+    --------
+    >>> found = stable_rank(np.diag([2.0, 1.0, 1.0]))
+    >>> round(found.value, 12), found.method
+    (1.5, 'gram')
+
+    References
+    ----------
+    Rudelson and Vershynin (2007), Sampling from large matrices, Journal of the ACM 54 (stable rank). Kuczyński and
+    Woźniakowski (1992), Estimating the largest eigenvalue by the power and Lanczos algorithms with a random start, SIAM
+    Journal on Matrix Analysis 13, theorem 3.2. Rump (2006), Verification of positive definiteness, BIT 46.
+    """
+    if method not in ("auto", "gram", "lanczos") or certificate not in (None, "cholesky", "probability"):
+        raise UsageError(f"method={method!r}, certificate={certificate!r}: no such choice; see help(stable_rank)")
+    if not 0 < tolerance < math.inf:
+        raise UsageError(f"tolerance={tolerance}: expected a positive number")
+    shape = as_operator(matrix).shape
+    entries = not (hasattr(matrix, "matvec") or hasattr(matrix, "tocsr"))
+    if method == "auto":
+        method = "gram" if entries and min(shape) <= EXACT_SIDE else "lanczos"
+    if certificate is None:
+        certificate = "cholesky" if entries and min(shape) <= CHOLESKY_SIDE and tolerance < 1 else "probability"
+    if not entries and (method == "gram" or certificate == "cholesky"):
+        raise UsageError("without its entries a matrix takes method='lanczos' with certificate='probability'")
+    if start is not None and certificate == "probability" and method == "lanczos":
+        raise UsageError("the probability is that of a random start: a start vector needs certificate='cholesky'")
+    scaled, scale, frobenius = _scaled(matrix, entries)
+    if frobenius == 0:
+        return StableRank(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, "zero", "exact")
+    if method == "gram":
+        return _by_gram(scaled, scale, frobenius)
+    rng = np.random.default_rng(0) if rng is None else rng
+    return _by_lanczos(scaled, (scale, frobenius), _Options(tolerance, certificate, rng, start))
+
+
+@dataclass(frozen=True)
+class _Options:
+    tolerance: float
+    certificate: Certificate
+    rng: np.random.Generator
+    start: Array | None
+
+
+@follows_caller
+def traced_stable_rank(matrix: Any) -> Any:
+    r"""Stable rank of small matrices under `jit`, `vmap` and `grad`: exact, by the eigenvalues of the smaller Gram.
+
+    Parameters
+    ----------
+    matrix
+        Real, shape (..., rows, columns).
+
+    Returns
+    -------
+    Array
+        Shape (...), in the dtype of the matrix (at least float32): 0 for a zero matrix, NaN where there are NaN
+        entries. In float32 the relative error is about 1e-6.
+
+    Examples
+    --------
+    >>> float(traced_stable_rank(np.eye(3)))
+    3.0
+    """
+    array = jnp.asarray(matrix)
+    if array.ndim < 2:
+        raise ShapeError(f"shape {array.shape}: expected (..., rows, columns)")
+    array = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    largest = jnp.max(jnp.abs(array), axis=(-2, -1), keepdims=True)
+    empty = largest == 0
+    # Squares of small entries underflow: bring the largest entry to one first. Not differentiated: it cancels.
+    array = array / jax.lax.stop_gradient(jnp.where(empty, 1, largest))
+    tall = array if array.shape[-2] >= array.shape[-1] else jnp.swapaxes(array, -2, -1)
+    gram = jnp.einsum("...ri,...rj->...ij", tall, tall, precision=jax.lax.Precision.HIGHEST)
+    # A zero matrix has no direction for a gradient to take: the identity stands in and is masked out.
+    safe = jnp.where(empty, jnp.eye(gram.shape[-1], dtype=gram.dtype), gram)
+    ratio = jnp.trace(safe, axis1=-2, axis2=-1) / jnp.linalg.eigvalsh(safe)[..., -1]
+    return jnp.where(empty[..., 0, 0], 0, ratio)
+
+
+def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
+    r"""Relative error of the largest Ritz value that a random start exceeds with probability at most `failure`.
+
+    .. math:: \epsilon = \Big(\frac{\ln(1.648 \sqrt n / p)}{2k - 1}\Big)^2, \qquad
+        P\Big[\frac{\lambda_1 - \theta}{\lambda_1} > \epsilon\Big] \le p
+
+    for every symmetric positive semidefinite matrix of side n after k Lanczos steps. A value of 1 or more says nothing.
+
+    Examples
+    --------
+    >>> round(lanczos_error(512, 60, failure=1e-6), 3)
+    0.021
+
+    References
+    ----------
+    Kuczyński and Woźniakowski (1992), theorem 3.2.
+    """
+    return (math.log(1.648 * math.sqrt(side) / failure) / (2 * steps - 1)) ** 2
+
+
+def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
+    """Bring the largest entry near one, by a power of two, so that squares neither overflow nor vanish."""
+    if not entries:
+        frobenius = matrix.frobenius if hasattr(matrix, "frobenius") else _sparse_norm(matrix)
+        if not (np.isfinite(frobenius) and frobenius >= 0):
+            raise UsageError(f"frobenius={frobenius}: expected the finite Frobenius norm of the matrix")
+        return matrix, 1.0, float(frobenius)
+    array = np.asarray(matrix)
+    largest = 0.0
+    for _, block in row_blocks(array):
+        largest = max(largest, float(np.max(np.abs(block))))  # max(x, nan) is x: NaN is looked for below
+        if not np.all(np.isfinite(block)):
+            raise UsageError("the matrix holds NaN or infinite entries: it has no stable rank")
+    if largest == 0:
+        return array, 1.0, 0.0
+    exponent = math.frexp(largest)[1]
+    scale = 1.0
+    if abs(exponent) > 100 or array.dtype.kind in "iub":
+        scale = math.ldexp(1.0, exponent)
+        array = np.ldexp(array.astype(np.float64), -exponent)
+    squares = math.fsum(float(np.vdot(block, block)) for _, block in row_blocks(array))
+    return array, scale, math.sqrt(squares)
+
+
+def _sparse_norm(matrix: Any) -> float:
+    if not hasattr(matrix, "tocsr"):
+        raise UsageError("an operator needs an attribute `frobenius`, its Frobenius norm: products do not give it")
+    return float(np.linalg.norm(matrix.tocsr().data))
+
+
+def _gram(array: Any) -> Array:
+    """Gram matrix of the columns, in float64."""
+    gram = np.zeros((array.shape[1], array.shape[1]))
+    for _, block in row_blocks(array):
+        gram += block.T @ block  # the same array twice: NumPy calls syrk, at half the cost
+    return gram
+
+
+def _by_gram(array: Any, scale: float, frobenius: float) -> StableRank:
+    top = float(np.linalg.eigvalsh(_gram(_tall(array)))[-1])
+    # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
+    slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
+    return _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), 0, "gram", "exact")
+
+
+def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> StableRank:
+    """Lanczos from the smaller side, until one of the certificates holds."""
+    scale, frobenius = sizes
+    tall = _tall(array)
+    side, tolerance = min(tall.shape), options.tolerance
+    steps = 60 if options.certificate == "cholesky" else _steps_for(side, tolerance)
+    gram: Array | None = None
+    while True:
+        found = golub_kahan(tall, steps, rng=options.rng, start=options.start)
+        theta = _rayleigh(tall, found)
+        goal = theta * (1 + tolerance) / _rounding(tall) ** 2
+        proof, bound = "frobenius", _frobenius_bound(found, theta, frobenius**2, max(tall.shape))
+        if bound > goal and options.certificate == "probability":
+            proof, bound = "probability", theta / (1 - min(_chance(found, side), 1 - EPS))
+        elif bound > goal:
+            gram = _gram(tall) if gram is None else gram
+            proof, bound = "cholesky", _cholesky_bound(gram, goal, frobenius**2, tall.shape)
+        if bound <= goal * (1 + 4 * EPS):
+            return _result(tall, scale, frobenius, (theta, theta, bound), found.steps, "lanczos", proof, found)
+        if found.exhausted or found.steps >= side or options.certificate == "probability":
+            raise CertificateError(
+                f"{found.steps} Lanczos steps did not certify the largest singular value to the tolerance: use "
+                "method='gram', a larger tolerance, or another rng if a start vector was given",
+                measured=bound / theta - 1,
+                threshold=tolerance,
+            )
+        # The Ritz value itself is still short of the top.
+        steps = min(2 * steps, side)
+
+
+def _steps_for(side: int, tolerance: float) -> int:
+    """Lanczos steps after which the probabilistic bound certifies upper / lower = 1 + tolerance."""
+    error = 0.999 * tolerance / (1 + tolerance)  # a little less, for rounding
+    return math.ceil((math.log(1.648 * math.sqrt(side) / FAILURE) / math.sqrt(error) + 1) / 2)
+
+
+def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int) -> float:
+    """Bound on σ₁² from what the Krylov space leaves out, in the basis (Krylov space, its complement)."""
+    rounding = 8 * length * EPS * total
+    rest, coupling = max(total - found.captured, 0.0) + rounding, found.coupling + rounding
+    top = max(theta, float(found.ritz[0]) ** 2) + rounding
+    return (top + rest) / 2 + math.hypot((top - rest) / 2, coupling)
+
+
+def _cholesky_bound(gram: Array, goal: float, total: float, shape: tuple[int, int]) -> float:
+    """`goal` if a factorisation proves σ₁² below it, infinity if it does not."""
+    # Success proves definiteness up to the first term (Rump 2006); the Gram matrix is known up to the second.
+    slack = EPS * ((shape[1] + 2) * max(shape[1] * goal - total, 0.0) + 2 * max(shape) * total)
+    shifted = -gram
+    shifted[np.diag_indices_from(shifted)] += goal - slack
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return math.inf
+    return goal
+
+
+def _chance(found: Bidiagonal, side: int) -> float:
+    """Relative error of the Ritz value that a random start exceeds with probability at most FAILURE."""
+    # Any k: by the theorem. An invariant space: (λ₁ - θ) |c| <= coupling, with c the start's part along the top vector,
+    # and P(|c| < d) <= d √(2 n / π).
+    if not found.exhausted:
+        return lanczos_error(side, found.steps)
+    coupling = found.coupling / float(found.ritz[0]) ** 2 + 4 * EPS
+    return coupling * math.sqrt(2 * side / math.pi) / FAILURE
+
+
+def _tall(array: Any) -> Any:
+    """Return the matrix, or its transpose, with the smaller side last."""
+    if array.shape[0] >= array.shape[1]:
+        return array
+    if hasattr(array, "matvec"):
+        return Operator((array.shape[1], array.shape[0]), array.rmatvec, array.matvec)
+    return array.T
+
+
+def _rayleigh(matrix: Any, found: Bidiagonal) -> float:
+    """Rayleigh quotient of the Ritz vector: a lower bound on σ₁² whatever rounding did to the Lanczos basis."""
+    image = as_operator(matrix).matvec(found.vector)
+    rounding = 4 * EPS * max(matrix.shape)
+    return float(image @ image / (found.vector @ found.vector)) * (1 - rounding)
+
+
+def _rounding(array: Any) -> float:
+    """Factor by which the rounded sum of all squares may be off."""
+    return 1 + 4 * EPS * math.sqrt(array.shape[0] * array.shape[1])
+
+
+def _result(
+    array: Any,
+    scale: float,
+    frobenius: float,
+    squares: tuple[float, float, float],
+    steps: int,
+    method: str,
+    certificate: str,
+    found: Bidiagonal | None = None,
+) -> StableRank:
+    low, best, high = squares
+    rounding = _rounding(array)
+    total, side = frobenius**2, float(min(array.shape))
+    lower, upper = max(1.0, total / high / rounding), min(side, total / low * rounding)
+    return StableRank(
+        value=min(max(total / best, lower), upper),
+        lower=lower,
+        upper=max(upper, lower),
+        frobenius=scale * frobenius,
+        sigma_low=scale * math.sqrt(low),
+        sigma_high=scale * math.sqrt(high),
+        steps=steps,
+        method=method,
+        certificate=certificate,
+        vector=None if found is None else found.vector,
+    )

@@ -1,0 +1,226 @@
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.spectra import lanczos_error, stable_rank, traced_stable_rank
+
+
+class Products:
+    """A matrix known by its products and its norm."""
+
+    def __init__(self, matrix):
+        self.shape = matrix.shape
+        self.frobenius = float(np.linalg.norm(matrix))
+        self.matvec = lambda v: matrix @ v
+        self.rmatvec = lambda u: matrix.T @ u
+
+
+def with_singular_values(values, rows, columns, rng):
+    u = np.linalg.qr(rng.standard_normal((rows, values.size)))[0]
+    v = np.linalg.qr(rng.standard_normal((columns, values.size)))[0]
+    return (u * values) @ v.T
+
+
+def exact(matrix):
+    squares = np.linalg.svd(np.asarray(matrix, dtype=float), compute_uv=False) ** 2
+    return squares.sum() / squares[0]
+
+
+SPECTRA = {
+    "gaussian": None,
+    "one spike": lambda n: np.r_[4.0 * np.sqrt(n), np.ones(n - 1)],
+    "flat": lambda n: np.ones(n),
+    "power law": lambda n: np.arange(1, n + 1.0) ** -0.5,
+    "decades": lambda n: np.logspace(0, -12, n),
+    # the top is a pair that differs by less than a step of Lanczos resolves: residuals mislead here
+    "clustered": lambda n: np.r_[1.0, 1 - 1e-7, np.linspace(0.9999, 0.5, n - 2)],
+    "hidden top": lambda n: np.r_[1.05, np.full(n - 1, 1.0)],
+}
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("shape", [(96, 40), (48, 160)])
+def test_every_method_agrees_with_the_svd_and_keeps_its_bounds(rng, kind, shape):
+    side = min(shape)
+    values = SPECTRA[kind]
+    matrix = rng.standard_normal(shape) if values is None else with_singular_values(values(side), *shape, rng)
+    expected = exact(matrix)
+    for options in (
+        {"method": "gram"},
+        {"method": "lanczos", "certificate": "cholesky", "rng": rng},
+        {"method": "lanczos", "certificate": "cholesky", "rng": rng, "tolerance": 1e-6},
+    ):
+        found = stable_rank(matrix, **options)
+        assert found.lower <= expected * (1 + 1e-12)
+        assert expected <= found.upper * (1 + 1e-12)
+        assert found.lower <= found.value <= found.upper
+        assert found.upper / found.lower - 1 <= options.get("tolerance", 1e-3) * (1 + 1e-9)
+        assert found.sigma_low <= np.linalg.norm(matrix, 2) * (1 + 1e-12) <= found.sigma_high * (1 + 2e-12)
+        np.testing.assert_allclose(found.frobenius, np.linalg.norm(matrix), rtol=1e-12)
+    gram = stable_rank(matrix)
+    assert (gram.method, gram.certificate, gram.steps) == ("gram", "exact", 0)
+    np.testing.assert_allclose(gram.value, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+def test_the_probabilistic_certificate_keeps_its_bounds(rng, kind):
+    """False-alarm rate: 30 starts, each wrong with probability at most 1e-9."""
+    side = 64
+    values = SPECTRA[kind]
+    for _ in range(30):
+        matrix = (
+            rng.standard_normal((80, side)) if values is None else with_singular_values(values(side), 80, side, rng)
+        )
+        found = stable_rank(Products(matrix), tolerance=0.05, rng=rng)
+        assert found.lower <= exact(matrix) * (1 + 1e-12) <= found.upper * (1 + 2e-12)
+        assert found.certificate in ("frobenius", "probability")
+        assert found.upper / found.lower - 1 <= 0.05 * (1 + 1e-9)
+
+
+def test_the_certificate_is_never_wrong_where_the_start_misses_the_top(rng):
+    """A start orthogonal to the top vector: Lanczos converges to the second value with a vanishing residual."""
+    matrix = np.diag(np.r_[1.5, 1.0, np.linspace(0.6, 0.1, 38)])
+    start = np.r_[0.0, rng.standard_normal(39)]
+    with pytest.raises(CertificateError, match="certify"):
+        stable_rank(matrix, "lanczos", certificate="cholesky", start=start)
+    with pytest.raises(UsageError, match="random start"):
+        stable_rank(matrix, "lanczos", certificate="probability", start=start)
+
+
+def test_a_lone_spike_is_proved_without_a_gram_matrix(rng):
+    matrix = with_singular_values(np.r_[10.0, np.full(63, 0.5)], 100, 64, rng)
+    assert stable_rank(matrix, "lanczos", rng=rng).certificate == "frobenius"
+    low_rank = stable_rank(Products(matrix[:, :1] @ matrix[:1]), rng=rng)
+    assert low_rank.certificate == "frobenius"
+    np.testing.assert_allclose([low_rank.value, low_rank.lower], 1.0, rtol=1e-9)
+
+
+def test_a_warm_start_needs_no_more_steps(rng):
+    matrix = rng.standard_normal((300, 200))
+    first = stable_rank(matrix, "lanczos", rng=rng)
+    again = stable_rank(matrix + 1e-3 * rng.standard_normal(matrix.shape), "lanczos", start=first.vector)
+    assert first.vector.shape == (200,)
+    assert again.steps <= first.steps
+    wide = stable_rank(matrix.T, "lanczos", start=first.vector)
+    np.testing.assert_allclose(wide.value, exact(matrix), rtol=1e-3)
+
+
+@given(
+    rows=st.integers(1, 20),
+    columns=st.integers(1, 20),
+    exponent=st.integers(-300, 290),
+    number=st.integers(0, 2**32 - 1),
+)
+def test_range_rotations_transposition_and_scale(rows, columns, exponent, number):
+    rng = np.random.default_rng(number)
+    rank = int(rng.integers(1, min(rows, columns) + 1))
+    matrix = rng.standard_normal((rows, rank)) @ rng.standard_normal((rank, columns))
+    found = stable_rank(matrix)
+    assert 1.0 <= found.lower <= found.value <= found.upper <= min(rows, columns)
+    assert found.value <= rank * (1 + 1e-9)
+    rotation = np.linalg.qr(rng.standard_normal((rows, rows)))[0]
+    for other in (rotation @ matrix, matrix.T, matrix * 10.0**exponent):
+        np.testing.assert_allclose(stable_rank(other).value, found.value, rtol=1e-9)
+
+
+def test_closed_forms():
+    assert stable_rank(np.eye(5)).value == pytest.approx(5.0, rel=1e-12)
+    assert stable_rank(np.ones((4, 7))).value == pytest.approx(1.0, rel=1e-12)
+    assert stable_rank(np.diag([3, 2, 1])).value == pytest.approx(14 / 9, rel=1e-12)
+    assert stable_rank(np.arange(1.0, 5.0)[:, None]).value == 1.0
+    zero = stable_rank(np.zeros((3, 4)))
+    assert (zero.value, zero.lower, zero.upper, zero.method) == (0.0, 0.0, 0.0, "zero")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8])
+def test_other_dtypes_are_converted_and_not_rounded(rng, dtype):
+    matrix = (rng.standard_normal((500, 400)) * 20).astype(dtype)
+    expected = exact(matrix.astype(np.float64))
+    np.testing.assert_allclose(stable_rank(matrix).value, expected, rtol=1e-10)
+    found = stable_rank(matrix, "lanczos", rng=rng, certificate="probability", tolerance=0.05)
+    assert found.lower <= expected <= found.upper
+
+
+def test_sparse_arrays_and_jax_arrays(rng):
+    matrix = rng.standard_normal((60, 50)) * (rng.random((60, 50)) < 0.2)
+    found = stable_rank(scipy.sparse.csr_array(matrix), tolerance=0.1)
+    assert found.method == "lanczos"
+    assert found.lower <= exact(matrix) <= found.upper
+    array = jnp.asarray(matrix, dtype=jnp.float32)
+    np.testing.assert_allclose(stable_rank(array).value, exact(matrix), rtol=1e-6)
+
+
+def test_wrong_use_is_named(rng):
+    matrix = rng.standard_normal((6, 5))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(UsageError, match="NaN or infinite"):
+            stable_rank(np.where(matrix == matrix[2, 3], bad, matrix))
+    with pytest.raises(ShapeError, match="two axes"):
+        stable_rank(matrix[0])
+    with pytest.raises(ShapeError, match="two axes"):
+        stable_rank(np.zeros((0, 3)))
+    with pytest.raises(UsageError, match="method"):
+        stable_rank(matrix, "svd")
+    with pytest.raises(UsageError, match="tolerance"):
+        stable_rank(matrix, tolerance=0.0)
+    with pytest.raises(UsageError, match="without its entries"):
+        stable_rank(Products(matrix), "gram")
+    nameless = Products(matrix)
+    del nameless.frobenius
+    with pytest.raises(UsageError, match="frobenius"):
+        stable_rank(nameless)
+    with pytest.raises(CertificateError, match="certify"):
+        stable_rank(rng.standard_normal((200, 150)), "lanczos", tolerance=1e-13, rng=rng)
+    with pytest.raises(UsageError, match="frobenius=nan"):
+        stable_rank(Products(matrix * np.nan), tolerance=0.1)
+
+
+def test_lanczos_error_is_kept_by_the_bare_ritz_value(rng):
+    """At failure 1e-3 over 200 starts the chance of more than 8 misses is below 1e-12 (Poisson, mean 0.2)."""
+    from manyheads.spectra import golub_kahan
+
+    side, steps = 100, 10
+    matrix = np.diag(np.sqrt(np.linspace(1.0, 0.0, side)))
+    error = lanczos_error(side, steps, failure=1e-3)
+    assert error < 1
+    misses = sum(1 - golub_kahan(matrix, steps, rng=rng).ritz[0] ** 2 > error for _ in range(200))
+    assert misses <= 8
+    # and the bound is not vacuous: a third of the steps misses it
+    assert all(1 - golub_kahan(matrix, 2, rng=rng).ritz[0] ** 2 > 0.03 for _ in range(5))
+
+
+def test_traced_twin(rng):
+    stack = rng.standard_normal((3, 12, 7))
+    expected = [exact(matrix) for matrix in stack]
+    double = traced_stable_rank(stack)
+    assert isinstance(double, np.ndarray)
+    np.testing.assert_allclose(double, expected, rtol=1e-12)
+    single = jax.jit(traced_stable_rank)(jnp.asarray(stack, jnp.float32))
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(single, expected, rtol=1e-5)
+    half = jax.jit(traced_stable_rank)(jnp.asarray(stack, jnp.bfloat16))
+    np.testing.assert_allclose(half, expected, rtol=0.05)
+    tiny = jax.jit(traced_stable_rank)(jnp.asarray(stack * 1e-30, jnp.float32))
+    np.testing.assert_allclose(tiny, expected, rtol=1e-5)
+    with pytest.raises(ShapeError, match="columns"):
+        traced_stable_rank(np.ones(3))
+
+
+def test_traced_twin_has_gradients_and_defined_edges(rng):
+    matrix = rng.standard_normal((6, 4))
+    with jax.enable_x64(True):
+        check_grads(traced_stable_rank, (jnp.asarray(matrix),), order=1, modes=("rev",), rtol=1e-4)
+        gradient = jax.grad(traced_stable_rank)
+        assert np.all(np.isfinite(gradient(jnp.zeros((3, 3)))))
+        assert np.all(np.isfinite(gradient(jnp.eye(3))))
+        # the stable rank does not change with scale
+        np.testing.assert_allclose(jnp.vdot(gradient(jnp.asarray(matrix)), matrix), 0.0, atol=1e-10)
+    assert traced_stable_rank(np.zeros((2, 3))) == 0.0
+    assert np.isnan(traced_stable_rank(np.full((2, 2), np.nan)))
