@@ -1,0 +1,234 @@
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyheads.attention import attention_entropy, attention_statistics, causal, padding, sliding_window
+from manyheads.attention.masks import evaluate
+from manyheads.errors import ShapeError, UsageError
+
+
+def by_loops(q, k, scale, mask):
+    """The definition on one head, a row at a time, in double precision: entropy, logsumexp, max, sum p^2."""
+    rows = []
+    for query, allowed in zip(q.astype(np.float64), mask, strict=True):
+        logits = scale * (k.astype(np.float64) @ query)[allowed]
+        if not logits.size:
+            rows.append((0.0, -np.inf, -np.inf, 0.0))
+            continue
+        largest = logits.max()
+        total = np.exp(logits - largest).sum()
+        p = np.exp(logits - largest) / total
+        entropy = -np.sum(p * (logits - largest - np.log(total)))
+        rows.append((entropy, largest + np.log(total), largest, np.sum(p**2)))
+    return np.array(rows).T
+
+
+def dense_entropy(q, k, mask):
+    """The formula on the whole pattern, for derivatives; every row must have a key."""
+    logits = jnp.where(mask, jnp.einsum("...nd,...md->...nm", q, k) * q.shape[-1] ** -0.5, -1e30)
+    lse = jax.scipy.special.logsumexp(logits, axis=-1)
+    return lse - jnp.sum(jnp.exp(logits - lse[..., None]) * jnp.where(mask, logits, 0), axis=-1), lse
+
+
+@given(
+    form=st.sampled_from([(1, 1, 128), (7, 7, 3), (3, 7, 128), (7, 3, 2)]),
+    spread=st.sampled_from([0.0, 1.0, 30.0]),
+    density=st.sampled_from([0.1, 0.5, 1.0]),
+    number=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60)
+def test_statistics_are_their_definition(form, spread, density, number):
+    n, m, block = form
+    draw = np.random.default_rng(number)
+    q, k = spread * draw.normal(size=(n, 4)), draw.normal(size=(m, 4))
+    mask = draw.random((n, m)) < density
+    found = attention_statistics(q, k, mask=mask, block=block)
+    expected = by_loops(q, k, 0.5, mask)
+    for have, want in zip(found, expected, strict=True):
+        assert type(have) is np.ndarray
+        np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
+    count = mask.sum(axis=1)
+    assert (found.entropy >= 0).all()
+    assert (found.entropy <= np.log(np.maximum(count, 1)) + 1e-14).all()
+    entropy, logsumexp = attention_entropy(q, k, mask=mask, block=block)
+    np.testing.assert_allclose(entropy, found.entropy, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(logsumexp, found.logsumexp, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("largest", [5, 48, 296])
+@pytest.mark.parametrize("length", [300, 2048])
+def test_single_precision_is_within_four_roundings(rng, length, largest):
+    q, k = rng.normal(size=(2, length, 64)).astype(np.float32)
+    q = (q * (largest / np.abs(q @ k.T * 0.125).max())).astype(np.float32)
+    entropy, _ = attention_entropy(q, k)
+    expected, _ = attention_entropy(q.astype(np.float64), k.astype(np.float64))
+    assert entropy.dtype == np.float32
+    assert np.abs(entropy - expected).max() <= 4 * np.finfo(np.float32).eps * max(1, largest)
+    assert abs((entropy - expected).mean()) <= 1e-5
+    # The reference itself, on the rows with the least and the greatest entropy.
+    rows = np.array([expected.argmin(), expected.argmax()])
+    loops = by_loops(q[rows], k, 0.125, np.ones((2, length), bool))[0]
+    np.testing.assert_allclose(expected[rows], loops, rtol=0, atol=1e-12)
+
+
+def test_uniform_and_certain_rows(rng):
+    keys = rng.normal(size=(50, 8))
+    entropy, logsumexp = attention_entropy(np.zeros((3, 8)), keys)
+    np.testing.assert_allclose(entropy, np.log(50), rtol=1e-15)
+    np.testing.assert_allclose(logsumexp, np.log(50), rtol=1e-15)
+    found = attention_statistics(1e4 * np.eye(8), np.eye(8), scale=1.0)
+    np.testing.assert_array_equal(found.entropy, 0)
+    np.testing.assert_array_equal(found.logsumexp, 1e4)
+    np.testing.assert_array_equal(found.collision, 1)
+    # Two keys with logits 0 and s: the binary entropy of 1 / (1 + exp(s)).
+    s = np.linspace(-5, 5, 11)
+    p = 1 / (1 + np.exp(-s))
+    entropy, _ = attention_entropy(s[:, None], np.array([[0.0], [1.0]]))
+    np.testing.assert_allclose(entropy, -p * np.log(p) - (1 - p) * np.log(1 - p), rtol=1e-13)
+
+
+def test_rules_masks_and_suffixes(rng):
+    q, k = rng.normal(size=(2, 9, 4))
+    for rule in (causal & sliding_window(3), padding(6) & causal):
+        table = np.broadcast_to(evaluate(rule, (9, 9)), (9, 9))
+        whole = by_loops(q, k, 0.5, table)
+        for n in (9, 4):  # the last n queries
+            found = attention_statistics(q[9 - n :], k, mask=rule, block=2)
+            for have, want in zip(found, whole, strict=True):
+                np.testing.assert_allclose(have, want[9 - n :], rtol=0, atol=1e-13)
+
+
+def test_leading_axes_broadcast_like_arrays(rng):
+    """Three sequences, two groups of two heads, another length for each sequence: all in one call."""
+    q, k = rng.normal(size=(3, 2, 2, 5, 4)), rng.normal(size=(3, 2, 1, 5, 4))
+    lengths = np.array([5, 3, 0])
+    mask = padding(lengths[:, None, None]) & causal
+    for block in (4, 5, 10, 128):  # a piece of a head, one head, a group, everything at once
+        entropy, logsumexp = attention_entropy(q, k, mask=mask, block=block)
+        assert entropy.shape == (3, 2, 2, 5)
+        for b, g, h in np.ndindex(3, 2, 2):
+            table = np.tri(5, dtype=bool) & (np.arange(5) < lengths[b])
+            want = by_loops(q[b, g, h], k[b, g, 0], 0.5, table)
+            np.testing.assert_allclose(entropy[b, g, h], want[0], rtol=0, atol=1e-13)
+            np.testing.assert_allclose(logsumexp[b, g, h], want[1], rtol=0, atol=1e-13)
+    order = rng.permutation(2)
+    np.testing.assert_array_equal(
+        attention_entropy(q[:, order], k[:, order], mask=mask)[0], attention_entropy(q, k, mask=mask)[0][:, order]
+    )
+
+
+def test_the_mask_alone_may_bring_the_batch(rng):
+    q, k = rng.normal(size=(2, 5, 4))
+    entropy, _ = attention_entropy(q, k, mask=padding([5, 2]), block=2)
+    assert entropy.shape == (2, 5)
+    np.testing.assert_allclose(entropy[1], attention_entropy(q, k[:2])[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("block", [3, 128])
+def test_derivatives_agree_with_the_dense_formula(rng, block):
+    q, k = rng.normal(size=(2, 2, 7, 4))
+    weight = rng.normal(size=(2, 2, 7))
+
+    def total(function, q, k):
+        return sum(jnp.vdot(w, value) for w, value in zip(weight, function(q, k), strict=True))
+
+    with jax.enable_x64(True):
+        ours = jax.grad(
+            lambda q, k: total(lambda q, k: attention_entropy(q, k, mask=causal, block=block), q, k), (0, 1)
+        )
+        dense = jax.grad(lambda q, k: total(lambda q, k: dense_entropy(q, k, np.tri(7, dtype=bool)), q, k), (0, 1))
+        found, expected = jax.jit(ours)(q, k), jax.jit(dense)(q, k)
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-12)
+
+
+def test_derivatives_are_finite_without_any_key(rng):
+    q, k = (jnp.asarray(array) for array in rng.normal(size=(2, 5, 4)))
+    mask = np.tri(5, k=-1, dtype=bool)
+
+    def total(q, k, scale):
+        found = attention_statistics(q, k, scale=scale, mask=mask, block=2)
+        return sum(jnp.sum(jnp.where(jnp.isfinite(field), field, 0)) for field in found)
+
+    gradients = jax.jit(jax.grad(total, (0, 1, 2)))(q, k, 0.5)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert not np.asarray(gradients[0][0]).any()
+    assert np.asarray(gradients[0][1:]).any(axis=1).all()
+
+
+def test_jit_vmap_and_call_agree_and_nothing_global_changes(rng):
+    before = dict(jax.config.values)
+    q, k = rng.normal(size=(2, 3, 7, 4))
+    expected = attention_entropy(q, k, mask=causal, block=3)
+    assert dict(jax.config.values) == before
+    with jax.enable_x64(True):
+        jitted = jax.jit(lambda q, k: attention_entropy(q, k, mask=causal, block=3))(q, k)
+        mapped = jax.vmap(lambda q, k: attention_entropy(q, k, mask=causal, block=3))(jnp.asarray(q), jnp.asarray(k))
+    for found in (jitted, mapped):
+        for have, want in zip(found, expected, strict=True):
+            assert isinstance(have, jax.Array)
+            np.testing.assert_allclose(have, want, rtol=0, atol=1e-13)
+    assert attention_entropy(jnp.asarray(q), k)[0].dtype == jnp.float32
+
+
+def test_half_precision_is_computed_in_single(rng):
+    q, k = (jnp.asarray(array, jnp.bfloat16) for array in rng.normal(size=(2, 20, 8)))
+    entropy, _ = attention_entropy(q, k)
+    assert entropy.dtype == jnp.float32
+    np.testing.assert_allclose(entropy, attention_entropy(q.astype(jnp.float32), k.astype(jnp.float32))[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "mask", "says"),
+    [
+        ((4, 3), (4, 2), None, "expected"),
+        ((3,), (4, 3), None, "expected"),
+        ((4, 3), (0, 3), None, "expected"),
+        ((2, 4, 3), (3, 4, 3), None, "leading axes"),
+        ((2, 3, 4, 3), (2, 3, 4, 3), padding([1, 2]), "axis of size 1 for the heads"),
+        ((4, 3), (4, 3), np.ones((4, 3), bool), "does not broadcast"),
+        ((4, 3), (3, 3), causal, "last n of the m keys"),
+        ((4, 3), (4, 3), np.zeros((4, 4)), "booleans"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(q, k, mask, says):
+    with pytest.raises(ShapeError, match=says):
+        attention_entropy(np.zeros(q), np.zeros(k), mask=mask)
+
+
+def test_other_refusals():
+    with pytest.raises(ShapeError, match="floating-point"):
+        attention_entropy(np.zeros((2, 2), int), np.zeros((2, 2)))
+    with pytest.raises(UsageError, match="at least one query row"):
+        attention_entropy(np.zeros((2, 2)), np.zeros((2, 2)), block=0)
+
+
+MEMORY = """
+import jax, jax.numpy as jnp, numpy as np
+from manyheads.attention import attention_entropy, causal
+
+def kilobytes(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+gradient = jax.grad(lambda q: attention_entropy(q, q, mask=causal)[0].sum())
+small, large = (jnp.asarray(np.random.default_rng(0).normal(size=(n, 64)), jnp.float32) for n in (256, SIZE))
+attention_entropy(small, small, mask=causal), gradient(small)
+before = kilobytes("VmRSS")
+np.asarray(attention_entropy(large, large, mask=causal)[0]), np.asarray(gradient(large))
+print(kilobytes("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_sixteen_thousand_tokens_fit_in_two_hundred_megabytes():
+    """Forward and backward; the pattern of this one head would take 1 GB in float32."""
+    program = MEMORY.replace("SIZE", "16384")
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert int(answer.stdout) < 200_000
