@@ -1,0 +1,226 @@
+"""`manyheads count`: what a model or a function costs, exactly, under which convention."""
+
+import importlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from manyheads.costs import Cost, ModelShape
+
+_SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
+
+
+@dataclass(frozen=True)
+class Count:
+    """Count FLOPs and bytes of a transformer or of any JAX function, exactly and under a named convention.
+
+    The target is a config.json (or a folder that holds one), package.module:function with --shapes, or nothing at all
+    with --layers, --width and --heads.
+    """
+
+    target: Annotated[str, tyro.conf.Positional] = ""
+    """A config.json, a folder with one, or package.module:function."""
+    shapes: tuple[str, ...] = ()
+    """Arguments of the function: 4x128x64:float32, 8:int32, scalar:float32 (float32 if no dtype is given)."""
+    trips: int | None = None
+    """How often to take a while loop of unknown length to run, in a function."""
+
+    layers: int | None = None
+    """Blocks of the transformer."""
+    width: int | None = None
+    """Model dimension."""
+    heads: int | None = None
+    """Query heads."""
+    kv_heads: int | None = None
+    """Heads of keys and values; as many as heads if absent."""
+    head_dim: int | None = None
+    """Dimension of a head; width / heads if absent."""
+    mlp_hidden: int | None = None
+    """Hidden width of the MLP; 4 x width if absent."""
+    gated: bool | None = None
+    """Whether the MLP has a gate."""
+    vocabulary: int | None = None
+    """Tokens; 0 leaves embedding and unembedding out."""
+    causal: bool | None = None
+    """Whether the attention is causal."""
+
+    length: int | None = None
+    """Tokens of a sequence, or of the context with --decode; 1024 if absent (a config for images knows its own)."""
+    batch: int = 1
+    """Sequences."""
+    training: bool = False
+    """Count forward and backward pass."""
+    decode: bool = False
+    """Count one token with a cache of keys and values, `length` tokens being seen (itself included)."""
+    convention: str | None = None
+    """A preset: exact, halved, dense, mac, palm, megatron, flash, chinchilla; for a function executed, executed-mac."""
+    compare: bool = False
+    """Show the same work under every convention."""
+    recompute: Literal["none", "scores", "block", "block-needed", "block+scores"] | None = None
+    """Recomputation in the backward pass, in place of what the convention says."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Count and print; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            The target is unclear, a flag does not fit it, or a file is refused.
+        """
+        extra: dict[str, Any] = {}
+        if ":" in self.target and not os.path.exists(self.target):
+            cost = self._function_cost()
+        else:
+            cost, extra = self._model_cost()
+        print(self._as_json(cost, extra) if self.json else self._as_text(cost, extra))
+        return 0
+
+    def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:
+        data = {**cost.as_dict(), **extra}
+        if self.compare:
+            from manyheads.costs.tables import compare_conventions
+
+            data["conventions"] = {row.name: row.count for row in compare_conventions(cost)}
+        return json.dumps(data, indent=2)
+
+    def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:
+        from manyheads.costs.tables import render_comparison
+
+        texts = [cost.table()]
+        if extra:
+            texts.append("\n".join(f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in extra.items()))
+        if self.compare:
+            texts.append(render_comparison(cost))
+        return "\n\n".join(texts)
+
+    # Models
+
+    def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
+        from manyheads.costs import crossover_length, kv_cache_bytes, matrix_weights, token_cost, transformer_cost
+        from manyheads.costs.formulas.memory import activation_bytes
+        from manyheads.errors import UsageError
+
+        if self.shapes or self.trips is not None:
+            raise UsageError("--shapes and --trips belong to a function: give package.module:function as the target")
+        if self.training and self.decode:
+            raise UsageError("--training and --decode exclude each other: a token is decoded without a backward pass")
+        shape = self._shape()
+        length = self.length if self.length is not None else (shape.fixed_length or 1024)
+        convention = self._convention("exact")
+        extra: dict[str, Any] = {"length": length, "batch": self.batch, "matrix_weights": matrix_weights(shape)}
+        if self.decode:
+            cost = token_cost(shape, length, self.batch, convention)
+            extra["kv_cache_bytes"] = kv_cache_bytes(shape, length, self.batch)
+        else:
+            cost = transformer_cost(shape, length, self.batch, self.training, convention=convention)
+            extra["crossover_length"] = float(crossover_length(shape))
+        if self.training:
+            kept = {"none": "none", "scores": "scores"}.get(convention.recompute, "block")
+            extra["activation_bytes_at_least"] = activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
+        return cost, extra
+
+    def _shape(self) -> "ModelShape":
+        from manyheads.costs import ModelShape, read_config
+        from manyheads.errors import UsageError
+
+        names = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_hidden", "gated", "vocabulary", "causal")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.target:
+            if given:
+                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+                raise UsageError(f"{self.target} gives the shape already: leave out {flags}")
+            return read_config(self.target)
+        if missing := [name for name in ("layers", "width", "heads") if name not in given]:
+            flags = ", ".join(f"--{name}" for name in missing)
+            raise UsageError(
+                f"nothing to count: give a config.json, package.module:function, or a shape ({flags} missing)"
+            )
+        return ModelShape(**given)
+
+    def _convention(self, default: str) -> Any:
+        from manyheads.costs import find_convention
+
+        convention = find_convention(self.convention or default)
+        return replace(convention, recompute=self.recompute) if self.recompute else convention
+
+    # Functions
+
+    def _function_cost(self) -> "Cost":
+        from manyheads.costs.counter import count
+        from manyheads.errors import UsageError
+
+        model_flags = (
+            "layers",
+            "width",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "mlp_hidden",
+            "gated",
+            "vocabulary",
+            "causal",
+            "length",
+        )
+        given = [name for name in model_flags if getattr(self, name) is not None]
+        given += [name for name in ("training", "decode", "recompute") if getattr(self, name)]
+        if given or self.batch != 1:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given or ["batch"])
+            raise UsageError(f"{flags} describe a transformer; a function is described by --shapes")
+        function = _load_function(self.target)
+        arguments = [_parse_shape(text) for text in self.shapes]
+        try:
+            cost = count(function, *arguments, trips=self.trips)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            shown = " ".join(self.shapes) or "no arguments"
+            raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
+        return cost.to(self._convention("executed"))
+
+
+def _load_function(target: str) -> Any:
+    from manyheads.errors import UsageError
+
+    module, _, path = target.partition(":")
+    # As with `python -m`, modules of the current folder can be named; the folder is not left on the path.
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{target}: cannot be imported ({error}); expected package.module:function") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise UsageError(f"{target}: {type(found).__name__} cannot be called")
+    return found
+
+
+def _parse_shape(text: str) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    from manyheads.errors import UsageError
+
+    match = _SHAPE.fullmatch(text)
+    if not match:
+        raise UsageError(f"--shapes {text!r}: expected extents and a dtype, such as 4x128x64:float32 or scalar:int32")
+    try:
+        dtype = jnp.dtype(match["dtype"] or "float32")
+    except TypeError as error:
+        raise UsageError(f"--shapes {text!r}: {match['dtype']!r} is no dtype") from error
+    extents = () if match["extents"] == "scalar" else tuple(map(int, match["extents"].split("x")))
+    return jax.ShapeDtypeStruct(extents, dtype)
+
+
+def _readable(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -1,0 +1,84 @@
+"""How deep a program is: the longest chain of matrix products that wait for each other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from manyheads.costs.cost import UnknownCost
+from manyheads.costs.programs import called_program, inner_programs
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
+    """Return the length of the longest chain of matrix products in a JAX function, each needing the one before.
+
+    With any number of processors, this many products must still run one after the other. A `scan` is followed through
+    all its steps: only what is carried from one to the next makes it deep. Nothing is run.
+
+    Parameters
+    ----------
+    fn
+        Any function that `jax.make_jaxpr` can trace.
+    *args
+        Its arguments: arrays or `jax.ShapeDtypeStruct`, or pytrees of these.
+
+    Raises
+    ------
+    UnknownCost
+        A product stands in a `while` loop, whose number of steps is not part of the program.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> x, w = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> longest_chain(lambda x, w: (x @ w) @ w + x @ w, x, w)
+    2
+    >>> longest_chain(lambda x, w: jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w @ w), x, None, length=10), x, w)
+    11
+    """
+    program = jax.make_jaxpr(fn)(*args).jaxpr
+    return max(_depths(program, [0] * len(program.invars)), default=0)
+
+
+def _depths(program: core.Jaxpr, operands: Sequence[int]) -> list[int]:
+    """Return the depth of every result of a program, given the depths of its operands; constants are at depth zero."""
+    depth: dict[Any, int] = dict(zip(program.invars, operands, strict=True))
+
+    def of(var: Any) -> int:
+        return 0 if isinstance(var, core.Literal) else depth.get(var, 0)
+
+    for eqn in program.eqns:
+        depth.update(zip(eqn.outvars, _results(eqn, [of(var) for var in eqn.invars]), strict=True))
+    return [of(var) for var in program.outvars]
+
+
+def _results(eqn: Any, operands: list[int]) -> list[int]:
+    """Return the depths of an equation's results."""
+    if (call := called_program(eqn)) is not None:
+        return _depths(call[0], operands)
+    name = eqn.primitive.name
+    if name == "scan":
+        return _scan(eqn.params, operands)
+    if name == "cond":
+        branches = [_depths(branch.jaxpr, operands[1:]) for branch in eqn.params["branches"]]
+        return [max(operands[0], *ends) for ends in zip(*branches, strict=True)]
+    deepest = max(operands, default=0)
+    inside = [_depths(program, [0] * len(program.invars)) for program, _ in inner_programs(eqn)]
+    if any(max(ends, default=0) for ends in inside):
+        raise UnknownCost(f"a matrix product stands inside {name!r}: how deep that is cannot be read from the program")
+    return [deepest + (name in PRODUCTS)] * len(eqn.outvars)
+
+
+def _scan(params: dict[str, Any], operands: list[int]) -> list[int]:
+    """Follow the carry through every step; a slice of the input is as deep as the input."""
+    consts, carries = params["num_consts"], params["num_carry"]
+    constants, carry, slices = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
+    stacked: list[int] = []
+    for _ in range(params["length"]):
+        results = _depths(params["jaxpr"].jaxpr, [*constants, *carry, *slices])
+        carry = results[:carries]
+        stacked = [max(pair) for pair in zip(results[carries:], stacked or [0] * len(results), strict=False)]
+    return [*carry, *(stacked or [0] * (len(params["jaxpr"].jaxpr.outvars) - carries))]

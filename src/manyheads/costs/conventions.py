@@ -1,0 +1,185 @@
+"""What a count counts: the convention is data, and every published one is a row of a table.
+
+Counters disagree by factors of two and four because they answer different questions: is a multiply-add one operation
+or two, does a causal mask halve the score products, is recomputed work counted? A `Convention` answers all of them; a
+`manyheads.costs.Cost` keeps its parts apart, so that it can be read under another convention without a guess.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from manyheads.errors import UsageError
+
+Causal = Literal["exact", "halved", "dense", "executed"]
+Embedding = Literal["gather", "onehot", "executed"]
+Recompute = Literal["none", "scores", "block", "block-needed", "block+scores", "executed"]
+Backward = Literal["needed", "twice", "executed"]
+
+CAUSAL = {
+    "exact": "causal pairs exactly",
+    "halved": "causal square halved",
+    "dense": "causal mask ignored",
+    "executed": "score products as the program runs them",
+}
+EMBEDDING = {
+    "gather": "embedding is a gather (0)",
+    "onehot": "embedding is a one-hot product",
+    "executed": "embedding as run",
+}
+RECOMPUTE = {
+    "none": "recomputation not counted",
+    "scores": "scores recomputed in the backward pass",
+    "block": "every block's forward pass run again in full",
+    "block-needed": "every block's forward pass run again but for its last product",
+    "block+scores": "every block's forward pass run again, and its scores once more",
+    "executed": "recomputation as run",
+}
+BACKWARD = {
+    "needed": "only gradients that are needed",
+    "twice": "backward = 2 x forward for every product",
+    "executed": "backward as run",
+}
+
+
+class ConventionError(UsageError):
+    """A count lacks the information that another convention needs, or two conventions were mixed."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """The questions that a count of operations has to answer.
+
+    Parameters
+    ----------
+    multiply_add
+        Operations in one multiply-add: 2 (FLOPs) or 1 (MACs).
+    causal
+        Score products under a causal mask, `n` queries being the last of `m` keys. ``"exact"``: the
+        `n m - n (n - 1) / 2` pairs that are not masked; ``"halved"``: `n m - n^2 / 2`, half of the square when
+        `n = m`; ``"dense"``: `n m`. Elementwise work on scores has no half pairs: ``"halved"`` counts it exactly.
+    softmax
+        Operations per score that are added to `Cost.flops`; 0 leaves them to `Cost.elementwise`.
+    recompute
+        Which work of the backward pass that only recreates activations is counted.
+    embedding
+        A token embedding is a gather and costs nothing, or a product with one-hot rows.
+    backward
+        ``"needed"``: products whose gradient nobody asks for are not counted; ``"twice"``: the rule of thumb.
+
+    Raises
+    ------
+    UsageError
+        A field has a value outside its table, or ``"executed"`` in some fields only.
+
+    Notes
+    -----
+    ``"executed"`` marks a count of a program as it runs (`manyheads.costs.count`): it stands in all four fields that
+    a program answers by itself, and such a count can only change its `multiply_add`.
+
+    Examples
+    --------
+    >>> Convention(causal="dense", multiply_add=1).describe().split("; ")[:3]
+    ['multiply-add = 1', 'causal mask ignored', 'softmax not in FLOPs']
+    """
+
+    multiply_add: Literal[1, 2] = 2
+    causal: Causal = "exact"
+    softmax: int = 0
+    recompute: Recompute = "none"
+    embedding: Embedding = "gather"
+    backward: Backward = "needed"
+
+    def __post_init__(self) -> None:
+        choices = (("multiply_add", (1, 2)), ("causal", get_args(Causal)), ("recompute", get_args(Recompute)))
+        for field, allowed in (*choices, ("embedding", get_args(Embedding)), ("backward", get_args(Backward))):
+            if getattr(self, field) not in allowed:
+                raise UsageError(
+                    f"convention: {field}={getattr(self, field)!r} is none of {', '.join(map(str, allowed))}"
+                )
+        if not isinstance(self.softmax, int) or self.softmax < 0:
+            raise UsageError(f"convention: softmax={self.softmax!r} must be a count of operations per score, 0 or more")
+        answers = {value == "executed" for value in (self.causal, self.recompute, self.embedding, self.backward)}
+        if len(answers) > 1 or (self.executed and self.softmax):
+            raise UsageError(
+                "convention: 'executed' stands in causal, recompute, embedding and backward together, with softmax=0, "
+                "or in none of them"
+            )
+
+    @property
+    def executed(self) -> bool:
+        """Whether this describes a program as it runs, not a formula."""
+        return self.causal == "executed"
+
+    @property
+    def name(self) -> str:
+        """The first preset that equals this convention, or ``"custom"``."""
+        return next((name for name, preset in PRESETS.items() if preset.convention == self), "custom")
+
+    def describe(self) -> str:
+        """Say in one line what is counted."""
+        softmax = f"softmax {self.softmax} FLOPs a score" if self.softmax else "softmax not in FLOPs"
+        parts = (f"multiply-add = {self.multiply_add}", CAUSAL[self.causal], softmax, RECOMPUTE[self.recompute])
+        return "; ".join((*parts, EMBEDDING[self.embedding], BACKWARD[self.backward]))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named convention and who counts so."""
+
+    convention: Convention
+    source: str
+
+
+_EXECUTED = {"causal": "executed", "recompute": "executed", "embedding": "executed", "backward": "executed"}
+
+PRESETS: dict[str, Preset] = {
+    "exact": Preset(Convention(), "useful work: the smallest number of products that gives the result"),
+    "halved": Preset(
+        Convention(causal="halved"),
+        "model FLOPs with the causal square divided by two; MaxText since its pull request 1988",
+    ),
+    "dense": Preset(
+        Convention(causal="dense"), "PyTorch FlopCounterMode where its formulas apply; model FLOPs of PaLM's appendix B"
+    ),
+    "mac": Preset(
+        Convention(multiply_add=1, causal="dense"), "fvcore, ptflops and thop: one multiply-add is one operation"
+    ),
+    "palm": Preset(
+        Convention(causal="dense"),
+        "Chowdhery et al. 2022 (PaLM), appendix B: 6 N + 12 L H Q T per token, N the weights of matrix products",
+    ),
+    "megatron": Preset(
+        Convention(causal="dense", recompute="block"),
+        "Narayanan et al. 2021, equation 3: 96 B s l h^2 (1 + s / 6h + V / 16lh), blocks recomputed, logits not",
+    ),
+    "flash": Preset(
+        Convention(causal="halved", recompute="scores"),
+        "Dao 2023 (FlashAttention-2), section 4.1: causal divided by 2, backward 2.5 times the forward pass",
+    ),
+    "chinchilla": Preset(
+        Convention(causal="dense", softmax=3, embedding="onehot", backward="twice"),
+        "Hoffmann et al. 2022 (Chinchilla), appendix F: one-hot embedding, 3 operations a score, backward twice",
+    ),
+    "executed": Preset(Convention(**_EXECUTED), "a program as it runs, dead code removed (manyheads.count)"),  # type: ignore[arg-type]
+    "executed-mac": Preset(Convention(multiply_add=1, **_EXECUTED), "the same with multiply-add = 1"),  # type: ignore[arg-type]
+}
+
+
+def find_convention(convention: "str | Convention") -> Convention:
+    """Return the convention of that name, or the convention itself.
+
+    Raises
+    ------
+    UsageError
+        No preset has the name.
+
+    Examples
+    --------
+    >>> find_convention("mac").multiply_add
+    1
+    """
+    if isinstance(convention, Convention):
+        return convention
+    if convention not in PRESETS:
+        raise UsageError(f"unknown convention {convention!r}: known are {', '.join(PRESETS)}")
+    return PRESETS[convention].convention

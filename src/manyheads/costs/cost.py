@@ -1,0 +1,253 @@
+"""A cost: integers by named item, readable under any convention that its parts allow."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from manyheads.costs.conventions import Convention, ConventionError, find_convention
+from manyheads.costs.tally import Tally
+from manyheads.errors import UsageError
+
+Stage = Literal["forward", "backward", "idle", "scores-again", "block-again", "last-again"]
+
+# The stages that each answer about recomputation counts. "last" is the product that ends a block: its result is an
+# output that was stored anyway, so an implementation that recomputes only what it needs leaves it out.
+RECOMPUTED: dict[str, frozenset[str]] = {
+    "none": frozenset(),
+    "scores": frozenset({"scores-again"}),
+    "block": frozenset({"block-again", "last-again"}),
+    "block-needed": frozenset({"block-again"}),
+    "block+scores": frozenset({"block-again", "last-again", "scores-again"}),
+    "executed": frozenset(),
+}
+BYTES = {
+    True: "compulsory traffic: every needed input, constant and result of one call once",
+    False: "compulsory traffic: every input, matrix and result of one call once; biases and norm gains left out",
+}
+
+
+class UnknownCost(UsageError):
+    """Part of a program has a cost that its text does not determine, such as a loop whose end depends on data."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One named amount of work in one stage; nothing in it depends on a convention.
+
+    Parameters
+    ----------
+    name, stage
+        What the work is, and whether it belongs to the forward pass, to the backward pass (``"idle"``: to gradients
+        that nobody asks for), or to recomputation.
+    macs
+        Multiply-adds of matrix products.
+    scores
+        Scores that pass through a softmax, twice in the backward stage (for conventions that charge them).
+    elementwise, transcendental
+        Elementwise operations, and among arithmetic those that are transcendental functions, counted apart.
+    bytes
+        Compulsory traffic.
+    embedding
+        Whether the work exists only if a token embedding is a product with one-hot rows.
+    """
+
+    name: str
+    stage: Stage = "forward"
+    macs: Tally = field(default_factory=Tally)
+    scores: Tally = field(default_factory=Tally)
+    elementwise: Tally = field(default_factory=Tally)
+    transcendental: Tally = field(default_factory=Tally)
+    bytes: int = 0
+    embedding: bool = False
+
+    def counted(self, convention: Convention) -> bool:
+        """Tell whether `convention` counts this item's work (its bytes are always counted)."""
+        if self.embedding and convention.embedding == "gather":
+            return False
+        if self.stage == "idle":
+            return convention.backward == "twice"
+        return self.stage in ("forward", "backward") or self.stage in RECOMPUTED[convention.recompute]
+
+    def flops(self, convention: Convention) -> int:
+        """Operations that `convention` charges to `Cost.flops`."""
+        if not self.counted(convention):
+            return 0
+        charged = convention.multiply_add * self.macs + convention.softmax * self.scores
+        return charged.products(convention.causal)
+
+    def times(self, factor: int) -> "Item":
+        """Repeat the work."""
+        amounts = {name: factor * getattr(self, name) for name in _AMOUNTS}
+        return replace(self, **amounts)
+
+    def plus(self, other: "Item") -> "Item":
+        """Add the amounts of an item of the same name and stage."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _AMOUNTS})
+
+
+_AMOUNTS = ("macs", "scores", "elementwise", "transcendental", "bytes")
+
+
+def merge(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Add up items of the same name and stage, in the order of their first appearance."""
+    merged: dict[tuple[str, str, bool], Item] = {}
+    for item in items:
+        key = (item.name, item.stage, item.embedding)
+        merged[key] = merged[key].plus(item) if key in merged else item
+    return tuple(merged.values())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a computation costs, exactly, under a named convention.
+
+    Costs of the same convention add, and an integer multiplies: `3 * cost` is three calls.
+
+    Parameters
+    ----------
+    items
+        The parts, apart enough to be read under another convention.
+    convention
+        How the parts are read.
+    notes
+        What a reader must know beside the figures.
+    unknown
+        Parts whose cost is not determined. If there are any, every figure is refused; `lower_bound` gives what is sure.
+
+    Examples
+    --------
+    >>> cost = Cost((Item("product", macs=Tally.of(21)),))
+    >>> cost.flops, cost.to("mac").flops, (2 * cost + cost).flops
+    (42, 21, 126)
+    """
+
+    items: tuple[Item, ...] = ()
+    convention: Convention = field(default_factory=Convention)
+    notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Matrix-product operations under the convention (FLOPs if a multiply-add is 2), with its softmax charge."""
+        self._refuse_unknown()
+        return sum(item.flops(self.convention) for item in self.items)
+
+    @property
+    def elementwise(self) -> int:
+        """Elementwise arithmetic operations: a reduction counts one for each element that it reads."""
+        return self._column("elementwise")
+
+    @property
+    def transcendental(self) -> int:
+        """Evaluations of transcendental functions (exp, tanh, rsqrt, ...), not contained in `elementwise`."""
+        return self._column("transcendental")
+
+    @property
+    def bytes(self) -> int:
+        """Compulsory traffic in bytes, a lower bound: every input and every output of a call moves once."""
+        self._refuse_unknown()
+        return sum(item.bytes for item in self.items)
+
+    def _column(self, name: str) -> int:
+        self._refuse_unknown()
+        counted = (item for item in self.items if item.counted(self.convention))
+        return sum(getattr(item, name).elementwise(self.convention.causal) for item in counted)
+
+    def _refuse_unknown(self) -> None:
+        if self.unknown:
+            raise UnknownCost(
+                f"the cost is not determined: {'; '.join(self.unknown)}. Take lower_bound(), or state the trip count"
+            )
+
+    def lower_bound(self) -> "Cost":
+        """Return the cost with every undetermined part left out, which then stands in the notes."""
+        return replace(self, unknown=(), notes=(*self.notes, *(f"left out: {part}" for part in self.unknown)))
+
+    def to(self, convention: str | Convention) -> "Cost":
+        """Read the same work under another convention: exact, nothing is derived from a total.
+
+        Parameters
+        ----------
+        convention
+            A `Convention` or the name of a preset.
+
+        Raises
+        ------
+        ConventionError
+            A count of a program as it runs does not know which products a mask hides or which work is recomputed, and
+            a formula does not know how a program would run. Neither is guessed.
+
+        Examples
+        --------
+        >>> Cost((Item("scores", macs=Tally(16, 10, 16)),)).to("halved").flops
+        16
+        """
+        target = find_convention(convention)
+        if target.executed != self.convention.executed:
+            have = "a program as it runs" if self.convention.executed else "a formula"
+            raise ConventionError(
+                f"a count of {have} cannot be read as {target.name!r} ({target.describe()}): which products are "
+                "masked, recomputed or idle is not in it. Use the closed forms for that, and 'executed' or "
+                "'executed-mac' for programs"
+            )
+        return replace(self, convention=target)
+
+    def __add__(self, other: "Cost") -> "Cost":
+        if not isinstance(other, Cost):
+            return NotImplemented
+        if other.convention != self.convention:
+            raise ConventionError(
+                f"costs of different conventions do not add: {self.convention.name} and {other.convention.name}; "
+                "convert one with .to"
+            )
+        return Cost(
+            merge((*self.items, *other.items)),
+            self.convention,
+            tuple(dict.fromkeys((*self.notes, *other.notes))),
+            tuple(dict.fromkeys((*self.unknown, *other.unknown))),
+        )
+
+    def __mul__(self, times: int) -> "Cost":
+        if isinstance(times, bool) or not isinstance(times, int):
+            return NotImplemented
+        if times < 0:
+            raise UsageError(f"a cost cannot be repeated {times} times")
+        return replace(self, items=tuple(item.times(times) for item in self.items))
+
+    __rmul__ = __mul__
+
+    def breakdown(self) -> dict[str, dict[str, int]]:
+        """Split `flops`, `elementwise`, `transcendental` and `bytes` by item name, in the order of the computation."""
+        names = dict.fromkeys(item.name for item in self.items)
+        parts = {name: replace(self, items=tuple(i for i in self.items if i.name == name)) for name in names}
+        return {name: _figures(part) for name, part in parts.items() if any(_figures(part).values())}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return figures, convention, breakdown and notes as plain data."""
+        convention = {"name": self.convention.name, "describes": self.convention.describe(), **asdict(self.convention)}
+        known = self.lower_bound()
+        figures: dict[str, Any] = _figures(known) if not self.unknown else {"lower_bound": _figures(known)}
+        extra = {
+            "unknown": list(self.unknown),
+            "notes": list(self.notes),
+            "bytes_convention": BYTES[self.convention.executed],
+        }
+        return {**figures, "convention": convention, "items": known.breakdown(), **extra}
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def table(self) -> str:
+        """Render the breakdown as plain text, one item a line."""
+        from manyheads.costs.tables import render_cost
+
+        return render_cost(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _figures(cost: Cost) -> dict[str, int]:
+    return {name: getattr(cost, name) for name in ("flops", "elementwise", "transcendental", "bytes")}

@@ -1,0 +1,238 @@
+"""Count the operations of any JAX function by walking its program."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from manyheads.costs import primitives
+from manyheads.costs.conventions import find_convention
+from manyheads.costs.cost import Cost, Item
+from manyheads.costs.programs import (
+    LONGEST_SIMULATION,
+    Known,
+    Liveness,
+    Mask,
+    bind,
+    called_program,
+    inner_programs,
+    known_results,
+    known_value,
+    look_up,
+    while_trips,
+)
+from manyheads.costs.tally import Tally
+from manyheads.errors import UsageError
+
+
+@dataclass
+class _Work:
+    """Operations by row: (multiply-adds, elementwise, transcendental)."""
+
+    rows: dict[str, np.ndarray] = field(default_factory=lambda: defaultdict(lambda: np.zeros(3, dtype=object)))
+    notes: dict[str, None] = field(default_factory=dict)
+    unknown: dict[str, None] = field(default_factory=dict)
+
+    def add(self, row: str, macs: int = 0, elementwise: int = 0, transcendental: int = 0) -> None:
+        if macs or elementwise or transcendental:
+            self.rows[row] = self.rows[row] + np.array([macs, elementwise, transcendental], dtype=object)
+
+    def absorb(self, other: "_Work", times: int = 1) -> None:
+        for row, amounts in other.rows.items():
+            self.rows[row] = self.rows[row] + times * amounts
+        self.notes.update(other.notes)
+        self.unknown.update(other.unknown)
+
+    def total(self) -> tuple[int, ...]:
+        return tuple(sum((amounts for amounts in self.rows.values()), np.zeros(3, dtype=object)))
+
+
+class _Counter:
+    """One count: what is needed is remembered, and `trips` stands for loops whose end is unknown."""
+
+    def __init__(self, trips: int | None):
+        self.trips = trips
+        self.liveness = Liveness()
+
+    def program(self, program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known], wanted: Mask) -> _Work:
+        work = _Work()
+        environment = bind(program, consts, operands)
+        for eqn, mask in self.liveness.needed(program, wanted).equations:
+            known = [look_up(environment, var) for var in eqn.invars]
+            self.equation(work, eqn, mask, known)
+            environment.update(zip(eqn.outvars, known_results(eqn, known), strict=True))
+        return work
+
+    def equation(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+        name = eqn.primitive.name
+        if name == "dot_general":
+            left, right = (str(var.aval.shape).replace(" ", "") for var in eqn.invars)
+            work.add(f"dot_general {left} {right}", macs=primitives.dot_macs(eqn))
+            self._note_complex(work, eqn)
+        elif name == "conv_general_dilated":
+            left, right = (str(var.aval.shape).replace(" ", "") for var in eqn.invars)
+            work.add(f"convolution {left} {right}", macs=primitives.convolution_macs(eqn))
+            self._note_complex(work, eqn)
+        elif name == "scan":
+            self._scan(work, eqn, mask, known)
+        elif name == "while":
+            self._while(work, eqn, mask, known)
+        elif name == "cond":
+            self._cond(work, eqn, mask, known)
+        elif (amounts := primitives.arithmetic(eqn)) is not None:
+            work.add(amounts[0], 0, *amounts[1:])
+        elif (called := called_program(eqn)) is not None:
+            work.absorb(self.program(*called, known, mask))
+        elif name in primitives.NOTED:
+            work.notes[f"{name} is no matrix product and not counted"] = None
+        else:
+            work.unknown[f"{name} is opaque: what it computes is not in the program"] = None
+
+    def _scan(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+        params = eqn.params
+        consts, carries = params["num_consts"], params["num_carry"]
+        body = params["jaxpr"]
+        mask = self.liveness.loop_results(body.jaxpr, mask, consts, carries)
+        # Carries and slices differ from one iteration to the next: only constants stay known.
+        inside = [*known[:consts], *[None] * (len(known) - consts)]
+        if params["length"]:
+            work.absorb(self.program(body.jaxpr, body.consts, inside, mask), params["length"])
+
+    def _while(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+        params = eqn.params
+        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        mask = self.liveness.while_results(eqn, mask)
+        carries = [None] * (len(known) - first - second)
+        test = self.program(condition.jaxpr, condition.consts, [*known[:first], *carries], (True,))
+        step = self.program(body.jaxpr, body.consts, [*known[first : first + second], *carries], mask)
+        trips = while_trips(eqn, known, self.liveness)
+        costs = any((*step.total(), *test.total())) or step.unknown or test.unknown
+        if trips is None and not costs:
+            return  # a loop that costs nothing costs nothing however often it runs
+        if trips is None and self.trips is not None:
+            trips = self.trips
+            work.notes[f"a while loop of unknown length is taken to run {trips} times"] = None
+        if trips is None:
+            reason = f"data, or runs over {LONGEST_SIMULATION:,} iterations"
+            work.unknown[f"a while loop of {step.total()[0]:,} multiply-adds an iteration ends by {reason}"] = None
+            return
+        if trips:
+            work.absorb(step, trips)
+        work.absorb(test, trips + 1)
+
+    def _cond(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
+        branches = eqn.params["branches"]
+        if known[0] is not None:
+            branches = [branches[int(np.clip(int(known[0]), 0, len(branches) - 1))]]
+        costs = [self.program(branch.jaxpr, branch.consts, known[1:], mask) for branch in branches]
+        totals = [cost.total() for cost in costs]
+        work.absorb(costs[totals.index(max(totals))])
+        for cost in costs:
+            work.unknown.update(cost.unknown)
+        if len(set(totals)) > 1:
+            macs = ", ".join(f"{total[0]:,}" for total in totals)
+            work.notes[f"a cond has branches of {macs} multiply-adds: the largest is counted"] = None
+
+    @staticmethod
+    def _note_complex(work: _Work, eqn: Any) -> None:
+        if getattr(eqn.outvars[0].aval.dtype, "kind", "") == "c":
+            work.notes["a complex multiply-add is counted as one"] = None
+
+    def traffic(self, closed: core.ClosedJaxpr, wanted: Mask) -> int:
+        """Bytes of needed inputs, of needed constants and of results."""
+        program = closed.jaxpr
+        needed = self.liveness.needed(program, wanted)
+        inputs = [var for var, use in zip(program.invars, needed.inputs, strict=True) if use]
+        moved = [*inputs, *program.outvars, *self._constants(program, tuple(closed.consts), wanted).values()]
+        return sum(primitives.size(var) * primitives.itemsize(var) for var in moved)
+
+    def _constants(self, program: core.Jaxpr, consts: tuple[Any, ...], wanted: Mask) -> dict[int, Any]:
+        # Arrays that a function closes over stand in the program as constants or as literals, in inner programs too,
+        # and the same array in several places: it is found by its identity.
+        found: dict[int, Any] = {}
+        values = dict(zip(program.constvars, consts, strict=True)) if len(consts) == len(program.constvars) else {}
+        for eqn, mask in self.liveness.needed(program, wanted).equations:
+            for var in eqn.invars:
+                if isinstance(var, core.Literal):
+                    if primitives.size(var) > 1:
+                        found[id(var.val)] = var
+                elif var in values:
+                    found[id(values[var])] = var
+            called = called_program(eqn)
+            inner = [(*called, mask)] if called else [(*part, None) for part in inner_programs(eqn)]
+            for part, constants, results in inner:
+                found |= self._constants(part, constants, results or (True,) * len(part.outvars))
+        return found
+
+
+def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
+    """Count exactly what a JAX function computes, by walking its program; nothing is run.
+
+    Work whose result nobody uses is left out, as the compiler leaves it out. A `scan` costs its body times its length,
+    a `while` its body times its trip count if known integers decide it, a `cond` its most expensive branch (with a
+    note if they differ, and the branch taken if its predicate is constant). Calls, `remat` and custom derivatives cost
+    what they contain, and `vmap` and `grad` are part of the program already.
+
+    Parameters
+    ----------
+    fn
+        Any function that `jax.make_jaxpr` can trace.
+    *args
+        Its arguments: arrays, `jax.ShapeDtypeStruct`, Python numbers, pytrees of these. Leaves of another kind
+        (strings, functions, None) are passed as they are. A Python integer is an array to the program, but its value is
+        known and may decide how long a loop runs.
+    trips
+        How often to take a `while` whose end is not known to run; None leaves it undetermined.
+
+    Returns
+    -------
+    Cost
+        Convention ``"executed"``: `flops` are those of `dot_general` and `conv_general_dilated` (without products with
+        padding and inserted zeros); elementwise work counts one operation for each real number that is computed, a
+        reduction one for each that is read; integers and Booleans count nothing. `bytes` are needed inputs,
+        constants and results, each moved once. `cost.unknown` names loops of undetermined length and opaque
+        primitives: then a figure is refused, and `cost.lower_bound()` is what is sure.
+
+    Raises
+    ------
+    UsageError
+        `trips` is negative.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> x, w = jax.ShapeDtypeStruct((8, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> count(lambda x, w: jax.lax.fori_loop(0, 10, lambda _, y: jnp.tanh(y @ w), x), x, w).flops
+    655360
+    """
+    if trips is not None and (isinstance(trips, bool) or not isinstance(trips, int) or trips < 0):
+        raise UsageError(f"count: trips={trips!r}, expected an integer of at least 0")
+    leaves, tree = jax.tree.flatten(args)
+    traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
+
+    def call(*values: Any) -> Any:
+        filled = list(leaves)
+        for index, value in zip(traced, values, strict=True):
+            filled[index] = value
+        return fn(*jax.tree.unflatten(tree, filled))
+
+    closed = jax.make_jaxpr(call)(*(leaves[index] for index in traced))
+    wanted = (True,) * len(closed.jaxpr.outvars)
+    known = [known_value(leaves[index]) if isinstance(leaves[index], int) else None for index in traced]
+    counter = _Counter(trips)
+    work = counter.program(closed.jaxpr, closed.consts, known, wanted)
+    items = [
+        Item(row, macs=Tally.of(m), elementwise=Tally.of(e), transcendental=Tally.of(t))
+        for row, (m, e, t) in work.rows.items()
+    ]
+    items.append(Item("inputs and outputs", bytes=counter.traffic(closed, wanted)))
+    return Cost(tuple(items), find_convention("executed"), tuple(work.notes), tuple(work.unknown))
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, (int, float, complex)) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))

@@ -1,0 +1,59 @@
+"""The attention core: scores, softmax, mixture of values."""
+
+from manyheads.costs.conventions import Convention
+from manyheads.costs.cost import Cost, merge
+from manyheads.costs.formulas.parts import Part, pass_items, traffic
+from manyheads.costs.shapes import ELEMENTWISE_SCORE, AttentionShape
+from manyheads.costs.tally import pair
+
+
+def attention_part(shape: AttentionShape) -> Part:
+    """Return the core of one layer as a part."""
+    pairs = shape.batch * shape.heads * pair(shape.queries, shape.keys, shape.causal, shape.window)  # type: ignore[arg-type]
+    per_score = ELEMENTWISE_SCORE["forward"] + (ELEMENTWISE_SCORE["mask"] if shape.causal else 0)
+    return Part(
+        "attention core",
+        macs=(shape.head_dim + shape.value_dim) * pairs,  # type: ignore[operator]
+        forward=per_score * pairs,
+        exp=ELEMENTWISE_SCORE["transcendental"] * pairs,
+        backward=ELEMENTWISE_SCORE["backward"] * pairs,
+        scores=pairs,
+        scores_macs=shape.head_dim * pairs,
+        again="block",
+    )
+
+
+def attention_cost(shape: AttentionShape, training: bool = False, convention: str | Convention = "exact") -> Cost:
+    r"""Count the attention core, `softmax(Q K^T / sqrt(d_k) + M) V` for `b` sequences and `h` heads.
+
+    .. math:: 2\, b h\, p\, (d_k + d_v) \;\text{FLOPs}, \qquad p = nm \;\text{or, causal,}\; nm - n(n-1)/2 .
+
+    The backward pass takes twice as many; recreating the scores in it takes `2 b h p d_k` more. Grouped queries change
+    the bytes only.
+
+    Parameters
+    ----------
+    shape
+        Queries, keys, heads, dimensions, mask.
+    training
+        Whether the backward pass is counted too, with gradients for queries, keys and values.
+    convention
+        How the result is read.
+
+    Notes
+    -----
+    Elementwise, a score takes 5 operations (scale, maximum, subtract, sum, divide), one more if it may be masked, and
+    one exp; in the backward pass 5. Bytes are queries, keys, values and output, once; with the backward pass their
+    gradients too.
+
+    Examples
+    --------
+    >>> core = attention_cost(AttentionShape(queries=64, heads=4, head_dim=12, batch=2))
+    >>> core.flops, attention_cost(AttentionShape(64, 4, 12, batch=2, causal=True)).flops
+    (1572864, 798720)
+    """
+    values = shape.batch * shape.queries * shape.heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
+    values += shape.batch * shape.keys * shape.kv_heads * (shape.head_dim + shape.value_dim)  # type: ignore[operator]
+    items = pass_items([attention_part(shape)], training)
+    moved = traffic(values * shape.itemsize * (2 if training else 1))
+    return Cost(merge((*items, moved))).to(convention)

@@ -1,0 +1,70 @@
+"""Memory: weights of matrices, and the activations that a backward pass keeps."""
+
+from typing import Literal
+
+from manyheads.costs.shapes import ModelShape
+from manyheads.errors import UsageError
+
+
+def matrix_weights(shape: ModelShape) -> int:
+    """Count the weights in matrices: projections, MLP, embedding, unembedding, patch projection and heads.
+
+    Biases, norm gains and learned positions are left out; they take part in no matrix product.
+
+    Examples
+    --------
+    >>> matrix_weights(ModelShape(layers=12, width=768, heads=12, vocabulary=50257, tied=True))
+    123532032
+    """
+    inner = shape.embedding_width or shape.width
+    weights = shape.layers * (shape.projection_macs + shape.mlp_macs)
+    tables = (1 if shape.vocabulary else 0) + (1 if shape.unembedding and not shape.tied else 0)
+    weights += tables * shape.vocabulary * inner
+    if inner != shape.width:
+        weights += inner * shape.width * (2 if shape.unembedding else 1)
+    weights += shape.width * (shape.patch_features + shape.classes + (shape.width if shape.head_transform else 0))
+    return weights
+
+
+def activation_bytes(
+    shape: ModelShape, length: int, batch: int = 1, recompute: Literal["none", "scores", "block"] = "none"
+) -> int:
+    r"""Count the bytes that the backward pass of the blocks needs and that a forward pass must therefore keep.
+
+    .. math:: L \left[(8 + 2r)\, b n d + b h n^2\right]
+
+    numbers in the plain case: input, normed input, queries, keys, values, mixture, middle state, normed middle state,
+    `2 r` for the MLP before and after its activation, and the probabilities (all `n^2`: an implementation that keeps
+    them keeps the masked ones too). Gated, the MLP keeps `3 r`.
+
+    Parameters
+    ----------
+    shape, length, batch
+        Model, tokens of a sequence `n`, sequences `b`.
+    recompute
+        ``"none"``; ``"scores"``: probabilities are recreated from one log-sum-exp a row; ``"block"``: only each block's
+        input is kept.
+
+    Notes
+    -----
+    A minimum by hand, not what a framework uses: JAX 0.10.2 keeps about twice that, since its derivatives of norm and
+    GELU keep their own intermediates.
+
+    Examples
+    --------
+    >>> shape = ModelShape(layers=1, width=48, heads=4, causal=False)
+    >>> activation_bytes(shape, 64, 2) == 4 * (16 * 2 * 64 * 48 + 2 * 4 * 64 * 64)
+    True
+    """
+    if recompute not in ("none", "scores", "block"):
+        raise UsageError(f"activation memory: recompute={recompute!r} is none of none, scores, block")
+    if length < 1 or batch < 1:
+        raise UsageError(f"activation memory: length={length} and batch={batch} must be positive")
+    tokens = batch * length
+    if recompute == "block":
+        return shape.layers * tokens * shape.width * shape.itemsize
+    heads = 2 * shape.head_dim * (shape.heads + shape.kv_heads)  # type: ignore[operator]  # q, k, v and the mixture
+    mlp = (3 if shape.gated else 2) * shape.mlp_hidden  # type: ignore[operator]
+    states = 4 if shape.mlp_hidden else 2
+    softmax = batch * shape.heads * length * (length if recompute == "none" else 1)
+    return shape.layers * shape.itemsize * (tokens * (states * shape.width + heads + mlp) + softmax)

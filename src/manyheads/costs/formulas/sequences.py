@@ -1,0 +1,94 @@
+"""What transformers replaced: recurrent networks, and an MLP that pools over positions."""
+
+from manyheads.costs.conventions import Convention
+from manyheads.costs.cost import Cost, merge
+from manyheads.costs.formulas.parts import Part, dense_part, pass_items, traffic
+from manyheads.costs.formulas.transformer import Call
+from manyheads.costs.shapes import PooledShape, RecurrentShape
+from manyheads.costs.tally import Tally
+
+
+def _tanh_part(values: int) -> Part:
+    return Part("activation", exp=Tally.of(values), backward=Tally.of(3 * values))
+
+
+def rnn_cost(
+    shape: RecurrentShape,
+    length: int,
+    batch: int = 1,
+    training: bool = False,
+    convention: str | Convention = "exact",
+    scanned: bool = True,
+) -> Cost:
+    r"""Count a recurrent network over `n` positions: `h <- cell(x_t, h)`, tanh a layer, head on the last state.
+
+    .. math:: 2\, b n \left[(d_{in} + H) H + (L_c - 1) H^2\right] + 2\, b H C
+
+    Training takes `3 F - 2 b n H d_in`, since inputs need no gradient.
+
+    Parameters
+    ----------
+    shape, length, batch
+        Sizes, positions `n`, sequences `b`.
+    training
+        Whether the backward pass is counted too.
+    convention
+        How the result is read.
+    scanned
+        Whether every step of the backward pass is the same, as in a scan. Unrolled, the first step leaves out the
+        gradient of the constant initial state, `2 b H^2`.
+
+    Examples
+    --------
+    >>> shape = RecurrentShape(inputs=16, hidden=32, classes=4)
+    >>> rnn_cost(shape, 64, 2).flops, rnn_cost(shape, 64, 2, training=True).flops
+    (393728, 1050112)
+    """
+    steps, hidden = Call(length, length, batch).tokens, shape.hidden
+    constant = 0 if scanned else batch * hidden * hidden
+    parts = [
+        dense_part("input to state", steps, shape.inputs * hidden, bias=hidden, idle=steps * shape.inputs * hidden),
+        # Two products of the first layer meet in one state: an addition in each pass.
+        dense_part("state to state", steps, hidden * hidden, bias=hidden, idle=constant),
+        _tanh_part(steps * hidden * shape.cell_layers),
+    ]
+    if shape.cell_layers > 1:
+        inner = shape.cell_layers - 1
+        parts.append(dense_part("deeper cell", steps, inner * hidden * hidden, bias=inner * hidden))
+    if shape.classes:
+        parts.append(dense_part("head", batch, hidden * shape.classes, bias=shape.classes))
+    weights = (shape.inputs + hidden) * hidden + (shape.cell_layers - 1) * hidden * hidden + hidden * shape.classes
+    outputs = weights if training else batch * (shape.classes or hidden)
+    moved = traffic(shape.itemsize * (steps * shape.inputs + weights + outputs))
+    return Cost(merge((*pass_items(parts, training), moved))).to(convention)
+
+
+def pooled_cost(
+    shape: PooledShape, length: int, batch: int = 1, training: bool = False, convention: str | Convention = "exact"
+) -> Cost:
+    r"""Count an MLP on each of `n` positions, tanh after each layer, a mean over positions, and a head.
+
+    .. math:: 2\, b n \left[d H + (L - 1) H^2\right] + 2\, b H C
+
+    and `b n H` additions for the mean. Training takes `3 F - 2 b n d H`.
+
+    Examples
+    --------
+    >>> shape = PooledShape(inputs=48, hidden=32, layers=2, classes=10)
+    >>> pooled_cost(shape, 64, 2).flops, pooled_cost(shape, 64, 2, training=True).flops
+    (656640, 1576704)
+    """
+    rows, hidden = Call(length, length, batch).tokens, shape.hidden
+    first = shape.inputs * hidden
+    parts = [dense_part("first layer", rows, first, bias=hidden, idle=rows * first)]
+    if shape.layers > 1:
+        inner = shape.layers - 1
+        parts.append(dense_part("further layers", rows, inner * hidden * hidden, bias=inner * hidden))
+    adds = Tally.of(rows * hidden + batch * hidden)  # a sum over positions, and a division by their number
+    parts += [_tanh_part(rows * hidden * shape.layers), Part("mean", forward=adds, backward=adds)]
+    if shape.classes:
+        parts.append(dense_part("head", batch, hidden * shape.classes, bias=shape.classes))
+    weights = first + (shape.layers - 1) * hidden * hidden + hidden * shape.classes
+    outputs = weights if training else batch * (shape.classes or hidden)
+    moved = traffic(shape.itemsize * (rows * shape.inputs + weights + outputs))
+    return Cost(merge((*pass_items(parts, training), moved))).to(convention)

@@ -1,0 +1,134 @@
+"""What each JAX primitive costs: a table of names, and the two products counted from their shapes."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# One operation for each element of the result.
+ELEMENTWISE = _names(
+    "abs add add_any addupdate and ceil clamp clz conj div eq floor ge gt integer_pow is_finite le lt max min mul"
+    " mulhi ne neg nextafter not one_minus_square or population_count reduce_precision rem round select_n"
+    " shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
+)
+# One evaluation for each element of the result.
+TRANSCENDENTAL = _names(
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh cumlogsumexp digamma erf erf_inv"
+    " erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p log2 logistic polygamma pow"
+    " regularized_incomplete_beta rsqrt sin sinh sqrt tan tanh zeta"
+)
+# One operation for each element that is read.
+REDUCTIONS = _names(
+    "argmax argmin cummax cummin cumprod cumsum reduce reduce_and reduce_max reduce_min reduce_or reduce_prod"
+    " reduce_sum reduce_xor"
+)
+# One operation for each update: the last operand.
+SCATTERS = _names("scatter-add scatter-max scatter-min scatter-mul scatter-sub")
+# Data movement and bookkeeping: nothing is computed.
+FREE = _names(
+    "after_all bitcast_convert_type broadcast_in_dim broadcast_to complex concatenate convert_element_type copy"
+    " create_token dce_sink debug_callback debug_print device_put dim_as_value dimension_size dynamic_slice"
+    " dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get imag iota iota_2x32_shape"
+    " layout_constraint name new_ref optimization_barrier pad pbroadcast pin platform_index pvary real reshape"
+    " reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap tie tile to_edtype"
+    " transpose unpin unstack with_memory_space_constraint zeros_like"
+)
+# No matrix product, but work that these columns do not describe: said in a note.
+NOTED = _names(
+    "approx_top_k cholesky cholesky_update eig eigh fft geqp3 geqrf hessenberg householder_product lu"
+    " lu_pivots_to_permutation ormqr philox2x32 philox4x32 polynomial qr random_bits random_clone random_fold_in"
+    " random_gamma random_seed random_split random_unwrap random_wrap rng_bit_generator rng_uniform schur"
+    " select_and_gather_add select_and_scatter select_and_scatter_add sort svd threefry2x32 threefry4x32 top_k"
+    " triangular_solve tridiagonal tridiagonal_solve"
+)
+
+
+def size(var: Any) -> int:
+    """Count the elements of a variable (0 for a token)."""
+    return math.prod(getattr(var.aval, "shape", (0,)))
+
+
+def itemsize(var: Any) -> int:
+    """Bytes of an element."""
+    return int(getattr(getattr(var.aval, "dtype", None), "itemsize", 0))
+
+
+def inexact(var: Any) -> bool:
+    """Tell whether a variable holds real or complex numbers (bfloat16 and float8 included)."""
+    import jax.numpy as jnp
+
+    dtype = getattr(var.aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, np.inexact)
+
+
+def dot_macs(eqn: Any) -> int:
+    """Count the multiply-adds of `dot_general`: batch x rows x columns x contracted."""
+    (_, contracted), (_, batched) = eqn.params["dimension_numbers"]
+    right = eqn.invars[1].aval.shape
+    free = math.prod(extent for axis, extent in enumerate(right) if axis not in (*contracted, *batched))
+    return size(eqn.invars[0]) * free
+
+
+def convolution_macs(eqn: Any) -> int:
+    """Count the multiply-adds of `conv_general_dilated` that meet a real element of the input.
+
+    Products with padding, and with the zeros that dilation inserts, are left out. Each (output, tap, input) triple then
+    appears once in the product and once in each of its two gradients.
+    """
+    params = eqn.params
+    left, right = (var.aval.shape for var in eqn.invars)
+    out = eqn.outvars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    pairs = 1
+    for axis, stride in enumerate(params["window_strides"]):
+        pairs *= _valid_taps(
+            outputs=out[numbers.out_spec[2 + axis]],
+            taps=right[numbers.rhs_spec[2 + axis]],
+            inputs=left[numbers.lhs_spec[2 + axis]],
+            steps=(stride, params["rhs_dilation"][axis], params["lhs_dilation"][axis]),
+            padding=params["padding"][axis][0],
+        )
+    return pairs * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * right[numbers.rhs_spec[1]]
+
+
+def _valid_taps(outputs: int, taps: int, inputs: int, steps: tuple[int, int, int], padding: int) -> int:
+    stride, spread, dilation = steps
+    total = 0
+    for tap in range(min(taps, outputs)) if taps <= outputs else range(outputs):
+        # The shorter of the two runs in Python, the other in NumPy.
+        if taps <= outputs:
+            place = np.arange(outputs) * stride + tap * spread - padding
+        else:
+            place = tap * stride + np.arange(taps) * spread - padding
+        total += int(np.count_nonzero((place >= 0) & (place <= (inputs - 1) * dilation) & (place % dilation == 0)))
+    return total
+
+
+def arithmetic(eqn: Any) -> tuple[str, int, int] | None:
+    """Return (row, elementwise, transcendental) of a primitive without inner program, or None if the table lacks it.
+
+    Arithmetic on integers and Booleans (indices, masks, counters) counts nothing.
+    """
+    name = eqn.primitive.name
+    if name in FREE:
+        return "elementwise", 0, 0
+    known = ELEMENTWISE | TRANSCENDENTAL | REDUCTIONS | SCATTERS
+    windows = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
+    if name not in known and name not in windows:
+        return None
+    if not any(inexact(var) for var in (*eqn.invars, *eqn.outvars)):
+        return "elementwise", 0, 0
+    if name in TRANSCENDENTAL:
+        return "transcendental functions", 0, size(eqn.outvars[0])
+    if name in REDUCTIONS:
+        return "reductions", size(eqn.invars[0]), 0
+    if name in SCATTERS:
+        return "reductions", size(eqn.invars[-1]), 0
+    if name in windows:
+        return "reductions", size(eqn.outvars[0]) * math.prod(eqn.params["window_dimensions"]), 0
+    return "elementwise", size(eqn.outvars[0]), 0

@@ -1,0 +1,237 @@
+"""Reading a JAX program: the programs inside an equation, what of it is needed, and integers known before it runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+# Longest loop whose end is found by running its integers; a longer one is reported as undetermined.
+LONGEST_SIMULATION = 100_000
+
+# A known integer or Boolean scalar, or None.
+Known = Any
+Mask = tuple[bool, ...]
+
+
+def inner_programs(eqn: Any) -> list[tuple[core.Jaxpr, tuple[Any, ...]]]:
+    """List the programs among the parameters of an equation, each with its constants."""
+
+    def search(value: Any) -> Iterator[tuple[core.Jaxpr, tuple[Any, ...]]]:
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr, tuple(value.consts)
+        elif isinstance(value, core.Jaxpr):
+            yield value, ()
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                yield from search(part)
+
+    return [found for value in eqn.params.values() for found in search(value)]
+
+
+def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
+    """Return the program of a plain call (jit, remat, custom derivatives): operands in, results out, one to one."""
+    if eqn.primitive.name in ("scan", "while", "cond", "shard_map", "pallas_call", "xla_pmap"):
+        return None
+    programs = inner_programs(eqn)
+    if len(programs) != 1:
+        return None
+    program, _ = programs[0]
+    fits = len(program.invars) == len(eqn.invars) and len(program.outvars) == len(eqn.outvars)
+    return programs[0] if fits else None
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The equations of a program that its wanted results depend on, each with the mask of its wanted results."""
+
+    equations: tuple[tuple[Any, Mask], ...]
+    inputs: Mask
+
+
+class Liveness:
+    """Dead-code elimination, remembering each program and mask (programs repeat: layers, fixed points of loops)."""
+
+    def __init__(self) -> None:
+        # The program is kept beside its result: an id is unique only while its object lives.
+        self._memory: dict[tuple[int, Mask], tuple[core.Jaxpr, Needed]] = {}
+
+    def needed(self, program: core.Jaxpr, wanted: Mask) -> Needed:
+        """Return what `wanted` results of `program` need; an equation with an effect is always needed."""
+        key = (id(program), wanted)
+        if key not in self._memory:
+            self._memory[key] = (program, self._walk(program, wanted))
+        return self._memory[key][1]
+
+    def _walk(self, program: core.Jaxpr, wanted: Mask) -> Needed:
+        live = {var for var, want in zip(program.outvars, wanted, strict=True) if want and not _literal(var)}
+        kept = []
+        for eqn in reversed(program.eqns):
+            mask = tuple(var in live for var in eqn.outvars)
+            if any(mask) or eqn.effects:
+                kept.append((eqn, mask))
+                used = self.operands(eqn, mask)
+                live |= {var for var, use in zip(eqn.invars, used, strict=True) if use and not _literal(var)}
+        return Needed(tuple(reversed(kept)), tuple(var in live for var in program.invars))
+
+    def operands(self, eqn: Any, mask: Mask) -> Mask:
+        """Return which operands the wanted results of an equation need."""
+        name, params = eqn.primitive.name, eqn.params
+        if name == "scan":
+            consts, carries = params["num_consts"], params["num_carry"]
+            mask = self.loop_results(params["jaxpr"].jaxpr, mask, consts, carries)
+            return _with_carries(self.needed(params["jaxpr"].jaxpr, mask).inputs, mask, consts, carries)
+        if name == "while":
+            return self._while_operands(eqn, mask)
+        if name == "cond":
+            used = [self.needed(branch.jaxpr, mask).inputs for branch in params["branches"]]
+            return (True, *(any(uses) for uses in zip(*used, strict=True)))
+        if (called := called_program(eqn)) is not None:
+            return self.needed(called[0], mask).inputs
+        return (True,) * len(eqn.invars)
+
+    def loop_results(self, body: core.Jaxpr, mask: Mask, consts: int, carries: int) -> Mask:
+        """Extend a mask of wanted results until no wanted carry depends on an unwanted one."""
+        while True:
+            used = self.needed(body, mask).inputs[consts : consts + carries]
+            wider = tuple(want or use for want, use in zip(mask[:carries], used, strict=True)) + mask[carries:]
+            if wider == mask:
+                return mask
+            mask = wider
+
+    def while_results(self, eqn: Any, mask: Mask) -> Mask:
+        """Extend a mask of wanted carries by those that the end of the loop depends on."""
+        params = eqn.params
+        ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[params["cond_nconsts"] :]
+        wider = tuple(want or end for want, end in zip(mask, ends, strict=True))
+        return self.loop_results(params["body_jaxpr"].jaxpr, wider, params["body_nconsts"], len(mask))
+
+    def _while_operands(self, eqn: Any, mask: Mask) -> Mask:
+        params = eqn.params
+        mask = self.while_results(eqn, mask)
+        ends = self.needed(params["cond_jaxpr"].jaxpr, (True,)).inputs[: params["cond_nconsts"]]
+        body = self.needed(params["body_jaxpr"].jaxpr, mask).inputs
+        return (*ends, *_with_carries(body, mask, params["body_nconsts"], len(mask)))
+
+
+def _with_carries(used: Mask, wanted: Mask, consts: int, carries: int) -> Mask:
+    # A wanted carry is an operand even if the body overwrites it: a loop may run zero times.
+    middle = tuple(use or want for use, want in zip(used[consts : consts + carries], wanted[:carries], strict=True))
+    return used[:consts] + middle + used[consts + carries :]
+
+
+def _literal(var: Any) -> bool:
+    return isinstance(var, core.Literal)
+
+
+_INTEGER_ARITHMETIC: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "sign": np.sign,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "xor": np.bitwise_xor,
+    "shift_left": np.left_shift,
+    "select_n": lambda which, *cases: cases[int(which)],
+    "clamp": lambda low, value, high: np.minimum(np.maximum(low, value), high),
+    # XLA rounds integer division toward zero, and the remainder follows the dividend.
+    "div": lambda a, b: abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1),
+    "rem": np.fmod,
+}
+_SAME_VALUE = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "device_put",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+}
+
+
+def known_value(value: Any) -> Known:
+    """Return an integer or Boolean scalar as NumPy holds it, anything else as None."""
+    if (
+        isinstance(value, (bool, int, np.generic, np.ndarray))
+        and np.ndim(value) == 0
+        and np.asarray(value).dtype.kind in "iub"
+    ):
+        return np.asarray(value)[()]
+    return None
+
+
+def known_results(eqn: Any, operands: Sequence[Known]) -> list[Known]:
+    """Work out the results of an equation on integer scalars as far as they are known."""
+    unknown: list[Known] = [None] * len(eqn.outvars)
+    if (called := called_program(eqn)) is not None:
+        return evaluate_known(called[0], called[1], operands)
+    name = eqn.primitive.name
+    if len(eqn.outvars) != 1 or any(operand is None for operand in operands) or not operands:
+        return unknown
+    aval = eqn.outvars[0].aval
+    kind = getattr(getattr(aval, "dtype", None), "kind", "")
+    if getattr(aval, "shape", None) != () or kind not in "iub" or not kind:
+        return unknown
+    if name in _SAME_VALUE:
+        value = operands[0]
+    elif name in _INTEGER_ARITHMETIC and not (name in ("div", "rem") and operands[1] == 0):
+        with np.errstate(over="ignore"):  # integers wrap, as on the device
+            value = _INTEGER_ARITHMETIC[name](*operands)
+    else:
+        return unknown
+    return [np.asarray(value).astype(aval.dtype)[()]]
+
+
+def evaluate_known(
+    program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known], equations: Any = None
+) -> list[Known]:
+    """Run a program on the integer scalars that are known; `equations` may be the part of it that is needed."""
+    environment = bind(program, consts, operands)
+    for eqn in program.eqns if equations is None else equations:
+        results = known_results(eqn, [look_up(environment, var) for var in eqn.invars])
+        environment.update(zip(eqn.outvars, results, strict=True))
+    return [look_up(environment, var) for var in program.outvars]
+
+
+def bind(program: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Known]) -> dict[Any, Known]:
+    """Return an environment of the known constants and operands of a program."""
+    environment: dict[Any, Known] = {}
+    if len(consts) == len(program.constvars):
+        environment.update(zip(program.constvars, map(known_value, consts), strict=True))
+    environment.update(zip(program.invars, operands, strict=True))
+    return environment
+
+
+def look_up(environment: dict[Any, Known], var: Any) -> Known:
+    """Return the known value of a variable or literal."""
+    return known_value(var.val) if _literal(var) else environment.get(var)
+
+
+def while_trips(eqn: Any, operands: Sequence[Known], liveness: Liveness) -> int | None:
+    """Return how often the body of a `while` runs, if integers known beforehand decide it; otherwise None."""
+    params = eqn.params
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    ends, fixed, carry = operands[:first], operands[first : first + second], list(operands[first + second :])
+    deciding = liveness.while_results(eqn, (False,) * len(carry))
+    step = [equation for equation, _ in liveness.needed(body.jaxpr, deciding).equations]
+    for trips in range(LONGEST_SIMULATION + 1):
+        (goes_on,) = evaluate_known(condition.jaxpr, condition.consts, [*ends, *carry])
+        if goes_on is None:
+            return None
+        if not goes_on:
+            return trips
+        carry = evaluate_known(body.jaxpr, body.consts, [*fixed, *carry], step)
+    return None

@@ -1,0 +1,112 @@
+"""Exact integers that know what a causal mask does to them."""
+
+from dataclasses import dataclass
+
+from manyheads.costs.conventions import Causal, ConventionError
+from manyheads.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One amount of work under each way of counting a causal mask.
+
+    Parameters
+    ----------
+    dense, exact
+        The amount with the mask ignored and with masked pairs left out.
+    doubled_halved
+        Twice the amount with the causal square halved: `n m - n^2 / 2` pairs need not be an integer.
+
+    Examples
+    --------
+    >>> 3 * pair(2, 5, causal=True) + Tally.of(1)
+    Tally(dense=31, exact=28, doubled_halved=50)
+    """
+
+    dense: int = 0
+    exact: int = 0
+    doubled_halved: int = 0
+
+    @classmethod
+    def of(cls, amount: int) -> "Tally":
+        """Return an amount that no mask changes."""
+        return cls(amount, amount, 2 * amount)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.dense + other.dense, self.exact + other.exact, self.doubled_halved + other.doubled_halved)
+
+    def __mul__(self, factor: int) -> "Tally":
+        return Tally(self.dense * factor, self.exact * factor, self.doubled_halved * factor)
+
+    __rmul__ = __mul__
+
+    def __bool__(self) -> bool:
+        return bool(self.dense or self.exact or self.doubled_halved)
+
+    def products(self, causal: Causal) -> int:
+        """Read the amount as a number of products.
+
+        Raises
+        ------
+        ConventionError
+            Halving does not give an integer.
+        """
+        if causal == "exact":
+            return self.exact
+        if causal == "halved":
+            if self.doubled_halved % 2:
+                raise ConventionError(
+                    f"halved count: {self.doubled_halved}/2 is no integer; "
+                    "ask for causal='exact', or for multiply_add=2"
+                )
+            return self.doubled_halved // 2
+        return self.dense
+
+    def elementwise(self, causal: Causal) -> int:
+        """Read the amount as elementwise work: there are no half scores, so "halved" reads "exact"."""
+        return self.exact if causal in ("exact", "halved") else self.dense
+
+
+def pair(queries: int, keys: int, causal: bool, window: int = 0) -> Tally:
+    r"""Count the (query, key) pairs of one attention pattern.
+
+    With a causal mask the `n` queries are the last of the `m` keys, and query `i` of `0..n-1` sees
+    `m - n + i + 1` keys, or the last `window` of these:
+
+    .. math:: nm - n(n-1)/2 \;\text{pairs without a window.}
+
+    Parameters
+    ----------
+    queries, keys
+        `n` and `m`.
+    causal
+        Whether a query sees only itself and what came before.
+    window
+        Keys that a query sees at most, itself included; 0 means all. Only the exact count knows it.
+
+    Raises
+    ------
+    UsageError
+        More queries than keys under a causal mask, or a window without one.
+
+    Examples
+    --------
+    >>> pair(4, 4, causal=True)
+    Tally(dense=16, exact=10, doubled_halved=16)
+    """
+    if queries < 0 or keys < 0 or window < 0:
+        raise UsageError(f"pairs: queries={queries}, keys={keys}, window={window} must not be negative")
+    if not causal:
+        if window:
+            raise UsageError("pairs: a window needs causal=True")
+        return Tally.of(queries * keys)
+    if queries > keys:
+        raise UsageError(f"pairs: {queries} causal queries cannot be the last of {keys} keys; need queries <= keys")
+    exact = queries * keys - queries * (queries - 1) // 2
+    if window:
+        # Query i loses what lies before its window: max(0, m - n + i + 1 - w), an arithmetic series.
+        most = keys - window
+        least = max(0, keys - queries + 1 - window)
+        if most > 0:
+            exact -= (least + most) * (most - least + 1) // 2
+    return Tally(queries * keys, exact, 2 * queries * keys - queries * queries)

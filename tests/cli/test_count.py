@@ -1,0 +1,115 @@
+"""`manyheads count`: what it prints, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tyro
+
+from manyheads.cli.count import Count
+from manyheads.costs import ModelShape, token_cost, transformer_cost
+from manyheads.errors import FileRefused, UsageError
+
+
+def run(capsys, *arguments):
+    command = tyro.cli(Count, args=list(arguments))
+    assert command.run() == 0
+    return capsys.readouterr().out
+
+
+def run_json(capsys, *arguments):
+    return json.loads(run(capsys, *arguments, "--json"))
+
+
+def test_a_shape_by_flags(capsys):
+    flags = ("--layers", "2", "--width", "48", "--heads", "4", "--vocabulary", "100", "--length", "32", "--batch", "3")
+    shape = ModelShape(2, 48, 4, vocabulary=100)
+    assert run_json(capsys, *flags)["flops"] == transformer_cost(shape, 32, 3).flops
+    training = run_json(capsys, *flags, "--training", "--convention", "megatron")
+    assert training["flops"] == transformer_cost(shape, 32, 3, training=True, convention="megatron").flops
+    assert training["activation_bytes_at_least"] == 2 * 3 * 32 * 48 * 4
+    decode = run_json(capsys, *flags, "--decode")
+    assert decode["flops"] == token_cost(shape, 32, 3).flops
+    assert decode["kv_cache_bytes"] == 2 * 3 * 32 * 2 * 48 * 4
+    text = run(capsys, *flags, "--compare")
+    assert f"{transformer_cost(shape, 32, 3).flops:,}" in text
+    assert "chinchilla" in text
+    again = run_json(capsys, *flags, "--training", "--recompute", "scores", "--compare")
+    assert again["conventions"]["dense"] == transformer_cost(shape, 32, 3, training=True, convention="dense").flops
+
+
+def test_a_config_or_its_folder(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    by_folder = run_json(capsys, str(tmp_path))
+    assert by_folder == run_json(capsys, str(tmp_path / "config.json"))
+    assert by_folder["length"] == 197
+    assert "attention core" in run(capsys, str(tmp_path))
+
+
+def test_a_function(capsys):
+    assert run_json(capsys, "jax.numpy:dot", "--shapes", "4x8", "8x3:float32")["flops"] == 2 * 4 * 8 * 3
+    mac = run_json(
+        capsys, "jax.numpy:linalg.matmul", "--shapes", "4x8:bfloat16", "8x3:bfloat16", "--convention", "executed-mac"
+    )
+    assert (mac["flops"], mac["bytes"]) == (4 * 8 * 3, 2 * (32 + 24 + 12))
+    assert run_json(capsys, "jax.numpy:exp", "--shapes", "scalar")["transcendental"] == 1
+
+
+def test_a_function_of_the_current_folder(capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine_for_count.py").write_text(
+        "import jax\ndef f(x): return jax.lax.while_loop(lambda y: y.sum() < 1, lambda y: y @ y, x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    unknown = run_json(capsys, "mine_for_count:f", "--shapes", "4x4")
+    assert "flops" not in unknown
+    assert "while loop" in unknown["unknown"][0]
+    assert run_json(capsys, "mine_for_count:f", "--shapes", "4x4", "--trips", "3")["flops"] == 3 * 128
+    assert "at least" in run(capsys, "mine_for_count:f", "--shapes", "4x4")
+    assert sys.path == path
+
+
+REFUSED = [
+    (Count(), "layers"),
+    (Count(layers=2, width=8), "--heads missing"),
+    (Count(layers=2, width=8, heads=3), "head_dim"),
+    (Count(layers=2, width=8, heads=2, convention="flops"), "unknown convention"),
+    (Count(layers=2, width=8, heads=2, convention="executed"), "a formula"),
+    (Count(layers=2, width=8, heads=2, training=True, decode=True), "exclude"),
+    (Count(layers=2, width=8, heads=2, causal=False, decode=True), "causal"),
+    (Count(layers=2, width=8, heads=2, length=0), "at least 1"),
+    (Count(layers=2, width=8, heads=2, shapes=("3",)), "--shapes"),
+    (Count("jax.numpy:nonsense"), "cannot be imported"),
+    (Count("no_such_module:f"), "cannot be imported"),
+    (Count("jax.numpy:pi"), "cannot be called"),
+    (Count("jax.numpy:dot", shapes=("4*4",)), "expected extents"),
+    (Count("jax.numpy:dot", shapes=("4x4:float31",)), "no dtype"),
+    (Count("jax.numpy:dot", shapes=("4x4", "5x4")), "cannot be traced"),
+    (Count("jax.numpy:dot", shapes=("4x4", "4x4"), convention="exact"), "cannot be read"),
+    (Count("jax.numpy:dot", layers=3), "--layers"),
+    (Count("jax.numpy:dot", batch=3), "--batch"),
+]
+
+
+@pytest.mark.parametrize(("command", "says"), REFUSED)
+def test_wrong_use(command, says):
+    with pytest.raises(UsageError, match=says):
+        command.run()
+
+
+def test_refused_files(tmp_path):
+    with pytest.raises(FileRefused, match="cannot be read"):
+        Count(str(tmp_path)).run()
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UsageError, match="leave out --layers"):
+        Count(str(tmp_path), layers=3).run()
+
+
+def test_the_command_and_closed_forms_need_no_jax():
+    """`--help` stays fast, and counting a model stays fast too."""
+    code = (
+        "import sys; from manyheads.cli.count import Count; assert not {'jax', 'numpy'} & set(sys.modules);"
+        "Count(layers=1, width=8, heads=2).run(); assert 'jax' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

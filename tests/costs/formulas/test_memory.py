@@ -1,0 +1,36 @@
+"""Weights and activations, against the arrays of a network that is written out."""
+
+import jax
+import pytest
+
+from manyheads.costs import ModelShape, activation_bytes, matrix_weights
+from manyheads.errors import UsageError
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_are_the_sizes_of_the_matrices(reference, gated):
+    shape = ModelShape(3, 12, 4, 20, 2, 5, gated, vocabulary=7)
+    w = reference.block_weights(12, 4, 2, 5, 20, gated)
+    blocks = 3 * sum(leaf.size for leaf in jax.tree.leaves(w))
+    assert matrix_weights(shape) == blocks + 2 * 7 * 12
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_activations_are_what_the_products_read(reference, gated):
+    """Every kept array is read by a product, an activation or a norm: listed by hand for one block."""
+    b, n, d, h, g, dk, hidden = 2, 5, 12, 4, 2, 3, 20
+    shape = ModelShape(3, d, h, hidden, g, dk, gated)
+    tokens = [(b, n, d)] * 4  # input, normed input, middle state, normed middle state
+    heads = [(b, h, n, dk), (b, g, n, dk), (b, g, n, dk), (b, h, n, dk)]  # q, k, v, mixture
+    inner = [(b, n, hidden)] * (3 if gated else 2)
+    kept = sum(reference.array(*shape).size for shape in (*tokens, *heads, *inner))
+    assert activation_bytes(shape, n, b) == 3 * 4 * (kept + b * h * n * n)
+    assert activation_bytes(shape, n, b, "scores") == 3 * 4 * (kept + b * h * n)
+    assert activation_bytes(shape, n, b, "block") == 3 * 4 * b * n * d
+
+
+def test_refusals():
+    with pytest.raises(UsageError, match="recompute"):
+        activation_bytes(ModelShape(1, 12, 3), 4, recompute="all")
+    with pytest.raises(UsageError, match="positive"):
+        activation_bytes(ModelShape(1, 12, 3), 0)

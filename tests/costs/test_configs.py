@@ -1,0 +1,115 @@
+"""Shapes from configurations: families, defaults, refusals."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.costs import ModelShape, matrix_weights, read_config, shape_from_config
+from manyheads.costs.configs import FAMILIES
+from manyheads.errors import FileRefused
+
+# Weights of matrices as published, from the families' own defaults or the named model's fields: the number of
+# parameters less biases, norms and learned positions.
+QWEN2_7B = {
+    "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "torch_dtype": "bfloat16",
+}  # fmt: skip
+PUBLISHED = [
+    ({"model_type": "gpt2"}, 124_439_808 - 1024 * 768 - 12 * (13 * 768) - 2 * 768),
+    (QWEN2_7B, 7_615_616_512 - 28 * (3584 + 2 * 512 + 2 * 3584) - 3584),
+    ({"model_type": "llama"}, 6_738_415_616 - 65 * 4096),
+    ({"model_type": "opt"}, 125_239_296 - 2050 * 768 - 12 * (13 * 768) - 2 * 768),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"), PUBLISHED, ids=lambda value: value.get("model_type") if isinstance(value, dict) else ""
+)
+def test_published_parameter_counts(config, weights):
+    assert matrix_weights(shape_from_config(config)) == weights
+
+
+def test_fields_of_each_family():
+    assert shape_from_config(QWEN2_7B).itemsize == 2
+    assert shape_from_config(QWEN2_7B).biases == "qkv"
+    mistral = shape_from_config({"model_type": "mistral", "sliding_window": 4096})
+    assert (mistral.kv_heads, mistral.mlp_hidden, mistral.window) == (8, 14336, 4096)
+    assert shape_from_config({"model_type": "mistral", "sliding_window": None}).window == 0
+    bert = shape_from_config({"model_type": "bert"})
+    assert (bert.causal, bert.unembedding) == (False, False)
+    assert shape_from_config({"model_type": "bert", "architectures": ["BertForMaskedLM"]}).head_transform
+    vit = shape_from_config({"model_type": "vit"})
+    assert (vit.patch_features, vit.fixed_length, vit.classes) == (768, 197, 0)
+    labels = {"id2label": {str(i): str(i) for i in range(1000)}, "architectures": ["ViTForImageClassification"]}
+    assert shape_from_config({"model_type": "vit", **labels}).classes == 1000
+    assert (
+        shape_from_config(
+            {"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512, "num_attention_heads": 16}
+        ).embedding_width
+        == 512
+    )
+
+
+def test_files_and_folders(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "gpt2", "n_layer": 3}))
+    assert read_config(file) == read_config(tmp_path) == shape_from_config({"model_type": "gpt2", "n_layer": 3})
+    file.write_text(json.dumps({"layers": 3, "width": 8, "heads": 2, "gated": True}))
+    assert read_config(str(file)) == ModelShape(3, 8, 2, gated=True)
+
+
+REFUSED = [
+    ({"model_type": "mamba"}, "'mamba'"),
+    ({"model_type": ["gpt2"]}, "not known"),
+    ({"model_type": "gpt2", "n_layer": "12"}, "n_layer"),
+    ({"model_type": "gpt2", "n_head": 0}, "heads=0"),
+    ({"model_type": "gpt2", "n_head": 7}, "heads=7"),
+    ({"model_type": "gpt2", "activation_function": "mish"}, "'mish'"),
+    ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
+    ({"model_type": "llama", "num_attention_heads": 0}, "heads=0"),
+    ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+    ({"model_type": "vit", "patch_size": 0}, "patch_size"),
+    ({"layers": 3, "width": 8}, "heads is missing"),
+    ({"layers": 3, "width": 8, "heads": 2, "depth": 4}, "depth"),
+    ({"layers": 3, "width": 8, "heads": None}, "heads=None"),
+    ([], "JSON object"),
+]
+
+
+@pytest.mark.parametrize(("config", "says"), REFUSED)
+def test_refused_by_name(config, says):
+    with pytest.raises(FileRefused, match=says):
+        shape_from_config(config)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b'{"model_type": NaN}'])
+def test_unreadable_files(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(FileRefused, match=r"config\.json"):
+        read_config(tmp_path)
+    with pytest.raises(FileRefused, match="absent"):
+        read_config(tmp_path / "absent")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = """n_embd n_layer n_head n_inner vocab_size tie_word_embeddings num_hidden_layers hidden_size torch_dtype
+num_attention_heads num_key_value_heads intermediate_size hidden_act sliding_window patch_size image_size id2label
+architectures head_dim word_embed_proj_dim attention_bias"""
+
+
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.dictionaries(st.sampled_from(sorted(set(FIELDS.split()))), json_values, max_size=6),
+)
+def test_any_content_is_a_shape_or_a_named_refusal(family, content):
+    try:
+        shape = shape_from_config({"model_type": family, **content})
+    except FileRefused:
+        return
+    assert shape.width > 0
