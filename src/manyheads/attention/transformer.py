@@ -1,5 +1,6 @@
 """The one finite transformer that every theory trains: heads and key dimension as axes of their own, scales as data."""
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 
 from manyheads._precision import follows_caller
 from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import embed
-from manyheads.attention.scaling import Scaling
+from manyheads.attention.inputs import TokenInput, embed
+from manyheads.attention.scaling import Number, Scaling
 from manyheads.attention.weights import Blocks, Weights, draw_weights
 from manyheads.errors import ShapeError
 
@@ -97,12 +98,7 @@ class Transformer(eqx.Module):
         ShapeError
             `x` does not fit the configuration.
         """
-        scaling = self._scales()
-        stream = self._start(x, scaling)
-        stream, _ = jax.lax.scan(
-            lambda carry, block: (self._block(carry, block, scaling)[0].stream, None), stream, self.weights.blocks
-        )
-        return self._read_out(stream, scaling)
+        return _outputs(self, x)
 
     @follows_caller
     def record(self, x: jax.Array, patterns: bool = False) -> Record:
@@ -115,16 +111,7 @@ class Transformer(eqx.Module):
         patterns
             Keep the attention patterns too: L H T^2 numbers for every sequence.
         """
-        scaling = self._scales()
-        start = self._start(x, scaling)
-
-        def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
-            layer, pattern = self._block(stream, block, scaling)
-            return layer.stream, layer._replace(patterns=pattern if patterns else None)
-
-        stream, layers = jax.lax.scan(step, start, self.weights.blocks)
-        logit = jnp.asarray(scaling.logit(self.config.shape.key_dim))
-        return Record(self._read_out(stream, scaling), start, layers, logit)
+        return _recorded(self, x, patterns)
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -133,10 +120,9 @@ class Transformer(eqx.Module):
 
     def _start(self, x: jax.Array, scaling: Scaling) -> jax.Array:
         table, positional = self.weights.embedding, self.weights.positional
-        x = jnp.asarray(x)
-        stream = embed(x, self.config.inputs, None if table is None else jnp.asarray(table))
-        if not jnp.issubdtype(x.dtype, jnp.integer) and table is None:
-            stream = stream.astype(self.weights.unembedding.dtype)
+        if not isinstance(self.config.inputs, TokenInput):
+            x = x.astype(self.weights.unembedding.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        stream = embed(x, self.config.inputs, table)
         stream = stream if table is None else scaling.multiplier["embedding"] * stream
         if positional is None:
             return stream
@@ -216,6 +202,33 @@ def normalise(
     return stream if shift is None else stream + shift
 
 
+# Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
+# each call); inlined under a caller's trace.
+@functools.partial(jax.jit, inline=True)
+def _outputs(model: Transformer, x: jax.Array) -> jax.Array:
+    scaling = model._scales()
+
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
+        return model._block(stream, block, scaling)[0].stream, None
+
+    stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
+    return model._read_out(stream, scaling)
+
+
+@functools.partial(jax.jit, inline=True, static_argnums=2)
+def _recorded(model: Transformer, x: jax.Array, patterns: bool) -> Record:
+    scaling = model._scales()
+    start = model._start(x, scaling)
+
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
+        layer, pattern = model._block(stream, block, scaling)
+        return layer.stream, layer._replace(patterns=pattern if patterns else None)
+
+    stream, layers = jax.lax.scan(step, start, model.weights.blocks)
+    logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
+    return Record(model._read_out(stream, scaling), start, layers, logit)
+
+
 def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig) -> tuple[LayerRecord, jax.Array]:
     multiplier = scaling.multiplier
 
@@ -238,9 +251,9 @@ def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerCo
     return LayerRecord(z, queries, keys, values, attention, None, None, None), pattern
 
 
-def _scaled(array: jax.Array | None, factor: jax.Array) -> jax.Array | None:
+def _scaled(array: jax.Array | None, factor: Number) -> jax.Array | None:
     return None if array is None else factor * array
 
 
-def _shifted(array: jax.Array, bias: jax.Array | None, factor: jax.Array) -> jax.Array:
+def _shifted(array: jax.Array, bias: jax.Array | None, factor: Number) -> jax.Array:
     return array if bias is None else array + factor * bias

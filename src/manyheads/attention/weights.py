@@ -1,5 +1,7 @@
 """The trained arrays of a transformer, their roles, and how they start."""
 
+import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -76,6 +78,9 @@ ROLE_OF = {
 }
 
 
+CONSTANT = ("gain", "shift", "bias")  # endings of the names of arrays that do not start at random
+
+
 def roles(weights: Weights) -> Any:
     """Replace every array by the name of its role, as `optax.partition` wants its labels.
 
@@ -88,8 +93,8 @@ def roles(weights: Weights) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: ROLE_OF[path[-1].name], weights)
 
 
-def shapes(config: TransformerConfig) -> Weights:
-    """Give the shape of every array of a configuration, without making one.
+def shapes(config: TransformerConfig) -> Any:
+    """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one.
 
     Examples
     --------
@@ -103,14 +108,14 @@ def shapes(config: TransformerConfig) -> Weights:
     gains = config.gains and config.norm != "none"
     final = gains and config.norm == "pre"
 
-    def when(condition: Any, *shape: Any) -> Any:
+    def when(condition: object, *shape: Any) -> Any:
         return shape if condition else None
 
     blocks = Blocks(
-        query=(depth, h, d, n),
-        key=(depth, h, d, n),
-        value=(depth, h, d, n),
-        output=(depth, h, n, d),
+        query=when(True, depth, h, d, n),
+        key=when(True, depth, h, d, n),
+        value=when(True, depth, h, d, n),
+        output=when(True, depth, h, n, d),
         mlp_in=when(hidden, depth, d, hidden),
         mlp_out=when(hidden, depth, hidden, d),
         attention_gain=when(gains, depth, d),
@@ -126,7 +131,7 @@ def shapes(config: TransformerConfig) -> Weights:
     )
     return Weights(
         blocks=blocks,
-        unembedding=(d, config.outputs),
+        unembedding=when(True, d, config.outputs),
         embedding=when(not isinstance(config.inputs, VectorInput), config.inputs.rows, d),
         positional=when(config.positions == "learned", config.length, d),
         final_gain=when(final, d),
@@ -151,15 +156,34 @@ def draw_weights(
     dtype = np.dtype(dtype)
     if dtype != jax.dtypes.canonicalize_dtype(dtype):
         raise UsageError(f"weights in {dtype} while JAX computes in 32 bits: enter `jax.enable_x64(True)` first")
-    places = {name: place for place, name in enumerate(ROLE_OF)}
+    return _draw(config, scaling, key, dtype)
 
-    def draw(path: Any, shape: tuple[int, ...]) -> jax.Array:
+
+# Compiled as a whole: one program a configuration instead of one for each shape of an array.
+@functools.partial(jax.jit, inline=True, static_argnums=(0, 3))
+def _draw(config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: np.dtype) -> Weights:
+    places = {name: place for place, name in enumerate(ROLE_OF)}
+    wanted = shapes(config)
+    # Arrays of one size are drawn together: it is the random generator that takes long to compile.
+    names: dict[int, list[str]] = {}
+    for path, shape in jax.tree_util.tree_leaves_with_path(wanted, is_leaf=_is_shape):
+        names.setdefault(math.prod(shape), []).append(path[-1].name)
+    drawn: dict[str, jax.Array] = {}
+    for size, same in names.items():
+        if same := [name for name in same if not name.endswith(CONSTANT)]:
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([places[name] for name in same]))
+            rows = jax.vmap(lambda each, size=size: jax.random.normal(each, (size,), dtype))(keys)
+            drawn |= dict(zip(same, rows, strict=True))
+
+    def start(path: Any, shape: tuple[int, ...]) -> jax.Array:
         name = path[-1].name
         level = jnp.asarray(scaling.initial[ROLE_OF[name]], dtype)
         if name.endswith("gain"):
             return jnp.full(shape, level, dtype)
-        if name.endswith(("shift", "bias")):
-            return jnp.zeros(shape, dtype)
-        return level * jax.random.normal(jax.random.fold_in(key, places[name]), shape, dtype)
+        return jnp.zeros(shape, dtype) if name.endswith(CONSTANT) else level * drawn[name].reshape(shape)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes(config), is_leaf=lambda node: type(node) is tuple)
+    return jax.tree_util.tree_map_with_path(start, wanted, is_leaf=_is_shape)
+
+
+def _is_shape(node: Any) -> bool:
+    return type(node) is tuple

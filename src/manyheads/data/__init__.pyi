@@ -1,4 +1,3 @@
-# ruff: noqa: TID252  (lazy_loader reads a stub of relative imports only)
 from . import characters as characters
 from . import digits as digits
 from . import draws as draws
