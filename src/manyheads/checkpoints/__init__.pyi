@@ -3,13 +3,14 @@ from .facts import Rotary as Rotary
 from .facts import state_facts as state_facts
 from .families import Family as Family
 from .families import Part as Part
-from .families import Weight as Weight
-from .families import fit_family as fit_family
 from .families import recognise as recognise
-from .families import roles as roles
 from .folder import Checkpoint as Checkpoint
 from .folder import open_checkpoint as open_checkpoint
 from .header import Entry as Entry
+from .inventory import Weight as Weight
+from .inventory import fit_family as fit_family
+from .inventory import roles as roles
+from .inventory import tabulate as tabulate
 from .projections import AttentionWeights as AttentionWeights
 from .projections import attention_weights as attention_weights
 from .refusals import CheckpointRefused as CheckpointRefused

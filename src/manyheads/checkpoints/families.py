@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to, and the role of each of its weights: explained completely, or refused."""
+"""Which family a set of names belongs to, and what each name means: explained completely, or refused."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from manyheads.checkpoints import refusals
-from manyheads.checkpoints.folder import Checkpoint
 from manyheads.checkpoints.tables import MAYBE, NEVER, TABLES, Condition, Module, Role, Table
 
 
@@ -31,30 +30,6 @@ class Part:
     kind: str
     layer: int | None
     layout: str
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One weight of a checkpoint.
-
-    Attributes
-    ----------
-    name, shape, dtype
-        As stored.
-    role, kind, layer, layout
-        What it means, see `Part`.
-    tied_to
-        The weight that it shares its values with, None when it stands for itself.
-    """
-
-    name: str
-    role: Role
-    kind: str
-    layer: int | None
-    shape: tuple[int, ...]
-    dtype: str
-    layout: str
-    tied_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,54 +150,6 @@ def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str 
     )
 
 
-def fit_family(checkpoint: Checkpoint) -> Family:
-    """Recognise the family of an open checkpoint from its configuration and its names.
-
-    Raises
-    ------
-    ConfigMissing
-        The checkpoint has no configuration.
-    CheckpointRefused
-        See `recognise`.
-    """
-    if checkpoint.config is None:
-        raise refusals.ConfigMissing(checkpoint.path, "no config.json beside the weights")
-    return recognise(checkpoint.config, [*checkpoint.names, *checkpoint.aliases], checkpoint.path)
-
-
-def roles(checkpoint: Checkpoint) -> tuple[Weight, ...]:
-    """State the role of every weight of a checkpoint.
-
-    Returns
-    -------
-    tuple[Weight, ...]
-        One for each stored tensor in the order of the files, then one for each alias that a file's metadata names.
-        Tied weights that are stored twice are compared (by sha256) and carry `tied_to`.
-
-    Raises
-    ------
-    TieBroken
-        The configuration ties two weights that are stored with different values.
-    CheckpointRefused
-        The family is unknown or does not explain every name, see `recognise`.
-    """
-    family = fit_family(checkpoint)
-    weights = []
-    for name in (*checkpoint.names, *checkpoint.aliases):
-        part, entry = family.parts[name], checkpoint.entries[checkpoint.aliases.get(name, name)]
-        tied_to = checkpoint.aliases.get(name)
-        if tied_to is None and name in family.tied:
-            tied_to = family.tied[name]
-            other = checkpoint.entries[checkpoint.aliases.get(tied_to, tied_to)]
-            same_kind = (entry.dtype, entry.shape) == (other.dtype, other.shape)
-            if not same_kind or checkpoint.fingerprint(name) != checkpoint.fingerprint(tied_to):
-                raise refusals.TieBroken(
-                    checkpoint.path, f"{name} and {tied_to} are tied by the configuration and differ", name
-                )
-        weights.append(Weight(name, part.role, part.kind, part.layer, entry.shape, entry.dtype, part.layout, tied_to))
-    return tuple(weights)
-
-
 def _read_figures(table: Table, config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Look up the canonical figures, with the family's defaults, and refuse those that cannot be."""
     figures: dict[str, Any] = {}
@@ -270,7 +197,9 @@ def _find_prefix(table: Table, names: Iterable[str], path: Path) -> str:
 
 
 def _holds(condition: Condition, figures: Mapping[str, Any]) -> bool:
-    return all(not figures[key[1:]] if key.startswith("!") else figures[key] for key in condition)
+    return condition != NEVER and all(
+        not figures[key[1:]] if key.startswith("!") else figures[key] for key in condition
+    )
 
 
 def _expected(
@@ -293,15 +222,15 @@ def _tensors(
         gain, bias = ".gamma", ".beta"
     if module.sort == "bare":
         gain, kind = "", "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
-    # The patch projection is a convolution (out, channels, height, width); transformers stores it like a matrix.
-    layout = table.layout if module.sort == "linear" and "{layer}" in module.path else ""
-    layout = "out,in" if module.sort == "linear" and not layout else layout
-    for ending, what, condition in ((gain, kind, module.when), (bias, "bias", module.bias)):
-        if what == "bias" and ending == bias and (module.sort in ("table", "bare") or condition == NEVER):
-            continue
-        maybe = condition == MAYBE
-        if maybe or _holds(condition, figures):
-            yield path + ending, Part(module.role, what, layer, layout if what == "weight" else ""), not maybe
+    layout = ""
+    if module.sort == "linear":  # a table's layout is that of its blocks; heads and patches are always (out, in, ...)
+        layout = table.layout if "{layer}" in module.path else "out,in"
+    # A module that may be absent is absent as a whole: its weight without its bias is half a download.
+    open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
+    if module.when == MAYBE or _holds(module.when, figures):
+        yield path + gain, Part(module.role, kind, layer, layout if kind == "weight" else ""), not open_ended
+    if module.sort in ("linear", "norm") and (module.bias == MAYBE or _holds(module.bias, figures)):
+        yield path + bias, Part(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
 
 
 def _tie(

@@ -14,8 +14,9 @@ import numpy as np
 
 from manyheads.checkpoints import refusals
 from manyheads.checkpoints.facts import AttentionFacts, state_facts
-from manyheads.checkpoints.families import Family, fit_family
+from manyheads.checkpoints.families import Family
 from manyheads.checkpoints.folder import Checkpoint
+from manyheads.checkpoints.inventory import fit_family
 from manyheads.checkpoints.tables import Role
 
 

@@ -63,7 +63,7 @@ class Module:
     sort
         "linear" (weight and bias), "norm" (gain and bias), "table" (weight), "bare" (a tensor of that very name).
     when, bias
-        Under which condition the weight and the bias are stored.
+        Under which condition the weight and the bias are stored. `when=MAYBE`: the whole module may be absent.
     """
 
     path: str
@@ -325,12 +325,12 @@ BERT = Table(
         Module("encoder.layer.{layer}.intermediate.dense", Role.MLP_IN),
         Module("encoder.layer.{layer}.output.dense", Role.MLP_OUT),
         Module("encoder.layer.{layer}.output.LayerNorm", Role.MLP_NORM, "norm"),
-        Module("pooler.dense", Role.POOLER, when=MAYBE, bias=MAYBE),
+        Module("pooler.dense", Role.POOLER, when=MAYBE),
     ),
     heads=(
         _head("cls.predictions.bias", Role.UNEMBEDDING, "bare"),
-        _head("cls.predictions.transform.dense", Role.HEAD_TRANSFORM),
-        _head("cls.predictions.transform.LayerNorm", Role.HEAD_NORM, "norm"),
+        Module("cls.predictions.transform.dense", Role.HEAD_TRANSFORM, when=MAYBE),
+        Module("cls.predictions.transform.LayerNorm", Role.HEAD_NORM, "norm", when=MAYBE),
         _head("cls.predictions.decoder", Role.UNEMBEDDING),
         _head("cls.seq_relationship"),
         *_CLASSIFIERS,
@@ -361,7 +361,7 @@ VIT = Table(
         Module("encoder.layer.{layer}.intermediate.dense", Role.MLP_IN),
         Module("encoder.layer.{layer}.output.dense", Role.MLP_OUT),
         Module("layernorm", Role.FINAL_NORM, "norm"),
-        Module("pooler.dense", Role.POOLER, when=MAYBE, bias=MAYBE),
+        Module("pooler.dense", Role.POOLER, when=MAYBE),
     ),
     heads=(*_CLASSIFIERS, _head("decoder.0")),
 )
