@@ -7,7 +7,7 @@ import jax
 from jax.extend import core
 
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.programs import called_program, inner_programs
+from manyheads.costs.programs import called_program, inner_programs, scan_layout
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -61,7 +61,7 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
         return _depths(call[0], operands)
     name = eqn.primitive.name
     if name == "scan":
-        return _scan(eqn.params, operands)
+        return _scan(eqn, operands)
     if name == "cond":
         branches = [_depths(branch.jaxpr, operands[1:]) for branch in eqn.params["branches"]]
         return [max(operands[0], *ends) for ends in zip(*branches, strict=True)]
@@ -72,9 +72,10 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
     return [deepest + (name in PRODUCTS)] * len(eqn.outvars)
 
 
-def _scan(params: dict[str, Any], operands: list[int]) -> list[int]:
+def _scan(eqn: Any, operands: list[int]) -> list[int]:
     """Follow the carry through every step; a slice of the input is as deep as the input."""
-    consts, carries = params["num_consts"], params["num_carry"]
+    params = eqn.params
+    consts, carries = scan_layout(eqn)
     constants, carry, slices = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
     stacked: list[int] = []
     for _ in range(params["length"]):

@@ -23,6 +23,7 @@ from manyheads.costs.programs import (
     known_results,
     known_value,
     look_up,
+    scan_layout,
     while_trips,
 )
 from manyheads.costs.tally import Tally
@@ -94,7 +95,7 @@ class _Counter:
 
     def _scan(self, work: _Work, eqn: Any, mask: Mask, known: list[Known]) -> None:
         params = eqn.params
-        consts, carries = params["num_consts"], params["num_carry"]
+        consts, carries = scan_layout(eqn)
         body = params["jaxpr"]
         mask = self.liveness.loop_results(body.jaxpr, mask, consts, carries)
         # Carries and slices differ from one iteration to the next: only constants stay known.

@@ -42,6 +42,25 @@ def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
     return programs[0] if fits else None
 
 
+def scan_layout(eqn: Any) -> tuple[int, int]:
+    """Return how many operands of a `scan` are constants, and how many are carried; slices follow.
+
+    Read from the ranks: a slice and a stacked result have one axis more outside than inside. The parameters that say
+    it differ between versions of JAX.
+    """
+    body = eqn.params["jaxpr"].jaxpr
+
+    def sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        return sum(_rank(outer) > _rank(inner) for outer, inner in zip(outside, inside, strict=True))
+
+    carries = len(eqn.outvars) - sliced(eqn.outvars, body.outvars)
+    return len(eqn.invars) - carries - sliced(eqn.invars, body.invars), carries
+
+
+def _rank(var: Any) -> int:
+    return len(getattr(var.aval, "shape", ()))
+
+
 @dataclass(frozen=True)
 class Needed:
     """The equations of a program that its wanted results depend on, each with the mask of its wanted results."""
@@ -79,7 +98,7 @@ class Liveness:
         """Return which operands the wanted results of an equation need."""
         name, params = eqn.primitive.name, eqn.params
         if name == "scan":
-            consts, carries = params["num_consts"], params["num_carry"]
+            consts, carries = scan_layout(eqn)
             mask = self.loop_results(params["jaxpr"].jaxpr, mask, consts, carries)
             return _with_carries(self.needed(params["jaxpr"].jaxpr, mask).inputs, mask, consts, carries)
         if name == "while":
