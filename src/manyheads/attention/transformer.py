@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from manyheads._precision import follows_caller
 from manyheads.attention.configuration import TransformerConfig
 from manyheads.attention.inputs import TokenInput, embed
+from manyheads.attention.masks import causal
 from manyheads.attention.scaling import Number, Scaling
 from manyheads.attention.weights import Blocks, Weights, draw_weights
 from manyheads.errors import ShapeError
@@ -242,8 +243,8 @@ def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerCo
     scale = scaling.logit(config.shape.key_dim)
     logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
     if config.causal:
-        visible = jnp.tril(jnp.ones(logits.shape[-2:], bool))
-        logits = jnp.where(visible, logits, -jnp.inf)
+        # Every row keeps its own position, so the plain softmax never meets an empty row.
+        logits = jnp.where(causal.allowed(None, None, logits.shape[-2:]), logits, -jnp.inf)
     pattern = jax.nn.softmax(logits, axis=-1)
     mixed = jnp.einsum("...qk,...kn->...qn", pattern, values)  # (..., H, T, N)
     attention = multiplier["output"] * jnp.einsum("...htn,hnd->...td", mixed, block.output)
