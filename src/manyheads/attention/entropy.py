@@ -163,7 +163,7 @@ def _compiled(q: Any, k: Any, scale: Any, rule: Mask | None, block: int, fields:
         q, k, rule = operands
         return _over_rows(lambda q_rows, rows: _reduce(q_rows, k, scale, rule, rows, q.shape[0], fields), q, block)
 
-    return _over_leading(one_head, (q, k, rule), batch, max(1, block // q.shape[-2]))
+    return _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
 
 
 def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int, ...], together: int) -> Any:
@@ -184,7 +184,7 @@ def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int,
         return _over_leading(function, jax.tree.unflatten(structure, chosen), inner, together)
 
     parts = [leaf for leaf, moves in zip(leaves, moving, strict=True) if moves]
-    chunk = together // math.prod(inner)
+    chunk = together // max(1, math.prod(inner))
     if chunk >= size:
         return jax.vmap(member)(parts)
     return jax.lax.map(member, parts, batch_size=chunk if chunk > 1 else None)
@@ -195,6 +195,8 @@ def _over_rows(function: Callable[..., Any], q: Any, block: int) -> Any:
 
     Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
     """
+    # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
+    function = jax.checkpoint(function)
     n = q.shape[0]
     pieces = max(1, -(-n // block))
     if pieces == 1:
@@ -203,8 +205,7 @@ def _over_rows(function: Callable[..., Any], q: Any, block: int) -> Any:
     padded = jnp.pad(q, ((0, pieces * height - n), (0, 0)))
     rows = np.minimum(np.arange(pieces * height), n - 1)  # those beyond the last are cut off below
     operands = padded.reshape(pieces, height, -1), rows.reshape(pieces, height)
-    # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
-    results = jax.lax.map(lambda piece: jax.checkpoint(function)(*piece), operands)
+    results = jax.lax.map(lambda piece: function(*piece), operands)
     return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
 
 
