@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import linalg
 
 from manyheads._precision import follows_caller
 from manyheads.errors import CertificateError, ShapeError, UsageError
@@ -250,6 +251,8 @@ def _sparse_norm(matrix: Any) -> float:
 
 def _gram(array: Any) -> Array:
     """Gram matrix of the columns, in float64."""
+    if array.dtype == np.float64:
+        return array.T @ array
     gram = np.zeros((array.shape[1], array.shape[1]))
     for _, block in row_blocks(array):
         gram += block.T @ block  # the same array twice: NumPy calls syrk, at half the cost
@@ -267,9 +270,11 @@ def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> St
     """Lanczos from the smaller side, until one of the certificates holds."""
     scale, frobenius = sizes
     tall = _tall(array)
+    if options.certificate == "cholesky":
+        # The Gram matrix will outweigh this copy, and converting blocks at every step costs more than the products.
+        tall = np.asarray(tall, dtype=np.float64)
     side, tolerance = min(tall.shape), options.tolerance
     steps = 60 if options.certificate == "cholesky" else _steps_for(side, tolerance)
-    gram: Array | None = None
     while True:
         found = golub_kahan(tall, steps, rng=options.rng, start=options.start)
         theta = _rayleigh(tall, found)
@@ -278,8 +283,7 @@ def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> St
         if bound > goal and options.certificate == "probability":
             proof, bound = "probability", theta / (1 - min(_chance(found, side), 1 - EPS))
         elif bound > goal:
-            gram = _gram(tall) if gram is None else gram
-            proof, bound = "cholesky", _cholesky_bound(gram, goal, frobenius**2, tall.shape)
+            proof, bound = "cholesky", _cholesky_bound(tall, goal, frobenius**2)
         if bound <= goal * (1 + 4 * EPS):
             return _result(tall, scale, frobenius, (theta, theta, bound), found.steps, "lanczos", proof, found)
         if found.exhausted or found.steps >= side or options.certificate == "probability":
@@ -307,17 +311,17 @@ def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int)
     return (top + rest) / 2 + math.hypot((top - rest) / 2, coupling)
 
 
-def _cholesky_bound(gram: Array, goal: float, total: float, shape: tuple[int, int]) -> float:
+def _cholesky_bound(tall: Array, goal: float, total: float) -> float:
     """`goal` if a factorisation proves σ₁² below it, infinity if it does not."""
     # Success proves definiteness up to the first term (Rump 2006); the Gram matrix is known up to the second.
-    slack = EPS * ((shape[1] + 2) * max(shape[1] * goal - total, 0.0) + 2 * max(shape) * total)
-    shifted = -gram
-    shifted[np.diag_indices_from(shifted)] += goal - slack
-    try:
-        np.linalg.cholesky(shifted)
-    except np.linalg.LinAlgError:
-        return math.inf
-    return goal
+    rows, side = tall.shape
+    slack = EPS * ((side + 2) * max(side * goal - total, 0.0) + 2 * rows * total)
+    shifted = _gram(tall)
+    np.negative(shifted, out=shifted)
+    shifted[np.diag_indices(side)] += goal - slack
+    # Symmetric, so its transpose is the Fortran-ordered matrix that LAPACK factors in place.
+    failed = linalg.lapack.dpotrf(shifted.T, lower=True, overwrite_a=True, clean=False)[1]
+    return math.inf if failed else goal
 
 
 def _chance(found: Bidiagonal, side: int) -> float:

@@ -27,8 +27,8 @@ def bootstrap(
     """Bootstrap interval of any statistic, or an error where the bootstrap has nothing to say.
 
     A thin layer over `scipy.stats.bootstrap` (9999 resamples). For a mean use `mean_interval`, which is right at any
-    number of replicates; the bootstrap is right for many (at eight normal replicates its 99% interval of a mean covers
-    about 97%).
+    number of replicates; the bootstrap is right for many (its 99% interval of the mean of 8, 16, 30 normal replicates
+    covers 96%, 97%, 98%).
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def autocorrelation_time(series: ArrayLike, *, most: float = 0.02) -> float:
     r"""Integrated autocorrelation time of a stationary series, :math:`\tau = 1 + 2 \sum_{t \ge 1} \rho(t)`.
 
     The mean of n values has the variance :math:`\sigma^2 \tau / n`: n / tau is the effective number of values, and tau
-    is 1 for independent ones. The sum stops at the first window of at least 5 tau (Sokal).
+    is 1 for independent ones. The sum stops at the first window of at least 5 tau (Sokal), and ten lags.
 
     Parameters
     ----------
@@ -116,7 +116,8 @@ def autocorrelation_time(series: ArrayLike, *, most: float = 0.02) -> float:
     Raises
     ------
     CertificateError
-        The series is shorter than tau / `most` (50 tau by default): it must be longer.
+        The series is shorter than tau / `most` (50 tau by default), or alternates so strongly that the sum is not
+        positive: it must be longer.
     UsageError
         A constant series: it has no autocorrelation.
 
@@ -133,15 +134,16 @@ def autocorrelation_time(series: ArrayLike, *, most: float = 0.02) -> float:
     array = np.atleast_2d(np.asarray(series, dtype=np.float64))
     array = as_samples(array, "series", ndim=2)
     count = array.shape[1]
+    if np.all(array == array[:, :1]):
+        raise UsageError("the series is constant: it has no autocorrelation, and its mean is exact")
     centred = array - array.mean(axis=1, keepdims=True)
     spectrum = np.fft.rfft(centred, 2 * count, axis=1)
     covariance = np.fft.irfft(np.abs(spectrum) ** 2, axis=1)[:, :count].mean(axis=0)  # (n,)
-    if not covariance[0] > (np.finfo(float).eps * np.abs(array).max()) ** 2 * count:
-        raise UsageError("the series is constant: it has no autocorrelation, and its mean is exact")
     taus = 2 * np.cumsum(covariance / covariance[0]) - 1
-    inside = np.arange(count) >= 5 * taus
+    # Never fewer than ten lags: the partial sums of an alternating series dip below zero at first.
+    inside = np.arange(count) >= 5 * np.maximum(taus, 2.0)
     tau = float(taus[int(np.argmax(inside))]) if inside.any() else math.inf
-    if not tau <= most * count:
+    if not 0 < tau <= most * count:
         raise CertificateError(
             f"{count} values are too few to resolve their own autocorrelation time: run longer, or record less often",
             measured=tau,
