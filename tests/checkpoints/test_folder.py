@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from manyheads.checkpoints import open_checkpoint
+from manyheads.checkpoints import CheckpointRefused, open_checkpoint, roles
 from manyheads.errors import UsageError
 
 CONFIG = {"model_type": "gpt2", "n_embd": 4}
@@ -109,3 +109,16 @@ def test_duplicates(tmp_path, rng):
     with open_checkpoint(tmp_path) as checkpoint:
         assert [set(group) for group in checkpoint.duplicates()] == [{"a", "c"}]
         assert [set(group) for group in checkpoint.duplicates(["gain", "gain2", "a"])] == [{"gain", "gain2"}]
+
+
+def test_long_names_make_short_messages(tmp_path):
+    """A name may be as long as a header; neither messages nor the search for near names may follow it there."""
+    names = [str(number) * 300_000 for number in range(3)]
+    safetensors.numpy.save_file({name: np.zeros(1) for name in names}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path, config={**CONFIG, "n_head": 2, "n_layer": 0}) as checkpoint:
+        with pytest.raises(UsageError) as unknown:
+            checkpoint.tensor("1" * 299_999)
+        with pytest.raises(CheckpointRefused) as unexplained:
+            roles(checkpoint)
+    assert len(str(unknown.value)) < 1000
+    assert len(str(unexplained.value)) < 1500

@@ -110,7 +110,9 @@ def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str 
     path, names = Path(path), list(names)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in TABLES:
-        raise refusals.UnknownFamily(path, f"model_type {model_type!r} is none of {', '.join(TABLES)}", model_type)
+        raise refusals.UnknownFamily(
+            path, f"model_type {str(model_type)[:80]!r} is none of {', '.join(TABLES)}", model_type
+        )
     table = TABLES[model_type]
     figures = _read_figures(table, config, path)
     if figures["layers"] > len(names):
@@ -130,7 +132,7 @@ def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str 
         raise refusals.UnexplainedNames(
             path,
             f"the family {model_type} does not explain {len(strangers)} of {len(names)} names: "
-            f"{', '.join(strangers[:5])}",
+            f"{refusals.shorten(strangers)}",
             strangers,
         )
     if absent:
@@ -165,7 +167,7 @@ def _read_figures(table: Table, config: Mapping[str, Any], path: Path) -> dict[s
             fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
             kind = "a positive number"
         if not fits:
-            raise refusals.ConfigInvalid(path, f"{key} is {value!r}, not {kind}", value)
+            raise refusals.ConfigInvalid(path, f"{key} is {str(value)[:80]!r}, not {kind}", value)
         figures[figure] = value
     width, heads = figures["width"], figures["heads"]
     figures["key_dim"] = figures.get("key_dim") or (width // heads if heads else 0)
@@ -190,7 +192,7 @@ def _find_prefix(table: Table, names: Iterable[str], path: Path) -> str:
         raise refusals.UnexplainedNames(
             path,
             f"the family {table.model_type} begins with {' or '.join(anchors.values())}, none of which is among "
-            f"{', '.join(sorted(known)[:5]) or 'no names'}",
+            f"{refusals.shorten(sorted(known)) or 'no names'}",
             sorted(known),
         )
     return found[0]

@@ -78,6 +78,17 @@ class Checkpoint:
         """How many numbers are stored: tied weights once, buffers (masks, position indices) included."""
         return sum(entry.size for entry in self.entries.values())
 
+    def entry(self, name: str) -> Entry:
+        """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for.
+
+        Raises
+        ------
+        UsageError
+            No tensor of that name; the message lists the nearest names.
+        """
+        stored, file = self._find(name)
+        return file.entry(stored)
+
     def tensor(self, name: str, rows: slice | Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Read one tensor, or some of its rows, into a new array; see `TensorFile.tensor`."""
         stored, file = self._find(name)
@@ -114,8 +125,7 @@ class Checkpoint:
         chosen = names if names is not None else [name for name, entry in self.entries.items() if len(entry.shape) > 1]
         alike: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
         for name in chosen:
-            stored, file = self._find(name)
-            entry = file.entry(stored)
+            entry = self.entry(name)
             alike[entry.dtype, entry.shape].append(name)
         groups: dict[tuple[str, tuple[int, ...], str], list[str]] = defaultdict(list)
         for (dtype, shape), members in alike.items():
@@ -235,7 +245,9 @@ def _open_shards(index: Path, follow_links: bool, opened: ExitStack) -> list[Ten
             )
         if extra := sorted(file.entries.keys() - names):
             raise refusals.ShardMismatch(
-                path, f"holds {len(extra)} tensors that {index.name} does not place in it, such as {extra[0]!r}", extra
+                path,
+                f"holds {len(extra)} tensors that {index.name} does not place in it, such as {extra[0][:120]!r}",
+                extra,
             )
         files.append(file)
     return files

@@ -67,11 +67,11 @@ def roles(checkpoint: Checkpoint) -> tuple[Weight, ...]:
     family = fit_family(checkpoint)
     weights = []
     for name in (*checkpoint.names, *checkpoint.aliases):
-        part, entry = family.parts[name], checkpoint.entries[checkpoint.aliases.get(name, name)]
+        part, entry = family.parts[name], checkpoint.entry(name)
         tied_to = checkpoint.aliases.get(name)
         if tied_to is None and name in family.tied:
             tied_to = family.tied[name]
-            other = checkpoint.entries[checkpoint.aliases.get(tied_to, tied_to)]
+            other = checkpoint.entry(tied_to)
             same_kind = (entry.dtype, entry.shape) == (other.dtype, other.shape)
             if not same_kind or checkpoint.fingerprint(name) != checkpoint.fingerprint(tied_to):
                 raise refusals.TieBroken(

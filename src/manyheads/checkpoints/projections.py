@@ -109,12 +109,12 @@ def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None 
         names = family.names(role, kind, layer)
         if not names:
             return None
-        stored = checkpoint.tensor(names[0])
-        if stored.shape != shape:
+        given = checkpoint.entry(names[0]).shape  # before a byte of it is read
+        if given != shape:
             raise refusals.WeightShapeMismatch(
-                checkpoint.path, f"{names[0]} has shape {stored.shape}; the configuration gives {shape}", stored.shape
+                checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}", given
             )
-        return stored
+        return checkpoint.tensor(names[0])
 
     def read_weight(role: Role, rows: int, columns: int) -> np.ndarray:
         # As (out, in), whichever way it is stored.

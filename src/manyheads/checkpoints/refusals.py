@@ -4,6 +4,8 @@ Each class breaks one rule. Its message says which file, what stands there and w
 the file and the offending figure for programs. All derive from `manyheads.errors.FileRefused`.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +13,11 @@ from manyheads.errors import FileRefused
 
 _DAMAGED = "the file is damaged or hostile: fetch it again from where it was published"
 _CONFIG = "check that config.json belongs to these weights"
+
+
+def shorten(names: Iterable[str], count: int = 5, length: int = 120) -> str:
+    """Join the first few names for a message; names from outside may be as long as a file."""
+    return ", ".join(name if len(name) <= length else f"{name[:length]}..." for name in islice(names, count))
 
 
 class CheckpointRefused(FileRefused):

@@ -9,6 +9,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import final
 
@@ -48,9 +49,9 @@ class TensorFile:
     Notes
     -----
     Every read checks that the file is still the one that was opened (length and times of change) and raises
-    `FileChanged` otherwise. A change within the resolution of the file system's clock after opening goes unnoticed
-    unless it shortens the file; compare fingerprints where that matters. Reads keep no position, so threads may share
-    an open file.
+    `FileChanged` otherwise; a file that was replaced or whose permissions were set counts as changed. A change within
+    the resolution of the file system's clock after opening goes unnoticed unless it shortens the file; compare
+    fingerprints where that matters. Reads keep no position, so threads may share an open file.
 
     Examples
     --------
@@ -212,8 +213,10 @@ class TensorFile:
 
 def unknown_name(path: Path, name: str, names: Iterable[str]) -> str:
     """Say that there is no such tensor, and which names come near."""
-    near = difflib.get_close_matches(name, list(names)[:100_000], n=3)
-    return f"{path} holds no tensor {name!r}; " + (f"near it: {', '.join(near)}" if near else "see .names")
+    # Comparing takes the product of two lengths: names from outside may be many, and long.
+    comparable = [known for known in islice(names, 10_000) if len(known) <= 200]
+    near = difflib.get_close_matches(name[:200], comparable, n=3)
+    return f"{path} holds no tensor {name[:200]!r}; " + (f"near it: {', '.join(near)}" if near else "see .names")
 
 
 def _runs(
