@@ -118,8 +118,8 @@ class Scaling(eqx.Module):
 def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
     r"""Give the usual scaling: spreads :math:`1/\sqrt{\text{fan-in}}`, logits over :math:`\sqrt N`, no multipliers.
 
-    Tokens start with entries of spread 1, patches with :math:`1/\sqrt{\text{dim}}`, learned positions with 1/2, and
-    the read-out with :math:`1/\sqrt d`.
+    Tokens and learned positions start with entries of spread 1, patches with :math:`1/\sqrt{\text{dim}}`, and the
+    read-out with :math:`1/\sqrt d`.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling
     initial = dict.fromkeys(ROLES, bulk)
     initial |= {
         "embedding": inputs.fan_in**-0.5,
-        "positional": 0.5,
+        "positional": 1.0,
         "mlp_out": (max(mlp_ratio, 1) * shape.width) ** -0.5,
         "norm": 1.0,
         "bias": 0.0,
