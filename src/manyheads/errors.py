@@ -39,5 +39,16 @@ class CertificateError(ManyheadsError, ArithmeticError):
 
     def __init__(self, message: str, *, measured: float, threshold: float):
         super().__init__(f"{message} (measured {measured:.3g}, threshold {threshold:.3g})")
+        self.message = message
         self.measured = measured
         self.threshold = threshold
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the figures when the error travels back from another process."""
+        return (_certificate_error, (type(self), self.message, self.measured, self.threshold))
+
+
+def _certificate_error(
+    kind: type[CertificateError], message: str, measured: float, threshold: float
+) -> CertificateError:
+    return kind(message, measured=measured, threshold=threshold)

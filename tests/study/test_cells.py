@@ -8,7 +8,10 @@ from manyheads.errors import UsageError
 from manyheads.study import Cell, grid
 
 values = st.one_of(
-    st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text("ab.+-_", min_size=1)
+    st.integers(-(10**9), 10**9),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.text("ab.+-_", min_size=1),
 )
 cells = st.dictionaries(st.sampled_from(["heads", "depth", "rate"]), values)
 
@@ -18,7 +21,9 @@ def test_equal_cells_have_equal_slugs_and_different_cells_different_ones(first, 
     one, other = Cell(**first), Cell(**second)
     assert pickle.loads(pickle.dumps(one)) == one
     assert "/" not in one.slug
-    if list(first.items()) == list(second.items()) and list(map(type, first.values())) == list(map(type, second.values())):
+    if list(first.items()) == list(second.items()) and list(map(type, first.values())) == list(
+        map(type, second.values())
+    ):
         assert one.slug == other.slug
     if one.slug == other.slug:
         assert [str(value) for value in first.values()] == [str(value) for value in second.values()]

@@ -10,7 +10,9 @@ from tests.study.rows import SMALL
 from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 
-@pytest.mark.parametrize("study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name
+)
 def test_the_toys_keep_the_contract(study, seed):
     check_study(study, replicates=3, seed=seed)
 

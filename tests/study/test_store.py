@@ -177,7 +177,9 @@ except OSError as error:
 def test_a_real_limit_on_written_bytes_is_a_full_store(tmp_path):
     """The kernel itself refuses the write here (EFBIG), in the middle of a unit's files."""
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, env=environment
+    )
     assert done.stdout.strip() == "StoreFull", done.stderr
     assert not list(tmp_path.rglob("*.tmp"))
 

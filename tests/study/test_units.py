@@ -22,7 +22,9 @@ def test_more_replicates_keep_the_units_of_fewer():
 
 
 def test_keys_are_those_of_the_definition_and_all_different(seed):
-    keys = [replicate_key(seed, replicate) for replicate in range(50)] + [prediction_key(seed, draw) for draw in range(50)]
+    keys = [replicate_key(seed, replicate) for replicate in range(50)] + [
+        prediction_key(seed, draw) for draw in range(50)
+    ]
     assert len({tuple(np.asarray(jax.random.key_data(key))) for key in keys}) == 100
     assert (keys[7] == jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), 7)).all()
 
@@ -48,7 +50,9 @@ def test_units_run_in_double_precision_and_leave_the_switch_alone(seed):
     assert dataset["wall_seconds"].attrs["deterministic"] is False
 
 
-@pytest.mark.parametrize(("fault", "words"), [("type", "expected an xarray"), ("objects", "dtype object"), ("reserved", "'replicate'")])
+@pytest.mark.parametrize(
+    ("fault", "words"), [("type", "expected an xarray"), ("objects", "dtype object"), ("reserved", "'replicate'")]
+)
 def test_results_that_no_store_can_hold_are_refused(fault, words):
     study = Still(fault=fault)
     with pytest.raises(MalformedResult, match=words):

@@ -103,8 +103,13 @@ class Walk(Study):
         return (
             Verdict.from_samples("one a step", rates, target=mean, tolerance=0.5, basis=basis, prediction_error=error),
             Verdict.exact("moves away", float(trained["grows"].mean()), target=1.0, tolerance=(0.5, 0.0), basis=basis),
-            Verdict.exact("ends near or far", float(trained["outcome"].isin(["near", "far"]).mean()), target=1.0,
-                          tolerance=0.0, basis="no other outcome exists"),
+            Verdict.exact(
+                "ends near or far",
+                float(trained["outcome"].isin(["near", "far"]).mean()),
+                target=1.0,
+                tolerance=0.0,
+                basis="no other outcome exists",
+            ),
         )
 
     def _doomed(self):

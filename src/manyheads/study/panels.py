@@ -238,6 +238,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a NumPy number
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

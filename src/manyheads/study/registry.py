@@ -30,6 +30,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.order_blindness:OrderBlindness",
         "pooling cannot see order, a recurrent network forgets it with distance, attention does neither",
     ),
+    "demo/text": Entry(
+        "manyheads.demo.text:TextTraining",
+        "a small transformer learns more of a text than the two characters before tell",
+    ),
     "attention/costs": Entry(
         "manyheads.attention.studies.costs:Costs",
         "attention's exact costs, sequential depth and crossover length against recurrence and pooling",

@@ -1,0 +1,1 @@
+"""The lecture's questions as studies: what pooling cannot see, and what attention costs."""

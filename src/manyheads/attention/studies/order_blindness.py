@@ -1,0 +1,305 @@
+"""`attention/order-blindness`: what pooling cannot see, what recurrence forgets, and what attention recalls.
+
+Three networks of one size learn the same task with the same batches: name the symbol that stands right after a marker.
+A pooled network sees how often each symbol occurs and nothing else; how well any such network can do is known exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+import xarray as xr
+
+from manyheads.attention.baselines import (
+    BaselineConfig,
+    initialise_pooled,
+    initialise_recurrent,
+    match_hidden,
+)
+from manyheads.attention.configuration import TransformerConfig
+from manyheads.attention.inputs import TokenInput
+from manyheads.attention.losses import cross_entropy
+from manyheads.attention.scaling import Shape, standard_scaling
+from manyheads.attention.training import count_weights, train
+from manyheads.attention.transformer import initialise
+from manyheads.costs import ModelShape, PooledShape, RecurrentShape, pooled_cost, rnn_cost, transformer_cost
+from manyheads.data.recall import Recall, RecallSource
+from manyheads.errors import UsageError
+from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve
+
+MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
+TESTED = 8192  # fresh sequences on which a trained network is tested
+BUCKETS = 4  # distances from the answer to the end are put together in so many groups
+MIDDLES = (np.arange(BUCKETS) + 0.5) / BUCKETS
+
+
+@dataclass(frozen=True)
+class OrderBlindness(Study):
+    """Pooling sits on its order-blind ceiling, recurrence fails with distance, a transformer recalls.
+
+    Attributes
+    ----------
+    lengths
+        Tokens of a sequence, the marker included.
+    steps_per_token
+        Updates, in units of the length: longer sequences are harder for all three.
+    symbols
+        Symbols that a sequence is drawn from.
+    key_dim, heads, depth
+        Shape of the transformer; the two others have as many weights.
+    batch
+        Sequences of a step.
+    rate
+        Peak of Adam's learning rate: a linear warm-up over a tenth of the steps, then a half cosine.
+    """
+
+    name: ClassVar[str] = "attention/order-blindness"
+    claim: ClassVar[str] = (
+        "pooling cannot see order, a recurrent network forgets it with distance, attention does neither"
+    )
+    source: ClassVar[Source] = Source(
+        "zaheer2017",
+        "Deep Sets",
+        "Manzil Zaheer and Satwik Kottur and Siamak Ravanbakhsh and Barnabas Poczos and Ruslan Salakhutdinov and "
+        "Alexander J. Smola",
+        2017,
+        venue="NeurIPS",
+        identifier="1703.06114",
+        locus="theorem 2: what a permutation-invariant function is; the ceiling is derived here",
+    )
+
+    lengths: tuple[int, ...] = (8, 16, 32)
+    steps_per_token: int = 38
+    symbols: int = 16
+    key_dim: int = 32
+    heads: int = 2
+    depth: int = 2
+    batch: int = 64
+    rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) <= BUCKETS:
+            raise UsageError(f"lengths={self.lengths}: give one or more, each above {BUCKETS}")
+
+    @classmethod
+    def full(cls) -> OrderBlindness:
+        """Return the study up to 64 tokens."""
+        return cls(lengths=(8, 16, 32, 64), steps_per_token=64)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every model at every length."""
+        return grid(model=tuple(MODELS), length=self.lengths)
+
+    def flops(self, cell: Cell) -> int:
+        """Return the matrix-multiply FLOPs of training one network."""
+        length, width = int(cell["length"]), self.key_dim * self.heads
+        call = {"length": length, "batch": self.batch, "training": True}
+        if cell["model"] == "transformer":
+            shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
+            return self._steps(length) * transformer_cost(shape, **call).flops  # type: ignore[arg-type]
+        config = self._baseline(str(cell["model"]), length)
+        if cell["model"] == "recurrent":
+            recurrent = RecurrentShape(config.width, config.hidden, config.layers, self.symbols)
+            return self._steps(length) * rnn_cost(recurrent, **call).flops  # type: ignore[arg-type]
+        pooled = PooledShape(config.width, config.hidden, config.layers, self.symbols)
+        mixing = 6 * self.batch * config.hidden**2
+        return self._steps(length) * (pooled_cost(pooled, **call).flops + mixing)  # type: ignore[arg-type]
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the ceiling of everything that is blind to order, exactly."""
+        ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
+        attributes = {"long_name": "best accuracy without order", "units": "1"}
+        return xr.Dataset({"ceiling": ("length", ceilings, attributes)}, coords={"length": list(self.lengths)})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train one network and test it on fresh sequences."""
+        length = int(cell["length"])
+        task = Recall(length, self.symbols)
+        for_model, for_batches, for_test = jax.random.split(key, 3)
+        model = self._model(str(cell["model"]), length, for_model)
+        steps = self._steps(length)
+        optimiser = _optimiser(self.rate, steps)
+        done = train(model, cross_entropy, RecallSource(task, self.batch), optimiser, steps, for_batches)
+        tokens, answers, lags = task.draw(for_test, TESTED)
+        right = np.asarray(_guess(done.model, tokens) == answers)
+        groups = np.minimum(np.asarray(lags) * BUCKETS // (length - 1), BUCKETS - 1)
+        by_lag = [right[groups == group].mean() for group in range(BUCKETS)]
+        losses = done.losses.reshape(-1)[: 20 * (steps // 20)].reshape(20, -1).mean(1)
+        return xr.Dataset(
+            {
+                "accuracy": ((), right.mean(), {"long_name": "accuracy on fresh sequences", "units": "1"}),
+                "accuracy_by_lag": (
+                    "distance",
+                    np.asarray(by_lag),
+                    {"long_name": "accuracy by distance from the answer to the end", "units": "1"},
+                ),
+                "loss": ("progress", losses, {"long_name": "training loss", "units": "nat"}),
+                "weights": ((), count_weights(model), {"long_name": "number of weights", "units": "1"}),
+                **self._solved(done.model, str(cell["model"]), tokens[0]),
+            },
+            coords={
+                "distance": (
+                    "distance",
+                    (np.arange(BUCKETS) + 0.5) / BUCKETS,
+                    {"long_name": "share of length"},
+                ),
+                "progress": ("progress", np.arange(1, 21) / 20, {"long_name": "share of the steps"}),
+                "token": ("token", np.arange(length), {"long_name": "position"}),
+                "attending": ("attending", np.arange(length), {"long_name": "position"}),
+            },
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Compare accuracies with the ceiling, with one, and with a half."""
+        accuracy = by_length(trained, "accuracy")  # (model, length, replicate)
+        beyond = (accuracy.sel(model="pooled") - predicted["ceiling"]).mean("length").values
+        noise = 2.6 * 0.5 / (TESTED * len(self.lengths)) ** 0.5
+        longest = max(self.lengths)
+        return (
+            Verdict.from_samples(
+                "a pooled network does as well as order-blind guessing can, and no better",
+                beyond,
+                target=0.0,
+                tolerance=(0.03, noise),
+                basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points of imperfect training",
+            ),
+            Verdict.from_samples(
+                "a transformer of the same size recalls the symbol at every length",
+                accuracy.sel(model="transformer").min("length").values,
+                target=1.0,
+                tolerance=(0.1, 0.0),
+                basis="one in ten: far above the ceiling, far below what a longer training reaches",
+            ),
+            Verdict.from_samples(
+                f"a recurrent network of the same size and training misses more than half at {longest} tokens",
+                accuracy.sel(model="recurrent", length=longest).values,
+                target=0.0,
+                tolerance=(0.0, 0.5),
+                basis="a half: between guessing and recalling",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show accuracy by length, by distance, and the attention of a solved sequence."""
+        accuracy, lengths = by_length(trained, "accuracy"), list(self.lengths)
+        longest = max(self.lengths)
+        curves = [
+            spread_curve(lengths, accuracy.sel(model=model).values.T, label, group=group)
+            for group, (model, label) in enumerate(MODELS.items())
+        ]
+        ceiling = tuple(float(value) for value in predicted["ceiling"].values)
+        curves.append(Curve(tuple(map(float, lengths)), ceiling, "ceiling without order", "predicted", 0))
+        distance = trained["distance"].values
+        lags = [
+            spread_curve(distance, _cell(trained, model, longest)["accuracy_by_lag"].values, label, group=group)
+            for group, (model, label) in enumerate(MODELS.items())
+        ]
+        weights = by_length(trained, "weights").isel(replicate=0)
+        rows = tuple(
+            (label, *(f"{int(weights.sel(model=model, length=length)):,}" for length in lengths))
+            for model, label in MODELS.items()
+        )
+        return (
+            Lines(
+                "Name the symbol after the marker",
+                "sequence length [tokens]",
+                "accuracy on fresh sequences",
+                tuple(curves),
+                note="Bands reach over replicates. Dashed, exact: no order-blind network is better.",
+            ),
+            Lines(
+                f"By distance, {longest} tokens",
+                "distance from the answer to the end, share of the length",
+                "accuracy on fresh sequences",
+                tuple(lags),
+                note="Recurrence must carry the answer over all that follows; attention reaches back at once.",
+            ),
+            self._pattern(trained),
+            Listing(
+                "Number of weights",
+                ("model", *(f"n = {length}" for length in lengths)),
+                rows,
+                note="The pooled and the recurrent network have as many weights as the transformer.",
+            ),
+        )
+
+    def _pattern(self, trained: xr.Dataset) -> Panel:
+        """Show the attention of the last layer on one sequence, at the shortest length, first replicate."""
+        cell = _cell(trained, "transformer", min(self.lengths)).isel(replicate=0)
+        size = min(self.lengths)
+        tokens = cell["sequence"].values[:size].astype(int)
+        names = tuple("→" if token == self.symbols else chr(ord("a") + token) for token in tokens)
+        pattern = cell["pattern"].values[:size, :size]
+        return Picture(
+            "Where the transformer looks",
+            "token that is looked at",
+            "token that looks",
+            tuple(tuple(float(value) for value in row) for row in pattern),
+            value_label="attention, largest over heads and layers",
+            x_ticks=names,
+            y_ticks=names,
+            note="One fresh sequence; → is the marker, letters are symbols. The answer is the letter after the marker.",
+        )
+
+    def _solved(self, model: Any, kind: str, tokens: jax.Array) -> dict[str, Any]:
+        """Return one test sequence and the attention that the transformer pays to it (zero for the others)."""
+        length = len(tokens)
+        pattern = np.zeros((length, length))
+        if kind == "transformer":
+            layers = model.record(tokens[None], patterns=True).layers
+            pattern = np.asarray(layers.patterns[:, 0].max(axis=(0, 1)), np.float64)  # (T, T)
+        attributes = {"long_name": "attention, largest over heads and layers", "units": "1"}
+        return {
+            "sequence": ("token", np.asarray(tokens, float), {"long_name": "a test sequence", "units": "token"}),
+            "pattern": (("token", "attending"), pattern, attributes),
+        }
+
+    def _steps(self, length: int) -> int:
+        return self.steps_per_token * length
+
+    def _transformer(self, length: int) -> TransformerConfig:
+        shape = Shape(self.key_dim, self.heads, self.depth)
+        inputs = TokenInput(self.symbols + 1)
+        return TransformerConfig(shape, inputs, length, self.symbols, mlp_ratio=1, activation="relu")
+
+    def _baseline(self, kind: str, length: int) -> BaselineConfig:
+        config = self._transformer(length)
+        start = BaselineConfig(config.inputs, self.symbols, config.shape.width, 1, layers=1 + (kind == "pooled"))
+        target = jax.eval_shape(lambda: self._model("transformer", length, jax.random.key(0)))
+        return match_hidden(start, kind, count_weights(target))  # type: ignore[arg-type]
+
+    def _model(self, kind: str, length: int, key: jax.Array) -> Any:
+        if kind == "transformer":
+            config = self._transformer(length)
+            scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
+            return initialise(config, scaling, key)
+        config = self._baseline(kind, length)
+        return (initialise_pooled if kind == "pooled" else initialise_recurrent)(config, key)
+
+
+@lru_cache(maxsize=16)
+def _optimiser(rate: float, steps: int) -> optax.GradientTransformation:
+    """Return one object for equal arguments: training compiles once for each optimiser it is given."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10 + 1, steps, 0.05 * rate)
+    return optax.adam(schedule, b2=0.99)
+
+
+@eqx.filter_jit
+def _guess(model: Any, tokens: jax.Array) -> jax.Array:
+    return model(tokens).argmax(-1)
+
+
+def by_length(trained: xr.Dataset, name: str) -> xr.DataArray:
+    """Return a variable over (model, length, replicate) instead of over cells."""
+    table = trained[name].set_index(cell=["model", "length"]).unstack("cell")
+    return table.transpose("model", "length", "replicate")
+
+
+def _cell(trained: xr.Dataset, model: str, length: int) -> xr.Dataset:
+    return trained.isel(cell=int(np.flatnonzero((trained["model"] == model) & (trained["length"] == length))[0]))

@@ -1,0 +1,96 @@
+"""The chapters of the demo, as data: a study each, in the order in which they are shown.
+
+A theory adds its chapter by adding a row. A chapter that looks at the demo's own trained transformer finds the folder
+of its run in the `Scene`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from manyheads.study import Study
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a chapter may look at.
+
+    Attributes
+    ----------
+    text
+        The text that the demo trains on; None for Python's documentation.
+    finished
+        The folders of the runs of the chapters before, by the study's name.
+    """
+
+    text: Path | None
+    finished: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter: what is asked, and the study that answers, made from the scene.
+
+    Attributes
+    ----------
+    title, lead
+        Heading and the sentences under it.
+    study
+        Makes the study; called when the chapters before are finished.
+    replicates
+        How many systems are trained.
+    """
+
+    title: str
+    lead: str
+    study: Callable[[Scene], Study]
+    replicates: int
+
+
+def _text(scene: Scene) -> Study:
+    from manyheads.demo.text import TextTraining
+
+    return TextTraining(text=scene.text)
+
+
+def _order(scene: Scene) -> Study:
+    from manyheads.attention.studies.order_blindness import OrderBlindness
+
+    return OrderBlindness(lengths=(8, 24))
+
+
+def _costs(scene: Scene) -> Study:
+    from manyheads.attention.studies.costs import Costs
+
+    return Costs(lengths=(64, 256, 1024))
+
+
+CHAPTERS: tuple[Chapter, ...] = (
+    Chapter(
+        "A transformer learns to write",
+        "A causal transformer is trained on a text, character by character. What it knows is measured against models "
+        "that count: how often each character follows the few before it. Its heads begin by looking at everything "
+        "alike, and then choose.",
+        _text,
+        replicates=2,
+    ),
+    Chapter(
+        "What is order worth?",
+        "Three networks with equally many weights must name the symbol that stands after a marker. Pooling throws the "
+        "order away, and how well anything can do without order is known exactly. Recurrence has to carry the answer "
+        "to the end. Attention looks it up.",
+        _order,
+        replicates=3,
+    ),
+    Chapter(
+        "What does attention cost?",
+        "FLOPs counted on the programs that run, against closed forms; how many products wait for each other; and the "
+        "time it takes, because FLOPs are not time.",
+        _costs,
+        replicates=3,
+    ),
+)
