@@ -64,7 +64,7 @@ def test_bootstrap_failures_are_errors(rng):
 
 @pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.7, 0.9])
 def test_autocorrelation_time_of_an_autoregressive_series(rng, correlation):
-    """tau = (1 + r) / (1 - r). At r = 0.9 the standard error of 400 chains of 4000 is 1.5% and the bias 2%."""
+    """tau = (1 + r) / (1 - r). At r = 0.9 400 chains of 4000 have a standard error of 1% and a bias of 4%."""
     tau = autocorrelation_time(autoregressive(rng, correlation, (400, 4000)))
     assert tau == pytest.approx((1 + correlation) / (1 - correlation), rel=0.1)
 

@@ -132,7 +132,7 @@ def replicates_to_decide(
     -------
     int or None
         n itself if the samples at hand decide. None if one sample leaves the spread unknown, or if more than
-        `MOST_REPLICATES` would be needed: the estimate sits on the edge, or the prediction is too coarse for the claim.
+        `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the prediction is too coarse.
 
     Examples
     --------
