@@ -68,6 +68,7 @@ FILES = [
     ("ShapeInvalid*", entry(shape=[2**62, 0], data_offsets=[0, 0]), b"", None),
     ("ShapeInvalid*", entry(shape=[1] * 65 + [2]), EIGHT, None),
     ("ShapeInvalid", b'{"w": {"dtype": "U8", "shape": [%b], "data_offsets": [0, 8]}}' % (b"9" * 5000), EIGHT, None),
+    ("ShapeInvalid", b'{"w": {"dtype": "U8", "shape": [-0], "data_offsets": [0, 0]}}', b"", None),
     ("OffsetsInvalid", entry(data_offsets=[0]), EIGHT, None),
     ("OffsetsInvalid", entry(data_offsets=[-8, 0]), EIGHT, None),
     ("OffsetsInvalid", entry(data_offsets=[8, 0]), EIGHT, None),

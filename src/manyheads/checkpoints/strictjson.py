@@ -12,7 +12,9 @@ STRUCTURE_LIMIT = 1_000_000
 _HUGE = 10**20
 
 
-def _integer(digits: str) -> int:
+def _integer(digits: str) -> int | float:
+    if digits == "-0":  # an integer to Python and a float to other readers, who then refuse it where a size has to be
+        return -0.0
     # Python takes quadratic time over long integers and refuses beyond 4,300 digits with an error of its own.
     return int(digits) if len(digits) <= 20 else _HUGE
 
