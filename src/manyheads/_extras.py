@@ -27,4 +27,6 @@ def require(module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
-        raise ExtraMissing(f"{module} is not installed: pip install 'manyheads[{extra}]' brings it", name=module) from error
+        raise ExtraMissing(
+            f"{module} is not installed: pip install 'manyheads[{extra}]' brings it", name=module
+        ) from error

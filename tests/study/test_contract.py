@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from tests.study.rows import SMALL
+from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.study import check_study
 from manyheads.study.contract import CHECKS, ContractBroken, start_trial
 from manyheads.study.registry import STUDIES, find_study
-from tests.study.rows import SMALL
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 
 @pytest.mark.parametrize(

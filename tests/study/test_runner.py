@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
+from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.errors import UsageError
 from manyheads.study import local_pool, open_run, run
@@ -13,7 +14,6 @@ from manyheads.study.equality import differences
 from manyheads.study.executors import open_executor
 from manyheads.study.runner import UnitFailed
 from manyheads.study.store import find_runs
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.study.toys import Averages, Walk
 
 from manyheads.errors import FileRefused
 from manyheads.study import open_run, run
 from manyheads.study.equality import differences
 from manyheads.study.store import RunStore, StoreDamaged, StoreFull, find_runs
-from tests.study.toys import Averages, Walk
 
 CRASHING = """
 import sys

@@ -1,9 +1,9 @@
 import jax
 import numpy as np
 import pytest
+from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.study.units import Layout, MalformedResult, compute, prediction_key, replicate_key
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 
 def test_layout_covers_every_replicate_once_and_in_whole_chunks():

@@ -244,7 +244,7 @@ def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerCo
     logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
     if config.causal:
         # Every row keeps its own position, so the plain softmax never meets an empty row.
-        logits = jnp.where(causal.allowed(None, None, logits.shape[-2:]), logits, -jnp.inf)
+        logits = jnp.where(causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])), logits, -jnp.inf)
     pattern = jax.nn.softmax(logits, axis=-1)
     mixed = jnp.einsum("...qk,...kn->...qn", pattern, values)  # (..., H, T, N)
     attention = multiplier["output"] * jnp.einsum("...htn,hnd->...td", mixed, block.output)

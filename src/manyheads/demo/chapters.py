@@ -60,7 +60,7 @@ def _text(scene: Scene) -> Study:
 def _order(scene: Scene) -> Study:
     from manyheads.attention.studies.order_blindness import OrderBlindness
 
-    return OrderBlindness(lengths=(8, 24))
+    return OrderBlindness(lengths=(8, 24), steps_per_token=44, batch=32, rate=4e-3)
 
 
 def _costs(scene: Scene) -> Study:
@@ -76,7 +76,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "that count: how often each character follows the few before it. Its heads begin by looking at everything "
         "alike, and then choose.",
         _text,
-        replicates=2,
+        replicates=4,
     ),
     Chapter(
         "What is order worth?",
@@ -84,7 +84,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "order away, and how well anything can do without order is known exactly. Recurrence has to carry the answer "
         "to the end. Attention looks it up.",
         _order,
-        replicates=3,
+        replicates=4,
     ),
     Chapter(
         "What does attention cost?",

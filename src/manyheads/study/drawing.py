@@ -97,7 +97,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
 def _draw_curve(axes: Axes, curve: Curve) -> None:
     colour = FAINT if curve.role == "reference" else COLOURS[curve.group % len(COLOURS)]
     if curve.role == "predicted":  # darker and on top: a prediction that fits would vanish behind the trained line
-        colour = "#" + "".join(f"{int(colour[i : i + 2], 16) // 2:02x}" for i in (1, 3, 5))
+        colour = "#" + "".join(f"{int(colour[i : i + 2], 16) * 2 // 3:02x}" for i in (1, 3, 5))
     style = {"trained": "-", "predicted": "--", "reference": ":"}[curve.role]
     marker = "o" if len(curve.x) <= 12 and curve.role == "trained" else ""
     width = 1.2 if curve.role == "reference" else 1.7

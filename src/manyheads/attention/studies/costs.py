@@ -293,8 +293,8 @@ class Costs(Study):
                 Shape(self.width // self.heads, self.heads, 1), inputs, length, outputs=1, positions="none", gains=False
             )
             return initialise(config, standard_scaling(config.shape, inputs), key)
-        config = BaselineConfig(inputs, 1, self.width, self.width, layers=1 if model == "recurrent" else 2)
-        return (initialise_recurrent if model == "recurrent" else initialise_pooled)(config, key)
+        baseline = BaselineConfig(inputs, 1, self.width, self.width, layers=1 if model == "recurrent" else 2)
+        return (initialise_recurrent if model == "recurrent" else initialise_pooled)(baseline, key)
 
     def _halves(self, model: Any, x: jax.Array) -> tuple[float, float]:
         """Time the attention core alone, and the block with its core taken out."""
