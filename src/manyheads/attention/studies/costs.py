@@ -323,11 +323,14 @@ def counted(trained: xr.Dataset, name: str) -> xr.DataArray:
     return table.transpose("model", "length", "replicate")
 
 
-def seconds_of(function: Callable[[Any], Any], argument: Any, calls: int = 5) -> float:
-    """Return the smallest wall time of several calls of a compiled function, the first one not counted."""
+def seconds_of(function: Callable[[Any], Any], argument: Any, budget: float = 0.1) -> float:
+    """Return the smallest wall time of a compiled function over five calls, or as many as fit in `budget` seconds.
+
+    The first call compiles and is not counted. The smallest time is the one that other processes disturbed least.
+    """
     jax.block_until_ready(function(argument))
-    times = []
-    for _ in range(calls):
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < budget:
         start = time.perf_counter()
         jax.block_until_ready(function(argument))
         times.append(time.perf_counter() - start)
