@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        status = _dispatch(words)
+        sys.stdout.flush()  # here, where a reader that went away or a full disk is still an error we can tell
+        return status
     except KeyboardInterrupt:
         _complain("interrupted: finished units are kept; run the same command again to go on")
         return INTERRUPTED
@@ -50,11 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
-        status = _status_of(error)
-        if status is None:
-            raise
-        _complain(str(error))
-        return status
+        foreseen = _status_of(error)
+        if foreseen is None or os.environ.get("MANYHEADS_TRACEBACK"):
+            import traceback
+
+            traceback.print_exc()
+        _complain(_message_of(error))
+        return FAILED if foreseen is None else foreseen
 
 
 def _dispatch(words: list[str]) -> int:
@@ -84,15 +88,25 @@ def _dispatch(words: list[str]) -> int:
 def _run(name: tuple[str, ...], rest: list[str]) -> int:
     module, _, attribute = COMMANDS[name].place.partition(":")
     command = getattr(importlib.import_module(module), attribute)
-    program = f"manyheads {' '.join(name)}"
-    if hasattr(command, "parse"):
-        parsed = command.parse(rest, program)
-    else:
-        from manyheads.cli.parsing import parse_flags
-
-        parsed = parse_flags(command, rest, program)
+    parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
+    if parsed is None:
+        return DONE
     _share_compiled_programs()
     return int(parsed.run())
+
+
+def _parse(command: Any, rest: list[str], program: str) -> Any:
+    """Return the command with its flags; None when help was asked for and has been printed."""
+    try:
+        if hasattr(command, "parse"):
+            return command.parse(rest, program)
+        from manyheads.cli.parsing import parse_command
+
+        return parse_command(command, rest, program)
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            return None
+        raise
 
 
 def _help(group: tuple[str, ...]) -> str:
@@ -103,7 +117,8 @@ def _help(group: tuple[str, ...]) -> str:
     return (
         f"usage: manyheads {' '.join([*group, 'COMMAND' if group else 'VERB'])} [--help] ...\n\n"
         "The theory of multi-head attention, made runnable: every theorem beside a really trained network.\n\n"
-        f"{lines}\n\n'manyheads {' '.join([*group, rows[0][0].split()[-1]])} --help' shows the flags of one."
+        f"{lines}\n\n'manyheads {' '.join([*group, rows[0][0].split()[-1]])} --help' shows the flags of one.\n"
+        "MANYHEADS_TRACEBACK=1 in the environment shows where an error came from."
     )
 
 
@@ -128,5 +143,13 @@ def _status_of(error: Exception) -> int | None:
     return FAILED if isinstance(error, ManyheadsError | OSError) else None
 
 
+def _message_of(error: Exception) -> str:
+    """Return what an error says to people; the number of a system error tells them nothing."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
 def _complain(text: str) -> None:
-    print(f"manyheads: {text}", file=sys.stderr)
+    """Say it on standard error, in one line whatever the message holds."""
+    print(f"manyheads: {' '.join(text.split())}", file=sys.stderr)

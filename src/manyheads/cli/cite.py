@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from manyheads.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Cite:
@@ -19,7 +21,14 @@ class Cite:
     def run(self) -> int:
         """Print the entries."""
         from manyheads.study.citations import cite
-        from manyheads.study.registry import find_study
+        from manyheads.study.registry import STUDIES, find_study
 
-        print(cite(self.what if Path(self.what).is_dir() else find_study(self.what)))
+        if Path(self.what).is_dir():
+            print(cite(self.what))
+        elif self.what in STUDIES or ":" in self.what:
+            print(cite(find_study(self.what)))
+        else:
+            raise UsageError(
+                f"{self.what!r} is neither a folder that holds runs nor a study; 'manyheads study list' shows studies"
+            )
         return 0

@@ -6,13 +6,16 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
+
+from manyheads.cli.parsing import ABSENT
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
 
+Number = Annotated[Optional[int], ABSENT]
 _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 
 
@@ -26,31 +29,31 @@ class Count:
 
     target: Annotated[str, tyro.conf.Positional] = ""
     """A config.json, a folder with one, or package.module:function."""
-    shapes: tuple[str, ...] = ()
+    shapes: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="SHAPE ...", help_behavior_hint="")] = None
     """Arguments of the function: 4x128x64:float32, 8:int32, scalar:float32 (float32 if no dtype is given)."""
-    trips: int | None = None
+    trips: Number = None
     """How often to take a while loop of unknown length to run, in a function."""
 
-    layers: int | None = None
+    layers: Number = None
     """Blocks of the transformer."""
-    width: int | None = None
+    width: Number = None
     """Model dimension."""
-    heads: int | None = None
+    heads: Number = None
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Number = None
     """Heads of keys and values; as many as heads if absent."""
-    head_dim: int | None = None
+    head_dim: Number = None
     """Dimension of a head; width / heads if absent."""
-    mlp_hidden: int | None = None
+    mlp_hidden: Number = None
     """Hidden width of the MLP; 4 x width if absent."""
-    gated: bool | None = None
+    gated: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
     """Whether the MLP has a gate."""
-    vocabulary: int | None = None
+    vocabulary: Number = None
     """Tokens; 0 leaves embedding and unembedding out."""
-    causal: bool | None = None
+    causal: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
     """Whether the attention is causal."""
 
-    length: int | None = None
+    length: Number = None
     """Tokens of a sequence, or of the context with --decode; 1024 if absent (a config for images knows its own)."""
     batch: int = 1
     """Sequences."""
@@ -58,11 +61,11 @@ class Count:
     """Count forward and backward pass."""
     decode: bool = False
     """Count one token with a cache of keys and values, `length` tokens being seen (itself included)."""
-    convention: str | None = None
+    convention: Annotated[Optional[str], ABSENT] = None
     """A preset: exact, halved, dense, mac, palm, megatron, flash, chinchilla; for a function executed, executed-mac."""
     compare: bool = False
     """Show the same work under every convention."""
-    recompute: Literal["none", "scores", "block", "block-needed", "block+scores"] | None = None
+    recompute: Annotated[Optional[Literal["none", "scores", "block", "block-needed", "block+scores"]], ABSENT] = None
     """Recomputation in the backward pass, in place of what the convention says."""
     json: bool = False
     """Print JSON instead of a table."""
@@ -137,6 +140,8 @@ class Count:
             if given:
                 flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
                 raise UsageError(f"{self.target} gives the shape already: leave out {flags}")
+            if not os.path.exists(self.target):
+                raise UsageError(f"{self.target}: no such file; give a config.json, or a folder with one")
             return read_config(self.target)
         if missing := [name for name in ("layers", "width", "heads") if name not in given]:
             flags = ", ".join(f"--{name}" for name in missing)
@@ -175,13 +180,13 @@ class Count:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given or ["batch"])
             raise UsageError(f"{flags} describe a transformer; a function is described by --shapes")
         function = _load_function(self.target)
-        arguments = [_parse_shape(text) for text in self.shapes]
+        arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
         except (TypeError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
-            shown = " ".join(self.shapes) or "no arguments"
+            shown = " ".join(self.shapes or ()) or "no arguments"
             raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
         return cost.to(self._convention("executed"))
 

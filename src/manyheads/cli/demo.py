@@ -6,19 +6,22 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Optional
+
+from manyheads.cli.parsing import ABSENT
 
 
 @dataclass(frozen=True)
 class Demo:
     """Train a small transformer on real text, watch its heads, and write a report that explains what was seen."""
 
-    text: Path | None = None
+    text: Annotated[Optional[Path], ABSENT] = None
     """A UTF-8 text file to learn; by default Python's own documentation."""
     out: Path = Path("demo")
     """Folder for the store and the report; an unfinished demo goes on from there."""
     seed: int = 0
     """Root of all randomness."""
-    workers: int | None = None
+    workers: Annotated[Optional[int], ABSENT] = None
     """Processes; 1 computes in this one; by default one for each processor."""
 
     def run(self) -> int:

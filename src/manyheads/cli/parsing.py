@@ -6,12 +6,27 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import tyro
 
 from manyheads.errors import UsageError
 
+# Flags that may be left out are annotated `Annotated[Optional[X], ABSENT]`: then no help ends in "(default: None)".
+# Optional[X] and not X | None, and for a tuple Union[None, tuple[X, ...]] with None in front: elsewise tyro checks the
+# default with typeguard, which imports asyncio and unittest.mock, a third of the time that a help may take.
+ABSENT = tyro.conf.arg(help_behavior_hint="")
 
-def parse_flags(kind: Any, arguments: Sequence[str], program: str, description: str | None = None) -> Any:
+
+def parse_command(kind: Any, arguments: Sequence[str], program: str) -> Any:
+    """Return a command of ours from its words: `--flag` without a `--no-flag`, and None is left out, not written."""
+    return parse_flags(kind, arguments, program, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone))
+
+
+def parse_flags(
+    kind: Any, arguments: Sequence[str], program: str, description: str | None = None, config: Sequence[Any] = ()
+) -> Any:
     """Return an instance of a dataclass from command-line words.
 
     Raises
@@ -21,12 +36,10 @@ def parse_flags(kind: Any, arguments: Sequence[str], program: str, description: 
     SystemExit
         Help was asked for and has been printed.
     """
-    import tyro
-
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=list(arguments), prog=program, description=description)
+            return tyro.cli(kind, args=list(arguments), prog=program, description=description, config=tuple(config))
     except SystemExit as leaving:
         if leaving.code in (0, None):
             raise
@@ -43,3 +56,16 @@ def _first_paragraph(framed: str) -> str:
             break
         paragraph.append(line)
     return " ".join(paragraph) or "these arguments cannot be read"
+
+
+def existing(store: Path) -> Path:
+    """Return the folder of a store.
+
+    Raises
+    ------
+    UsageError
+        It does not exist.
+    """
+    if not store.exists():
+        raise UsageError(f"{store}: no such folder; give the one that was passed as --store, or one run's own folder")
+    return store

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import tyro
+
+from manyheads.cli.parsing import ABSENT, existing
 
 
 @dataclass(frozen=True)
@@ -15,12 +17,12 @@ class Report:
 
     store: Annotated[Path, tyro.conf.Positional] = Path("runs")
     """Root folder of a store, or the folder of one run."""
-    out: Path | None = None
+    out: Annotated[Optional[Path], ABSENT] = None
     """The file to write; by default report.html in the store."""
 
     def run(self) -> int:
         """Write the report and print where it is."""
         from manyheads.study.reports import report
 
-        print(report(self.store, self.out))
+        print(report(existing(self.store), self.out))
         return 0

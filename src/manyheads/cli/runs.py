@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from manyheads.cli.parsing import existing
+
 
 @dataclass(frozen=True)
 class List:
@@ -24,7 +26,7 @@ class List:
         """Print one line a run; damage is reported, nothing is changed."""
         from manyheads.study.store import find_runs
 
-        rows = [_describe(run) for run in find_runs(self.store)]
+        rows = [_describe(run) for run in find_runs(existing(self.store))]
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
@@ -50,7 +52,7 @@ class Clean:
         from manyheads.study.store import find_runs
 
         leftovers = removed = 0
-        for run in find_runs(self.store):
+        for run in find_runs(existing(self.store)):
             leftovers += run.sweep()
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
                 shutil.rmtree(run.path)

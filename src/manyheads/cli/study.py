@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
 
-from manyheads.cli.parsing import parse_flags
+from manyheads.cli.parsing import ABSENT, parse_flags
 from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, find_study
 
@@ -70,7 +70,7 @@ class Show:
         from manyheads.study.fingerprint import plain
 
         cls = find_study(self.name)
-        study, full = cls(), cls.full()
+        study, full = _default(cls), _default(cls, full=True)
         print(f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n")
         for name, value in configuration(study).items():
             paper = plain(getattr(full, name), name)
@@ -110,8 +110,8 @@ class Options:
     replicates: int = 8
     seed: int = 0
     store: Path = Path("runs")
-    workers: int | None = None
-    executor: str | None = None
+    workers: Annotated[Optional[int], ABSENT] = None
+    executor: Annotated[Optional[str], ABSENT] = None
     full: bool = False
     strict: bool = False
     json: bool = False
@@ -131,12 +131,16 @@ class Run:
         import tyro
 
         kind = find_study(name)
-        default = kind.full() if "--full" in arguments else kind()
+        default = _default(kind, "--full" in arguments)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
             [
                 ("study", Annotated[kind, tyro.conf.OmitArgPrefixes], dataclasses.field(default=default)),
-                ("run", Annotated[Options, tyro.conf.OmitArgPrefixes], dataclasses.field(default=Options())),
+                (
+                    "run",
+                    Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone],
+                    dataclasses.field(default=Options()),
+                ),
             ],
             frozen=True,
         )
@@ -193,6 +197,18 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
             f"{format_figure(verdict.target + verdict.tolerance[1])}",
         )
     Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False).print(table)
+
+
+def _default(kind: type[Study], full: bool = False) -> Study:
+    """Return a study with its default configuration, or at full size."""
+    try:
+        return kind.full() if full else kind()
+    except TypeError as error:
+        if full and "full" in vars(kind):
+            raise
+        raise UsageError(
+            f"{kind.__name__} cannot be made without arguments ({error}): give every field a default"
+        ) from error
 
 
 def _named(arguments: Sequence[str], program: str, usage: str) -> str:

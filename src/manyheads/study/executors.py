@@ -36,7 +36,14 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
     ----------
     workers
         Number of processes; by default one for each processor.
+
+    Raises
+    ------
+    UsageError
+        Fewer than one process.
     """
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers={workers}: expected at least one process, or none given for one a processor")
     count = workers or os.cpu_count() or 1
     with _environment(ONE_THREAD):
         pool = ProcessPoolExecutor(

@@ -9,10 +9,12 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyheads.errors import UsageError
+from manyheads.errors import ManyheadsError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.study.base import Study
@@ -47,7 +49,7 @@ def find_study(name: str) -> type[Study]:
     Raises
     ------
     UsageError
-        No such study; the message lists what is near.
+        No such study, and the message lists what is near; or its module cannot be imported.
     """
     if name in STUDIES:
         place = STUDIES[name].place
@@ -69,13 +71,26 @@ def _load(module: str) -> object:
     if module.endswith(".py"):
         return _load_file(Path(module))
     try:
-        return importlib.import_module(module)
+        return _import(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
         raise UsageError(
             f"no module {module!r} can be imported: check the spelling, or give the file as PATH.py:Class"
         ) from error
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module; what goes wrong inside it is told with its place, a module that is not there as Python does."""
+    try:
+        return importlib.import_module(module)
+    except ManyheadsError:
+        raise
+    except Exception as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{module}.".startswith(f"{absent}."):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
+        raise UsageError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error
 
 
 def _load_file(path: Path) -> object:
@@ -87,7 +102,7 @@ def _load_file(path: Path) -> object:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module = importlib.import_module(path.stem)
+    module = _import(path.stem)
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise UsageError(f"{path}: another module called {path.stem!r} is imported already; rename the file")
     return module

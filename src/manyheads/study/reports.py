@@ -108,12 +108,14 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
     Raises
     ------
     UsageError
-        No section, or an output that is a folder.
+        No section, or an output that is a folder or whose folder does not exist.
     """
     if not sections:
         raise UsageError("a report needs at least one section")
     if out.is_dir():
         raise UsageError(f"{out} is a folder: name the HTML file to write")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent}: no such folder to write {out.name} in; make it first")
     import jinja2
 
     environment = jinja2.Environment(

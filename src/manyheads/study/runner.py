@@ -18,9 +18,15 @@ from manyheads.study.verdicts import Verdict
 if TYPE_CHECKING:
     import xarray as xr
 
+    from manyheads.study.panels import Panel
+
 
 class UnitFailed(ManyheadsError, RuntimeError):
     """A unit raised an exception that its study does not expect; what was finished is kept."""
+
+
+class ComparisonFailed(ManyheadsError, RuntimeError):
+    """A study's `compare` or `panels` raised an exception; all units are finished and kept."""
 
 
 def run(
@@ -64,6 +70,8 @@ def run(
         Arguments that cannot mean a run.
     UnitFailed
         A unit raised an unexpected exception; the message names it.
+    ComparisonFailed
+        The study's `compare` or `panels` did; every unit is kept.
     StoreDamaged, StoreFull
         The store cannot be read or written.
     """
@@ -78,8 +86,7 @@ def run(
             runs.write(unit, dataset)
             advance()
     predicted, trained = assemble(runs, replicates)
-    verdicts = tuple(study.compare(predicted, trained))
-    panels = study.panels(predicted, trained)
+    verdicts, panels = _compared(study, predicted, trained)
     runs.write_summary(
         {
             "replicates": replicates,
@@ -129,6 +136,19 @@ def _results(
         _cancel(futures)
     if failed:
         raise _failure(study, *failed) from failed[1]
+
+
+def _compared(
+    study: Study, predicted: xr.Dataset, trained: xr.Dataset
+) -> tuple[tuple[Verdict, ...], tuple[Panel, ...]]:
+    """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
+    try:
+        return tuple(study.compare(predicted, trained)), tuple(study.panels(predicted, trained))
+    except ManyheadsError:
+        raise
+    except Exception as error:
+        message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
+        raise ComparisonFailed(message) from error
 
 
 def _cancel(futures: Iterable[Future[xr.Dataset]]) -> None:
