@@ -18,7 +18,7 @@ def differences(first: xr.Dataset | xr.DataTree, second: xr.Dataset | xr.DataTre
     --------
     >>> import numpy as np, xarray as xr
     >>> first = xr.Dataset({"loss": ("step", np.array([1.0, 0.5]))})
-    >>> differences(first, first), differences(first, first + 1e-16), differences(first, first + 1e-15)
+    >>> differences(first, first), differences(first, first + 1e-17), differences(first, first + 1e-15)
     ([], [], ['loss'])
     """
     import xarray as xr

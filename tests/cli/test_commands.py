@@ -1,0 +1,133 @@
+"""What the commands do on a store: run, resume, list, report, cite, clean."""
+
+import json
+import shutil
+
+import pytest
+from tests.study.toys import Walk
+
+from manyheads.cli import main
+from manyheads.study import open_run, run
+from manyheads.study.equality import differences
+from manyheads.study.registry import STUDIES
+
+WALK = "tests.study.toys:Walk"
+PATIENT = "tests.cli.toys:Patient"
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command in this process; return its exit status, output and complaints."""
+
+    def command(*words):
+        status = main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the root of a store with one finished run."""
+    root = tmp_path_factory.mktemp("store")
+    run(Walk(), replicates=2, store=root, progress=False)
+    return root
+
+
+@pytest.fixture
+def store(finished, folder):
+    return shutil.copytree(finished, folder / "runs")
+
+
+def test_run_as_json_and_again_from_the_store(call, folder, seed):
+    words = ("study", "run", WALK, "--replicates", 2, "--seed", seed, "--workers", 1, "--json", "--store", "kept")
+    status, out, err = call(*words)
+    assert status == 0
+    assert "7 to do" in err
+    result = json.loads(out)
+    assert set(result) == {"study", "store", "verdicts"}
+    assert result["study"] == "toy/walk"
+    keys = {"claim", "expected", "outcome", "figure", "interval", "target", "tolerance", "basis"}
+    assert all(keys <= set(verdict) for verdict in result["verdicts"])
+    assert [verdict["claim"] for verdict in result["verdicts"]] == ["one a step", "moves away", "ends near or far"]
+    assert differences(open_run(result["store"]), run(Walk(), 2, seed, store=folder / "other", progress=False)) == []
+    status, again, err = call(*words)
+    assert (status, json.loads(again)) == (0, result)
+    assert "0 to do" in err
+
+
+def test_a_table_for_people_names_claim_outcome_and_store(call):
+    status, out, _ = call("study", "run", PATIENT, "--units", 2, "--replicates", 1, "--workers", 1)
+    assert status == 0
+    assert "all are one" in out
+    assert "holds" in out
+    assert "runs/toy/patient/" in out
+
+
+@pytest.mark.parametrize(("target", "strict", "expected"), [(1, True, 0), (5, True, 1), (5, False, 0)])
+def test_strict_asks_for_the_expected_outcome(call, target, strict, expected):
+    words = ("study", "run", PATIENT, "--units", 1, "--replicates", 1, "--workers", 1, "--target", target)
+    assert call(*words, *(["--strict"] if strict else []))[0] == expected
+
+
+def test_list_and_show(call):
+    status, out, _ = call("study", "list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(STUDIES)
+    status, out, _ = call("study", "list", "--json")
+    assert {row["study"]: row["claim"] for row in json.loads(out)} == {n: entry.claim for n, entry in STUDIES.items()}
+    status, out, _ = call("study", "show", WALK)
+    assert status == 0
+    for text in ("toy/walk", Walk.claim, "Bernoulli", "--walkers = 64", "cells    2"):
+        assert text in out
+
+
+def test_runs_are_listed_with_what_is_known_of_them(call, store):
+    status, out, _ = call("runs", "list")
+    assert status == 0
+    assert "7 units" in out
+    (row,) = json.loads(call("runs", "list", "--json")[1])
+    assert row["units"] == 7
+    assert "holds" in row["state"]
+    (path,) = store.glob("toy/walk/*")
+    (path / "summary.json").unlink()
+    assert "unfinished" in call("runs", "list", store)[1]
+    manifest = next(path.glob("units/*/0/manifest.json"))
+    manifest.unlink()
+    status, out, _ = call("runs", "list")
+    assert status == 0
+    assert f"damaged: {manifest.relative_to(store.parent)}" in out
+
+
+def test_clean_removes_what_it_says_and_nothing_else(call, store):
+    (path,) = store.glob("toy/walk/*")
+    before = sorted(store.rglob("*"))
+    assert call("runs", "clean", "--unfinished", "--superseded")[0] == 0
+    assert sorted(store.rglob("*")) == before
+    (path / "summary.json").unlink()
+    call("runs", "clean")
+    assert path.exists()
+    status, out, _ = call("runs", "clean", "--unfinished")
+    assert status == 0
+    assert f"removed {path.relative_to(store.parent)}" in out
+    assert not path.exists()
+
+
+def test_report_and_citation(call, store):
+    status, out, _ = call("report")
+    assert (status, out.strip()) == (0, "runs/report.html")
+    text = (store / "report.html").read_text()
+    assert Walk.claim in text
+    assert "one a step" in text
+    assert call("report", "runs", "--out", "mine.html")[0] == 0
+    assert (store.parent / "mine.html").read_text() == text
+    by_store, by_name = call("cite"), call("cite", WALK)
+    assert by_store[:2] == by_name[:2]
+    assert by_store[1].startswith("@misc{bernoulli1713")
+
+
+def test_version(call):
+    import manyheads
+
+    assert call("--version")[:2] == (0, f"{manyheads.__version__}\n")

@@ -1,0 +1,108 @@
+"""Help and import: what answers at once, and what is not even imported for it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from manyheads.cli import COMMANDS, main
+
+HEAVY = ("jax", "numpy", "scipy", "torch", "xarray", "matplotlib", "zarr", "equinox", "typeguard", "asyncio")
+GROUPS = {name[:1] for name in COMMANDS if len(name) > 1}
+
+ASKING = """
+import json, sys
+from manyheads.cli import main
+status = main(sys.argv[1:])
+json.dump([status, sorted(sys.modules)], sys.stderr)
+"""
+
+# Everything that an import could change, before and after importing every module of the package.
+IMPORTING = """
+import importlib, json, locale, logging, os, pkgutil, random, signal, sys, warnings
+import jax, numpy
+
+def state():
+    return {
+        "jax": {name: str(value) for name, value in jax.config.values.items()},
+        "warnings": [str(entry) for entry in warnings.filters],
+        "logging": [str(logging.root.handlers), logging.root.level, logging.root.manager.disable],
+        "numpy": [str(numpy.geterr()), str(numpy.get_printoptions()), str(numpy.random.get_state()[1].sum())],
+        "python": [sys.getrecursionlimit(), str(sys.path), str(random.getstate()), str(sys.excepthook)],
+        "process": [dict(os.environ), os.getcwd(), str(signal.getsignal(signal.SIGINT)), locale.getlocale()],
+    }
+
+# Third parties first: what equinox or matplotlib do on import is theirs.
+import diffrax, equinox, jinja2, matplotlib.figure, ml_dtypes, optax, optimistix, rich, safetensors, scipy.linalg
+import scipy.optimize, scipy.special, scipy.stats, tyro, xarray, zarr
+before = state()
+import manyheads
+for module in pkgutil.walk_packages(manyheads.__path__, "manyheads."):
+    importlib.import_module(module.name)
+after = state()
+changed = {name: [before[name], after[name]] for name in before if before[name] != after[name]}
+print(json.dumps([changed, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def ask(*words):
+    """Return exit status, output, what was imported, and processor seconds of a fresh process."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", ASKING, *words], capture_output=True, text=True, check=True)
+    after = os.times()
+    status, modules = json.loads(done.stderr)
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return status, done.stdout, set(modules), spent
+
+
+@pytest.mark.parametrize("words", [(), *GROUPS, *COMMANDS], ids=" ".join)
+def test_help_answers_at_once(words):
+    status, text, modules, spent = ask(*words, "--help")
+    assert status == 0
+    assert text.startswith(f"usage: manyheads {' '.join(words)}".strip())
+    assert not modules & set(HEAVY)
+    # On a quiet machine the slowest takes 0.12 s; ten times as much processor time is a defect on any.
+    assert spent < 1.5
+
+
+def test_help_names_every_command():
+    _, text, _, _ = ask("--help")
+    for name, command in COMMANDS.items():
+        assert f"  {' '.join(name)} " in text
+        assert command.answers in text
+
+
+def test_help_of_a_study_shows_its_flags_and_those_of_every_run(capsys):
+    assert main(["study", "run", "attention/costs", "--help"]) == 0
+    text = capsys.readouterr().out
+    for flag in (
+        "--width",
+        "--lengths",
+        "--replicates",
+        "--seed",
+        "--store",
+        "--workers",
+        "--full",
+        "--strict",
+        "--json",
+    ):
+        assert flag in text
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    start = time.perf_counter()
+    code = "import json, sys, manyheads; dir(manyheads); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(json.loads(done.stdout)) & {*HEAVY, "tyro", "rich"}
+    assert time.perf_counter() - start < 5  # 0.02 s on a quiet machine
+
+
+def test_importing_everything_changes_no_global_state_and_needs_no_extra():
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", IMPORTING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    changed, modules = json.loads(done.stdout)
+    assert changed == {}
+    assert not set(modules) & {"torch", "numba", "transformers", "distributed", "dask"}

@@ -1,0 +1,58 @@
+"""Studies for the command line: slow ones, and ones that fail where no unit is to blame."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import xarray as xr
+
+from manyheads.study import Source, Study, Verdict, grid
+
+PLACE = {"long_name": "place", "units": "m"}
+
+
+@dataclass(frozen=True)
+class Patient(Study):
+    """Does next to nothing, slowly, or fails when it compares."""
+
+    name: ClassVar[str] = "toy/patient"
+    claim: ClassVar[str] = "what is counted is what is there"
+    source: ClassVar[Source] = Source("peano1889", "Arithmetices principia", "Giuseppe Peano", 1889, venue="Turin")
+
+    seconds: float = 0.0
+    units: int = 12
+    target: float = 1.0
+    fault: str = "none"
+
+    def cells(self):
+        return grid(place=tuple(range(self.units)))
+
+    def predict(self, key):
+        return xr.Dataset({"x": ((), 1.0, PLACE)})
+
+    def train(self, key, cell):
+        time.sleep(self.seconds)
+        return xr.Dataset({"x": ((), 1.0, PLACE)})
+
+    def compare(self, predicted, trained):
+        if self.fault == "compare":
+            raise ZeroDivisionError("nothing\nto divide by")
+        mean = float(trained["x"].mean())
+        return (Verdict.exact("all are one", mean, target=self.target, tolerance=0.1, basis="counting"),)
+
+
+@dataclass(frozen=True)
+class Demanding(Patient):
+    """Has a field without a default, which the command line cannot fill."""
+
+    name: ClassVar[str] = "toy/demanding"
+    text: Path = Path("absent.txt")
+
+    @classmethod
+    def full(cls):
+        return cls(seconds=0.0)
+
+    def __post_init__(self):
+        if self.fault == "none":
+            raise TypeError("missing 1 required positional argument: 'text'")
