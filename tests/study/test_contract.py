@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.study.rows import SMALL
 from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.study import check_study
-from manyheads.study.contract import CHECKS, ContractBroken, start_trial
-from manyheads.study.registry import STUDIES, find_study
+from manyheads.study.contract import ContractBroken, start_trial
 
 
 @pytest.mark.parametrize(
@@ -32,36 +30,6 @@ def test_the_toys_keep_the_contract(study, seed):
 def test_each_fault_is_named(fault, words, seed):
     with pytest.raises(ContractBroken, match=words):
         check_study(Still(fault=fault), seed=seed)
-
-
-@pytest.fixture(scope="module")
-def trials(tmp_path_factory, seed):
-    made = {}
-
-    def trial(name):
-        if name not in made:
-            study, replicates = SMALL[name]
-            made[name] = start_trial(study, tmp_path_factory.mktemp("trial"), replicates, seed)
-        return made[name]
-
-    return trial
-
-
-@pytest.mark.parametrize("name", STUDIES)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_every_registered_study_keeps_the_contract(name, check, trials):
-    check(trials(name))
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_the_registry_says_what_the_study_says(name):
-    study = find_study(name)
-    assert study.name == name
-    assert study.claim == STUDIES[name].claim
-
-
-def test_no_contract_row_without_a_study():
-    assert set(SMALL) == set(STUDIES)
 
 
 def test_distortions_are_different_data(seed, tmp_path):

@@ -132,19 +132,17 @@ class TextTraining(Study):
             measure=look,
         )
         seconds = time.perf_counter() - start
-        snippet = validation[:SHOWN]
+        prompt = _prose(vocabulary, validation, self.length)
+        snippet = prompt[:SHOWN]
         patterns = done.model.record(jnp.asarray(snippet)[None], patterns=True).layers.patterns[:, 0]  # (L, H, T, T)
-        written = _write(done.model, jnp.asarray(validation[: self.length]), for_writing, WRITTEN)
+        written = _write(done.model, jnp.asarray(prompt), for_writing, WRITTEN)
+        texts = {"prompt": (prompt, "what it was given"), "written": (np.asarray(written), "what it writes")}
         return self._dataset(done, np.asarray(patterns), seconds).assign(
             {
-                "written": ((), _running(vocabulary.decode(np.asarray(written))), {"long_name": "what it writes"}),
-                "prompt": (
-                    (),
-                    _visible(vocabulary.decode(validation[: self.length])),
-                    {"long_name": "what it was given"},
-                ),
-                "snippet": ("query", list(_visible(vocabulary.decode(snippet))), {"long_name": "characters looked at"}),
+                name: ((), _running(vocabulary.decode(tokens)), {"long_name": meaning})
+                for name, (tokens, meaning) in texts.items()
             }
+            | {"snippet": ("query", list(_visible(vocabulary.decode(snippet))), {"long_name": "characters looked at"})}
         )
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
@@ -176,7 +174,7 @@ class TextTraining(Study):
         entropies = _by_head(cell["entropy"], steps)
         entropies.append(Curve(ends, (uniform, uniform), "uniform attention", "reference"))
         ranks = [
-            spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=layer)
+            spread_curve(steps, cell["stable_rank"].sel(layer=layer).values, f"layer {layer}", group=int(layer))
             for layer in cell["layer"].values
         ]
         seeds = f"Mean over {cell.sizes['replicate']} seeds, bands from the smallest to the largest."
@@ -193,7 +191,7 @@ class TextTraining(Study):
                 "step",
                 "entropy [nat]",
                 tuple(entropies),
-                note="How many characters a head looks at: exp(entropy). One colour a layer, one line a head.",
+                note="How many characters a head looks at: exp(entropy). One line a head, of the first seed.",
             ),
             Lines(
                 "Stable rank of the lower MLP matrix",
@@ -207,7 +205,7 @@ class TextTraining(Study):
                 "step",
                 "stable rank",
                 tuple(_by_head(cell["query_key_rank"], steps)),
-                note=f"At most the key dimension, {self.key_dim}.",
+                note=f"At most the key dimension, {self.key_dim}. One line a head, of the first seed.",
             ),
             self._pattern(cell),
             self._sample(cell),
@@ -227,7 +225,7 @@ class TextTraining(Study):
             value_label="attention",
             x_ticks=names,
             y_ticks=names,
-            note="The beginning of the validation text, after training. · is a space, ¶ a line end.",
+            note="From the validation text, after training, first seed. · is a space, ¶ a line end.",
         )
 
     def _sample(self, cell: xr.Dataset) -> Listing:
@@ -356,14 +354,24 @@ def _write(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) ->
     return jax.lax.scan(step, prompt, jax.random.split(key, count))[1]
 
 
+def _prose(vocabulary: Vocabulary, tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return the window with the most letters among many: a text may begin with a table."""
+    starts = np.linspace(0, len(tokens) - length, 500).astype(int)
+    return max((tokens[start : start + length] for start in starts), key=lambda window: _letters(vocabulary, window))
+
+
+def _letters(vocabulary: Vocabulary, window: np.ndarray) -> int:
+    return sum(symbol.isalpha() for symbol in vocabulary.decode(window))
+
+
 def _by_head(values: xr.DataArray, steps: np.ndarray) -> list[Curve]:
-    """Return one line a head, coloured and named by layer."""
+    """Return one line a head of the first seed, coloured and named by layer: heads of two seeds are not the same."""
     return [
         Curve(
             tuple(map(float, steps)),
-            tuple(map(float, values.sel(layer=layer, head=head).mean("replicate").values)),
+            tuple(map(float, values.sel(layer=layer, head=head).isel(replicate=0).values)),
             f"layer {layer}" if head == 0 else "",
-            group=layer,
+            group=int(layer),
         )
         for layer in values["layer"].values
         for head in values["head"].values
