@@ -1,0 +1,108 @@
+"""Everything written for people runs: the pages in the order in which they are read, and every docstring's example."""
+
+import doctest
+import html
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import manyheads
+from manyheads._extras import EXTRA_OF
+from manyheads.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+SAVED = re.compile(r"Save this as `(?P<name>\w+)\.py`:\s*\Z")
+MODULES = sorted(module.name for module in pkgutil.walk_packages(manyheads.__path__, "manyheads."))
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """Sit down in an empty folder; modules that are saved there, the path and the environment are put back."""
+    before, modules = dict(os.environ), set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / ".cache")
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(before)
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def read(page, folder):
+    """Do what a page says, from top to bottom; return the commands that were run."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    namespace, commands = {"__name__": "page"}, []
+    for block in BLOCK.finditer(text):
+        place = f"{page}, line {text[: block.start()].count(chr(10)) + 1}"
+        if block["kind"] == "python" and (saved := SAVED.search(text[: block.start()])):
+            (folder / f"{saved['name']}.py").write_text(block["text"], encoding="utf-8")
+            importlib.import_module(saved["name"])
+        elif block["kind"] == "python":
+            exec(compile(block["text"], place, "exec"), namespace)
+        elif block["kind"] == "console":
+            for line in block["text"].splitlines():
+                program, *words = shlex.split(line.removeprefix("$ "))
+                assert line.startswith("$ ") and program == "manyheads", f"{place}: {line}"  # noqa: PT018
+                commands.append(words)
+                assert main(words) == 0, f"{place}: {line}"
+    return commands
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "own-study" not in page])
+def test_a_page_does_what_it_says(page, desk):
+    read(page, desk)
+
+
+def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_a_report(desk):
+    page = (ROOT / "docs/write-your-own-study.md").read_text(encoding="utf-8")
+    assert "check_study(EffectiveKeys(" in page  # the page itself runs the contract suite
+    commands = read("docs/write-your-own-study.md", desk)
+    assert ["report"] in commands
+    report = html.unescape((desk / "runs/report.html").read_text(encoding="utf-8"))
+    from effective_keys import EffectiveKeys
+
+    assert EffectiveKeys.claim in report
+    assert "the effective number of keys grows in proportion to their number" in report
+    assert report.count("--variance 1.0") == 1  # one section for each of the two configurations
+
+
+def test_links_and_commands_of_the_pages_exist():
+    pages = [*PAGES, "CONTRIBUTING.md"]
+    for page in pages:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+        for name in re.findall(r"make bench NAME=(\w+)", text):
+            assert (ROOT / "benchmarks" / f"{name}.py").exists(), f"{page} names the benchmark {name}"
+        targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets
+    from manyheads.cli import COMMANDS
+
+    verbs = set(re.findall(r"^\| `manyheads (\w+)`", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert verbs == {name[0] for name in COMMANDS}  # no verb is promised, none is kept from the reader
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name, desk):
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        absent = (error.name or "").partition(".")[0]
+        if absent not in EXTRA_OF:
+            raise
+        pytest.skip(f"{name} needs the extra '{EXTRA_OF[absent]}' ({absent} is not installed)")
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    finder, runner, said = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(optionflags=flags), []
+    for example in finder.find(module, name):
+        runner.run(example, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
