@@ -1,0 +1,184 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src/manyheads"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+STUBS = sorted(PACKAGE.rglob("*.pyi"))
+LONGEST = 450
+
+# Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
+# room that has no row here) may import the ground alone.
+GROUND = {"attention", "costs", "data", "spectra", "statistics", "study", "checkpoints"}
+FLOOR = {"errors": 0, "_extras": 0, "_precision": 0} | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4}
+THEORY = 2
+
+# What a room on the ground needs of its neighbours. The bench knows no theory and no layer; whatever is added here
+# must not close a circle, which the test checks.
+NEIGHBOURS = {
+    "attention": {"statistics", "data"},
+    "attention/studies": {"attention", "costs", "data", "spectra", "statistics", "study"},
+    "costs": set(),
+    "data": set(),
+    "spectra": {"statistics"},
+    "statistics": set(),
+    "study": {"statistics"},
+    "checkpoints": set(),
+}
+
+
+def room(path):
+    """Return the room of a module of the package: `attention`, `attention/studies`, `errors`, …"""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "attention/studies" if parts[:2] == ("attention", "studies") else parts[0]
+
+
+def imports(path):
+    """Return what a module imports, as dotted names, wherever in the file; imports for type checking included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def rooms_imported(path):
+    parts = [name.split(".") for name in imports(path) if name.split(".")[0] == "manyheads" and "." in name]
+    return {"attention/studies" if part[1:3] == ["attention", "studies"] else part[1] for part in parts} - {
+        "__version__"
+    }
+
+
+def identify(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_a_module_keeps_the_rules(path):
+    text = path.read_text(encoding="utf-8")
+    here, used = room(path), rooms_imported(path)
+    height = FLOOR.get(here.partition("/")[0], THEORY)
+    for other in used - {here}:
+        floor = FLOOR.get(other.partition("/")[0], THEORY)
+        assert floor <= height, f"{here} imports {other}, which is above it"
+        if here in NEIGHBOURS and floor == 1:
+            assert other in NEIGHBOURS[here], f"{here} imports {other}: not one of its neighbours"
+        if height == THEORY:
+            assert floor < THEORY, f"{here} imports {other}: a theory never imports another theory"
+    assert len(text.splitlines()) <= LONGEST
+    assert ast.get_docstring(ast.parse(text)), "a module says what it is for"
+    for name in imports(path):
+        assert not name.startswith(("jax._src", "jax.core", "jaxlib")), name
+        assert name.partition(".")[0] not in {"pickle", "dill", "cloudpickle", "marshal", "shelve"} or (
+            identify(path) == "src/manyheads/study/contract.py"  # checks that a study survives the way to a worker
+        ), name
+    assert not re.search(r"\btorch\.load\b|allow_pickle=True|\bload_module\b|read_pickle", text)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_nothing_evaluates_text_and_extras_are_imported_in_functions(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"line {node.lineno}"
+    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {getattr(node, "module", None) or node.names[0].name for node in at_import}
+    assert not {name.partition(".")[0] for name in names} & {"torch", "transformers", "numba", "distributed", "dask"}
+
+
+def test_the_neighbours_of_the_ground_form_no_circle():
+    remaining = {name: set(needs) for name, needs in NEIGHBOURS.items()}
+    while free := [name for name, needs in remaining.items() if not needs]:
+        remaining = {name: needs - set(free) for name, needs in remaining.items() if name not in free}
+    assert remaining == {}
+
+
+def stub_names(stub):
+    package = ".".join(stub.relative_to(ROOT / "src").parent.parts)
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    return package, [alias.asname or alias.name for node in tree.body if hasattr(node, "names") for alias in node.names]
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=identify)
+def test_every_public_name_is_there_and_documented(stub):
+    package, names = stub_names(stub)
+    assert names
+    assert len(set(names)) == len(names)
+    module = importlib.import_module(package)
+    for name in names:
+        found = getattr(module, name)
+        assert name in dir(module)
+        if (
+            inspect.ismodule(found)
+            or inspect.isclass(found)
+            or inspect.isroutine(found)
+            or hasattr(found, "__wrapped__")
+        ):
+            assert inspect.getdoc(found), f"{package}.{name} has no docstring"
+        if inspect.isfunction(found) and found.__module__.startswith("manyheads."):
+            module_of = found.__module__.rpartition(".")[2]
+            assert found.__name__ != module_of, f"{package}.{name} shares the name of its module"
+
+
+def test_public_classes_and_functions_of_every_module_are_documented():
+    bare = []
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            kinds = ast.FunctionDef | ast.ClassDef
+            if isinstance(node, kinds) and not node.name.startswith("_") and not ast.get_docstring(node):
+                bare.append(f"{identify(path)}:{node.name}")
+    assert bare == []
+
+
+def test_the_registry_is_static_and_tells_the_truth():
+    code = (
+        "import sys; from manyheads.study.registry import STUDIES; assert STUDIES; "
+        "assert not {'jax', 'numpy', 'xarray'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    from manyheads.study.registry import STUDIES, find_study
+
+    for name, entry in STUDIES.items():
+        study = find_study(name)
+        assert (study.name, f"{study.__module__}:{study.__name__}") == (name, entry.place)
+        assert "\n" not in entry.claim
+        assert entry.claim == study.claim, f"{name}: the list and the study claim different things"
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]
+
+
+def test_no_tracked_file_belongs_to_one_machine():
+    lock_files = {"uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock"}
+    path = re.compile(r"(?<![\w.$}/])/(?:home|root|Users|work|tmp|mnt)/\w")
+    for file in tracked():
+        assert file.name not in lock_files
+        assert file.stat().st_size < 2**20, f"{file}: a megabyte belongs elsewhere"
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        assert not path.search(text), f"{identify(file)} names a path of one machine: {path.search(text)}"
+
+
+def test_constraints_name_no_address():
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--index" not in text
