@@ -36,8 +36,9 @@ def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
 def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset:
     """Stack cells along `cell`, with the cell's values as coordinates along it.
 
-    A dimension with labels (say `layer`) may have fewer of them in some cells: floating-point values are then NaN where
-    the label does not exist. Dimensions without labels must agree.
+    A dimension with labels (say `layer`) may have fewer of them in some cells: where the label does not exist numbers
+    and booleans, which become floating-point for it, are NaN, and texts are empty. Dimensions without labels must
+    agree.
     """
     import numpy as np
 
@@ -53,11 +54,12 @@ def join_predictions(draws: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
+    import numpy as np
     import xarray as xr
 
-    first = {name: variable.dims for name, variable in parts[0].data_vars.items()}
+    first = _declared(parts[0])
     for position, part in enumerate(parts[1:], start=1):
-        other = {name: variable.dims for name, variable in part.data_vars.items()}
+        other = _declared(part)
         if other != first:
             raise MalformedResult(
                 f"along {dimension!r}, part {position} has variables {other} where part 0 has {first}: return the same"
@@ -72,6 +74,7 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
                 f"along {dimension!r}, dimension {differing[0]!r} has {part.sizes[differing[0]]} entries in part "
                 f"{position} and {parts[0].sizes[differing[0]]} in part 0: give it a coordinate or equal sizes"
             )
+    texts = {name: "" for name, (_, kind) in first.items() if kind == "text"}
     return xr.concat(
         parts,
         dim=dimension,
@@ -80,7 +83,14 @@ def _concatenate(parts: Sequence[xr.Dataset], dimension: str) -> xr.Dataset:
         compat="override",
         join="outer",
         combine_attrs="override",
+        fill_value=texts | {name: np.nan for name in first if name not in texts},
     )
+
+
+def _declared(part: xr.Dataset) -> dict[Any, tuple[tuple[Any, ...], str]]:
+    """Return dimensions and kind of every variable: what all units of a study have in common."""
+    kinds = {"b": "boolean", "U": "text", "O": "text"}
+    return {name: (value.dims, kinds.get(value.dtype.kind, "number")) for name, value in part.data_vars.items()}
 
 
 def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: Sequence[Verdict]) -> xr.DataTree:

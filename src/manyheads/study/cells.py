@@ -1,12 +1,14 @@
 """The grid of a study: a cell is one setting (a size, a rate, a depth) in which every replicate is trained."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from manyheads.errors import UsageError
 
 Value = str | int | float | bool
+LONGEST_SLUG = 240  # file systems hold 255 bytes
 
 
 class Cell(Mapping[str, Value]):
@@ -17,7 +19,7 @@ class Cell(Mapping[str, Value]):
     Raises
     ------
     UsageError
-        A name or value that cannot be part of a folder's name.
+        A name or value that cannot be part of a folder's name, or a number that is not finite.
 
     Examples
     --------
@@ -32,13 +34,22 @@ class Cell(Mapping[str, Value]):
 
     def __init__(self, **values: Value):
         for name, value in values.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise UsageError(f"cell name {name!r}: use letters, digits and _")
             if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9._+-]+", value):
                 raise UsageError(f"cell value {name}={value!r}: use letters, digits and '._+-' only")
             if not isinstance(value, Value):
                 raise UsageError(
                     f"cell value {name}={value!r} is a {type(value).__name__}: use str, int, float or bool"
                 )
-        self._values = dict(values)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"cell value {name}={value!r}: use a finite number, or a text for what is none")
+        # NumPy's float64 is a float, but it does not print like one, and the slug is what it prints.
+        self._values = {name: float(value) if isinstance(value, float) else value for name, value in values.items()}
+        if len(self.slug) > LONGEST_SLUG:
+            raise UsageError(
+                f"cell {self.slug[:40]}…: {len(self.slug)} characters, a folder's name holds {LONGEST_SLUG}"
+            )
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -50,7 +61,7 @@ class Cell(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(self.slug)
+        return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
         return f"Cell({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from manyheads.study.panels import Curve, Lines, Picture
@@ -31,9 +33,11 @@ STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "figure.facecolor": "white",
+    "text.parse_math": False,  # a dollar in a label is a dollar
     "svg.fonttype": "path",
     "svg.hashsalt": "manyheads",
 }
+MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
 LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
 
 
@@ -60,7 +64,7 @@ def svg(panel: Lines | Picture, prefix: str) -> str:
 
     with mpl.rc_context(STYLE):
         buffer = io.StringIO()
-        draw(panel).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        draw(panel).savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -84,14 +88,22 @@ def _entries(panel: Lines) -> int:
 def _draw_lines(axes: Axes, panel: Lines) -> None:
     for curve in panel.curves:
         _draw_curve(axes, curve)
-    if panel.log_x:
+    if sum(len(curve.x) for curve in panel.curves) > MOST_POINTS:
+        for artist in (*axes.lines, *axes.collections):
+            artist.set_rasterized(True)
+    # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
+    if panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
-    if panel.log_y:
+    if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
     if _entries(panel) > LEGEND_OUTSIDE:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     elif _entries(panel):
         axes.legend(loc="best")
+
+
+def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
+    return any(0 < value < math.inf for values in series for value in values)
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

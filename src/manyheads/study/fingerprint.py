@@ -5,21 +5,31 @@ import enum
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.study.base import Study, configuration
+from manyheads.study.base import Study
 
 
-def plain(value: Any, where: str = "field") -> Any:
+def plain(value: Any, where: str = "field", real: bool = False) -> Any:
     """Return `value` as JSON can hold it; a path becomes the sha256 of the file's content.
+
+    Parameters
+    ----------
+    value, where
+        The value, and how an error names its place.
+    real
+        Whether its field is annotated as floating-point: then 1 and 1.0 are the same number.
 
     Raises
     ------
     UsageError
         A value that has no canonical form (an array, a function, NaN), or a file that cannot be read.
     """
+    if real and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
@@ -31,11 +41,13 @@ def plain(value: Any, where: str = "field") -> Any:
     if isinstance(value, Path):
         return {"sha256": file_sha256(value)}
     if isinstance(value, tuple | list):
-        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [plain(item, f"{where}[{index}]", real) for index, item in enumerate(value)]
     if isinstance(value, dict):
         return {str(name): plain(item, f"{where}[{name!r}]") for name, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        return {
+            f.name: plain(getattr(value, f.name), f"{where}.{f.name}", _is_real(f)) for f in dataclasses.fields(value)
+        }
     raise UsageError(
         f"{where} is a {type(value).__name__}: a study's fields are numbers, text, tuples, paths, dataclasses"
     )
@@ -64,7 +76,10 @@ def identity(study: Study, seed: int) -> dict[str, Any]:
     return {
         "study": study.name,
         "revision": study.revision,
-        "configuration": {name: plain(value, name) for name, value in configuration(study).items()},
+        "configuration": {
+            field.name: plain(getattr(study, field.name), field.name, _is_real(field))
+            for field in dataclasses.fields(study)  # type: ignore[arg-type]
+        },
         "inputs": dict(sorted(study.inputs().items())),
         "seed": seed,
     }
@@ -74,3 +89,9 @@ def fingerprint(study: Study, seed: int) -> str:
     """Return the first 16 hexadecimal digits of the sha256 of `identity`, the name of the run's folder."""
     text = json.dumps(identity(study, seed), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_real(field: dataclasses.Field[Any]) -> bool:
+    """Tell whether a field holds floating-point numbers and no integers: ``float``, ``tuple[float, ...]``."""
+    annotation = field.type if isinstance(field.type, str) else repr(field.type)
+    return "float" in annotation and not re.search(r"\bint\b", annotation)

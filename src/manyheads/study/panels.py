@@ -82,6 +82,16 @@ class Picture:
     y_ticks: tuple[str, ...] = ()
     note: str = ""
 
+    def __post_init__(self) -> None:
+        rows, columns = len(self.values), len(self.values[0]) if self.values else 0
+        if not columns or any(len(row) != columns for row in self.values):
+            raise UsageError(
+                f"picture {self.title!r}: expected rows of one length, got {[len(r) for r in self.values]}"
+            )
+        for name, ticks, size in (("x_ticks", self.x_ticks, columns), ("y_ticks", self.y_ticks, rows)):
+            if len(ticks) not in (0, size):
+                raise UsageError(f"picture {self.title!r}: {len(ticks)} {name} for {size} entries")
+
     def to_json(self) -> dict[str, Any]:
         """Return the panel as JSON can hold it; NaN becomes null."""
         return {"kind": "picture", **_plain(asdict(self))}
@@ -159,7 +169,9 @@ def paired_panels(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ..
     names = [
         str(name)
         for name, variable in trained.data_vars.items()
-        if name in predicted.data_vars and variable.attrs.get("deterministic", True)
+        if name in predicted.data_vars
+        and variable.attrs.get("deterministic", True)
+        and {variable.dtype.kind, predicted[name].dtype.kind} <= set("biuf")
     ]
     return tuple(_paired_panel(name, predicted[name], trained[name]) for name in names)
 

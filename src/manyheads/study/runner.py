@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from typing import TYPE_CHECKING
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import FileRefused, ManyheadsError, UsageError
 from manyheads.study.assembly import join_cells, join_predictions, join_replicates, tree
 from manyheads.study.base import Study
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.store import RunStore
-from manyheads.study.units import Unit, compute
+from manyheads.study.units import RESERVED, Failure, Unit, attempt
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 class UnitFailed(ManyheadsError, RuntimeError):
     """A unit raised an exception that its study does not expect; what was finished is kept."""
+
+
+class WorkersLost(ManyheadsError, RuntimeError):
+    """A process of the executor died (killed, or out of memory); what was finished is kept."""
 
 
 class ComparisonFailed(ManyheadsError, RuntimeError):
@@ -70,12 +76,14 @@ def run(
         Arguments that cannot mean a run.
     UnitFailed
         A unit raised an unexpected exception; the message names it.
+    WorkersLost
+        A process of the executor died.
     ComparisonFailed
         The study's `compare` or `panels` did; every unit is kept.
     StoreDamaged, StoreFull
         The store cannot be read or written.
     """
-    _check(study, replicates, seed)
+    replicates, seed = _checked(study, replicates, seed)
     runs = RunStore.create(store, study, seed)
     runs.verify()  # before any work: a damaged run is left as it is
     wanted = runs.layout.predicted() + runs.layout.trained(replicates)
@@ -116,26 +124,42 @@ def _results(
     """Yield every unit with its dataset as soon as it is there; name the first one that fails."""
     if executor is None:
         for unit in units:
-            try:
-                yield unit, compute(study, unit, seed)
-            except Exception as error:
-                raise _failure(study, unit, error) from error
+            result = attempt(study, unit, seed)
+            if isinstance(result, Failure):
+                raise _failed(study, unit, result)
+            yield unit, result
         return
-    futures: dict[Future[xr.Dataset], Unit] = {executor.submit(compute, study, unit, seed): unit for unit in units}
-    failed: tuple[Unit, BaseException] | None = None
+    futures: dict[Future[xr.Dataset | Failure], Unit] = {}
+    failed: tuple[Unit, Failure] | None = None
     try:
-        for future in as_completed(futures):
+        futures |= {executor.submit(attempt, study, unit, seed): unit for unit in units}
+        for future in as_completed(list(futures)):
+            unit = futures.pop(future)  # with its result, which nobody needs once it is stored
             if future.cancelled():
                 continue
-            if (problem := future.exception()) is not None:
-                failed = failed or (futures[future], problem)
+            result = _outcome(future)
+            if isinstance(result, Failure):
+                failed = failed or (unit, result)
                 _cancel(futures)  # units in flight still finish, and are kept
             else:
-                yield futures[future], future.result()
+                yield unit, result
+    except BrokenExecutor as error:
+        message = f"{study.name}: a worker process died ({error}). Finished units are kept; run again to go on"
+        raise WorkersLost(message) from error
     finally:
         _cancel(futures)
     if failed:
-        raise _failure(study, *failed) from failed[1]
+        raise _failed(study, *failed)
+
+
+def _outcome(future: Future[xr.Dataset | Failure]) -> xr.Dataset | Failure:
+    """Return what came back; an exception of the executor (a study that cannot be sent, say) is told as the unit's."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        raise
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}", "")
 
 
 def _compared(
@@ -144,38 +168,60 @@ def _compared(
     """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
     try:
         return tuple(study.compare(predicted, trained)), tuple(study.panels(predicted, trained))
-    except ManyheadsError:
-        raise
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error
 
 
-def _cancel(futures: Iterable[Future[xr.Dataset]]) -> None:
+def _cancel(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         future.cancel()
 
 
-def _failure(study: Study, unit: Unit, error: BaseException) -> UnitFailed:
-    message = f"{study.name}, {unit}: {type(error).__name__}: {error}. Finished units are kept; run again to go on"
-    return UnitFailed(message)
+def _failed(study: Study, unit: Unit, failure: Failure) -> UnitFailed:
+    error = UnitFailed(f"{study.name}, {unit}: {failure.what}. Finished units are kept; run again to go on")
+    if failure.trace:
+        error.add_note(failure.trace)  # where it was raised, perhaps in another process
+    return error
 
 
-def _check(study: Study, replicates: int, seed: int) -> None:
+def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
+    """Refuse what cannot be a run, and return the two numbers as Python's own."""
     parameters = getattr(type(study), "__dataclass_params__", None)
     if not isinstance(study, Study) or parameters is None or not parameters.frozen:
         raise UsageError(f"expected an instance of a frozen dataclass that derives from Study, got {study!r}")
+    for declared in ("name", "claim", "source"):
+        if not hasattr(study, declared):
+            raise UsageError(f"{type(study).__name__} has no class variable {declared!r}: every study declares it")
+    if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
+        raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
+    try:
+        replicates, seed = operator.index(replicates), operator.index(seed)
+    except TypeError:
+        raise UsageError(f"replicates={replicates!r}, seed={seed!r}: both are integers") from None
     if replicates < 1:
         raise UsageError(f"replicates={replicates}: at least one system must be trained")
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed}: expected 0 <= seed < 2**32")
     if study.predictions is not None and study.predictions < 2:
         raise UsageError(f"{study.name}: predictions={study.predictions}: None, or at least two independent draws")
-    slugs = [cell.slug for cell in study.cells()]
-    if not slugs or len(set(slugs)) != len(slugs):
+    _check_cells(study)
+    return replicates, seed
+
+
+def _check_cells(study: Study) -> None:
+    cells = study.cells()
+    slugs = [cell.slug for cell in cells]
+    if not slugs or len(set(slugs)) != len(slugs) or len(set(cells)) != len(cells):
         raise UsageError(f"{study.name}: cells must be at least one and distinct, got {slugs}")
-    if len(names := {tuple(cell) for cell in study.cells()}) > 1:
+    if len(names := {tuple(cell) for cell in cells}) > 1:
         raise UsageError(f"{study.name}: cells name different coordinates: {sorted(names)}")
+    for name in cells[0]:
+        if name in RESERVED:
+            raise UsageError(f"{study.name}: the cell name {name!r} belongs to the bench; give yours another one")
+        kinds = {float if isinstance(value, float) else type(value) for value in (cell[name] for cell in cells)}
+        if len(kinds) > 1 and kinds != {int, float}:
+            raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
 
 
 def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], runs: RunStore) -> str:

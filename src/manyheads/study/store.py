@@ -139,7 +139,8 @@ class RunStore:
         path = self.unit_path(unit)
         self.check(path)
         try:
-            with xr.open_zarr(path / DATA, consolidated=False, chunks=None) as dataset:
+            # Units are words for people: "days" is no reason to turn a number into a date.
+            with xr.open_zarr(path / DATA, consolidated=False, chunks=None, decode_times=False) as dataset:
                 return _decode(dataset.load())
         except (OSError, ValueError, KeyError) as error:
             raise StoreDamaged(f"{path} cannot be read ({error}); delete this folder to compute it again") from error

@@ -7,6 +7,7 @@ every executor.
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     import xarray as xr
 
 PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
+
+
+RESERVED = frozenset({"cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"})
+CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a unit is written or read back
+    {"_FillValue", "missing_value", "scale_factor", "add_offset", "calendar", "coordinates", "dtype", "labels"}
+)
 
 
 class MalformedResult(ManyheadsError, TypeError):
@@ -113,6 +120,22 @@ def prediction_key(seed: int, draw: int) -> jax.Array:
     return jax.random.fold_in(replicate_key(seed, PREDICTION_STREAM), draw)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """An exception as text: not every exception can be sent from one process to another."""
+
+    what: str
+    trace: str
+
+
+def attempt(study: Study, unit: Unit, seed: int) -> xr.Dataset | Failure:
+    """Compute a unit; an exception is returned as data."""
+    try:
+        return compute(study, unit, seed)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
 def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     """Run one unit with 64-bit types enabled and return its dataset, wall and CPU seconds included.
 
@@ -127,11 +150,11 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     wall, cpu = time.perf_counter(), time.process_time()
     with jax.enable_x64(True):
         if unit.cell is None:
-            dataset = _refuse_reserved(_on_host(study.predict(prediction_key(seed, unit.first)), unit), unit)
+            dataset = _on_host(_refuse_reserved(study.predict(prediction_key(seed, unit.first)), unit), unit)
         elif study.vectorised:
             dataset = _train_chunk(study, unit, seed)
         else:
-            dataset = _refuse_reserved(_on_host(study.train(replicate_key(seed, unit.first), unit.cell), unit), unit)
+            dataset = _on_host(_refuse_reserved(study.train(replicate_key(seed, unit.first), unit.cell), unit), unit)
     times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
     count = unit.last - unit.first + 1  # a chunk's time is shared out equally
@@ -183,8 +206,6 @@ def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
     import numpy as np
     import xarray as xr
 
-    if not isinstance(dataset, xr.Dataset):
-        raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
     variables = {}
     for name, variable in dataset.variables.items():
         values = np.asarray(variable.data)
@@ -192,14 +213,36 @@ def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
             values = values.astype(str)
         if values.dtype.kind not in "biufcU":
             raise MalformedResult(f"{unit}: variable {name!r} has dtype {values.dtype}; use numbers, booleans or text")
-        variables[name] = (variable.dims, values, dict(variable.attrs))
+        variables[name] = (variable.dims, values, _attributes(variable.attrs, f"{unit}: variable {name!r}"))
     coordinates = {name: variables[name] for name in dataset.coords}
     data = {name: value for name, value in variables.items() if name not in coordinates}
-    return xr.Dataset(data, coords=coordinates, attrs=dict(dataset.attrs))
+    return xr.Dataset(data, coords=coordinates, attrs=_attributes(dataset.attrs, str(unit)))
 
 
-def _refuse_reserved(dataset: xr.Dataset, unit: Unit) -> xr.Dataset:
-    reserved = sorted({"cell", "replicate", "prediction"} & {str(name) for name in (*dataset.dims, *dataset.variables)})
-    if reserved:
+def _attributes(attributes: dict[Any, Any], where: str) -> dict[str, Any]:
+    """Return attributes as JSON can hold them, NumPy's numbers as Python's."""
+    plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in attributes.items()}
+    for name, value in plain.items():
+        if name in CODED_ATTRIBUTES:
+            raise MalformedResult(f"{where}: the attribute {name!r} means something to the store; give it another name")
+        if not isinstance(value, str | int | float | bool):
+            raise MalformedResult(
+                f"{where}: attribute {name!r} is a {type(value).__name__}; use a text, a number or a boolean"
+            )
+    return plain
+
+
+def _refuse_reserved(dataset: Any, unit: Unit) -> xr.Dataset:
+    """Refuse what is no dataset, and names that the joined tree gives to something else."""
+    import xarray as xr
+
+    if not isinstance(dataset, xr.Dataset):
+        raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
+    names = {str(name) for name in (*dataset.dims, *dataset.variables)}
+    if reserved := sorted(RESERVED & names):
         raise MalformedResult(f"{unit}: the name {reserved[0]!r} belongs to the bench; give yours another one")
+    if twice := sorted(set(unit.cell or ()) & names):
+        raise MalformedResult(
+            f"{unit}: {twice[0]!r} names a value of the cell and something that was measured; rename one of them"
+        )
     return dataset

@@ -112,6 +112,7 @@ class Verdict:
         basis: str,
         expected: Expected = "holds",
         prediction_error: float = 0.0,
+        prediction_dof: float = math.inf,
     ) -> Verdict:
         """Decide a claim on the mean of independent replicates, by its Student interval.
 
@@ -121,17 +122,21 @@ class Verdict:
             One figure a replicate, shape (replicates,).
         prediction_error
             Standard error of `target` where it was itself computed by sampling; it widens the interval.
+        prediction_dof
+            Degrees of freedom behind that error: n - 1 when it was estimated from n draws; infinite when it is known.
         """
         import numpy as np
 
         from manyheads.statistics import discrepancy_interval, mean_interval, replicates_to_decide
+        from manyheads.statistics.intervals import t_quantile
 
         values = np.asarray(samples, dtype=np.float64)
         if prediction_error:
-            interval = discrepancy_interval(values, target, prediction_error, level=LEVEL).shifted(target)
+            gap = discrepancy_interval(values, target, prediction_error, prediction_dof, level=LEVEL)
+            interval = gap.shifted(target)
         else:
             interval = mean_interval(values, LEVEL)
-        half = 2.5758 * prediction_error  # the standard normal quantile of LEVEL
+        half = float(t_quantile(LEVEL, prediction_dof)) * prediction_error
         return cls.from_interval(
             claim,
             interval,
