@@ -1,4 +1,4 @@
-"""Running: the same results on every executor, only what is missing, and failures that cost nothing that was finished."""
+"""Running: the same results on every executor, only what is missing, and failures that cost nothing."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -38,9 +38,11 @@ def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, seed):
     from distributed import LocalCluster
 
     here = run(Walk(), replicates=4, seed=seed, store=tmp_path / "here", progress=False)
-    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster:
-        with open_executor(f"dask:{cluster.scheduler_address}") as executor:
-            there = run(Walk(), replicates=4, seed=seed, store=tmp_path / "dask", executor=executor, progress=False)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        open_executor(f"dask:{cluster.scheduler_address}") as executor,
+    ):
+        there = run(Walk(), replicates=4, seed=seed, store=tmp_path / "dask", executor=executor, progress=False)
     assert differences(here, there) == []
 
 

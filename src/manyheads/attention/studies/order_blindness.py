@@ -36,6 +36,7 @@ from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source,
 MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
 TESTED = 8192  # fresh sequences on which a trained network is tested
 BUCKETS = 4  # distances from the answer to the end are put together in so many groups
+SEGMENTS = 20  # points of a loss curve, each a mean over its share of the steps
 MIDDLES = (np.arange(BUCKETS) + 0.5) / BUCKETS
 
 
@@ -86,6 +87,8 @@ class OrderBlindness(Study):
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) <= BUCKETS:
             raise UsageError(f"lengths={self.lengths}: give one or more, each above {BUCKETS}")
+        if self._steps(min(self.lengths)) < SEGMENTS:
+            raise UsageError(f"steps_per_token={self.steps_per_token}: a loss curve needs {SEGMENTS} steps or more")
 
     @classmethod
     def full(cls) -> OrderBlindness:
@@ -104,12 +107,13 @@ class OrderBlindness(Study):
             shape = ModelShape(self.depth, width, self.heads, mlp_hidden=width, classes=self.symbols, causal=False)
             return self._steps(length) * transformer_cost(shape, **call).flops  # type: ignore[arg-type]
         config = self._baseline(str(cell["model"]), length)
+        embedding = 2 * self.batch * length * config.width * config.hidden  # its gradient, which the closed forms omit
         if cell["model"] == "recurrent":
             recurrent = RecurrentShape(config.width, config.hidden, config.layers, self.symbols)
-            return self._steps(length) * rnn_cost(recurrent, **call).flops  # type: ignore[arg-type]
+            return self._steps(length) * (rnn_cost(recurrent, **call).flops + embedding)  # type: ignore[arg-type]
         pooled = PooledShape(config.width, config.hidden, config.layers, self.symbols)
-        mixing = 6 * self.batch * config.hidden**2
-        return self._steps(length) * (pooled_cost(pooled, **call).flops + mixing)  # type: ignore[arg-type]
+        mixing = 6 * self.batch * config.hidden**2  # once more after the pool, forward and backward
+        return self._steps(length) * (pooled_cost(pooled, **call).flops + embedding + mixing)  # type: ignore[arg-type]
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the ceiling of everything that is blind to order, exactly."""
@@ -130,7 +134,7 @@ class OrderBlindness(Study):
         right = np.asarray(_guess(done.model, tokens) == answers)
         groups = np.minimum(np.asarray(lags) * BUCKETS // (length - 1), BUCKETS - 1)
         by_lag = [right[groups == group].mean() for group in range(BUCKETS)]
-        losses = done.losses.reshape(-1)[: 20 * (steps // 20)].reshape(20, -1).mean(1)
+        losses = [part.mean() for part in np.array_split(done.losses, SEGMENTS)]
         return xr.Dataset(
             {
                 "accuracy": ((), right.mean(), {"long_name": "accuracy on fresh sequences", "units": "1"}),
@@ -139,7 +143,7 @@ class OrderBlindness(Study):
                     np.asarray(by_lag),
                     {"long_name": "accuracy by distance from the answer to the end", "units": "1"},
                 ),
-                "loss": ("progress", losses, {"long_name": "training loss", "units": "nat"}),
+                "loss": ("progress", np.asarray(losses), {"long_name": "training loss", "units": "nat"}),
                 "weights": ((), count_weights(model), {"long_name": "number of weights", "units": "1"}),
                 **self._solved(done.model, str(cell["model"]), tokens[0]),
             },
@@ -149,7 +153,7 @@ class OrderBlindness(Study):
                     (np.arange(BUCKETS) + 0.5) / BUCKETS,
                     {"long_name": "share of length"},
                 ),
-                "progress": ("progress", np.arange(1, 21) / 20, {"long_name": "share of the steps"}),
+                "progress": ("progress", np.arange(1, SEGMENTS + 1) / SEGMENTS, {"long_name": "share of the steps"}),
                 "token": ("token", np.arange(length), {"long_name": "position"}),
                 "attending": ("attending", np.arange(length), {"long_name": "position"}),
             },

@@ -1,0 +1,84 @@
+"""The demo's training: what it measures, and that it learns nothing from the text it is tested on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manyheads.attention.losses import cross_entropy
+from manyheads.data import load_text
+from manyheads.demo import CHAPTERS, Scene, TextTraining
+from manyheads.demo.text import _look, _prepare, _prose, _write
+from manyheads.errors import UsageError
+from manyheads.study import Study
+
+SMALL = TextTraining(key_dim=4, heads=2, depth=2, length=16, batch=4, steps=4, snapshots=2)
+
+
+@pytest.fixture(scope="module")
+def model(seed):
+    return SMALL._model(jax.random.key(seed), len(_prepare(None)[0]))
+
+
+def test_entropy_is_that_of_the_recorded_patterns(model, seed):
+    tokens = jax.random.randint(jax.random.key(seed), (3, 17), 0, 50, jnp.int32)
+    seen = _look(model, (tokens[:, :-1], tokens[:, 1:]))
+    patterns = np.asarray(model.record(tokens[:, :-1], patterns=True).layers.patterns, np.float64)  # (L, B, H, T, T)
+    rows = -np.where(patterns > 0, patterns * np.log(np.where(patterns > 0, patterns, 1)), 0).sum(-1)
+    np.testing.assert_allclose(seen["entropy"], rows.mean((1, 3)), atol=2e-6)
+    assert float(seen["validation_loss"]) == pytest.approx(float(cross_entropy(model, (tokens[:, :-1], tokens[:, 1:]))))
+
+
+def test_stable_ranks_are_those_of_the_singular_values(model):
+    seen = _look(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
+    blocks = jax.tree.map(np.asarray, model.weights.blocks)
+    for layer in range(2):
+        values = np.linalg.svd(blocks.mlp_in[layer].astype(float), compute_uv=False)
+        assert float(seen["stable_rank"][layer]) == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
+        for head in range(2):
+            product = blocks.query[layer, head].astype(float) @ blocks.key[layer, head].astype(float).T
+            values = np.linalg.svd(product, compute_uv=False)
+            assert float(seen["query_key_rank"][layer, head]) == pytest.approx(
+                (values**2).sum() / values[0] ** 2, rel=1e-4
+            )
+
+
+def test_the_vocabulary_is_that_of_the_training_part(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("ab" * 450 + "z" * 100)
+    vocabulary, (training, validation) = _prepare(path)
+    assert "z" not in vocabulary.symbols
+    assert len(training) == 900
+    assert (validation == 0).all()
+
+
+def test_the_prompt_is_the_window_with_the_most_letters(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a1" * 2000 + "... 123 " * 30 + "letters only " * 3 + "... 123 " * 20)
+    vocabulary, (_, validation) = _prepare(path)
+    assert "e" not in vocabulary.symbols or "letters" in vocabulary.decode(_prose(vocabulary, validation, 20))
+
+
+def test_writing_is_a_function_of_the_key(model):
+    prompt = jnp.zeros(16, jnp.int32)
+    first, second, other = (_write(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))
+    assert first.shape == (12,)
+    assert (first == second).all()
+    assert (first != other).any()
+
+
+def test_another_text_is_another_run_and_a_missing_one_is_refused(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("some text " * 100)
+    assert TextTraining(text=path).inputs()["text"] != TextTraining().inputs()["text"] == load_text().sha256
+    with pytest.raises(UsageError, match=r"absent\.txt"):
+        TextTraining(text=tmp_path / "absent.txt").inputs()
+
+
+def test_chapters_are_studies_with_enough_replicates_to_decide():
+    for chapter in CHAPTERS:
+        study = chapter.study(Scene(None, {}))
+        assert isinstance(study, Study)
+        assert chapter.replicates >= 3
+        assert chapter.title
+        assert chapter.lead.endswith(".")

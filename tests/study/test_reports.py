@@ -1,0 +1,174 @@
+"""Reports: one file, the same bytes, nothing fetched, nothing that a name could inject."""
+
+import json
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.study.toys import Averages, Still, Walk
+
+from manyheads.errors import FileRefused, UsageError
+from manyheads.study import Curve, Lines, Listing, Picture, Source, cite, report, run, spread_curve
+from manyheads.study.drawing import draw, svg
+from manyheads.study.panels import paired_panels, panel_from_json
+from manyheads.study.reports import Section, write_report
+from manyheads.study.runner import UnitFailed
+
+
+class Links(HTMLParser):
+    """Collect ids, references to ids, and everything that a browser would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.references, self.fetched, self.tags = [], [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("href", "xlink:href") and value.startswith("#"):
+                self.references.append(value[1:])
+            elif name in ("href", "src", "xlink:href", "action"):
+                self.fetched.append(value)
+            self.references += re.findall(r"url\(#([^)]+)\)", value or "")
+
+
+def parsed(path):
+    links = Links()
+    links.feed(path.read_text())
+    return links
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, seed):
+    root = tmp_path_factory.mktemp("runs")
+    run(Averages(repeats=5), 3, seed=seed, store=root, progress=False)
+    run(Walk(), 3, seed=seed, store=root, progress=False)
+    return root
+
+
+def test_one_file_with_unique_ids_and_nothing_fetched(store):
+    links = parsed(report(store))
+    assert len(links.ids) == len(set(links.ids))
+    assert set(links.references) <= set(links.ids)
+    assert links.fetched == []
+    assert not {"script", "link", "iframe", "img", "object"} & links.tags
+
+
+def test_the_same_store_gives_the_same_bytes(store, tmp_path):
+    assert report(store, tmp_path / "a.html").read_bytes() == report(store, tmp_path / "b.html").read_bytes()
+
+
+def test_it_shows_claim_verdict_command_and_citation(store):
+    text = report(store).read_text()
+    for words in (
+        Averages.claim,
+        "the slope is -1/2",
+        "manyheads study run",
+        "--replicates 3",
+        "bernoulli1713",
+        "</svg>",
+    ):
+        assert words in text
+
+
+def test_an_unfinished_run_is_left_out(tmp_path):
+    with pytest.raises(UnitFailed):
+        run(Walk(fail_at=0), 1, store=tmp_path, progress=False)
+    with pytest.raises(FileRefused, match="no run is finished"):
+        report(tmp_path)
+    run(Averages(repeats=3), 1, store=tmp_path, progress=False)
+    assert "1 unfinished run left out" in report(tmp_path).read_text()
+
+
+EVIL = '<script>alert("1")</script>&amp;\'"'
+
+
+@dataclass(frozen=True)
+class Hostile(Still):
+    """Names that would like to be markup."""
+
+    name: ClassVar[str] = "toy/hostile"
+    claim: ClassVar[str] = EVIL
+    source: ClassVar[Source] = Source("evil", EVIL, EVIL, 2026, locus=EVIL)
+
+    def panels(self, predicted, trained):
+        curve = Curve((0.0, 1.0), (1.0, 2.0), EVIL)
+        return (Lines(EVIL, EVIL, EVIL, (curve,), note=EVIL), Listing(EVIL, (EVIL,), ((EVIL,),)))
+
+
+def test_names_cannot_become_markup(tmp_path):
+    run(Hostile(), 1, store=tmp_path, progress=False)
+    links = parsed(report(tmp_path))
+    assert "script" not in links.tags
+
+
+def test_panels_survive_the_store_and_draw():
+    panels = (
+        Lines("t", "x", "y", (Curve((1.0, 2.0), (1.0, np.nan), "c", low=(0.0, 0.0), high=(2.0, 2.0)),), log_x=True),
+        Picture("t", "x", "y", ((0.0, 1.0), (1.0, 0.5)), x_ticks=("a", "b")),
+        Listing("t", ("a", "b"), (("1", "x"),)),
+    )
+    for panel in panels:
+        assert repr(panel_from_json(json.loads(json.dumps(panel.to_json(), allow_nan=False)))) == repr(panel)
+    axes = draw(panels[0]).axes[0]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "x")
+    assert svg(panels[1], "p-") == svg(panels[1], "p-")
+
+
+def test_malformed_panels_are_refused():
+    with pytest.raises(UsageError, match="equally many"):
+        Curve((1.0,), (1.0, 2.0), "c")
+    with pytest.raises(UsageError, match="columns"):
+        Listing("t", ("a",), (("1", "2"),))
+    with pytest.raises(UsageError, match="unknown kind"):
+        panel_from_json({"kind": "pie"})
+    with pytest.raises(UsageError, match="at least one"):
+        write_report([], None, "t")
+
+
+def test_bands_reach_from_the_smallest_to_the_largest_replicate(rng):
+    samples = rng.normal(size=(5, 3))
+    curve = spread_curve([1, 2, 3], samples, "c")
+    np.testing.assert_allclose([curve.y, curve.low, curve.high], [samples.mean(0), samples.min(0), samples.max(0)])
+
+
+def test_the_default_panels_pair_prediction_and_training(store):
+    tree = run(Averages(repeats=5), 3, store=store, progress=False)
+    (panel,) = paired_panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
+    assert isinstance(panel, Lines)
+    trained, predicted = panel.curves
+    assert (trained.role, predicted.role) == ("trained", "predicted")
+    np.testing.assert_allclose(predicted.y, [0.5, 0.25, 0.125])
+    assert trained.x == (4.0, 16.0, 64.0)
+
+
+def test_default_panels_of_a_series_follow_its_own_axis():
+    time = ("time", [0.0, 1.0, 2.0])
+    trained = xr.Dataset(
+        {"v": (("cell", "replicate", "time"), np.ones((1, 2, 3)), {"long_name": "speed", "units": "m/s"})},
+        coords={"cell": ["only"], "time": time},
+    )
+    predicted = xr.Dataset({"v": ("time", [1.0, 2.0, 3.0])}, coords={"time": time})
+    (panel,) = paired_panels(predicted, trained)
+    assert panel.y_label == "speed [m/s]"
+    assert [curve.role for curve in panel.curves] == ["trained", "predicted"]
+
+
+def test_a_report_is_not_written_over_a_folder(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        write_report([Section("t", "l")], tmp_path, "t")
+
+
+def test_citations_name_each_source_once(store):
+    assert cite(store).count("@misc") == 1
+    assert cite(Averages) == cite(Averages())
+    with pytest.raises(UsageError, match="carries no source"):
+        cite(xr.DataTree())
+    with pytest.raises(UsageError, match="got a int"):
+        cite(3)
