@@ -58,7 +58,7 @@ def ask(*words):
     return status, done.stdout, set(modules), spent
 
 
-@pytest.mark.parametrize("words", [(), *GROUPS, *COMMANDS], ids=" ".join)
+@pytest.mark.parametrize("words", [(), *sorted(GROUPS), *COMMANDS], ids=" ".join)
 def test_help_answers_at_once(words):
     status, text, modules, spent = ask(*words, "--help")
     assert status == 0
