@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data import ngram_cross_entropy
+from manyheads.data import ngram_cross_entropy, ngram_losses
 from manyheads.errors import UsageError
 
 
@@ -55,3 +55,13 @@ def test_without_context_it_is_the_entropy_of_frequencies(rng):
 def test_what_cannot_be_counted_is_refused(train, validation, vocabulary, context):
     with pytest.raises(UsageError):
         ngram_cross_entropy(np.array(train), np.array(validation), vocabulary, context)
+
+
+@given(tokens, tokens, st.integers(0, 3))
+def test_every_single_loss_is_that_of_its_token(train, validation, context):
+    losses = ngram_losses(np.asarray(train), np.asarray(validation), 4, context)
+    wanted = [
+        -log(probability(train, 4, tuple(validation[i - context : i]), validation[i]))
+        for i in range(context, len(validation))
+    ]
+    np.testing.assert_allclose(losses, wanted, rtol=1e-12)

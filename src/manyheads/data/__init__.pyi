@@ -15,6 +15,7 @@ from .digits import normalise as normalise
 from .digits import select_pair as select_pair
 from .draws import draw_integers as draw_integers
 from .ngrams import ngram_cross_entropy as ngram_cross_entropy
+from .ngrams import ngram_losses as ngram_losses
 from .recall import Recall as Recall
 from .recall import RecallBatch as RecallBatch
 from .recall import RecallSource as RecallSource

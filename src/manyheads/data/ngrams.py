@@ -6,7 +6,19 @@ from manyheads.errors import UsageError
 
 
 def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: int, context: int) -> float:
-    r"""Cross-entropy of an interpolated n-gram model in nats a token: counts on one text, tested on another.
+    """Cross-entropy of an interpolated n-gram model in nats a token: the mean of `ngram_losses`.
+
+    Examples
+    --------
+    >>> alternating = np.tile([0, 1], 500)
+    >>> [round(ngram_cross_entropy(alternating, alternating, 2, context), 2) for context in (0, 1)]
+    [0.69, 0.0]
+    """
+    return float(ngram_losses(train, validation, vocabulary, context).mean())
+
+
+def ngram_losses(train: np.ndarray, validation: np.ndarray, vocabulary: int, context: int) -> np.ndarray:
+    r"""Loss of an interpolated n-gram model on every token, in nats: counts on one text, tested on another.
 
     With :math:`n(h,w)` the count of token :math:`w` after the context :math:`h`, :math:`n(h)` their sum and
     :math:`t(h)` the number of different tokens seen after :math:`h`, each order is mixed with the next shorter context
@@ -26,6 +38,11 @@ def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: i
     context
         Tokens that the prediction sees: 0 gives frequencies only.
 
+    Returns
+    -------
+    numpy.ndarray
+        (m - context,): the loss of every token of `validation` that has a whole context before it.
+
     Raises
     ------
     UsageError
@@ -33,9 +50,8 @@ def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: i
 
     Examples
     --------
-    >>> alternating = np.tile([0, 1], 500)
-    >>> [round(ngram_cross_entropy(alternating, alternating, 2, context), 2) for context in (0, 1)]
-    [0.69, 0.0]
+    >>> ngram_losses(np.array([0, 1, 0, 1]), np.array([0, 1, 0]), 2, context=1).round(3).tolist()
+    [0.182, 0.288]
     """
     for name, tokens in (("train", train), ("validation", validation)):
         if len(tokens) <= context:
@@ -56,7 +72,7 @@ def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: i
         total, kind = (_lookup(contexts, values, wanted // vocabulary) for values in (totals, kinds))
         mixed = (together + kind * probability) / np.maximum(total + kind, 1)
         probability = np.where(total > 0, mixed, probability)
-    return float(-np.log(probability).mean())
+    return -np.log(probability)
 
 
 def _codes(tokens: np.ndarray, order: int, vocabulary: int) -> np.ndarray:
