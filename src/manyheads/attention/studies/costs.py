@@ -81,9 +81,10 @@ class Costs(Study):
     batch: int = 2
 
     def __post_init__(self) -> None:
-        if len(set(self.lengths)) < 3:
+        if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
             raise UsageError(
-                f"lengths={self.lengths}: a quadratic is fixed by three different lengths, give at least those"
+                f"lengths={self.lengths}: a quadratic is fixed by three different lengths, give at least those, "
+                "in rising order"
             )
 
     @classmethod
