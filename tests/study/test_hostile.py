@@ -11,14 +11,16 @@ import jax
 import numpy as np
 import pytest
 import xarray as xr
-from tests.study.toys import SOURCE
+from tests.study.toys import SOURCE, Still
 
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Picture, Source, Study, Verdict, grid, local_pool, run
+from manyheads.study import Cell, Curve, Lines, Picture, Source, Study, Verdict, check_study, grid, local_pool, run
+from manyheads.study.contract import ContractBroken
 from manyheads.study.drawing import svg
 from manyheads.study.fingerprint import fingerprint
+from manyheads.study.registry import find_study
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
-from manyheads.study.store import find_runs
+from manyheads.study.store import command_of, find_runs
 
 Y = {"long_name": "y", "units": "1"}
 
@@ -211,3 +213,35 @@ def test_many_points_become_pixels():
 def test_a_picture_that_is_no_matrix_is_refused(values, ticks):
     with pytest.raises(UsageError, match="picture"):
         Picture("t", "x", "y", values, x_ticks=ticks)
+
+
+@dataclass(frozen=True)
+class Refusing(Still):
+    """Refuses numbers of its own and odd data; one of its claims no data can change."""
+
+    name: ClassVar[str] = "toy/refusing"
+    divisor: int = 3
+    fixed: bool = False
+
+    def __post_init__(self):
+        if 12 % self.divisor:
+            raise UsageError("no divisor of 12")
+
+    def compare(self, predicted, trained):
+        if float(trained["x"].max()) > 50:
+            raise UsageError("no such place")
+        moved = Verdict.exact("it stays", float(abs(trained["x"]).max()), target=0.0, tolerance=9.0, basis="a test")
+        always = Verdict.exact("always", 0.0, target=0.0, tolerance=1.0, basis="a test")
+        return (moved, always) if self.fixed else (moved,)
+
+
+def test_a_study_may_refuse_numbers_and_a_refusal_proves_nothing_of_other_claims():
+    check_study(Refusing(divisor=4))
+    with pytest.raises(ContractBroken, match=r"no data can change: \['always'\]"):
+        check_study(Refusing(fixed=True))
+
+
+def test_a_study_from_a_file_is_rerun_from_the_file(tmp_path):
+    file = tmp_path / "a_study_of_mine.py"
+    file.write_text("from tests.study.toys import Still\nclass Mine(Still):\n    name = 'toy/mine'\n")
+    assert command_of(find_study(f"{file}:Mine")()) == f"manyheads study run {file}:Mine"

@@ -43,6 +43,9 @@ STUDIES: dict[str, Entry] = {
 }
 
 
+FILES: dict[str, str] = {}  # files given by path and imported, as typed, by the name of their module
+
+
 def find_study(name: str) -> type[Study]:
     """Return the class of a registered study, or of a user's own, ``package.module:Class`` or ``file.py:Class``.
 
@@ -105,6 +108,7 @@ def _load_file(path: Path) -> object:
     module = _import(path.stem)
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise UsageError(f"{path}: another module called {path.stem!r} is imported already; rename the file")
+    FILES[path.stem] = str(path)
     return module
 
 

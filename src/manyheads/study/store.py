@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.errors import FileRefused, ManyheadsError
 from manyheads.study.base import Study
 from manyheads.study.fingerprint import fingerprint, identity
-from manyheads.study.registry import STUDIES
+from manyheads.study.registry import FILES, STUDIES
 from manyheads.study.units import Layout, Unit
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ def class_path(cls: type) -> str:
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if cls.__module__ == "__main__" and script:
         return f"{script}:{cls.__qualname__}"
+    if cls.__module__ in FILES:
+        return f"{FILES[cls.__module__]}:{cls.__qualname__}"
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
