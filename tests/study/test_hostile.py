@@ -5,6 +5,7 @@ import re
 import signal
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -14,13 +15,26 @@ import xarray as xr
 from tests.study.toys import SOURCE, Still
 
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Picture, Source, Study, Verdict, check_study, grid, local_pool, run
+from manyheads.study import (
+    Cell,
+    Curve,
+    Lines,
+    Picture,
+    Source,
+    Study,
+    Verdict,
+    check_study,
+    grid,
+    local_pool,
+    open_run,
+    run,
+)
 from manyheads.study.contract import ContractBroken
 from manyheads.study.drawing import svg
 from manyheads.study.fingerprint import fingerprint
 from manyheads.study.registry import find_study
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
-from manyheads.study.store import command_of, find_runs
+from manyheads.study.store import StoreDamaged, command_of, find_runs
 
 Y = {"long_name": "y", "units": "1"}
 
@@ -245,3 +259,18 @@ def test_a_study_from_a_file_is_rerun_from_the_file(tmp_path):
     file = tmp_path / "a_study_of_mine.py"
     file.write_text("from tests.study.toys import Still\nclass Mine(Still):\n    name = 'toy/mine'\n")
     assert command_of(find_study(f"{file}:Mine")()) == f"manyheads study run {file}:Mine"
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace('"holds"', '"refuted"'), lambda _: "{}", lambda _: "[]"])
+def test_an_altered_summary_is_found_and_renewed_by_running_again(change, tmp_path):
+    path = trained_path(tmp_path)
+    before = (path / "summary.json").read_text()
+    (path / "summary.json").write_text(change(before))
+    with pytest.raises(StoreDamaged, match="run the same command again"):
+        open_run(path)
+    assert trained_path(tmp_path) == path
+    assert (path / "summary.json").read_text() == before
+
+
+def trained_path(store):
+    return Path(run(Odd(), replicates=1, store=store, progress=False).attrs["path"])

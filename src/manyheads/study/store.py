@@ -200,14 +200,24 @@ class RunStore:
         return len(abandoned)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Store what the comparison gave, in one atomic step."""
-        write_json(self.path / "summary.json", summary)
+        """Store what the comparison gave, with its sha256, in one atomic step."""
+        write_json(self.path / "summary.json", summary | {"sha256": _json_sha256(summary)})
 
     def summary(self) -> dict[str, Any] | None:
-        """Return what the last comparison gave, None before there was one."""
-        if not (self.path / "summary.json").exists():
+        """Return what the last comparison gave, None before there was one.
+
+        Raises
+        ------
+        StoreDamaged
+            It has been altered.
+        """
+        path = self.path / "summary.json"
+        if not path.exists():
             return None
-        return dict(_read_json(self.path / "summary.json", "the summary cannot be read"))
+        summary = _read_json(path, "the summary cannot be read")
+        if not isinstance(summary, dict) or summary.pop("sha256", None) != _json_sha256(summary):
+            raise StoreDamaged(f"{path} has been altered (its sha256 differs); run the same command again to renew it")
+        return summary
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:
@@ -308,6 +318,10 @@ def _read_json(path: Path, what: str) -> Any:
         raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
     except (OSError, ValueError) as error:
         raise StoreDamaged(f"{path} cannot be read: {error}") from error
+
+
+def _json_sha256(data: object) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_files(folder: Path) -> dict[str, str]:

@@ -85,8 +85,9 @@ class OrderBlindness(Study):
     rate: float = 3e-3
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) <= BUCKETS:
-            raise UsageError(f"lengths={self.lengths}: give one or more, each above {BUCKETS}")
+        rising = list(self.lengths) == sorted(set(self.lengths))  # pictures and tables list them in this order
+        if not self.lengths or min(self.lengths) <= BUCKETS or not rising:
+            raise UsageError(f"lengths={self.lengths}: give one or more, each above {BUCKETS}, in rising order")
         if self._steps(min(self.lengths)) < SEGMENTS:
             raise UsageError(f"steps_per_token={self.steps_per_token}: a loss curve needs {SEGMENTS} steps or more")
 
