@@ -42,7 +42,9 @@ def follows_caller(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         import jax
 
-        with jax.enable_x64(True):
+        # Evaluated now even while a caller's function is traced: NumPy arrays are constants there, and a program
+        # traced in double precision within one in single precision runs in neither.
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
             return to_numpy(function(*args, **kwargs))
 
     return wrapper

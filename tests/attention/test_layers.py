@@ -69,6 +69,17 @@ def test_jax_arrays_follow_the_caller(make, rng):
     np.testing.assert_allclose(layer(jnp.asarray(x)), layer(x), rtol=0, atol=1e-4)
 
 
+def test_constants_of_a_traced_function_are_evaluated_and_spoil_nothing(rng):
+    layer, x = theta_layer(rng), rng.normal(size=(5, 4))
+    expected = layer(x)
+    found = jax.jit(lambda factor: factor * layer(x))(2.0)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, 2 * expected, rtol=1e-6, atol=1e-6)
+    # The program for single precision must not be the one that was traced in double.
+    np.testing.assert_allclose(layer(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(layer(x), expected)
+
+
 @both
 def test_jit_and_vmap_agree_with_the_call(make, rng):
     layer, x, lengths = make(rng, causal=True), rng.normal(size=(3, 5, 4)), np.array([5, 2, 0])
@@ -141,7 +152,7 @@ def test_derivatives_are_finite_and_right_with_an_empty_row(make, rng):
         return np.sin(at(tokens, mask)).sum()
 
     with jax.enable_x64(True):
-        gradient = jax.grad(lambda both: jnp.sin(both[0](jnp.asarray(both[1]), mask)).sum())((layer, x))
+        gradient = jax.jit(jax.grad(lambda both: jnp.sin(both[0](both[1], mask)).sum()))((layer, x))
     slope = sum(np.vdot(a, b) for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
     # Central differences of fourth order: error of about 1e-12 from rounding, and h^4 times a fifth derivative.
     h = 1e-3
@@ -151,7 +162,7 @@ def test_derivatives_are_finite_and_right_with_an_empty_row(make, rng):
 
 @both
 def test_causal_is_the_causal_mask(make, rng):
-    layer, x = make(rng), rng.normal(size=(2, 5, 4))
+    x = rng.normal(size=(2, 5, 4))
     state = np.random.default_rng(3)
     twin = make(np.random.default_rng(3), causal=True)
     plain = make(state)
@@ -160,7 +171,8 @@ def test_causal_is_the_causal_mask(make, rng):
     past = x.copy()
     past[:, 3:] += 1
     np.testing.assert_array_equal(twin(past)[:, :3], twin(x)[:, :3])
-    assert np.abs(layer(past) - layer(x))[:, :3].max() > 1e-3
+    everything = np.ones((5, 5), bool)
+    assert np.abs(plain(past, everything) - plain(x, everything))[:, :3].max() > 1e-3
 
 
 @both

@@ -85,8 +85,10 @@ class Layer(eqx.Module):
 
     def _operands(self, x: Any, mask: Any) -> tuple[Any, Mask | None]:
         x = as_array(x)
-        if x.ndim < 2 or x.shape[-1] != self.dim:
-            raise ShapeError(f"tokens of shape {x.shape}: this layer takes sequences (..., k, {self.dim})")
+        if x.ndim < 2 or x.shape[-1] != self.dim or jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise ShapeError(
+                f"tokens of shape {x.shape} and dtype {x.dtype}: this layer takes real sequences (..., k, {self.dim})"
+            )
         rule = as_rule(mask)
         if rule is not None:
             evaluate(rule, (x.shape[-2], x.shape[-2]), np.arange(1))  # refuses a mask that does not fit
