@@ -215,6 +215,14 @@ def test_other_refusals():
         attention_entropy(np.zeros((2, 2)), np.zeros((2, 2)), block=0)
 
 
+def test_a_logit_that_overflows_downwards_has_no_weight():
+    q, k = np.array([[1e200]]), np.array([[1.0], [-1e200], [0.5]])
+    found = attention_statistics(q, k, scale=1.0)
+    assert [float(part[0]) for part in found] == [0.0, 1e200, 1e200, 1.0]
+    only = attention_statistics(q, k[1:2], scale=1.0)
+    assert [float(part[0]) for part in only] == [0.0, -np.inf, -np.inf, 0.0]
+
+
 MEMORY = """
 import jax, jax.numpy as jnp, numpy as np
 from manyheads.attention import attention_entropy, causal
@@ -224,12 +232,12 @@ def kilobytes(field):
         return next(int(line.split()[1]) for line in status if line.startswith(field))
 
 gradient = jax.grad(lambda q: attention_entropy(q, q, mask=causal)[0].sum())
-small, large = (jnp.asarray(np.random.default_rng(0).normal(size=(n, 64)), jnp.float32) for n in (256, SIZE))
+small, large = (jnp.asarray(np.random.default_rng(0).normal(size=(n, 8)), jnp.float32) for n in (256, SIZE))
 attention_entropy(small, small, mask=causal), gradient(small)
 before = kilobytes("VmRSS")
 np.asarray(attention_entropy(large, large, mask=causal)[0]), np.asarray(gradient(large))
-heads = large[:6144, :8].reshape(48, 128, 8)  # one block of queries each; the keys are shared
-np.asarray(jax.grad(lambda q: attention_entropy(q, large[:8192, :8])[0].sum())(heads))
+heads = large[:6144].reshape(48, 128, 8)  # one block of queries each; the keys are shared
+np.asarray(jax.grad(lambda q: attention_entropy(q, large[:8192])[0].sum())(heads))
 print(kilobytes("VmHWM") - before)
 """
 

@@ -109,6 +109,12 @@ def test_huge_logits_do_not_overflow():
     )
 
 
+def test_an_allowed_logit_that_overflowed_has_no_weight():
+    logits, allowed = jnp.array([[0.0, -jnp.inf], [-jnp.inf, -jnp.inf]]), np.ones((2, 2), bool)
+    np.testing.assert_array_equal(masked_softmax(logits, allowed), [[1, 0], [0, 0]])
+    assert masked_softmax(jnp.zeros((0, 0)), np.ones((0, 0), bool)).shape == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("mask", "shape", "says"),
     [

@@ -286,7 +286,7 @@ def masked_softmax(logits: Any, allowed: Any = None) -> Any:
 class ShiftedRows(NamedTuple):
     """The pieces of a softmax over the allowed keys, as every reduction over a row needs them."""
 
-    peak: Any  # (..., 1) largest allowed logit, -inf without any
+    peak: Any  # (..., 1) largest allowed logit, -inf without any; a logit of -inf counts as a forbidden key
     shift: Any  # (..., 1) the peak, or 0 where it is -inf; no derivative flows through it
     shifted: Any  # (..., m) logits - shift, 0 on forbidden keys
     exponentials: Any  # (..., m) exp(shifted), 0 on forbidden keys
@@ -300,7 +300,9 @@ def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
     A softmax does not depend on the shift, hence the stopped derivative. Both `where` are needed: without the inner one
     a forbidden logit that overflows turns the derivative into 0 * inf.
     """
-    peak = jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1, keepdims=True)
+    # A logit that overflowed to -inf has no weight; as an allowed key it would make 0 * inf of p log p.
+    allowed = allowed & (logits != -jnp.inf)
+    peak = jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
     shift = jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
     shifted = jnp.where(allowed, logits - shift, 0)
     exponentials = jnp.where(allowed, jnp.exp(shifted), 0)
