@@ -54,12 +54,12 @@ def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -
 
     Returns
     -------
-    One pair (m, a, rank), (m, b, rank) per stack, NumPy, in the dtype of the stack.
+    One pair (m, a, rank), (m, b, rank) per stack, NumPy, in the dtype of the stack, at least float32.
 
     Raises
     ------
     UsageError
-        `rank` is below 1.
+        `rank` is below 1, or a matrix holds NaN or infinite numbers.
     RankTooSmall
         More than `tolerance` would be discarded.
 
@@ -72,9 +72,18 @@ def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -
     """
     if rank < 1:
         raise UsageError(f"rank={rank}: factors need at least one column")
-    decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in map(np.asarray, stacks)]
+    stacks = tuple(_for_lapack(stack) for stack in stacks)
+    if not all(np.isfinite(stack).all() for stack in stacks):
+        raise UsageError("the layer holds NaN or infinite weights: it has no factors")
+    decomposed = [np.linalg.svd(stack, full_matrices=False) for stack in stacks]
     _certify(decomposed, rank, tolerance)
     return [_split(*parts, rank) for parts in decomposed]
+
+
+def _for_lapack(stack: Any) -> Any:
+    """Widen half precision, which LAPACK does not know, to float32."""
+    stack = np.asarray(stack)
+    return stack if stack.dtype in (np.float32, np.float64) else stack.astype(np.float32)
 
 
 def _certify(decomposed: list[Any], rank: int, tolerance: float | None) -> None:

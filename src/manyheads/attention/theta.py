@@ -117,7 +117,7 @@ class AttentionLayer(Layer):
             `rank` does not hold the matrices; the error names the discarded singular value and the smallest rank that
             works. It is a `CertificateError`.
         UsageError
-            `rank` is below 1, or `scale` is not positive.
+            `rank` is below 1, `scale` is not positive, or the layer holds NaN or infinite weights.
 
         Examples
         --------
