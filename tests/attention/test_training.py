@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from manyheads.attention.baselines import BaselineConfig, PooledMLP, initialise_pooled
 from manyheads.attention.configuration import TransformerConfig
 from manyheads.attention.inputs import PatchInput, TokenInput
 from manyheads.attention.losses import accuracy, cross_entropy, squared_error
@@ -26,9 +27,29 @@ def build(key):
     return initialise(CONFIG, SCALING, key)
 
 
+def build_small(key):
+    """A model for what does not depend on the model, different from key to key without a draw, which compiles slowly.
+
+    With one layer it once had an array without entries, which no map can cut into chunks.
+    """
+    config = BaselineConfig(TokenInput(3), outputs=2, width=4, hidden=6, layers=1)
+    shapes = jax.eval_shape(lambda key: initialise_pooled(config, key), key).weights
+    draw = np.random.default_rng(0)
+    share = jax.random.key_data(key)[-1].astype(jnp.float32) / 2.0**32
+    drawn = jax.tree.map(lambda leaf: (0.5 + share) * jnp.asarray(draw.normal(size=leaf.shape), leaf.dtype), shapes)
+    return PooledMLP(drawn, config)
+
+
 @pytest.fixture(scope="module")
 def unchunked(seed):
     return train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMISER, STEPS, jax.random.key(seed + 1))
+
+
+def cheap_batches(key):
+    """Batches that differ from key to key without a draw: the random generator takes longest to compile."""
+    word = jax.random.key_data(key)[-1]
+    tokens = (word >> jnp.arange(48, dtype=jnp.uint32).reshape(16, 3) % 31).astype(jnp.int32) & 1
+    return tokens, tokens[:, 1]
 
 
 def same(first, second):
@@ -58,6 +79,7 @@ def test_chunks_change_nothing_bit_for_bit(unchunked, seed, every):
         measure=lambda snapshot: seen.append(snapshot) or snapshot.step,
     )
     assert same(again.model.weights, unchunked.model.weights)
+    assert again.model.scaling == SCALING  # only weights are trained
     assert np.array_equal(again.losses, unchunked.losses)
     steps = [0, *range(every, STEPS, every), STEPS]
     assert again.measured == [(step, step) for step in steps]
@@ -74,25 +96,25 @@ def test_other_keys_give_other_batches(unchunked, seed):
 def test_fit_follows_the_definition_of_a_step(seed):
     """Three steps of gradient descent by hand."""
     rate, key = 0.1, jax.random.key(seed)
-    model = build(jax.random.key(seed))
-    fitted, losses = jax.jit(lambda model: fit(model, cross_entropy, SOURCE, optax.sgd(rate), 3, key))(model)
+    model = build_small(jax.random.key(seed))
+    fitted, losses = jax.jit(lambda model: fit(model, cross_entropy, cheap_batches, optax.sgd(rate), 3, key))(model)
     weights = model.weights
     slopes = jax.jit(jax.value_and_grad(lambda weights, batch: cross_entropy(with_weights(model, weights), batch)))
     for step in range(3):
-        value, slope = slopes(weights, SOURCE(jax.random.fold_in(key, step)))
+        value, slope = slopes(weights, cheap_batches(jax.random.fold_in(key, step)))
         np.testing.assert_allclose(losses[step], value, rtol=1e-4)
         weights = jax.tree.map(lambda w, g: w - rate * g, weights, slope)
     for got, expected in zip(jax.tree.leaves(fitted.weights), jax.tree.leaves(weights), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    scales = zip(jax.tree.leaves(fitted.scaling), jax.tree.leaves(model.scaling), strict=True)
-    assert all(float(got) == pytest.approx(given, rel=1e-6) for got, given in scales)
 
 
 def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
     keys = jax.random.split(jax.random.key(seed), 2)
-    size = member_bytes(build, cross_entropy, SOURCE, OPTIMISER, keys[0])
-    side_by_side, together = train_ensemble(build, cross_entropy, SOURCE, OPTIMISER, 3, keys, budget=2 * size)
-    in_turn, apart = train_ensemble(build, cross_entropy, SOURCE, OPTIMISER, 3, keys, budget=1)
+    size = member_bytes(build_small, cross_entropy, cheap_batches, OPTIMISER, keys[0])
+    side_by_side, together = train_ensemble(
+        build_small, cross_entropy, cheap_batches, OPTIMISER, 3, keys, budget=2 * size
+    )
+    in_turn, apart = train_ensemble(build_small, cross_entropy, cheap_batches, OPTIMISER, 3, keys, budget=1)
     assert apart.shape == (2, 3)
     np.testing.assert_allclose(together, apart, rtol=1e-4)
     for got, expected in zip(jax.tree.leaves(side_by_side.weights), jax.tree.leaves(in_turn.weights), strict=True):
@@ -100,7 +122,7 @@ def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
         np.testing.assert_allclose(got, expected, atol=0.5 * 3 * 1e-2)
     for member in range(2):
         for_model, for_batches = jax.random.split(keys[member])
-        first = cross_entropy(build(for_model), SOURCE(jax.random.fold_in(for_batches, 0)))
+        first = cross_entropy(build_small(for_model), cheap_batches(jax.random.fold_in(for_batches, 0)))
         np.testing.assert_allclose(apart[member, 0], first, rtol=1e-4)
 
 

@@ -59,7 +59,7 @@ class PooledWeights(NamedTuple):
 
     embedding: jax.Array | None  # (rows, d)
     first: jax.Array  # (d, hidden)
-    deeper: jax.Array  # (layers - 1, hidden, hidden)
+    deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
     biases: jax.Array  # (layers, hidden)
     mixing: jax.Array  # (hidden, hidden), after the pool
     unembedding: jax.Array  # (hidden, outputs)
@@ -71,7 +71,7 @@ class RecurrentWeights(NamedTuple):
     embedding: jax.Array | None  # (rows, d)
     first: jax.Array  # (d, hidden)
     recurrent: jax.Array  # (hidden, hidden)
-    deeper: jax.Array  # (layers - 1, hidden, hidden)
+    deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
     biases: jax.Array  # (layers, hidden)
     unembedding: jax.Array  # (hidden, outputs)
 
@@ -97,8 +97,8 @@ class PooledMLP(eqx.Module):
         """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
         weights = self.weights
         z = embed(jnp.asarray(x), self.config.inputs, weights.embedding) @ weights.first + weights.biases[0]
-        for layer in range(self.config.layers - 1):
-            z = jax.nn.relu(z) @ weights.deeper[layer] + weights.biases[layer + 1]
+        for matrix, bias in zip(_matrices(weights.deeper), weights.biases[1:], strict=True):
+            z = jax.nn.relu(z) @ matrix + bias
         pooled = jax.nn.relu(z).mean(-2)  # (..., hidden)
         return jax.nn.relu(pooled @ weights.mixing) @ weights.unembedding
 
@@ -128,8 +128,8 @@ class RecurrentMLP(eqx.Module):
 
         def cell(state: jax.Array, drive: jax.Array) -> tuple[jax.Array, None]:
             state = jnp.tanh(drive + state @ weights.recurrent)
-            for layer in range(config.layers - 1):
-                state = jnp.tanh(state @ weights.deeper[layer] + weights.biases[layer + 1])
+            for matrix, bias in zip(_matrices(weights.deeper), weights.biases[1:], strict=True):
+                state = jnp.tanh(state @ matrix + bias)
             return state, None
 
         start = jnp.zeros((*z.shape[:-2], config.hidden), z.dtype)
@@ -145,7 +145,7 @@ def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.f
         PooledWeights(
             embedding=_embedding(config, keys[0], dtype),
             first=_gaussian(keys[1], (config.width, hidden), 2 / config.width, dtype),
-            deeper=_gaussian(keys[2], (layers - 1, hidden, hidden), 2 / hidden, dtype),
+            deeper=_gaussian(keys[2], (layers - 1, hidden, hidden), 2 / hidden, dtype) if layers > 1 else None,
             biases=jnp.zeros((layers, hidden), dtype),
             mixing=_gaussian(keys[3], (hidden, hidden), 2 / hidden, dtype),
             unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
@@ -163,7 +163,7 @@ def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jn
             embedding=_embedding(config, keys[0], dtype),
             first=_gaussian(keys[1], (config.width, hidden), 1 / config.width, dtype),
             recurrent=_gaussian(keys[2], (hidden, hidden), 1 / hidden, dtype),
-            deeper=_gaussian(keys[3], (layers - 1, hidden, hidden), 1 / hidden, dtype),
+            deeper=_gaussian(keys[3], (layers - 1, hidden, hidden), 1 / hidden, dtype) if layers > 1 else None,
             biases=jnp.zeros((layers, hidden), dtype),
             unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
         ),
@@ -240,6 +240,10 @@ def _nearest(config: BaselineConfig, kind: Kind, target: int) -> BaselineConfig:
         (replace(config, hidden=hidden) for hidden in (low, high)),
         key=lambda candidate: abs(count_baseline(candidate, kind) - target),
     )
+
+
+def _matrices(deeper: jax.Array | None) -> jax.Array | tuple[()]:
+    return () if deeper is None else deeper
 
 
 def _embedding(config: BaselineConfig, key: jax.Array, dtype: Any) -> jax.Array | None:
