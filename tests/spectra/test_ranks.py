@@ -224,3 +224,12 @@ def test_traced_twin_has_gradients_and_defined_edges(rng):
         np.testing.assert_allclose(jnp.vdot(gradient(jnp.asarray(matrix)), matrix), 0.0, atol=1e-10)
     assert traced_stable_rank(np.zeros((2, 3))) == 0.0
     assert np.isnan(traced_stable_rank(np.full((2, 2), np.nan)))
+
+
+@pytest.mark.parametrize("method", ["gram", "lanczos"])
+def test_the_largest_numbers_of_float64(method):
+    # Entries of 2**1023 and more: their power of two is no number, nor is the Frobenius norm.
+    found = stable_rank(np.diag([1.7e308, 1.7e308, 0.85e308]), method=method)
+    assert found.lower <= 2.25 <= found.upper
+    np.testing.assert_allclose(found.sigma_high, 1.7e308, rtol=2e-3)
+    assert found.frobenius == np.inf

@@ -237,3 +237,8 @@ def test_a_grid_point_that_never_moves_is_no_proof(rng):
     assert coarse.outcome == "inconclusive"
     assert coarse.replicates_needed is None
     assert drift_test([4, 8, 32], same, tolerance=0.277, resolution=1.2).outcome == "holds"
+
+
+def test_no_replicate_at_all_is_refused():
+    with pytest.raises(ShapeError, match="at least one replicate"):
+        fit_exponent([2, 8], np.zeros((0, 2)))

@@ -234,7 +234,7 @@ def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
             raise UsageError("the matrix holds NaN or infinite entries: it has no stable rank")
     if largest == 0:
         return array, 1.0, 0.0
-    exponent = math.frexp(largest)[1]
+    exponent = math.frexp(largest)[1] - 1  # 2**1024 is no number, 2**1023 is
     scale = 1.0
     if abs(exponent) > 100 or array.dtype.kind in "iub":
         scale = math.ldexp(1.0, exponent)

@@ -121,6 +121,8 @@ def fit_exponent(
     values = np.asarray(values, dtype=np.float64)
     if values.ndim not in (1, 2):
         raise ShapeError(f"values has shape {values.shape}: expected (replicates, sizes) or (sizes,)")
+    if values.size == 0:
+        raise ShapeError(f"values has shape {values.shape}: expected at least one replicate and two sizes")
     logs = _logs(values, "values")
     basis = _Basis.of(sizes, logs.shape[-1], weights)
     if logs.ndim == 1:
