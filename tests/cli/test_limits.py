@@ -43,6 +43,7 @@ WRONG_USE = [
     (f"study run {WALK} --workers -2", "at least one"),
     (f"study run {WALK} --seed -1", "seed"),
     (f"study run {WALK} --executor ray:auto", "dask:tcp"),
+    (f"study run {WALK} --executor dask:somewhere", "dask:tcp"),
     ("runs list absent", "absent: no such folder"),
     ("runs clean absent", "absent: no such folder"),
     ("report absent", "absent: no such folder"),
@@ -151,9 +152,9 @@ def test_a_full_disk_is_3_and_keeps_what_was_there(capsys, folder, monkeypatch):
 def _no_room(self, unit, dataset):
     import errno
 
-    from manyheads.study.store import _room_on_disk
+    from manyheads.study.disk import room_on_disk
 
-    with _room_on_disk(self.path):
+    with room_on_disk(self.path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -224,6 +225,20 @@ def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
     assert not before.leftovers()  # what was being written at that moment is swept when the run goes on
     assert differences(tree, open_run(path)) == []
     assert {unit: (unit / "manifest.json").stat().st_mtime_ns for unit in stamps} == stamps
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2])
+def test_an_interrupt_while_workers_start_is_as_quiet(start, delay):
+    process = start(*SLOW)
+    assert "to do" in process.stderr.readline()
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.endswith("manyheads: interrupted: finished units are kept; run the same command again to go on\n")
+    wait_until_gone(process.pid, 5)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from manyheads.attention.losses import cross_entropy
-from manyheads.data import load_text
+from manyheads.data import TextWindows, load_text
 from manyheads.demo import CHAPTERS, Scene, TextTraining
-from manyheads.demo.text import _look, _prepare, _prose, _write
+from manyheads.demo.observation import find_prose, look_at, write_on
+from manyheads.demo.text import _prepare, trained_model
 from manyheads.errors import UsageError
-from manyheads.study import Study
+from manyheads.study import Study, run
 
 SMALL = TextTraining(key_dim=4, heads=2, depth=2, length=16, batch=4, steps=4, snapshots=2)
 
@@ -22,7 +23,7 @@ def model(seed):
 
 def test_entropy_is_that_of_the_recorded_patterns(model, seed):
     tokens = jax.random.randint(jax.random.key(seed), (3, 17), 0, 50, jnp.int32)
-    seen = _look(model, (tokens[:, :-1], tokens[:, 1:]))
+    seen = look_at(model, (tokens[:, :-1], tokens[:, 1:]))
     patterns = np.asarray(model.record(tokens[:, :-1], patterns=True).layers.patterns, np.float64)  # (L, B, H, T, T)
     rows = -np.where(patterns > 0, patterns * np.log(np.where(patterns > 0, patterns, 1)), 0).sum(-1)
     np.testing.assert_allclose(seen["entropy"], rows.mean((1, 3)), atol=2e-6)
@@ -30,7 +31,7 @@ def test_entropy_is_that_of_the_recorded_patterns(model, seed):
 
 
 def test_stable_ranks_are_those_of_the_singular_values(model):
-    seen = _look(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
+    seen = look_at(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
     blocks = jax.tree.map(np.asarray, model.weights.blocks)
     for layer in range(2):
         values = np.linalg.svd(blocks.mlp_in[layer].astype(float), compute_uv=False)
@@ -56,12 +57,12 @@ def test_the_prompt_is_the_window_with_the_most_letters(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a1" * 2000 + "... 123 " * 30 + "letters only " * 3 + "... 123 " * 20)
     vocabulary, (_, validation) = _prepare(path)
-    assert "e" not in vocabulary.symbols or "letters" in vocabulary.decode(_prose(vocabulary, validation, 20))
+    assert "e" not in vocabulary.symbols or "letters" in vocabulary.decode(find_prose(vocabulary, validation, 20))
 
 
 def test_writing_is_a_function_of_the_key(model):
     prompt = jnp.zeros(16, jnp.int32)
-    first, second, other = (_write(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))
+    first, second, other = (write_on(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))
     assert first.shape == (12,)
     assert (first == second).all()
     assert (first != other).any()
@@ -82,3 +83,32 @@ def test_chapters_are_studies_with_enough_replicates_to_decide():
         assert chapter.replicates >= 3
         assert chapter.title
         assert chapter.lead.endswith(".")
+
+
+def test_a_trained_model_comes_back_from_its_run(tmp_path, seed):
+    study = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=1)
+    trained = run(study, 2, seed, store=tmp_path, progress=False)["trained"].to_dataset()
+    _, (_, validation) = _prepare(None)
+    held_out = TextWindows(validation, 16, 2).cut(jnp.asarray(study._tested(validation)))
+    for replicate in range(2):
+        loss = float(look_at(trained_model(study, trained, replicate), held_out)["validation_loss"])
+        assert loss == pytest.approx(
+            float(trained["validation_loss"].isel(cell=0, replicate=replicate, step=-1)), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"steps": 0}, "steps=0"), ({"heads": 0}, "heads=0"), ({"rate": 0.0}, "rate"), ({"batch": -1}, "batch")],
+)
+def test_sizes_that_mean_nothing_are_refused_before_work(fields, words):
+    with pytest.raises(UsageError, match=words):
+        TextTraining(**fields)
+
+
+def test_a_text_too_short_for_the_windows_is_refused_before_work(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("short " * 50)
+    with pytest.raises(UsageError, match="30 characters to test on"):
+        run(TextTraining(text=path), 1, store=tmp_path / "runs", progress=False)
+    assert not (tmp_path / "runs").exists()

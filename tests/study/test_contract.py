@@ -1,5 +1,7 @@
 """The contract passes for good studies and names each fault of a bad one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tests.study.toys import Averages, Still, VectorisedAverages, Walk
@@ -38,3 +40,17 @@ def test_distortions_are_different_data(seed, tmp_path):
     trained = start_trial(Walk(), tmp_path, 2, seed).tree["trained"].to_dataset()
     for distorted in _distortions(trained):
         assert any(not np.array_equal(distorted[name], trained[name]) for name in trained.data_vars)
+
+
+def test_fields_must_not_be_flags_of_every_run():
+    from manyheads.cli.study import Options
+    from manyheads.study.contract import RUN_FLAGS
+
+    assert {field.name for field in dataclasses.fields(Options)} == RUN_FLAGS
+
+    @dataclasses.dataclass(frozen=True)
+    class Clashing(Still):
+        seed: int = 3
+
+    with pytest.raises(ContractBroken, match="'seed' is a flag of every run"):
+        check_study(Clashing())

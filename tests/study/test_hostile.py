@@ -31,10 +31,11 @@ from manyheads.study import (
 )
 from manyheads.study.contract import ContractBroken
 from manyheads.study.drawing import svg
-from manyheads.study.fingerprint import fingerprint
+from manyheads.study.hashing import fingerprint
+from manyheads.study.provenance import command_of
 from manyheads.study.registry import find_study
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
-from manyheads.study.store import StoreDamaged, command_of, find_runs
+from manyheads.study.store import StoreDamaged, find_runs
 
 Y = {"long_name": "y", "units": "1"}
 

@@ -24,9 +24,9 @@ class List:
 
     def run(self) -> int:
         """Print one line a run; damage is reported, nothing is changed."""
-        from manyheads.study.store import find_runs
+        from manyheads.study.store import find_paths
 
-        rows = [_describe(run) for run in find_runs(existing(self.store))]
+        rows = [_describe(path) for path in find_paths(existing(self.store))]
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
@@ -62,20 +62,23 @@ class Clean:
         return 0
 
 
-def _describe(run: Any) -> dict[str, Any]:
-    """Return one row: the run, how many units it holds, and its state in words."""
-    from manyheads.study.store import StoreDamaged
+def _describe(path: Path) -> dict[str, Any]:
+    """Return one row: the run, how many units it holds, and its state in words; a damaged one does not hide others."""
+    from manyheads.study.store import RunStore, StoreDamaged
 
+    count = 0
     try:
-        count = run.verify()
+        run = RunStore(path)
+        count = len(run.finished())
+        run.verify()
         summary = run.summary()
     except StoreDamaged as damage:
-        return {"run": str(run.path), "units": len(run.finished()), "state": f"damaged: {damage}"}
+        return {"run": str(path), "units": count, "state": f"damaged: {damage}"}
     if summary is None:
-        return {"run": str(run.path), "units": count, "state": "unfinished"}
+        return {"run": str(path), "units": count, "state": "unfinished"}
     outcomes = [verdict["outcome"] for verdict in summary["verdicts"]]
     tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
-    return {"run": str(run.path), "units": count, "state": tally or "no claim"}
+    return {"run": str(path), "units": count, "state": tally or "no claim"}
 
 
 def _is_superseded(run: Any) -> bool:

@@ -67,7 +67,7 @@ class Show:
     def run(self) -> int:
         """Print the description."""
         from manyheads.study.base import configuration
-        from manyheads.study.fingerprint import plain
+        from manyheads.study.hashing import plain
 
         cls = find_study(self.name)
         study, full = _default(cls), _default(cls, full=True)
@@ -131,11 +131,15 @@ class Run:
         import tyro
 
         kind = find_study(name)
+        if taken := {option.name for option in dataclasses.fields(Options)} & {
+            field.name for field in dataclasses.fields(kind)
+        }:  # type: ignore[arg-type]
+            raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
         default = _default(kind, "--full" in arguments)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
             [
-                ("study", Annotated[kind, tyro.conf.OmitArgPrefixes], dataclasses.field(default=default)),
+                ("study", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default=default)),
                 (
                     "run",
                     Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
 from manyheads.study.equality import differences
-from manyheads.study.fingerprint import fingerprint
+from manyheads.study.hashing import fingerprint
 from manyheads.study.panels import Lines, Picture, panel_from_json
 from manyheads.study.reports import report
 from manyheads.study.runner import open_run, run
@@ -28,6 +28,9 @@ from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
+
+# What the command line asks of every run; a study's own flags stand beside them.
+RUN_FLAGS = frozenset({"replicates", "seed", "store", "workers", "executor", "full", "strict", "json"})
 
 
 class ContractBroken(ManyheadsError, AssertionError):
@@ -79,6 +82,9 @@ def _check_declaration(study: Study) -> None:
     _require(isinstance(study.source, Source), study, "names no source")
     _require(isinstance(study.revision, int) and study.revision >= 1, study, "has no revision from 1 on")
     for field in dataclasses.fields(study):  # type: ignore[arg-type]
+        _require(
+            field.name not in RUN_FLAGS, study, f"field {field.name!r} is a flag of every run: give it another name"
+        )
         default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         _require(default, study, f"field {field.name!r} has no default, so the study cannot be run by its name alone")
 
@@ -154,10 +160,13 @@ def check_verdicts(trial: Trial) -> None:
 
 def check_falsifiability(trial: Trial) -> None:
     """Check that every claim can fail: it is refuted as it is, or some distortion of the data changes its outcome."""
+    import numpy as np
+
     fixed = {verdict.claim for verdict in _compare(trial) if verdict.outcome != "refuted"}
     for distorted in _distortions(trial.tree["trained"].to_dataset()):
         try:
-            other = trial.study.compare(trial.tree["predicted"].to_dataset(), distorted)
+            with np.errstate(all="ignore"):  # nonsense may divide by zero
+                other = trial.study.compare(trial.tree["predicted"].to_dataset(), distorted)
         except (ValueError, ArithmeticError, ManyheadsError):
             continue  # nonsense was refused, which says nothing of the single claims
         outcomes = {verdict.claim: verdict.outcome for verdict in other}
@@ -196,21 +205,38 @@ def _compare(trial: Trial) -> tuple[Verdict, ...]:
 
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
-    """Yield data that no theory predicted: blown up, mirrored, shifted, constant, its cells or last axis reversed."""
+    """Yield data that no theory predicted: settled, blown up, mirrored, shifted, constant, in reverse order."""
+    import numpy as np
     import xarray as xr
 
-    def numbers(change: Callable[[xr.DataArray], xr.DataArray]) -> xr.Dataset:
-        names = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
-        return trained.assign({name: change(trained[name]) for name in names})
+    numeric = [name for name, value in trained.data_vars.items() if value.dtype.kind in "iuf"]
+    place = xr.DataArray(np.arange(trained.sizes["cell"]), dims="cell")
 
+    def numbers(change: Callable[[xr.DataArray], xr.DataArray]) -> xr.Dataset:
+        return trained.assign({name: change(trained[name]) for name in numeric})
+
+    def settled(position: int, value: xr.DataArray) -> xr.DataArray:
+        return value.isel(replicate=0) * (1 + 1e-9 * (position + 1) * value["replicate"]) + 0 * value
+
+    def constant(value: xr.DataArray) -> xr.DataArray:
+        return xr.zeros_like(value, dtype=float) + 1e-9 * value["replicate"]
+
+    def reversed_along(value: xr.DataArray, axis: int) -> xr.DataArray:
+        return value.copy(data=np.flip(value.values, axis))
+
+    # Replicates that agree, but not to the last bit, decide what was inconclusive.
+    yield trained.assign({name: settled(position, trained[name]) for position, name in enumerate(numeric)})
     yield numbers(lambda value: value * 10 + 1)
     yield numbers(lambda value: value * 0.01)
     yield numbers(lambda value: -value)
     yield numbers(lambda value: value + 100)
-    yield numbers(lambda value: xr.zeros_like(value))  # without spread, so that even two replicates decide
-    yield numbers(lambda value: xr.full_like(value, -1000))
-    yield trained.assign({name: value.copy(data=value.values[::-1]) for name, value in trained.data_vars.items()})
-    yield trained.assign({name: value.copy(data=value.values[..., ::-1]) for name, value in trained.data_vars.items()})
+    yield numbers(constant)
+    yield numbers(lambda value: constant(value) - 1000)
+    for axis in (0, -1):
+        yield trained.assign({name: reversed_along(value, axis) for name, value in trained.data_vars.items()})
+    for name in numeric:  # one at a time, and more so in every next cell: what cells or variables say of each other
+        yield trained.assign({name: trained[name] * 10.0**place})
+        yield trained.assign({name: trained[name] * 0.1**place})
     texts = [name for name, value in trained.data_vars.items() if value.dtype.kind == "U"]
     yield trained.assign({name: xr.full_like(trained[name], "other", dtype="U5") for name in texts})
     booleans = [name for name, value in trained.data_vars.items() if value.dtype.kind == "b"]

@@ -10,14 +10,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any, TypeVar
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
+
+T = TypeVar("T")
 
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
@@ -46,7 +50,7 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
         raise UsageError(f"workers={workers}: expected at least one process, or none given for one a processor")
     count = workers or os.cpu_count() or 1
     with _environment(ONE_THREAD):
-        pool = ProcessPoolExecutor(
+        pool = _Pool(
             max_workers=count,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
@@ -56,8 +60,9 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(multiprocessing.active_children()) - ours:
+            if processes := set(multiprocessing.active_children()) - ours:
+                _discard_waiting(pool)
+            for process in processes:
                 process.terminate()
             raise
         finally:
@@ -90,7 +95,7 @@ def open_executor(address: str | None, workers: int | None = None) -> Iterator[E
                 yield pool
         return
     scheme, _, target = address.partition(":")
-    if scheme != "dask" or not target:
+    if scheme != "dask" or not re.fullmatch(r"[a-z]+://.+:\d+", target):
         raise UsageError(
             f"--executor {address!r}: expected dask:tcp://HOST:PORT; other executors are passed from Python"
         )
@@ -114,10 +119,54 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _discard_waiting(pool: Executor) -> None:
+    """Have the pool forget what no worker has begun, and return when it has.
+
+    Its own thread stumbles over cancelled work, with a traceback, when a worker dies before that (CPython 3.11).
+    """
+    forgotten = threading.Event()
+    with contextlib.suppress(RuntimeError):  # a broken pool takes nothing more
+        pool.submit(int).add_done_callback(lambda _: forgotten.set())
+    pool.shutdown(wait=False, cancel_futures=True)
+    forgotten.wait(0.5)  # longer only if a worker has it already, and then nothing waits behind it
+
+
+class _Pool(ProcessPoolExecutor):
+    """A pool that Ctrl-C never meets half started: the first call starts its thread and all workers.
+
+    Workers inherit the mask of signals, so Ctrl-C stays blocked in them until they can ignore it.
+    """
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Submit a call; an interrupt waits until it is done."""
+        with _interrupts_postponed():
+            return super().submit(function, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _interrupts_postponed() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: blocked in this thread, and remembered if another one receives it."""
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if came:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def _start_worker(parent: int, environment: dict[str, str]) -> None:
     """Prepare a worker: one thread, no reaction to Ctrl-C (the parent decides), and an end when the parent is gone."""
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import FileRefused, UsageError
+from manyheads.study.disk import write_text
 from manyheads.study.panels import Lines, Listing, Panel, Picture, panel_from_json
 from manyheads.study.sources import Source
-from manyheads.study.store import RunStore, find_runs, write_text
+from manyheads.study.store import RunStore, find_runs
 from manyheads.study.verdicts import Verdict
 
 

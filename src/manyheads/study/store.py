@@ -16,40 +16,39 @@ when the run is opened; a damaged run is named and left untouched.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
-import shlex
 import shutil
-import socket
-import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import FileRefused, ManyheadsError
+from manyheads.errors import FileRefused
 from manyheads.study.base import Study
-from manyheads.study.fingerprint import fingerprint, identity
-from manyheads.study.registry import FILES, STUDIES
+from manyheads.study.coding import decode_texts, encode_texts
+from manyheads.study.disk import (
+    StoreDamaged,
+    StoreFull,
+    hash_files,
+    is_abandoned,
+    json_sha256,
+    read_json,
+    room_on_disk,
+    temporary_beside,
+    write_json,
+)
+from manyheads.study.hashing import fingerprint, identity
+from manyheads.study.provenance import class_path, command_of, versions
 from manyheads.study.units import Layout, Unit
 
 if TYPE_CHECKING:
     import xarray as xr
 
+__all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
+
 DATA, MANIFEST = "data.zarr", "manifest.json"
-LABELS = "labels"  # attribute that holds the texts behind an integer-coded variable
-
-
-class StoreDamaged(FileRefused):
-    """A stored file is missing, altered, added or unreadable."""
-
-
-class StoreFull(ManyheadsError, OSError):
-    """The disk or a quota is full; what was finished before is kept."""
+HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 
 
 class RunStore:
@@ -68,9 +67,12 @@ class RunStore:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.header: dict[str, Any] = _read_json(self.path / "run.json", "no run is stored here")
+        self.header: dict[str, Any] = read_json(self.path / "run.json", "no run is stored here")
         try:
             self.layout = Layout.from_json(self.header["layout"])
+            missing = [name for name in HEADER if name not in self.header]
+            if missing:
+                raise KeyError(*missing)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreDamaged(f"{self.path / 'run.json'} does not describe a run ({error!r})") from error
 
@@ -79,7 +81,7 @@ class RunStore:
         """Open the run of `study` and `seed` below `root`, and make it if it is not there."""
         path = Path(root) / study.name / fingerprint(study, seed)
         if not (path / "run.json").exists():
-            with _room_on_disk(path):
+            with room_on_disk(path):
                 path.mkdir(parents=True, exist_ok=True)
                 about = {
                     "class": class_path(type(study)),
@@ -111,12 +113,12 @@ class RunStore:
             The disk is full. Nothing under a final name has changed.
         """
         final = self.unit_path(unit)
-        temporary = final.with_name(f".{final.name}.{_owner()}.{uuid.uuid4().hex[:8]}.tmp")
-        with _room_on_disk(final):
+        temporary = temporary_beside(final)
+        with room_on_disk(final):
             try:
                 temporary.mkdir(parents=True)
-                _encode(dataset).to_zarr(temporary / DATA, mode="w-", zarr_format=3, consolidated=False)
-                write_json(temporary / MANIFEST, _hash_files(temporary))
+                encode_texts(dataset).to_zarr(temporary / DATA, mode="w-", zarr_format=3, consolidated=False)
+                write_json(temporary / MANIFEST, hash_files(temporary, but=MANIFEST))
                 os.rename(temporary, final)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and final.is_dir():
@@ -141,7 +143,7 @@ class RunStore:
         try:
             # Units are words for people: "days" is no reason to turn a number into a date.
             with xr.open_zarr(path / DATA, consolidated=False, chunks=None, decode_times=False) as dataset:
-                return _decode(dataset.load())
+                return decode_texts(dataset.load())
         except (OSError, ValueError, KeyError) as error:
             raise StoreDamaged(f"{path} cannot be read ({error}); delete this folder to compute it again") from error
 
@@ -160,7 +162,7 @@ class RunStore:
                 raise ValueError("it is no table of files")
         except (OSError, ValueError) as error:
             raise StoreDamaged(f"{path / MANIFEST} cannot be read ({error}); {remedy}") from error
-        found = _hash_files(path)
+        found = hash_files(path, but=MANIFEST)
         for name in sorted({*recorded, *found}):
             if name not in found:
                 raise StoreDamaged(f"{path / name} is missing; {remedy}")
@@ -187,7 +189,7 @@ class RunStore:
 
     def leftovers(self) -> list[Path]:
         """Return temporary folders of processes that are gone from this machine."""
-        return [path for path in self.path.rglob(".*.tmp") if _is_abandoned(path)]
+        return [path for path in self.path.rglob(".*.tmp") if is_abandoned(path)]
 
     def sweep(self) -> int:
         """Remove the leftovers of killed processes and return how many there were."""
@@ -201,7 +203,7 @@ class RunStore:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Store what the comparison gave, with its sha256, in one atomic step."""
-        write_json(self.path / "summary.json", summary | {"sha256": _json_sha256(summary)})
+        write_json(self.path / "summary.json", summary | {"sha256": json_sha256(summary)})
 
     def summary(self) -> dict[str, Any] | None:
         """Return what the last comparison gave, None before there was one.
@@ -214,14 +216,14 @@ class RunStore:
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        summary = _read_json(path, "the summary cannot be read")
-        if not isinstance(summary, dict) or summary.pop("sha256", None) != _json_sha256(summary):
+        summary = read_json(path, "the summary cannot be read")
+        if not isinstance(summary, dict) or summary.pop("sha256", None) != json_sha256(summary):
             raise StoreDamaged(f"{path} has been altered (its sha256 differs); run the same command again to renew it")
         return summary
 
 
-def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:
-    """Return all runs at or below a folder, by path.
+def find_paths(root: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of all runs at or below a folder, sorted; none of them is opened.
 
     Raises
     ------
@@ -231,155 +233,15 @@ def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:
     paths = sorted(path.parent for path in Path(root).rglob("run.json"))
     if not paths:
         raise FileRefused(f"{root} holds no run: give the folder that was passed as --store, or one run's own folder")
-    return [RunStore(path) for path in paths]
+    return paths
 
 
-def class_path(cls: type) -> str:
-    """Return ``module:Class``, from which a class is imported again; a script's class is named by the script's file."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if cls.__module__ == "__main__" and script:
-        return f"{script}:{cls.__qualname__}"
-    if cls.__module__ in FILES:
-        return f"{FILES[cls.__module__]}:{cls.__qualname__}"
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def command_of(study: Study) -> str:
-    """Return the command that runs a study with this configuration: its name and every flag that is not the default."""
-    name = study.name if study.name in STUDIES else class_path(type(study))
-    words = ["manyheads", "study", "run", name]
-    for field in dataclasses.fields(study):  # type: ignore[arg-type]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        value = getattr(study, field.name)
-        if value != default:
-            words += _flag(field.name.replace("_", "-"), value)
-    return shlex.join(words)
-
-
-def _flag(name: str, value: object) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if dataclasses.is_dataclass(value):
-        inner = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return [word for field, part in inner for word in _flag(f"{name}.{field.replace('_', '-')}", part)]
-    if isinstance(value, tuple | list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what the numbers depend on."""
-    import platform
-
-    import jax
-    import numpy
-    import scipy
-
-    import manyheads
-
-    return {
-        "manyheads": manyheads.__version__,
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-    }
-
-
-def write_json(path: Path, data: object) -> None:
-    """Write JSON in one atomic step."""
-    write_text(path, json.dumps(data, indent=1, sort_keys=True, allow_nan=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text to a temporary sibling and move it into place: readers see the old file or the new one.
+def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:
+    """Return all runs at or below a folder, by path.
 
     Raises
     ------
-    StoreFull
-        The disk is full; the old file is as it was.
+    FileRefused
+        The folder does not exist, holds no run, or one of its runs does not say what it is.
     """
-    temporary = path.with_name(f".{path.name}.{_owner()}.{uuid.uuid4().hex[:8]}.tmp")
-    with _room_on_disk(path):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _read_json(path: Path, what: str) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
-    except (OSError, ValueError) as error:
-        raise StoreDamaged(f"{path} cannot be read: {error}") from error
-
-
-def _json_sha256(data: object) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_files(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def _owner() -> str:
-    return f"{socket.gethostname().replace('.', '-')}.{os.getpid()}"
-
-
-def _is_abandoned(temporary: Path) -> bool:
-    host, process = temporary.name.split(".")[-4:-2] if temporary.name.count(".") >= 5 else ("", "")
-    if not process.isdigit() or host != socket.gethostname().replace(".", "-") or int(process) == os.getpid():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-@contextlib.contextmanager
-def _room_on_disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        message = f"no room left for {path}: what is finished is kept; free some space and run the same command again"
-        raise StoreFull(error.errno, message) from error
-
-
-def _encode(dataset: xr.Dataset) -> xr.Dataset:
-    """Store texts as integer codes with the texts as an attribute: Zarr v3 has no stable type for text."""
-    import numpy as np
-
-    coded = {}
-    for name, variable in dataset.variables.items():
-        if variable.dtype.kind in "OUT":
-            texts, codes = np.unique(np.asarray(variable.values, dtype=str), return_inverse=True)
-            attributes = variable.attrs | {LABELS: texts.tolist()}
-            coded[name] = (variable.dims, codes.reshape(variable.shape).astype(np.int32), attributes)
-    return dataset.assign_coords({name: value for name, value in coded.items() if name in dataset.coords}).assign(
-        {name: value for name, value in coded.items() if name not in dataset.coords}
-    )
-
-
-def _decode(dataset: xr.Dataset) -> xr.Dataset:
-    import numpy as np
-
-    texts = {}
-    for name, variable in dataset.variables.items():
-        if LABELS in variable.attrs:
-            attributes = {key: value for key, value in variable.attrs.items() if key != LABELS}
-            texts[name] = (variable.dims, np.asarray(variable.attrs[LABELS], dtype=str)[variable.values], attributes)
-    return dataset.assign_coords({name: value for name, value in texts.items() if name in dataset.coords}).assign(
-        {name: value for name, value in texts.items() if name not in dataset.coords}
-    )
+    return [RunStore(path) for path in find_paths(root)]

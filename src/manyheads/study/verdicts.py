@@ -113,6 +113,7 @@ class Verdict:
         expected: Expected = "holds",
         prediction_error: float = 0.0,
         prediction_dof: float = math.inf,
+        resolution: float = 0.0,
     ) -> Verdict:
         """Decide a claim on the mean of independent replicates, by its Student interval.
 
@@ -124,6 +125,10 @@ class Verdict:
             Standard error of `target` where it was itself computed by sampling; it widens the interval.
         prediction_dof
             Degrees of freedom behind that error: n - 1 when it was estimated from n draws; infinite when it is known.
+        resolution
+            The grain of one sample: 1/n for a share of n trials, the spacing of a grid. It widens the interval on both
+            sides. Without it, replicates that are all equal decide nothing: nobody knows how far they could differ. A
+            figure that cannot differ belongs to `exact`.
         """
         import numpy as np
 
@@ -137,6 +142,10 @@ class Verdict:
         else:
             interval = mean_interval(values, LEVEL)
         half = float(t_quantile(LEVEL, prediction_dof)) * prediction_error
+        silent = resolution == 0 and np.ptp(values) == 0
+        interval = interval.widened(math.inf if silent else resolution)
+        fixed = math.hypot(half, resolution)  # what more replicates do not shrink
+        needed = replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=fixed)
         return cls.from_interval(
             claim,
             interval,
@@ -145,7 +154,7 @@ class Verdict:
             tolerance=tolerance,
             basis=basis,
             expected=expected,
-            replicates_needed=replicates_to_decide(values, target, tolerance, level=LEVEL, prediction_error=half),
+            replicates_needed=None if silent else needed,
         )
 
     @classmethod

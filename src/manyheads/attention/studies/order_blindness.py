@@ -172,6 +172,7 @@ class OrderBlindness(Study):
                 beyond,
                 target=0.0,
                 tolerance=(0.03, noise),
+                resolution=1 / TESTED,
                 basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points left to train",
             ),
             Verdict.from_samples(
@@ -179,6 +180,7 @@ class OrderBlindness(Study):
                 accuracy.sel(model="transformer").min("length").values,
                 target=1.0,
                 tolerance=(0.1, float("inf")),
+                resolution=1 / TESTED,
                 basis="one in ten: far above the ceiling, far below what a longer training reaches",
             ),
             Verdict.from_samples(
@@ -186,6 +188,7 @@ class OrderBlindness(Study):
                 (accuracy.sel(model="transformer") - accuracy.sel(model="recurrent")).sel(length=longest).values,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
+                resolution=1 / TESTED,
                 basis="an inequality: the transformer's accuracy is above the recurrent network's, seed by seed",
             ),
         )

@@ -1,0 +1,78 @@
+"""Looking at a transformer while it learns a text, and letting it write."""
+
+from __future__ import annotations
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.attention import attention_entropy, causal
+from manyheads.attention.losses import cross_entropy
+from manyheads.attention.transformer import Transformer
+from manyheads.data import Vocabulary
+from manyheads.spectra import traced_stable_rank
+
+
+@eqx.filter_jit
+def look_at(model: Transformer, held_out: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
+    """Measure loss, entropy of every head, and the stable ranks of the lower MLP matrix and of query times key.
+
+    Parameters
+    ----------
+    model
+        The transformer in training.
+    held_out
+        Windows and the characters that follow, both (B, T).
+
+    Returns
+    -------
+    dict
+        `validation_loss` (), `entropy` (L, H) as the mean over windows and positions, `stable_rank` (L,),
+        `query_key_rank` (L, H).
+    """
+    layers = model.record(held_out[0]).layers
+    scale = model.scaling.logit(model.config.shape.key_dim)
+    entropy, _ = attention_entropy(layers.queries, layers.keys, scale=scale, mask=causal)  # (L, B, H, T)
+    blocks = model.weights.blocks
+    product = jnp.einsum("lhdn,lhen->lhde", blocks.query, blocks.key)  # (L, H, d, d)
+    return {
+        "validation_loss": cross_entropy(model, held_out),
+        "entropy": entropy.mean((1, 3)),
+        "stable_rank": traced_stable_rank(blocks.mlp_in),
+        "query_key_rank": traced_stable_rank(product),
+    }
+
+
+@eqx.filter_jit
+def write_on(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) -> jax.Array:
+    """Let the model go on after a prompt, at temperature 0.6, seeing the last window only."""
+
+    def step(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model(window[None])[0, -1] / 0.6
+        token = jax.random.categorical(key, logits.astype(jnp.float32)).astype(window.dtype)
+        return jnp.append(window[1:], token), token
+
+    return jax.lax.scan(step, prompt, jax.random.split(key, count))[1]
+
+
+def find_prose(vocabulary: Vocabulary, tokens: np.ndarray, length: int) -> np.ndarray:
+    """Return the window with the most letters among many: a text may begin with a table."""
+    starts = np.linspace(0, len(tokens) - length, 500).astype(int)
+    return max((tokens[start : start + length] for start in starts), key=lambda window: _letters(vocabulary, window))
+
+
+def _letters(vocabulary: Vocabulary, window: np.ndarray) -> int:
+    return sum(symbol.isalpha() for symbol in vocabulary.decode(window))
+
+
+def show_signs(text: str) -> str:
+    """Show spaces and line ends, one sign for each character."""
+    return text.replace(" ", "·").replace("\n", "¶")
+
+
+def show_running(text: str) -> str:
+    """Show a text in one paragraph, its line ends as signs."""
+    return re.sub(r" *\n\s*", " ¶ ", re.sub(r" {2,}", " ", text)).strip()

@@ -1,0 +1,62 @@
+"""What a run records of where it comes from: the command that runs it again, its class, and versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+
+from manyheads.study.base import Study
+from manyheads.study.registry import FILES, STUDIES
+
+
+def class_path(cls: type) -> str:
+    """Return ``module:Class``, from which a class is imported again; a script's class is named by the script's file."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if cls.__module__ == "__main__" and script:
+        return f"{script}:{cls.__qualname__}"
+    if cls.__module__ in FILES:
+        return f"{FILES[cls.__module__]}:{cls.__qualname__}"
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def command_of(study: Study) -> str:
+    """Return the command that runs a study with this configuration: its name and every flag that is not the default."""
+    name = study.name if study.name in STUDIES else class_path(type(study))
+    words = ["manyheads", "study", "run", name]
+    for field in dataclasses.fields(study):  # type: ignore[arg-type]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = getattr(study, field.name)
+        if value != default:
+            words += _flag(field.name.replace("_", "-"), value)
+    return shlex.join(words)
+
+
+def _flag(name: str, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if dataclasses.is_dataclass(value):
+        inner = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return [word for field, part in inner for word in _flag(f"{name}.{field.replace('_', '-')}", part)]
+    if isinstance(value, tuple | list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what the numbers depend on."""
+    import platform
+
+    import jax
+    import numpy
+    import scipy
+
+    import manyheads
+
+    return {
+        "manyheads": manyheads.__version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+    }
