@@ -1,0 +1,156 @@
+"""The layer and its two studies: verdicts over eight seeds, entropy in roundings and megabytes, exact conversion."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from tests.acceptance._lane import ROOT, Figure, Measured
+from tests.attention.test_conversion import FORMS, MASKS, draw_layer
+
+from manyheads.attention import attention_entropy
+from manyheads.attention.masks import evaluate
+from manyheads.study import open_run
+from manyheads.study.store import find_runs
+
+STORE = ROOT / ".acceptance" / "runs"
+RUN = "manyheads study run {} --replicates {} --store .acceptance/runs"
+COMMAND = "from manyheads.cli import main; raise SystemExit(main())"
+
+
+def study(folder: Path, name: str, replicates: int) -> Measured:
+    """Run a registered study on the command line, which goes on where it was killed, and read its verdicts."""
+    words = RUN.format(name, replicates).split()[1:]
+    subprocess.run([sys.executable, "-c", COMMAND, *words], cwd=ROOT, check=True)
+    (runs,) = [runs for runs in find_runs(STORE / name) if runs.header["seed"] == 0]
+    table = open_run(runs.path)["verdicts"].to_dataset()
+    shown, extents = [], []
+    for claim in table["claim"].values:
+        row = {key: table[key].sel(claim=claim).item() for key in table.data_vars}
+        shown.append(f"{claim}: {row['outcome']}, {row['figure']:.4g}")
+        extents.append(f"[{row['low']:.4g}, {row['high']:.4g}]")
+    passed = bool((table["outcome"] == table["expected"]).all())
+    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
+
+
+def entropy_error(folder: Path, lengths: tuple[int, ...], logits: tuple[float, ...], seeds: int) -> Measured:
+    """Compare float32 with the formula in float64, in units of 4 eps max(1, max |s|)."""
+    worst, where, count = 0.0, "", 0
+    for seed in range(seeds):
+        for length in lengths:
+            for largest in logits:
+                rng = np.random.default_rng([seed, length])
+                q, k = rng.normal(size=(2, length, 64)).astype(np.float32)
+                q *= np.float32(largest / np.abs(q @ k.T * 0.125).max())
+                found = np.asarray(attention_entropy(q, k)[0], np.float64)
+                exact, reached = _entropy(q, k)
+                error = np.abs(found - exact).max() / (4 * np.finfo(np.float32).eps * max(1, reached))
+                count += length
+                if error > worst:
+                    worst, where = float(error), f"{length} keys, logits up to {largest:g}"
+    extent = f"worst of {count:,} rows, at {where}; lengths {lengths}, logits {logits}"
+    return Measured(f"{worst:.3f} of the bound", extent, f"0-{seeds - 1}", worst <= 1)
+
+
+def _entropy(q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the entropies in double precision, some rows at a time, and the largest logit in size."""
+    rows, reached = [], 0.0
+    for piece in np.array_split(q.astype(np.float64), max(1, len(q) // 512)):
+        s = piece @ k.T.astype(np.float64) * 0.125
+        reached = max(reached, float(np.abs(s).max()))
+        s -= s.max(1, keepdims=True)
+        e = np.exp(s)
+        total = e.sum(1)
+        rows.append(np.log(total) - (e * s).sum(1) / total)
+    return np.concatenate(rows), reached
+
+
+MEMORY = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from manyheads.attention import attention_entropy, causal
+
+def kilobytes(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field))
+
+size, heads, seed = map(int, sys.argv[1:])
+draw = lambda n: jnp.asarray(np.random.default_rng(seed).normal(size=(heads, n, 64)), jnp.float32)
+gradient = jax.grad(lambda q: attention_entropy(q, q, mask=causal)[0].sum())
+small, large = draw(256), draw(size)
+jax.block_until_ready((attention_entropy(small, small, mask=causal), gradient(small)))
+before = kilobytes("VmRSS")
+jax.block_until_ready(attention_entropy(large, large, mask=causal))
+forward = kilobytes("VmHWM") - before
+jax.block_until_ready(gradient(large))
+print(forward, kilobytes("VmHWM") - before)
+"""
+
+
+def entropy_memory(folder: Path, length: int, heads: int, seeds: int) -> Measured:
+    """Measure how far the peak of a process rises, forward and then with the gradient."""
+    peaks = []
+    for seed in range(seeds):
+        words = [sys.executable, "-c", MEMORY, str(length), str(heads), str(seed)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+        peaks.append([int(word) / 1000 for word in done.stdout.split()])
+    forward, both = np.max(peaks, axis=0)
+    figure = f"{forward:.0f} MB forward, {both:.0f} MB with the gradient"
+    extent = f"largest growth of {seeds} processes; {heads} heads, n = {length:,}, causal: a pattern of "
+    return Measured(figure, f"{extent}{4 * length**2 / 1e9:.2f} GB a head", f"0-{seeds - 1}", bool(both < 200))
+
+
+def conversion(folder: Path, count: int, seed: int) -> Measured:
+    """Go from (W_Q, W_K, W_V, W_O) to (Theta, W) and back on random layers; outputs and weights must agree."""
+    rng, worst = np.random.default_rng(seed), 0.0
+    names = sorted(MASKS)
+    for number in range(count):
+        layer = draw_layer(FORMS[number % len(FORMS)], rng)
+        x = rng.normal(size=(2, 5, layer.dim))
+        mask = evaluate(MASKS[names[number % len(names)]](rng), (5, 5))
+        y, merged = layer(x, mask), layer.merged()
+        again = merged.factored(max(layer.query.shape[-1], layer.value.shape[-1]))
+        weights = merged.weights(x, mask) - layer.weights(x, mask)
+        worst = max(worst, *(float(np.abs(part).max()) for part in (merged(x, mask) - y, again(x, mask) - y, weights)))
+    extent = f"worst of {count} layers: with and without biases, grouped keys, {len(names)} kinds of masks, empty rows"
+    return Measured(f"{worst:.1e}", extent, str(seed), worst <= 1e-12)
+
+
+FIGURES = (
+    Figure(
+        "entropy-error",
+        "streamed entropy in single precision is within four roundings of the largest logit",
+        "error <= 4 eps max(1, max abs s)",
+        entropy_error,
+        {"lengths": [1, 2, 16, 128, 1024, 4096], "logits": [0.1, 1.0, 5.0, 48.0, 296.0, 3000.0], "seeds": 4},
+    ),
+    Figure(
+        "entropy-memory",
+        "streamed entropy holds a few rows of the pattern",
+        "< 200 MB at n = 16,384",
+        entropy_memory,
+        {"length": 16384, "heads": 2, "seeds": 2},
+    ),
+    Figure(
+        "conversion",
+        "both forms of a layer are one function",
+        "equal to 1e-12 in double precision",
+        conversion,
+        {"count": 3000, "seed": 0},
+    ),
+    Figure(
+        "costs",
+        "attention's exact costs, depth and crossover length",
+        "every verdict as expected",
+        study,
+        {"name": "attention/costs", "replicates": 8},
+        command=RUN.format("attention/costs", 8),
+    ),
+    Figure(
+        "order-blindness",
+        "pooling cannot see order, recurrence forgets with distance, attention does neither",
+        "every verdict as expected",
+        study,
+        {"name": "attention/order-blindness", "replicates": 8},
+        command=RUN.format("attention/order-blindness", 8),
+    ),
+)

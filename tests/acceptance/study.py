@@ -1,0 +1,241 @@
+"""The bench: nothing is lost or counted twice when it is killed, the disk is full, bytes change or processes race."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from tests.acceptance import _kills
+from tests.acceptance._lane import Figure, Measured
+from tests.study.toys import Averages, VectorisedAverages, Walk
+
+from manyheads.attention.studies.order_blindness import OrderBlindness
+from manyheads.errors import FileRefused
+from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
+from manyheads.study import open_run, run
+from manyheads.study.equality import differences
+from manyheads.study.executors import local_pool, open_executor
+from manyheads.study.store import RunStore, find_runs
+
+
+def kills(folder: Path, count: int, commanded: int, seeds: int) -> Measured:
+    """Kill runs of a toy `count` times, `commanded` of them on the command line with a pool of two processes."""
+    log = folder / "log.json"  # after every store, so that a lane that is killed itself goes on from there
+    found = json.loads(log.read_text()) if log.exists() else {"kills": 0, "torn": 0, "stores": 0, "faults": []}
+    while found["kills"] < count:
+        kind, limit = (_kills.Commanded, commanded) if found["kills"] < commanded else (_kills.Forked, count)
+        shutil.rmtree(folder / "torn", ignore_errors=True)
+        torn = _kills.Torn(folder / "torn", found["stores"] % seeds)
+        whole = run(Walk(), _kills.REPLICATES, torn.seed, store=folder / "whole", progress=False)
+        rng = np.random.default_rng([20, found["stores"]])
+        found["kills"] += torn.kill_often(kind, rng, min(12, limit - found["kills"]))
+        torn.finish(whole)
+        found |= {"torn": found["torn"] + len(torn.torn), "stores": found["stores"] + 1}
+        found["faults"] += torn.faults
+        log.write_text(json.dumps(found))
+    print(*found["faults"], sep="\n")
+    extent = (
+        f"{found['stores']} stores; {commanded} kills on the command line with two workers, the others in process; "
+    )
+    extent += f"{found['torn']} hit a unit being written"
+    figure = f"{found['kills']} kills, {len(found['faults'])} faults"
+    return Measured(figure, extent, f"0-{seeds - 1}", not found["faults"])
+
+
+def full_disk(folder: Path, seeds: int) -> Measured:
+    """Run into every number of free blocks and inodes of a small tmpfs in a mount namespace."""
+    blocks = inodes = 0
+    faults: list[str] = []
+    flags = "-m" if os.geteuid() == 0 else "-rm"
+    for seed in range(seeds):
+        (folder / "disk").mkdir(exist_ok=True)
+        words = ["unshare", flags, sys.executable, "-m", "tests.acceptance._disk", folder / "disk", str(seed)]
+        done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+        found = json.loads(done.stdout)
+        blocks, inodes, faults = blocks + found["blocks"], inodes + found["inodes"], faults + found["faults"]
+    print(*faults, sep="\n")
+    extent = f"full at each of {blocks} numbers of free blocks and {inodes} of free inodes of a tmpfs"
+    return Measured(f"{blocks + inodes} full disks, {len(faults)} faults", extent, f"0-{seeds - 1}", not faults)
+
+
+def altered_bytes(folder: Path, count: int, seed: int) -> Measured:
+    """Flip, cut, drop or double bytes of every file of a run: refused, or the result is the same to the last bit."""
+    rng = np.random.default_rng(seed)
+    study = Averages(repeats=4)
+    whole = run(study, 1, store=folder / "store", progress=False)
+    path = RunStore(whole.attrs["path"]).path
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    heads = [path / "run.json", path / "summary.json"]
+    refused, faults = 0, []
+    for number in range(count):
+        file = heads[number % 2] if number % 3 == 0 else files[int(rng.integers(len(files)))]
+        original = file.read_bytes()
+        what = _damage(file, original, rng)
+        again = file.name == "run.json" and number % 2 == 0
+        try:
+            tree = run(study, 1, store=folder / "store", progress=False) if again else open_run(path)
+            if differences(whole, tree) or _attributes(tree) != _attributes(whole):
+                faults.append(f"{file.relative_to(path)}: {what}: read as {differences(whole, tree)}")
+        except FileRefused:
+            refused += 1
+        except Exception as error:
+            faults.append(f"{file.relative_to(path)}: {what}: {type(error).__name__}: {error}")
+        file.write_bytes(original)
+    print(*faults[:20], sep="\n")
+    extent = f"{refused} refused by name, {count - refused - len(faults)} read to the same bits, {len(files)} files"
+    return Measured(f"{len(faults)} read as something else", extent, str(seed), not faults)
+
+
+def _damage(file: Path, content: bytes, rng: np.random.Generator) -> str:
+    kind = rng.choice(["flip", "flip", "flip", "cut", "missing", "doubled", "zeros"])
+    at = int(rng.integers(len(content)))
+    if kind == "missing":
+        file.unlink()
+    elif kind == "flip":
+        file.write_bytes(content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :])
+    elif kind == "cut":
+        file.write_bytes(content[:at])
+    elif kind == "doubled":
+        file.write_bytes(content[:at] + content[at : at + 8] + content[at:])
+    else:
+        file.write_bytes(content[:at] + bytes(len(content) - at))
+    return f"{kind} at {at}"
+
+
+def _attributes(tree) -> dict[str, object]:
+    return dict(tree.attrs)
+
+
+def races(folder: Path, times: int) -> Measured:
+    """Start two and four processes on one store at once."""
+    faults = []
+    for number in range(2 * times):
+        together, seed, store = 2 + 2 * (number % 2), number, folder / f"store{number}"
+        whole = run(Walk(), _kills.REPLICATES, seed, store=folder / "whole", progress=False)
+        processes = [_kills.Forked(store, seed) for _ in range(together)]
+        faults += [f"exit status {status}" for process in processes if (status := process.status())]
+        (found,) = find_runs(store)
+        faults += differences(whole, open_run(found.path))
+        faults += [f"{path} was left over" for path in store.rglob("*.tmp")]
+        if found.verify() != _kills.UNITS:
+            faults.append(f"{found.verify()} units")
+        shutil.rmtree(store)
+    print(*faults, sep="\n")
+    extent = f"{times} times two and {times} times four processes"
+    return Measured(f"{len(faults)} faults", extent, f"0-{2 * times - 1}", not faults)
+
+
+PLAIN = """
+import pickle, sys
+from manyheads.study import run
+run(pickle.loads(bytes.fromhex(sys.argv[2])), 2, int(sys.argv[3]), store=sys.argv[1], progress=False)
+"""
+
+
+def executors(folder: Path, seeds: int) -> Measured:
+    """Run the same studies in process, as a user does and with one thread, in a pool and on a dask cluster."""
+    import pickle
+
+    from distributed import LocalCluster
+
+    studies = (Walk(), VectorisedAverages(), OrderBlindness(lengths=(8,), steps_per_token=8))
+    faults = []
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster, local_pool(2) as pool, open_executor(f"dask:{cluster.scheduler_address}") as dask:
+        for study in studies:
+            for seed in range(seeds):
+                whole = run(study, 2, seed, store=folder / "here", progress=False)
+                for name, executor in (("pool", pool), ("dask", dask)):
+                    other = run(study, 2, seed, executor, folder / name, progress=False)
+                    faults += [f"{study.name}, seed {seed}, {name}: {part}" for part in differences(whole, other)]
+                threads = ("XLA_FLAGS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+                free = {name: value for name, value in os.environ.items() if name not in threads}
+                words = [sys.executable, "-c", PLAIN, folder / "free", pickle.dumps(study).hex(), str(seed)]
+                subprocess.run(words, env=free | {"PYTHONPATH": os.getcwd()}, check=True)
+                other = run(study, 2, seed, store=folder / "free", progress=False)
+                faults += [f"{study.name}, seed {seed}, all threads: {part}" for part in differences(whole, other)]
+    print(*faults, sep="\n")
+    extent = "in process with one and with all threads, spawn pool of two, dask cluster of two; " + ", ".join(
+        study.name for study in studies
+    )
+    return Measured(f"{len(faults)} variables differ", extent, f"0-{seeds - 1}", not faults)
+
+
+def error_rates(folder: Path, trials: int, sizes: tuple[int, ...], seed: int) -> Measured:
+    """Simulate the verdict rule where the truth sits on an edge of the tolerance, and where the claim is exact."""
+    rng = np.random.default_rng(seed)
+    worst = {"hold": Interval(0, 0), "refute": Interval(0, 0)}
+    passed = True
+    for size in sizes:
+        for error in (0.0, 0.5):
+            held = refuted = 0
+            for _ in range(trials):
+                values, shift = rng.normal(size=size), error * rng.normal()
+                # The prediction is off by `shift`; the truth is 0, on the lower edge of [0, 2], and then the target.
+                held += _decide(values, 1.0 + shift, 1.0, error) == "holds"
+                refuted += _decide(values, shift, 0.0, error) == "refuted"
+            for name, number, bound in (("hold", held, 0.005), ("refute", refuted, 0.01)):
+                interval = proportion_interval(number, trials, 0.9999)  # of twenty, one in five hundred lanes errs
+                passed &= interval.low <= bound
+                worst[name] = max(worst[name], interval, key=lambda found: found.high)
+    shown = {name: f"[{100 * found.low:.3f}%, {100 * found.high:.3f}%]" for name, found in worst.items()}
+    figure = f"falsely holds at the edge: {shown['hold']}; refutes what is true: {shown['refute']}"
+    extent = f"99.99% intervals of the worst of {', '.join(map(str, sizes))} replicates, {trials} trials each"
+    return Measured(figure, f"{extent}, exact and sampled predictions", str(seed), passed)
+
+
+def _decide(values: np.ndarray, target: float, tolerance: float, error: float) -> str:
+    if error:
+        interval = discrepancy_interval(values, target, error, level=0.99).shifted(target)
+    else:
+        interval = mean_interval(values, 0.99)
+    return decide(float(values.mean()), interval, target, tolerance)
+
+
+FIGURES = (
+    Figure(
+        "kills",
+        "a run killed with SIGKILL at random moments goes on to the result of an uninterrupted one",
+        "200 kills; bit for bit the same, no unit made twice, nothing left over",
+        kills,
+        {"count": 200, "commanded": 30, "seeds": 5},
+    ),
+    Figure(
+        "full-disk",
+        "a disk that is really full is named, costs nothing that is finished, and the run goes on when there is room",
+        "StoreFull each time; then bit for bit the same, nothing left over",
+        full_disk,
+        {"seeds": 2},
+    ),
+    Figure(
+        "altered-bytes",
+        "altered, missing or cut bytes anywhere in a stored run are never read as data",
+        "refused by name, or read to the same bits",
+        altered_bytes,
+        {"count": 6000, "seed": 0},
+    ),
+    Figure(
+        "races",
+        "processes that run on one store at once do not disturb each other",
+        "every process ends well; bit for bit the same as one alone",
+        races,
+        {"times": 15},
+    ),
+    Figure(
+        "executors",
+        "a study gives the same on every executor",
+        "bit for bit the same",
+        executors,
+        {"seeds": 2},
+    ),
+    Figure(
+        "error-rates",
+        "the verdict rule errs as rarely as it says",
+        "holds falsely at the edge at most 0.5%, refutes what is true at most 1% (not refuted by the simulation)",
+        error_rates,
+        {"trials": 40_000, "sizes": [2, 3, 4, 8, 32], "seed": 0},
+    ),
+)
