@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manyheads.cli.interrupts import heeded_interrupts
+
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _dispatch(words)
+        with heeded_interrupts():
+            status = _dispatch(words)
         sys.stdout.flush()  # here, where a reader that went away or a full disk is still an error we can tell
         return status
     except KeyboardInterrupt:

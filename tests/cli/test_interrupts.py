@@ -1,0 +1,39 @@
+"""An interrupt inside a callback of the garbage collector comes through all the same."""
+
+import gc
+import os
+import signal
+import time
+
+import pytest
+
+from manyheads.cli.interrupts import heeded_interrupts
+
+
+def test_an_interrupt_inside_a_collection_is_raised_after_it():
+    calls = []
+
+    def callback(phase, info):
+        if not calls:
+            calls.append(phase)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # Python runs the handler here, and would swallow what it raises
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(KeyboardInterrupt), heeded_interrupts():  # noqa: PT012
+            gc.collect()
+            time.sleep(10)
+    finally:
+        gc.callbacks.remove(callback)
+    assert calls == ["start"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_somebody_else_is_left_alone():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with heeded_interrupts():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
