@@ -185,9 +185,9 @@ def test_a_real_limit_on_written_bytes_is_a_full_store(tmp_path):
 
 
 def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(finished):
-    import socket
+    from manyheads.study.disk import _host
 
-    host = socket.gethostname().replace(".", "-")
+    host = _host()
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     dead = finished.path / "units" / "a" / f".0.{host}.{process.pid}.deadbeef.tmp"

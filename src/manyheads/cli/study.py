@@ -131,7 +131,8 @@ class Run:
         import tyro
 
         kind = find_study(name)
-        if taken := {option.name for option in dataclasses.fields(Options)} & {
+        own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))
+        if taken := own & common:
             field.name for field in dataclasses.fields(kind)
         }:  # type: ignore[arg-type]
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
