@@ -133,8 +133,6 @@ class Run:
         kind = find_study(name)
         own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))
         if taken := own & common:
-            field.name for field in dataclasses.fields(kind)
-        }:  # type: ignore[arg-type]
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
         default = _default(kind, "--full" in arguments)
         flags: Any = dataclasses.make_dataclass(
