@@ -131,7 +131,7 @@ class Run:
         import tyro
 
         kind = find_study(name)
-        own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))
+        own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
         if taken := own & common:
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
         default = _default(kind, "--full" in arguments)
