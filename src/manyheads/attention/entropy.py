@@ -196,7 +196,7 @@ def _over_rows(function: Callable[..., Any], q: Any, block: int) -> Any:
     Equal pieces waste fewer rows on padding than full ones and a remainder: less than one row per piece.
     """
     # The checkpoint makes the backward pass compute a piece again instead of keeping all n x m exponentials.
-    function = jax.checkpoint(function)
+    function = jax.checkpoint(_tied(function))
     n = q.shape[0]
     pieces = max(1, -(-n // block))
     if pieces == 1:
@@ -207,6 +207,14 @@ def _over_rows(function: Callable[..., Any], q: Any, block: int) -> Any:
     operands = padded.reshape(pieces, height, -1), rows.reshape(pieces, height)
     results = jax.lax.map(lambda piece: function(*piece), operands)
     return jax.tree.map(lambda result: result.reshape(pieces * height)[:n], results)
+
+
+def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the row numbers depend on the queries, as differentiation sees it.
+
+    It would otherwise compute the mask of all rows once for the backward pass of all heads: n x m booleans.
+    """
+    return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))
 
 
 def _reduce(
