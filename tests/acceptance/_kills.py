@@ -50,9 +50,10 @@ class Forked:
         self.process.kill()
         self.process.join()
 
-    def status(self) -> int:
+    def failure(self) -> str:
+        """Return how a process that was not killed failed; nothing if it ended well."""
         self.process.join()
-        return self.process.exitcode
+        return f"exit status {self.process.exitcode}" if self.process.exitcode else ""
 
     def survivors(self) -> list[int]:
         return []
@@ -68,9 +69,9 @@ class Commanded:
         words += ["--replicates", REPLICATES]
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *map(str, words)],
-            env=os.environ | {"PYTHONPATH": os.getcwd()},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
         )
 
@@ -80,9 +81,11 @@ class Commanded:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        self.process.stderr.close()
 
-    def status(self) -> int:
-        return self.process.wait()
+    def failure(self) -> str:
+        said = self.process.communicate()[1]
+        return f"exit status {self.process.returncode}: {said}" if self.process.returncode else ""
 
     def survivors(self) -> list[int]:
         """Return the processes of its session that still run five seconds later."""
@@ -146,8 +149,8 @@ class Torn:
             moment = str(rng.choice(MOMENTS))
             delay = float(rng.uniform(0, kind.start_up if moment == "start" else 0.03))
             killed = kill_at(process, self.folder, moment, delay)
-            if not killed and process.status() != 0:
-                self.faults.append(f"exit status {process.status()}")
+            if not killed and (failure := process.failure()):
+                self.faults.append(failure)
             self.faults += [f"process {survivor} outlives its parent" for survivor in process.survivors()]
             self.note()
             if not killed:

@@ -116,7 +116,7 @@ def races(folder: Path, times: int) -> Measured:
         together, seed, store = 2 + 2 * (number % 2), number, folder / f"store{number}"
         whole = run(Walk(), _kills.REPLICATES, seed, store=folder / "whole", progress=False)
         processes = [_kills.Forked(store, seed) for _ in range(together)]
-        faults += [f"exit status {status}" for process in processes if (status := process.status())]
+        faults += [failure for process in processes if (failure := process.failure())]
         (found,) = find_runs(store)
         faults += differences(whole, open_run(found.path))
         faults += [f"{path} was left over" for path in store.rglob("*.tmp")]
@@ -154,7 +154,7 @@ def executors(folder: Path, seeds: int) -> Measured:
                 threads = ("XLA_FLAGS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
                 free = {name: value for name, value in os.environ.items() if name not in threads}
                 words = [sys.executable, "-c", PLAIN, folder / "free", pickle.dumps(study).hex(), str(seed)]
-                subprocess.run(words, env=free | {"PYTHONPATH": os.getcwd()}, check=True)
+                subprocess.run(words, env=free, check=True)
                 other = run(study, 2, seed, store=folder / "free", progress=False)
                 faults += [f"{study.name}, seed {seed}, all threads: {part}" for part in differences(whole, other)]
     print(*faults, sep="\n")
