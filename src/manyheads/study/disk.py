@@ -67,8 +67,28 @@ def read_json(path: Path, what: str) -> Any:
         raise StoreDamaged(f"{path} cannot be read: {error}") from error
 
 
-def json_sha256(data: object) -> str:
-    """Return the sha256 of what JSON holds, whatever its layout."""
+def write_signed(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON with the sha256 of what it says, in one atomic step."""
+    write_json(path, data | {"sha256": _json_sha256(data)})
+
+
+def read_signed(path: Path, what: str, remedy: str) -> dict[str, Any]:
+    """Read what `write_signed` wrote.
+
+    Raises
+    ------
+    FileRefused
+        There is no such file; `what` says what that means.
+    StoreDamaged
+        It cannot be read, or says something else than was written; `remedy` says what to do.
+    """
+    data = read_json(path, what)
+    if not isinstance(data, dict) or data.pop("sha256", None) != _json_sha256(data):
+        raise StoreDamaged(f"{path} has been altered (its sha256 differs); {remedy}")
+    return data
+
+
+def _json_sha256(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

@@ -32,11 +32,11 @@ from manyheads.study.disk import (
     StoreFull,
     hash_files,
     is_abandoned,
-    json_sha256,
-    read_json,
+    read_signed,
     room_on_disk,
     temporary_beside,
     write_json,
+    write_signed,
 )
 from manyheads.study.hashing import fingerprint, identity
 from manyheads.study.provenance import class_path, command_of, versions
@@ -67,7 +67,8 @@ class RunStore:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.header: dict[str, Any] = read_json(self.path / "run.json", "no run is stored here")
+        remedy = "delete the run's folder to compute it again"
+        self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
         try:
             self.layout = Layout.from_json(self.header["layout"])
             missing = [name for name in HEADER if name not in self.header]
@@ -91,7 +92,7 @@ class RunStore:
                     "layout": Layout.of(study).to_json(),
                     "versions": versions(),
                 }
-                write_json(path / "run.json", identity(study, seed) | about)
+                write_signed(path / "run.json", identity(study, seed) | about)
         run = cls(path)
         run.sweep()
         return run
@@ -203,7 +204,7 @@ class RunStore:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Store what the comparison gave, with its sha256, in one atomic step."""
-        write_json(self.path / "summary.json", summary | {"sha256": json_sha256(summary)})
+        write_signed(self.path / "summary.json", summary)
 
     def summary(self) -> dict[str, Any] | None:
         """Return what the last comparison gave, None before there was one.
@@ -216,10 +217,7 @@ class RunStore:
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        summary = read_json(path, "the summary cannot be read")
-        if not isinstance(summary, dict) or summary.pop("sha256", None) != json_sha256(summary):
-            raise StoreDamaged(f"{path} has been altered (its sha256 differs); run the same command again to renew it")
-        return summary
+        return read_signed(path, "the summary cannot be read", "run the same command again to renew it")
 
 
 def find_paths(root: str | os.PathLike[str]) -> list[Path]:
