@@ -172,7 +172,7 @@ def sliding_window(width: int) -> Mask:
     Raises
     ------
     UsageError
-        `width` is below 1.
+        `width` is not an integer, or below 1.
 
     Examples
     --------
@@ -181,8 +181,8 @@ def sliding_window(width: int) -> Mask:
            [1, 1, 0],
            [0, 1, 1]])
     """
-    if width < 1:
-        raise UsageError(f"a sliding window of width {width} leaves no key to attend to: give a width of at least 1")
+    if width != int(width) or width < 1:
+        raise UsageError(f"a sliding window of width {width}: give an integer of at least 1, or no key is left")
     return _SlidingWindow(int(width))
 
 
