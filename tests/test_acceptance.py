@@ -1,0 +1,77 @@
+"""The acceptance lane itself: it measures once, goes on where it stopped, and shows what it found."""
+
+import pytest
+from tests.acceptance._lane import Figure, Lane, Measured, find_wings
+
+
+@pytest.fixture
+def counted():
+    """Calls so far, and a figure that is met when it is measured at least as often as asked for."""
+    calls = []
+
+    def measure(folder, enough):
+        calls.append(folder)
+        assert folder.is_dir()
+        if enough < 0:
+            raise ArithmeticError("no figure")
+        return Measured(f"{len(calls)} calls", "a | b", "0", len(calls) >= enough)
+
+    return calls, lambda name, enough: Figure(name, "it counts", "calls", measure, {"enough": enough})
+
+
+def lane_of(tmp_path, *figures):
+    return Lane({"toy": figures}, tmp_path / "kept", tmp_path / "PAGE.md")
+
+
+def test_a_finished_figure_is_measured_once(tmp_path, counted, capsys):
+    calls, figure = counted
+    lane = lane_of(tmp_path, figure("first", 1), figure("second", 2))
+    assert lane.run(["toy"], ["first"])
+    assert "not measured" in lane.page.read_text()
+    assert lane.run(["toy"])
+    assert len(calls) == 2
+    assert lane.run(["toy"], again=True)
+    assert len(calls) == 4
+    page = lane.page.read_text()
+    assert "3 calls" in page
+    assert "a / b" in page  # a bar would end the column
+    assert not any(folder.exists() for folder in calls)
+
+
+def test_what_is_not_met_or_has_other_settings_is_measured_again(tmp_path, counted, capsys):
+    calls, figure = counted
+    lane = lane_of(tmp_path, figure("first", 2))
+    assert not lane.run(["toy"])
+    assert "**not met**" in lane.page.read_text()
+    assert lane.run(["toy"])
+    assert lane_of(tmp_path, figure("first", 1)).record("toy", figure("first", 1)) is None
+    assert lane_of(tmp_path, figure("first", 1)).run(["toy"])
+    assert len(calls) == 3
+
+
+def test_a_figure_that_raises_does_not_stop_the_others(tmp_path, counted, capsys):
+    calls, figure = counted
+    lane = lane_of(tmp_path, figure("broken", -1), figure("sound", 1))
+    assert not lane.run(["toy"])
+    assert len(calls) == 2
+    assert calls[0].is_dir()  # what it has done so far is there for the next attempt
+    assert "ArithmeticError: no figure" in capsys.readouterr().err
+
+
+def test_rows_measured_elsewhere_stay_and_outdated_ones_go(tmp_path, counted, capsys):
+    _, figure = counted
+    lane_of(tmp_path, figure("first", 1), figure("second", 1)).run(["toy"])
+    (tmp_path / "kept" / "toy" / "first.json").unlink()
+    lane = lane_of(tmp_path, figure("first", 1), figure("second", 1))
+    lane.write_page()
+    assert "1 calls" in lane.page.read_text()
+    lane_of(tmp_path, figure("first", 7), figure("second", 1)).write_page()
+    assert "1 calls" not in lane.page.read_text()
+
+
+def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():
+    wings = find_wings()
+    assert set(wings) >= {"study", "attention", "costs", "checkpoints"}
+    for figures in wings.values():
+        assert len({figure.name for figure in figures}) == len(figures)
+        assert all(figure.claim and figure.required for figure in figures)
