@@ -1,8 +1,10 @@
 from . import attention as attention
+from . import bigram as bigram
 from . import checkpoints as checkpoints
 from . import costs as costs
 from . import data as data
 from . import errors as errors
+from . import joma as joma
 from . import spectra as spectra
 from . import statistics as statistics
 from . import study as study

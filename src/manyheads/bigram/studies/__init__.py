@@ -1,0 +1,1 @@
+"""Claims about sparse contextual bigrams, each beside networks that are really trained."""

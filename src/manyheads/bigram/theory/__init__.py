@@ -1,0 +1,1 @@
+"""What the theory of sparse contextual bigrams predicts, one idea a file."""

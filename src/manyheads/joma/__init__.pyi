@@ -1,0 +1,1 @@
+from . import theory as theory

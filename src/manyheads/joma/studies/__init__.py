@@ -1,0 +1,1 @@
+"""Claims about joint dynamics of MLP and attention, each beside networks that are really trained."""
