@@ -1,1 +1,9 @@
+from . import task as task
 from . import theory as theory
+from .task import Batch as Batch
+from .task import BigramTask as BigramTask
+from .task import draw_batch as draw_batch
+from .task import draw_correlated as draw_correlated
+from .task import draw_source_task as draw_source_task
+from .task import draw_task as draw_task
+from .task import find_stationary as find_stationary
