@@ -254,7 +254,8 @@ def draw_task(
     uniform
         Whether all tokens are equally frequent.
     energy
-        :math:`K_P`, above zero and below :math:`1 - |\mu|^2`; `typical_energy(vocabulary)` by default.
+        :math:`K_P`, above zero and below :math:`1 - |\mu|^2`; by default :math:`2.4/(N+5)` of the latter, which is
+        `typical_energy(vocabulary)` when all tokens are equally frequent.
 
     Raises
     ------
@@ -284,7 +285,7 @@ def draw_task(
     else:
         columns = 0.9 * columns / columns.sum(0) + 0.1 / vocabulary  # no token is rarer than a tenth of its share
         law = find_stationary(columns)
-    target = typical_energy(vocabulary) if energy is None else energy
+    target = 2.4 / (vocabulary + 5) * (1 - float(law @ law)) if energy is None else energy
     transition = _move_to_energy(columns, law, target)
     positions = np.stack([np.sort(rng.choice(length, sparsity, replace=False)) for _ in range(vocabulary)])
     weights = np.maximum(rng.dirichlet(np.full(sparsity, 5.0), size=vocabulary), 0.5 / sparsity)
