@@ -125,11 +125,13 @@ def test_arguments_that_mean_no_run_are_refused_before_work(tmp_path, arguments,
     assert not list(tmp_path.iterdir())
 
 
-def test_running_changes_no_global_state(tmp_path):
+def test_running_changes_no_global_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=elsewhere")
     before = (jax.config.jax_enable_x64, dict(os.environ))
     run(Averages(repeats=3), 1, store=tmp_path, progress=False)
     with local_pool(1):
         assert os.environ["OMP_NUM_THREADS"] == "1"
+        assert os.environ["XLA_FLAGS"].startswith("--xla_dump_to=elsewhere --xla_cpu_multi_thread")
     assert (jax.config.jax_enable_x64, dict(os.environ)) == before
 
 

@@ -23,13 +23,8 @@ from manyheads.errors import UsageError
 
 T = TypeVar("T")
 
-ONE_THREAD = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",
-}
+ONE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @contextlib.contextmanager
@@ -49,12 +44,13 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers}: expected at least one process, or none given for one a processor")
     count = workers or os.cpu_count() or 1
-    with _environment(ONE_THREAD):
+    environment = _one_thread()
+    with _environment(environment):
         pool = _Pool(
             max_workers=count,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(os.getpid(), ONE_THREAD),
+            initargs=(os.getpid(), environment),
         )
         ours = set(multiprocessing.active_children())
         try:
@@ -102,6 +98,12 @@ def open_executor(address: str | None, workers: int | None = None) -> Iterator[E
     distributed = require("distributed")
     with distributed.Client(target) as client:
         yield client.get_executor(pure=False)  # pure=True would merge equal calls
+
+
+def _one_thread() -> dict[str, str]:
+    """Return the environment of a worker: one thread, and whatever else the user tells XLA."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD_XLA}".strip()
+    return {"XLA_FLAGS": flags} | dict.fromkeys(POOLS, "1")
 
 
 @contextlib.contextmanager

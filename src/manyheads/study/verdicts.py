@@ -11,12 +11,11 @@ from manyheads.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from manyheads.statistics import Interval
+    from manyheads.statistics import Interval, Outcome
 
 LEVEL = 0.99  # coverage of every interval behind a verdict
 
 Expected = Literal["holds", "refuted"]
-Outcome = Literal["holds", "refuted", "inconclusive"]
 Tolerance = float | tuple[float, float]
 
 
