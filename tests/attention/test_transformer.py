@@ -347,3 +347,59 @@ def test_standard_scaling_starts_with_order_one_logits(seed):
     assert np.asarray(record.layers.queries).std() == pytest.approx(1, rel=0.2)
     logits = float(record.logit) * jnp.einsum("lbhqn,lbhkn->lbhqk", record.layers.queries, record.layers.keys)
     assert 0.5 < float(logits.std()) < 2
+
+
+PADDED = {
+    "causal, last": dataclasses.replace(
+        BASE, causal=True, read_out="last", norm="post", activation="relu", biases=True
+    ),
+    "pooled": BASE,
+    "patches": CONFIGS["patches, biases, RMS"],
+}
+LEFT, RIGHT = np.array([False, False, True, True, True]), np.array([True, True, True, False, False])
+
+
+@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("shown", [LEFT, RIGHT, np.ones(5, bool)], ids=["left", "right", "none"])
+def test_padding_has_no_influence_and_every_token_has(name, shown, rng):
+    config = PADDED[name]
+    model = random_model(config, rng)
+    x = random_input(config, rng, batch=(1,))
+    before = model(x, shown[None])
+    for place in range(5):
+        changed = x.copy()
+        changed[:, place] = (changed[:, place] + 1) % 7 if isinstance(config.inputs, TokenInput) else 0
+        moved = np.abs(model(changed, shown[None]) - before).max()
+        assert moved > 1e-8 if shown[place] else moved == 0
+        recorded = model.record(changed, patterns=True, shown=shown[None])
+        np.testing.assert_allclose(recorded.outputs, model(changed, shown[None]), rtol=1e-12)
+        assert (recorded.layers.patterns[..., ~shown] == 0).all()
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_is_the_shorter_sequence(name, rng):
+    """Padding behind leaves the sequence in its places; padding in front moves it, which only positions can tell."""
+    config = PADDED[name]
+    model = random_model(config, rng)
+    x = random_input(config, rng)
+    np.testing.assert_allclose(model(x, np.stack([RIGHT] * 2)), model(x[:, :3]), rtol=1e-10)
+    blind = random_model(dataclasses.replace(config, positions="none"), rng)
+    np.testing.assert_allclose(blind(x, np.stack([LEFT] * 2)), blind(x[:, 2:]), rtol=1e-10)
+    np.testing.assert_allclose(model(x, np.ones((2, 5), bool)), model(x), rtol=1e-12)
+
+
+def test_gradients_stay_finite_where_padding_sees_nothing(rng, seed):
+    config = dataclasses.replace(BASE, shape=Shape(2, 1, 1), causal=True, read_out="last", norm="none", mlp_ratio=0)
+    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
+    x = jnp.asarray(random_input(config, rng))
+    shown = jnp.asarray(np.stack([LEFT, np.zeros(5, bool)]))  # and a sequence without any token
+    gradient = jax.grad(lambda weights: Transformer(weights, model.scaling, config)(x, shown).sum())(model.weights)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_mask_that_does_not_fit_is_refused(rng):
+    model = random_model(BASE, rng)
+    x = random_input(BASE, rng)
+    for shown in (np.ones((2, 4), bool), np.ones(5, bool), np.ones((2, 5), int)):
+        with pytest.raises(ShapeError, match="booleans of shape"):
+            model(x, shown)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from manyheads._precision import follows_caller
 from manyheads.attention.configuration import TransformerConfig
 from manyheads.attention.inputs import TokenInput, embed
-from manyheads.attention.masks import causal
+from manyheads.attention.masks import causal, masked_softmax
 from manyheads.attention.scaling import Number, Scaling
 from manyheads.attention.weights import Blocks, Weights, draw_weights
 from manyheads.errors import ShapeError
@@ -81,13 +81,17 @@ class Transformer(eqx.Module):
     config: TransformerConfig = eqx.field(static=True)
 
     @follows_caller
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, shown: jax.Array | None = None) -> jax.Array:
         """Compute the outputs.
 
         Parameters
         ----------
         x
             (..., T) integers for tokens, (..., T, dim) for patches and vectors; T at most the configured length.
+        shown
+            (..., T) booleans, True where there is a token and False on padding, on either side; `None` for no padding.
+            No token attends to padding, `"mean"` pools the shown tokens and `"last"` takes the last shown one. A token
+            keeps the place at which it stands: learned positions count from the left, padding included.
 
         Returns
         -------
@@ -97,22 +101,22 @@ class Transformer(eqx.Module):
         Raises
         ------
         ShapeError
-            `x` does not fit the configuration.
+            `x` does not fit the configuration, or `shown` does not fit `x` or is not boolean.
         """
-        return _outputs(self, x)
+        return _outputs(self, x, shown)
 
     @follows_caller
-    def record(self, x: jax.Array, patterns: bool = False) -> Record:
+    def record(self, x: jax.Array, patterns: bool = False, shown: jax.Array | None = None) -> Record:
         """Compute the outputs and keep what every block computed.
 
         Parameters
         ----------
-        x
-            As for a call.
+        x, shown
+            As for a call. What is recorded at padding means nothing.
         patterns
             Keep the attention patterns too: L H T^2 numbers for every sequence.
         """
-        return _recorded(self, x, patterns)
+        return _recorded(self, x, patterns, shown)
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -132,13 +136,15 @@ class Transformer(eqx.Module):
             raise ShapeError(f"{tokens} tokens: learned positions end at length={self.config.length}")
         return stream + scaling.multiplier["positional"] * positional[:tokens]
 
-    def _block(self, stream: jax.Array, block: Blocks, scaling: Scaling) -> tuple[LayerRecord, jax.Array]:
+    def _block(
+        self, stream: jax.Array, block: Blocks, scaling: Scaling, shown: jax.Array | None
+    ) -> tuple[LayerRecord, jax.Array]:
         config = self.config
         pre, post = config.norm == "pre", config.norm == "post"
         gain = _scaled(block.attention_gain, scaling.multiplier["norm"])
         shift = _scaled(block.attention_shift, scaling.multiplier["norm"])
         z = normalise(stream, gain, shift, config) if pre else stream
-        layer, pattern = _attend(z, block, scaling, config)
+        layer, pattern = _attend(z, block, scaling, config, shown)
         stream = stream + scaling.branch * layer.attention
         stream = normalise(stream, gain, shift, config) if post else stream
         if block.mlp_in is None:
@@ -155,16 +161,16 @@ class Transformer(eqx.Module):
         stream = normalise(stream, gain, shift, config) if post else stream
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
 
-    def _read_out(self, stream: jax.Array, scaling: Scaling) -> jax.Array:
+    def _read_out(self, stream: jax.Array, scaling: Scaling, shown: jax.Array | None) -> jax.Array:
         weights, config = self.weights, self.config
         if config.norm == "pre":
             gain = _scaled(weights.final_gain, scaling.multiplier["final_norm"])
             shift = _scaled(weights.final_shift, scaling.multiplier["final_norm"])
             stream = normalise(stream, gain, shift, config)
         if config.read_out == "mean":
-            stream = stream.mean(-2)  # (..., d)
+            stream = stream.mean(-2) if shown is None else _mean_shown(stream, shown)  # (..., d)
         elif config.read_out == "last":
-            stream = stream[..., -1, :]
+            stream = stream[..., -1, :] if shown is None else _last_shown(stream, shown)
         outputs = scaling.multiplier["unembedding"] * (stream @ weights.unembedding)
         outputs = _shifted(outputs, weights.unembedding_bias, scaling.multiplier["unembedding_bias"])
         return scaling.output * outputs
@@ -206,31 +212,35 @@ def normalise(
 # Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
 # each call); inlined under a caller's trace.
 @functools.partial(jax.jit, inline=True)
-def _outputs(model: Transformer, x: jax.Array) -> jax.Array:
+def _outputs(model: Transformer, x: jax.Array, shown: jax.Array | None) -> jax.Array:
     scaling = model._scales()
+    shown = _checked(shown, x, model.config)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
-        return model._block(stream, block, scaling)[0].stream, None
+        return model._block(stream, block, scaling, shown)[0].stream, None
 
     stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
-    return model._read_out(stream, scaling)
+    return model._read_out(stream, scaling, shown)
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=2)
-def _recorded(model: Transformer, x: jax.Array, patterns: bool) -> Record:
+def _recorded(model: Transformer, x: jax.Array, patterns: bool, shown: jax.Array | None) -> Record:
     scaling = model._scales()
+    shown = _checked(shown, x, model.config)
     start = model._start(x, scaling)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
-        layer, pattern = model._block(stream, block, scaling)
+        layer, pattern = model._block(stream, block, scaling, shown)
         return layer.stream, layer._replace(patterns=pattern if patterns else None)
 
     stream, layers = jax.lax.scan(step, start, model.weights.blocks)
     logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
-    return Record(model._read_out(stream, scaling), start, layers, logit)
+    return Record(model._read_out(stream, scaling, shown), start, layers, logit)
 
 
-def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig) -> tuple[LayerRecord, jax.Array]:
+def _attend(
+    z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig, shown: jax.Array | None
+) -> tuple[LayerRecord, jax.Array]:
     multiplier = scaling.multiplier
 
     def project(role: str, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -242,14 +252,42 @@ def _attend(z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerCo
     values = project("value", block.value, block.value_bias)
     scale = scaling.logit(config.shape.key_dim)
     logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
-    if config.causal:
+    earlier = causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])) if config.causal else True
+    if shown is not None:
+        # Padding in front of a causal sequence sees nothing: a row without any key, which attends to nothing.
+        pattern = masked_softmax(logits, earlier & shown[..., None, None, :])
+    else:
         # Every row keeps its own position, so the plain softmax never meets an empty row.
-        logits = jnp.where(causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])), logits, -jnp.inf)
-    pattern = jax.nn.softmax(logits, axis=-1)
+        logits = jnp.where(earlier, logits, -jnp.inf) if config.causal else logits
+        pattern = jax.nn.softmax(logits, axis=-1)
     mixed = jnp.einsum("...qk,...kn->...qn", pattern, values)  # (..., H, T, N)
     attention = multiplier["output"] * jnp.einsum("...htn,hnd->...td", mixed, block.output)
     attention = _shifted(attention, block.output_bias, multiplier["bias"])
     return LayerRecord(z, queries, keys, values, attention, None, None, None), pattern
+
+
+def _checked(shown: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
+    """Refuse what does not say of every token whether it is there."""
+    if shown is None:
+        return None
+    shown = jnp.asarray(shown)
+    tokens = x.shape if isinstance(config.inputs, TokenInput) else x.shape[:-1]
+    if shown.dtype != jnp.bool_ or shown.shape != tokens:
+        raise ShapeError(
+            f"shown of shape {shown.shape} and type {shown.dtype}: give booleans of shape {tokens}, one a token, True "
+            "where there is one"
+        )
+    return shown
+
+
+def _mean_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
+    count = jnp.maximum(shown.sum(-1, keepdims=True), 1).astype(stream.dtype)
+    return jnp.where(shown[..., None], stream, 0).sum(-2) / count
+
+
+def _last_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
+    last = shown.shape[-1] - 1 - jnp.argmax(shown[..., ::-1], axis=-1)  # (...)
+    return jnp.take_along_axis(stream, last[..., None, None], axis=-2)[..., 0, :]
 
 
 def _scaled(array: jax.Array | None, factor: Number) -> jax.Array | None:
