@@ -1,5 +1,16 @@
+from . import finite as finite
+from . import generator as generator
+from . import reference as reference
 from . import task as task
 from . import theory as theory
+from .finite import descend as descend
+from .finite import Diverged as Diverged
+from .finite import Gradients as Gradients
+from .finite import observe as observe
+from .finite import start as start
+from .finite import State as State
+from .finite import StepSettings as StepSettings
+from .generator import draw_at as draw_at
 from .task import Batch as Batch
 from .task import BigramTask as BigramTask
 from .task import draw_batch as draw_batch
