@@ -1,0 +1,91 @@
+"""Scatter of the gradients of a batch, against gradients of single samples drawn from the task."""
+
+import numpy as np
+import pytest
+
+from manyheads.bigram.task import draw_batch, draw_task
+from manyheads.bigram.theory.noise import ValueNoise, attention_noise, attention_noise_at_start, row_coefficients
+from manyheads.errors import UsageError
+
+
+def state_at(task, value_signal, attention_signal):
+    uniform = 1 / task.length
+    return value_signal * task.centred, uniform + attention_signal * (task.attention - uniform)
+
+
+def sample_gradients(task, value, attention, batch):
+    """Return of every sample W^T r at each token's place (B, T) and r (z - s mu)^T / mu (B, N, N)."""
+    tokens, queries, targets = batch
+    rows = attention[queries]  # (B, T)
+    histogram = np.stack([(rows * (tokens == token)).sum(1) for token in range(task.vocabulary)], 1)  # (B, N)
+    residual = task.stationary + histogram @ value.T - np.eye(task.vocabulary)[targets]
+    pulled = residual @ value  # (B, N)
+    centred = histogram - rows.sum(1, keepdims=True) * task.stationary
+    return np.take_along_axis(pulled, tokens.astype(int), 1), residual[:, :, None] * (centred / task.stationary)[
+        :, None
+    ]
+
+
+@pytest.mark.parametrize("signal", [0.1, 0.5, 1.0])
+def test_attention_scatter_is_that_of_single_samples(rng, signal):
+    task = draw_task(rng, 4, 40, 2, uniform=False)
+    value, attention = state_at(task, signal, signal)
+    batch = draw_batch(rng, task, 60_000)
+    pulled, _ = sample_gradients(task, value, attention, batch)
+    found = attention_noise(task, value, row_coefficients(task, attention), batch=1)
+    outside = task.attention[batch.queries] == 0
+    # with B = 1 the gradient of query k is pulled / mu_k when k is drawn, else zero
+    drawn = [
+        (np.where(outside, pulled**2, 0)[batch.queries == query].sum() / outside[batch.queries == query].sum())
+        / task.stationary[query]
+        for query in range(4)
+    ]
+    # 38 positions of some 10,000 samples each; a residual is shared by the positions of a sample: 1.5% at one sigma
+    assert np.asarray(drawn) / found**2 == pytest.approx(np.ones(4), abs=0.08)
+
+
+def test_value_scatter_is_that_of_single_samples(rng):
+    task = draw_task(rng, 4, 40, 2, uniform=False)
+    for signal, tolerance in ((0.0, 0.05), (0.7, 0.12)):  # to leading order in the weights: exact at the start
+        value, attention = state_at(task, signal, signal)
+        _, scattered = sample_gradients(task, value, attention, draw_batch(rng, task, 60_000))
+        total = scattered.var(0).sum()
+        rows = row_coefficients(task, attention)
+        assert ValueNoise(task, 1).total_variance(value, rows) == pytest.approx(total, rel=tolerance)
+
+
+def test_draws_have_the_covariance_they_state(rng):
+    task = draw_task(rng, 3, 30, 2, uniform=False)
+    value, attention = state_at(task, 0.8, 0.6)
+    value = value + 0.2 * (rng.standard_normal((3, 3)) @ (np.eye(3) - task.stationary[:, None]))
+    rows = row_coefficients(task, attention)
+    for at_start in (False, True):
+        noise = ValueNoise(task, 5, at_start=at_start)
+        shared = type(rows)(*(np.broadcast_to(part, (40_000, 3)) for part in rows))
+        drawn = noise.draw(rng, np.broadcast_to(value, (40_000, 3, 3)), shared)
+        found = np.einsum("sij,skl->ikjl", drawn, drawn) / len(drawn)
+        law = task.stationary
+        spread, diagonal = np.diag(law) - np.outer(law, law), np.diag(law)
+        mixed, left = task.centred @ diagonal @ value.T, np.zeros((3, 3))
+        for query in range(3):
+            a, overlap = rows.energies[query], rows.overlaps[query]
+            residual = spread if at_start else spread - overlap * (mixed + mixed.T) + a * value @ diagonal @ value.T
+            left += law[query] * a * residual
+        expected = np.einsum("ik,jl->ikjl", left, np.diag(1 / law) - 1) / 5
+        assert np.abs(found - expected).max() < 0.05 * expected.max()  # seven sigma of 40,000 draws
+        single = ValueNoise(task, 5, at_start=at_start).total_variance(value, rows)
+        assert single == pytest.approx(np.einsum("iijj->", expected), rel=1e-12)
+
+
+def test_the_cheap_form_is_the_full_one_of_small_weights(rng):
+    task = draw_task(rng, 5, 30, 2, uniform=False)
+    value, attention = state_at(task, 1e-6, 0.5)
+    full = attention_noise(task, value, row_coefficients(task, attention), 8)
+    assert attention_noise_at_start(task, value, 8) == pytest.approx(full, rel=1e-4)
+    assert not attention_noise_at_start(task, 0 * value, 8).any()
+
+
+def test_an_empty_batch_is_refused(rng):
+    task = draw_task(rng, 3, 30, 2)
+    with pytest.raises(UsageError, match="batch=0"):
+        ValueNoise(task, 0)
