@@ -295,14 +295,18 @@ def _prepare(task: BigramTask, state: State, seed: Seed) -> tuple[State, Tables,
             f"length {length}, rarest token {task.stationary.min():.3g}: the generator draws contexts below {LONGEST} "
             "tokens and frequencies from 2^-32"
         )
-    tables = Tables(
+    return State(value, attention), make_tables(task), scramble(seed)
+
+
+def make_tables(task: BigramTask) -> Tables:
+    """Return the tables that samples of a task are drawn from, NumPy arrays."""
+    return Tables(
         thresholds(task.stationary),
         thresholds(task.weights),
         thresholds(task.transition.T),  # row j: the answer after token j
         np.array(task.positions),
         np.array(task.stationary),
     )
-    return State(value, attention), tables, scramble(seed)
 
 
 def _check_steps(steps: int, first_step: int) -> None:

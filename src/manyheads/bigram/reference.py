@@ -46,21 +46,24 @@ class Rates(NamedTuple):
 
 def sum_gradients(value: Any, attention: Any, tables: Tables, keys: tuple[Any, Any], alive: Any) -> tuple[Any, Any]:
     """Return the sums over a block of samples behind both gradients: (N, N) float64 and (N, T) float32."""
-    tokens_in_all = len(tables.law)
-    first, second = keys  # (b,) each
-    counters = jnp.arange(attention.shape[1], dtype=jnp.uint32)
-    tokens = _tokens(mix(counters, first[:, None], second[:, None]), tables.tokens)  # (b, T)
-    queries = pick(tables.tokens, mix(QUERY, first, second))
-    slots = pick(tables.slots[queries], mix(SLOT, first, second))
-    attended = jnp.take_along_axis(tokens, tables.positions[queries, slots][:, None], axis=1)[:, 0]
-    targets = pick(tables.targets[attended], mix(TARGET, first, second))
-
-    seen = _histogram(tokens, attention[queries], tokens_in_all).astype(jnp.float64)  # (b, N)
+    tokens, queries, targets = draw_block(tables, keys, attention.shape[1])
+    seen = histogram(tokens, attention[queries], len(tables.law)).astype(jnp.float64)  # (b, N)
     residual = tables.law + seen @ value.T
     residual = residual.at[jnp.arange(len(targets)), targets].add(-1.0) * alive[:, None]
     by_value = residual.T @ (seen - seen.sum(1, keepdims=True) * tables.law)
     pull = jnp.take_along_axis((residual @ value).astype(jnp.float32), tokens, axis=1)  # (b, T)
     return by_value, jnp.zeros_like(attention).at[queries].add(pull)
+
+
+def draw_block(tables: Tables, keys: tuple[Any, Any], length: int) -> tuple[Any, Any, Any]:
+    """Return the samples of a block of keys, (b,) each: tokens (b, T), queries (b,) and targets (b,)."""
+    first, second = keys
+    counters = jnp.arange(length, dtype=jnp.uint32)
+    tokens = _tokens(mix(counters, first[:, None], second[:, None]), tables.tokens)  # (b, T)
+    queries = pick(tables.tokens, mix(QUERY, first, second))
+    slots = pick(tables.slots[queries], mix(SLOT, first, second))
+    attended = jnp.take_along_axis(tokens, tables.positions[queries, slots][:, None], axis=1)[:, 0]
+    return tokens, queries, pick(tables.targets[attended], mix(TARGET, first, second))
 
 
 def _tokens(words: Any, bounds: Any) -> Any:
@@ -74,7 +77,7 @@ def _tokens(words: Any, bounds: Any) -> Any:
     return jnp.searchsorted(bounds, words, side="right").astype(jnp.int32)
 
 
-def _histogram(tokens: Any, weights: Any, size: int) -> Any:
+def histogram(tokens: Any, weights: Any, size: int) -> Any:
     """Sum the weights of each token, one row a sample."""
     if size <= FEW:
         return jnp.stack([jnp.where(tokens == token, weights, 0).sum(1) for token in range(size)], axis=1)
