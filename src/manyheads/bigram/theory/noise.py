@@ -10,18 +10,22 @@ For a query :math:`k` let :math:`r = f - e_y` be the residual, :math:`D = \mathr
   of the residual up to :math:`a_t`. The gradients there have mean nearly zero, are uncorrelated because :math:`W\mu=0`,
   and have the variance :math:`\sigma_k^2 = \operatorname{tr}(C_WR_k)/(B\mu_k)`, before their mean is removed.
 * **Values.** The gradient is a mean of :math:`r\,(z - s\mu)^\top D^{-1}`, and to leading order the residual is
-  independent of the histogram, which gives :math:`\bar R\otimes(D^{-1} - 11^\top)/B`, :math:`\bar R = \sum_k\mu_k|a^{(k)}|^2R_k`.
+  independent of the histogram, which gives :math:`\bar R\otimes(D^{-1} - 11^\top)/B` with
+  :math:`\bar R = \sum_k\mu_k|a^{(k)}|^2R_k`.
 
 **A square root without factoring.** :math:`\bar R = e\,C_W - c\,(C_{PW} + C_{PW}^\top) + m\,S` with
-:math:`e = \sum_k\mu_k|a|^4`, :math:`c = \sum_k\mu_k|a|^2(q\cdot a)`, :math:`m = \sum_k\mu_k|a|^2`. Completing the square,
+:math:`e = \sum_k\mu_k|a|^4`, :math:`c = \sum_k\mu_k|a|^2(q\cdot a)`, :math:`m = \sum_k\mu_k|a|^2`. With
+:math:`g = c^2/e`, completing the square,
 
-.. math:: \bar R = e\,(W - \tfrac ce\tilde P)D(W - \tfrac ce\tilde P)^\top + (m - g)\,S + g\,(S - \tilde PD\tilde P^\top),
-          \qquad g = c^2/e,
+.. math:: \bar R = e\,(W - \tfrac ce\tilde P)D(W - \tfrac ce\tilde P)^\top + (m - g)\,S
+          + g\,(S - \tilde PD\tilde P^\top),
 
 and :math:`g\le m` by Cauchy's inequality and :math:`|q|\le 1`, while :math:`S - \tilde PD\tilde P^\top = \sum_j\mu_j
 (\mathrm{diag}P_j - P_jP_j^\top)` is a covariance that never changes. So a draw costs a product of matrices.
 
-Everything here is derived here.
+Everything here is derived here. Measured here at N = 4, T = 40: the total variance of the values is right to .5% at the
+start and 3-5% too large later, at equal frequencies; with a rare token it was up to 40% too small, because a rare
+token's residual depends on its own column of the histogram. Trust the dynamics at nearly equal frequencies.
 """
 
 from typing import NamedTuple
