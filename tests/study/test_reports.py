@@ -12,7 +12,7 @@ import xarray as xr
 from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study import Curve, Lines, Listing, Picture, Source, cite, report, run, spread_curve
+from manyheads.study import Curve, Lines, Listing, Multiples, Picture, Source, cite, report, run, spread_curve
 from manyheads.study.drawing import draw, svg
 from manyheads.study.panels import paired_panels, panel_from_json
 from manyheads.study.reports import Section, write_report
@@ -113,6 +113,7 @@ def test_panels_survive_the_store_and_draw():
         Lines("t", "x", "y", (Curve((1.0, 2.0), (1.0, np.nan), "c", low=(0.0, 0.0), high=(2.0, 2.0)),), log_x=True),
         Picture("t", "x", "y", ((0.0, 1.0), (1.0, 0.5)), x_ticks=("a", "b")),
         Listing("t", ("a", "b"), (("1", "x"),)),
+        small_multiples(),
     )
     for panel in panels:
         assert repr(panel_from_json(json.loads(json.dumps(panel.to_json(), allow_nan=False)))) == repr(panel)
@@ -121,7 +122,27 @@ def test_panels_survive_the_store_and_draw():
     assert svg(panels[1], "p-") == svg(panels[1], "p-")
 
 
+def small_multiples(**changes):
+    curve = Curve((0.0, 1.0), (1.0, 2.0), "layer 0")
+    plots = {"curves": (((curve,), ()),), "row_labels": ("deep",), "column_labels": ("slow", "fast")}
+    return Multiples("t", "x", "y", **plots | {"captions": (("loss 1.5", ""),)} | changes)
+
+
+def test_small_multiples_share_their_axes_and_one_legend():
+    figure = draw(small_multiples(log_y=True))
+    left, right = figure.axes
+    assert left.get_ylim() == right.get_ylim()
+    assert {left.get_yscale(), right.get_yscale()} == {"log"}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layer 0"]
+    assert [axes.get_title() for axes in figure.axes] == ["slow", "fast"]
+    assert left.texts[0].get_text() == "loss 1.5"
+
+
 def test_malformed_panels_are_refused():
+    with pytest.raises(UsageError, match=r"rows of \[2\] for \(1, 3\)"):
+        small_multiples(column_labels=("a", "b", "c"))
+    with pytest.raises(UsageError, match="captions"):
+        small_multiples(captions=((),))
     with pytest.raises(UsageError, match="equally many"):
         Curve((1.0,), (1.0, 2.0), "c")
     with pytest.raises(UsageError, match="columns"):

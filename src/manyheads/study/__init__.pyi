@@ -7,6 +7,7 @@ from .executors import local_pool as local_pool
 from .panels import Curve as Curve
 from .panels import Lines as Lines
 from .panels import Listing as Listing
+from .panels import Multiples as Multiples
 from .panels import Panel as Panel
 from .panels import Picture as Picture
 from .panels import spread_curve as spread_curve

@@ -19,7 +19,7 @@ from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
 from manyheads.study.equality import differences
 from manyheads.study.hashing import fingerprint
-from manyheads.study.panels import Lines, Picture, panel_from_json
+from manyheads.study.panels import Lines, Multiples, Picture, panel_from_json
 from manyheads.study.reports import report
 from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
@@ -182,7 +182,7 @@ def check_panels(trial: Trial) -> None:
         _require(
             repr(panel_from_json(panel.to_json())) == repr(panel), trial.study, f"{panel.title!r} changes in the store"
         )
-        if isinstance(panel, Lines | Picture):
+        if isinstance(panel, Lines | Multiples | Picture):
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
     first, second = (report(trial.store, trial.store / f"{name}.html").read_bytes() for name in ("first", "second"))
     _require(first == second, trial.study, "two reports of one store differ")

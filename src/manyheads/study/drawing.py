@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from manyheads.study.panels import Curve, Lines, Picture
+from manyheads.study.panels import Curve, Lines, Multiples, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,13 +42,16 @@ MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the pag
 LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
 
 
-def draw(panel: Lines | Picture) -> Figure:
+def draw(panel: Lines | Multiples | Picture) -> Figure:
     """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_size(panel), layout="constrained")
+        if isinstance(panel, Multiples):
+            _draw_multiples(figure, panel)
+            return figure
         axes = figure.add_subplot()
         if isinstance(panel, Lines):
             _draw_lines(axes, panel)
@@ -58,7 +62,7 @@ def draw(panel: Lines | Picture) -> Figure:
     return figure
 
 
-def svg(panel: Lines | Picture, prefix: str) -> str:
+def svg(panel: Lines | Multiples | Picture, prefix: str) -> str:
     """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
     import matplotlib as mpl
 
@@ -73,7 +77,9 @@ def svg(panel: Lines | Picture, prefix: str) -> str:
     return re.sub(r"url\(#", f"url(#{prefix}", text).strip()
 
 
-def _size(panel: Lines | Picture) -> tuple[float, float]:
+def _size(panel: Lines | Multiples | Picture) -> tuple[float, float]:
+    if isinstance(panel, Multiples):
+        return (max(6.0, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + 1.45 * len(panel.row_labels))
     if isinstance(panel, Lines):
         return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
     rows, columns = len(panel.values), len(panel.values[0])
@@ -102,17 +108,43 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
         axes.legend(loc="best")
 
 
+def _draw_multiples(figure: Figure, panel: Multiples) -> None:
+    shape = (len(panel.row_labels), len(panel.column_labels))
+    grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
+    legend: dict[str, Any] = {}
+    for row, column in itertools.product(*map(range, shape)):
+        axes = grid[row, column]
+        for curve in panel.curves[row][column]:
+            _draw_curve(axes, curve, width=1.3)
+        legend |= {text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        axes.tick_params(labelsize=7.5, length=2)
+        if panel.captions and panel.captions[row][column]:
+            text = panel.captions[row][column]
+            axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5, color="#52606d")
+        if row == 0:
+            axes.set_title(panel.column_labels[column], fontsize=9)
+        if column == 0:
+            axes.set_ylabel(panel.row_labels[row], fontsize=9)
+    if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
+        grid[0, 0].set_yscale("log")
+    figure.supxlabel(panel.x_label, fontsize=9, color=INK)
+    figure.supylabel(panel.y_label, fontsize=9, color=INK)
+    if legend:
+        names = sorted(legend)
+        figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
+
+
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
     return any(0 < value < math.inf for values in series for value in values)
 
 
-def _draw_curve(axes: Axes, curve: Curve) -> None:
+def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
     colour = FAINT if curve.role == "reference" else COLOURS[curve.group % len(COLOURS)]
     if curve.role == "predicted":  # darker and on top: a prediction that fits would vanish behind the trained line
         colour = "#" + "".join(f"{int(colour[i : i + 2], 16) * 2 // 3:02x}" for i in (1, 3, 5))
     style = {"trained": "-", "predicted": "--", "reference": ":"}[curve.role]
     marker = "o" if len(curve.x) <= 12 and curve.role == "trained" else ""
-    width = 1.2 if curve.role == "reference" else 1.7
+    width = min(width, 1.2) if curve.role == "reference" else width
     axes.plot(
         curve.x,
         curve.y,

@@ -116,7 +116,44 @@ class Listing:
         return {"kind": "listing", **_plain(asdict(self))}
 
 
-Panel = Lines | Picture | Listing
+@dataclass(frozen=True)
+class Multiples:
+    """Small plots in rows and columns on common axes, with one legend: how curves change with two settings.
+
+    Parameters
+    ----------
+    curves
+        ``curves[row][column]`` is what one small plot shows; an empty one is left blank.
+    row_labels, column_labels
+        What a row and a column have in common.
+    captions
+        A few words inside each small plot, ``captions[row][column]``; empty for none at all.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[tuple[tuple[Curve, ...], ...], ...]
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
+    captions: tuple[tuple[str, ...], ...] = ()
+    log_y: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        rows, columns = len(self.row_labels), len(self.column_labels)
+        shape = (rows, columns)
+        for name, table in (("curves", self.curves), ("captions", self.captions or self.curves)):
+            if not rows or not columns or len(table) != rows or any(len(row) != columns for row in table):
+                sizes = [len(row) for row in table]
+                raise UsageError(f"small multiples {self.title!r}: {name} in rows of {sizes} for {shape} labels")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the panel as JSON can hold it; NaN becomes null."""
+        return {"kind": "multiples", **_plain(asdict(self))}
+
+
+Panel = Lines | Multiples | Picture | Listing
 
 
 def panel_from_json(data: dict[str, Any]) -> Panel:
@@ -130,8 +167,10 @@ def panel_from_json(data: dict[str, Any]) -> Panel:
     values = {name: _frozen(value) for name, value in data.items() if name != "kind"}
     match data.get("kind"):
         case "lines":
-            curves = tuple(Curve(**{name: _frozen(value) for name, value in curve.items()}) for curve in data["curves"])
-            return Lines(**values | {"curves": curves})
+            return Lines(**values | {"curves": _curves(data["curves"])})
+        case "multiples":
+            table = tuple(tuple(_curves(plot) for plot in row) for row in data["curves"])
+            return Multiples(**values | {"curves": table})
         case "picture":
             return Picture(**values)
         case "listing":
@@ -255,6 +294,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+def _curves(data: Iterable[dict[str, Any]]) -> tuple[Curve, ...]:
+    return tuple(Curve(**{name: _frozen(value) for name, value in curve.items()}) for curve in data)
 
 
 def _frozen(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.disk import write_text
-from manyheads.study.panels import Lines, Listing, Panel, Picture, panel_from_json
+from manyheads.study.panels import Lines, Listing, Multiples, Panel, Picture, panel_from_json
 from manyheads.study.sources import Source
 from manyheads.study.store import RunStore, find_runs
 from manyheads.study.verdicts import Verdict
@@ -158,9 +158,10 @@ def _rendered(section: Section, position: int) -> dict[str, object]:
 
     panels: list[dict[str, object]] = []
     for index, panel in enumerate(section.panels):
-        if isinstance(panel, Lines | Picture):
+        if isinstance(panel, Lines | Multiples | Picture):
             drawing = Markup(svg(panel, prefix=f"s{position}p{index}-"))
-            panels.append({"title": panel.title, "svg": drawing, "note": panel.note})
+            wide = isinstance(panel, Multiples)
+            panels.append({"title": panel.title, "svg": drawing, "note": panel.note, "wide": wide})
         elif isinstance(panel, Listing):
             rows = [[(cell, _is_number(cell)) for cell in row] for row in panel.rows]
             panels.append({"title": panel.title, "columns": panel.columns, "rows": rows, "note": panel.note})
