@@ -1,0 +1,259 @@
+r"""Streams of symbols and the symbols some steps before: what is read once, and the sums that a fit needs of it.
+
+A stream is a row of symbols: the characters of a text, the kinds of events in a log. Every place :math:`i` with enough
+history is a sample: the query is the symbol there, the context holds the symbols at lags :math:`0,\dots,L-1` (lag 0 is
+the query itself), and the target is the next symbol, or whatever the caller wants to predict there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+BLOCK = 1 << 15  # places that are read at a time: bounds the memory of a pass, whatever the length of the stream
+
+
+@dataclass(frozen=True, eq=False)
+class Lagged:
+    """A stream, read: which places are samples, and what is to be predicted there.
+
+    Attributes
+    ----------
+    symbols
+        (n,) int64: all streams, one behind the other.
+    places
+        (m,) int64: where the samples are; each has `lags` symbols of its own stream, itself included.
+    targets
+        (m,) int64.
+    lags, vocabulary
+        Number of lags L and of symbols N.
+    """
+
+    symbols: np.ndarray
+    places: np.ndarray
+    targets: np.ndarray
+    lags: int
+    vocabulary: int
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.places)
+
+    @property
+    def queries(self) -> np.ndarray:
+        """The symbol at every place, (m,)."""
+        return self.symbols[self.places]
+
+    @property
+    def windows(self) -> np.ndarray:
+        """The contexts, (m, L): column j is the symbol at lag j."""
+        return self.symbols[self.places[:, None] - np.arange(self.lags)]
+
+    def split(self, share: float) -> tuple[Lagged, Lagged]:
+        """Cut off the last `share` of the samples, without those whose context reaches into the first part."""
+        cut = len(self) - round(share * len(self))
+        first = replace(self, places=self.places[:cut], targets=self.targets[:cut])
+        later = cut + np.searchsorted(self.places[cut:], self.places[cut - 1] + self.lags) if cut else 0
+        return first, replace(self, places=self.places[later:], targets=self.targets[later:])
+
+    def blocks(self) -> Iterator[Lagged]:
+        """Yield the samples some at a time."""
+        for start in range(0, len(self), BLOCK):
+            part = slice(start, start + BLOCK)
+            yield replace(self, places=self.places[part], targets=self.targets[part])
+
+
+def read_streams(
+    streams: ArrayLike | Sequence[ArrayLike],
+    lags: int,
+    targets: ArrayLike | Sequence[ArrayLike] | None = None,
+    vocabulary: int | None = None,
+) -> Lagged:
+    """Read one stream or several, and find the places with enough history.
+
+    Parameters
+    ----------
+    streams
+        Integers (n,), or a list of such arrays: sessions that do not continue one another.
+    lags
+        Number of lags L, lag 0 included.
+    targets
+        What is to be predicted at every place, of the same shape as `streams`; by default the next symbol.
+    vocabulary
+        Number of symbols; by default one more than the largest that occurs.
+
+    Raises
+    ------
+    ShapeError
+        Streams that are no rows of integers, or targets of another shape.
+    UsageError
+        An empty stream, symbols outside the vocabulary, lags that no stream is long enough for, or a target that never
+        changes.
+
+    Examples
+    --------
+    >>> data = read_streams([5, 6, 7, 8], lags=2)
+    >>> data.windows.tolist(), data.targets.tolist()
+    ([[6, 5], [7, 6]], [7, 8])
+    """
+    rows = _rows(streams, "stream")
+    wanted = [np.append(row[1:], -1) for row in rows] if targets is None else _rows(targets, "target")
+    if [len(row) for row in rows] != [len(row) for row in wanted]:
+        raise ShapeError("targets do not have the shape of the streams: give one target for every symbol")
+    if lags < 1:
+        raise UsageError(f"lags={lags}: at least one, lag 0, which is the symbol itself")
+    symbols = np.concatenate(rows)
+    answers = np.concatenate(wanted)
+    ends = np.cumsum([len(row) for row in rows])
+    own = np.concatenate([np.arange(len(row)) for row in rows])  # place within its stream
+    usable = own >= lags - 1
+    if targets is None:
+        usable[ends - 1] = False  # nothing follows
+    places = np.flatnonzero(usable)
+    longest = max(len(row) for row in rows)
+    if not len(places):
+        raise UsageError(
+            f"{lags} lags reach beyond the stream: its {longest} symbols leave no place with that much history; "
+            f"give fewer than {longest} lags"
+        )
+    return Lagged(symbols, places, answers[places], lags, _check_symbols(symbols, answers[places], vocabulary))
+
+
+def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[np.ndarray]:
+    several = isinstance(streams, list | tuple) and len(streams) > 0 and np.ndim(streams[0]) > 0
+    rows = [np.asarray(row) for row in (streams if several else [streams])]  # type: ignore[union-attr]
+    for row in rows:
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise ShapeError(f"a {what} of shape {row.shape} and type {row.dtype}: give a row of integers")
+    if not any(row.size for row in rows):
+        raise UsageError(f"the {what} is empty: give symbols as integers from 0 on")
+    return [row.astype(np.int64) for row in rows if row.size]
+
+
+def _check_symbols(symbols: np.ndarray, targets: np.ndarray, vocabulary: int | None) -> int:
+    low, high = int(min(symbols.min(), targets.min())), int(max(symbols.max(), targets.max()))
+    size = high + 1 if vocabulary is None else vocabulary
+    if low < 0 or high >= size:
+        raise UsageError(f"symbols run from {low} to {high}: a vocabulary of {size} has 0 to {size - 1}")
+    if targets.min() == targets.max():
+        raise UsageError(
+            f"all {len(targets)} targets are symbol {targets[0]}: nothing is left to predict; give a stream of two "
+            "symbols or more"
+        )
+    return size
+
+
+def lag_information(
+    streams: ArrayLike | Sequence[ArrayLike],
+    lags: int,
+    *,
+    targets: ArrayLike | Sequence[ArrayLike] | None = None,
+    vocabulary: int | None = None,
+) -> np.ndarray:
+    r"""Mutual information of the target and the symbol at each lag, in bits.
+
+    .. math:: I_j = \sum_{y,x} \hat p_j(y,x)\log_2\frac{\hat p_j(y,x)}{\hat p(y)\,\hat p_j(x)}
+              - \frac{r_j - r_y - r_x + 1}{2 m \ln 2}
+
+    with :math:`r` the numbers of pairs and of symbols that occur: Miller's correction for the upward bias of counting
+    :math:`m` samples. What it says of a lag includes all that the symbols between carry on: symbols of a text depend on
+    each other, so almost every lag has some. `fit_lags` tells the two apart.
+
+    Returns
+    -------
+    numpy.ndarray
+        (L,): zero up to the error of the correction where a lag says nothing; it may be a little below zero.
+
+    Examples
+    --------
+    >>> stream = np.random.default_rng(0).integers(0, 2, 4000)
+    >>> echo = np.append(stream[:2], stream[:-2])  # the symbol two steps back
+    >>> lag_information(stream, 4, targets=echo).round(2) + 0.0
+    array([0., 0., 1., 0.])
+    """
+    return information_of(read_streams(streams, lags, targets, vocabulary))
+
+
+def information_of(data: Lagged) -> np.ndarray:
+    """Return `lag_information` of a stream that was read."""
+    size, samples, found = data.vocabulary, len(data), []
+    for lag in range(data.lags):
+        codes = data.targets * size + data.symbols[data.places - lag]
+        joint = np.bincount(codes, minlength=size * size).reshape(size, size) / samples  # (target, symbol)
+        rows, columns = joint.sum(1), joint.sum(0)
+        seen = joint > 0
+        bits = float((joint[seen] * np.log2(joint[seen] / np.outer(rows, columns)[seen])).sum())
+        spare = seen.sum() - (rows > 0).sum() - (columns > 0).sum() + 1
+        found.append(bits - float(spare) / (2 * samples * np.log(2)))
+    return np.asarray(found)
+
+
+def plant_lags(
+    rng: np.random.Generator, stream: ArrayLike, transition: ArrayLike, lags: ArrayLike, weights: ArrayLike
+) -> np.ndarray:
+    r"""Draw targets that depend on known lags of a given stream: ground truth on contexts that are real.
+
+    At every place with query :math:`k` a lag is drawn from row :math:`k` of `lags` with the probabilities of row
+    :math:`k` of `weights`, and the target from the column of `transition` of the symbol at that lag.
+
+    Parameters
+    ----------
+    rng
+        Where the draws come from.
+    stream
+        Symbols (n,), integers below N.
+    transition
+        (N, N), column-stochastic.
+    lags, weights
+        (N, Q): integers from 0 on; rows of `weights` sum to one.
+
+    Returns
+    -------
+    numpy.ndarray
+        Targets (n,) int64; -1 at the first places, which have too little history.
+
+    Raises
+    ------
+    ShapeError
+        Tables whose shapes do not fit together.
+    UsageError
+        Columns or rows that are no probability law, negative lags, or lags beyond the stream.
+
+    Examples
+    --------
+    >>> stream = np.array([0, 1, 1, 0, 1])
+    >>> plant_lags(np.random.default_rng(0), stream, np.eye(2), [[2], [2]], [[1.0], [1.0]]).tolist()
+    [-1, -1, 0, 1, 1]
+    """
+    symbols, table = np.asarray(stream), np.asarray(transition, float)
+    reach, shares = np.asarray(lags), np.asarray(weights, float)
+    size = len(table)
+    if table.shape != (size, size) or reach.ndim != 2 or reach.shape != shares.shape or len(reach) != size:
+        raise ShapeError(
+            f"transition {table.shape}, lags {reach.shape}, weights {shares.shape}: (N, N), (N, Q), (N, Q)"
+        )
+    for name, sums in (("columns of transition", table.sum(0)), ("rows of weights", shares.sum(1))):
+        if np.abs(sums - 1).max() > 1e-9:
+            raise UsageError(f"{name} sum to {sums[np.abs(sums - 1).argmax()]:.6g}: each is a law and sums to 1")
+    if symbols.ndim != 1 or not symbols.size or symbols.min() < 0 or symbols.max() >= size:
+        raise UsageError(f"a stream of shape {symbols.shape}: give (n,) symbols from 0 to {size - 1}")
+    if reach.min() < 0 or reach.max() >= len(symbols):
+        raise UsageError(f"lags run from {reach.min()} to {reach.max()}: the stream has {len(symbols)} symbols")
+    places = np.arange(int(reach.max()), len(symbols))
+    queries = symbols[places]
+    chosen = (rng.random(len(places))[:, None] >= np.cumsum(shares, 1)[queries, :-1]).sum(1)
+    attended = symbols[places - reach[queries, chosen]]
+    steps = np.cumsum(table, 0)[:-1].T  # (symbol, N - 1)
+    targets = np.full(len(symbols), -1, np.int64)
+    for start in range(0, len(places), BLOCK):
+        part = slice(start, start + BLOCK)
+        targets[places[part]] = (rng.random(len(attended[part]))[:, None] >= steps[attended[part]]).sum(1)
+    return targets
