@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data.characters import UNKNOWN, build_vocabulary, split_tokens
+from manyheads.data.characters import UNKNOWN, build_vocabulary, read_characters, split_tokens
 from manyheads.errors import UsageError
 
 
@@ -66,3 +66,12 @@ def test_split_is_contiguous_and_complete(n, fraction):
 def test_split_refuses_fractions_outside():
     with pytest.raises(UsageError, match="fraction"):
         split_tokens(np.arange(9), 1.0)
+
+
+def test_the_vocabulary_is_that_of_the_training_part(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("ab" * 450 + "z" * 100)
+    vocabulary, (training, validation) = read_characters(path)
+    assert "z" not in vocabulary.symbols
+    assert len(training) == 900
+    assert (validation == 0).all()

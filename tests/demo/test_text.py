@@ -2,15 +2,14 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from manyheads.attention.losses import cross_entropy
-from manyheads.data import TextWindows, load_text
+from manyheads.data import TextWindows, load_text, read_characters
 from manyheads.demo import CHAPTERS, Scene, TextTraining
-from manyheads.demo.observation import find_prose, look_at, write_on
-from manyheads.demo.text import _prepare, trained_model
+from manyheads.demo.observation import find_prose, write_on
+from manyheads.demo.text import trained_model
 from manyheads.errors import UsageError
+from manyheads.joma.observation import look_at
 from manyheads.study import Study, run
 
 SMALL = TextTraining(key_dim=4, heads=2, depth=2, length=16, batch=4, steps=4, snapshots=2)
@@ -18,45 +17,13 @@ SMALL = TextTraining(key_dim=4, heads=2, depth=2, length=16, batch=4, steps=4, s
 
 @pytest.fixture(scope="module")
 def model(seed):
-    return SMALL._model(jax.random.key(seed), len(_prepare(None)[0]))
-
-
-def test_entropy_is_that_of_the_recorded_patterns(model, seed):
-    tokens = jax.random.randint(jax.random.key(seed), (3, 17), 0, 50, jnp.int32)
-    seen = look_at(model, (tokens[:, :-1], tokens[:, 1:]))
-    patterns = np.asarray(model.record(tokens[:, :-1], patterns=True).layers.patterns, np.float64)  # (L, B, H, T, T)
-    rows = -np.where(patterns > 0, patterns * np.log(np.where(patterns > 0, patterns, 1)), 0).sum(-1)
-    np.testing.assert_allclose(seen["entropy"], rows.mean((1, 3)), atol=2e-6)
-    assert float(seen["validation_loss"]) == pytest.approx(float(cross_entropy(model, (tokens[:, :-1], tokens[:, 1:]))))
-
-
-def test_stable_ranks_are_those_of_the_singular_values(model):
-    seen = look_at(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
-    blocks = jax.tree.map(np.asarray, model.weights.blocks)
-    for layer in range(2):
-        values = np.linalg.svd(blocks.mlp_in[layer].astype(float), compute_uv=False)
-        assert float(seen["stable_rank"][layer]) == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-5)
-        for head in range(2):
-            product = blocks.query[layer, head].astype(float) @ blocks.key[layer, head].astype(float).T
-            values = np.linalg.svd(product, compute_uv=False)
-            assert float(seen["query_key_rank"][layer, head]) == pytest.approx(
-                (values**2).sum() / values[0] ** 2, rel=1e-4
-            )
-
-
-def test_the_vocabulary_is_that_of_the_training_part(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("ab" * 450 + "z" * 100)
-    vocabulary, (training, validation) = _prepare(path)
-    assert "z" not in vocabulary.symbols
-    assert len(training) == 900
-    assert (validation == 0).all()
+    return SMALL._model(jax.random.key(seed), len(read_characters(None)[0]))
 
 
 def test_the_prompt_is_the_window_with_the_most_letters(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a1" * 2000 + "... 123 " * 30 + "letters only " * 3 + "... 123 " * 20)
-    vocabulary, (_, validation) = _prepare(path)
+    vocabulary, (_, validation) = read_characters(path)
     assert "e" not in vocabulary.symbols or "letters" in vocabulary.decode(find_prose(vocabulary, validation, 20))
 
 
@@ -88,7 +55,7 @@ def test_chapters_are_studies_with_enough_replicates_to_decide():
 def test_a_trained_model_comes_back_from_its_run(tmp_path, seed):
     study = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=1)
     trained = run(study, 2, seed, store=tmp_path, progress=False)["trained"].to_dataset()
-    _, (_, validation) = _prepare(None)
+    _, (_, validation) = read_characters(None)
     held_out = TextWindows(validation, 16, 2).cut(jnp.asarray(study._tested(validation)))
     for replicate in range(2):
         loss = float(look_at(trained_model(study, trained, replicate), held_out)["validation_loss"])

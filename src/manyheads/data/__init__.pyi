@@ -7,6 +7,7 @@ from . import windows as windows
 from .characters import Split as Split
 from .characters import Vocabulary as Vocabulary
 from .characters import build_vocabulary as build_vocabulary
+from .characters import read_characters as read_characters
 from .characters import split_tokens as split_tokens
 from .digits import Digits as Digits
 from .digits import cut_patches as cut_patches

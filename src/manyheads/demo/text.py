@@ -21,14 +21,14 @@ from manyheads.attention.scaling import Shape, standard_scaling
 from manyheads.attention.training import Snapshot, count_weights, train, with_weights
 from manyheads.attention.transformer import Transformer, initialise
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data import TextWindows, Vocabulary, build_vocabulary, load_text, ngram_losses, split_tokens
-from manyheads.demo.observation import find_prose, look_at, show_running, show_signs, write_on
+from manyheads.data import Split, TextWindows, Vocabulary, load_text, ngram_losses, read_characters
+from manyheads.demo.observation import find_prose, show_running, show_signs, write_on
 from manyheads.demo.pictures import text_panels
 from manyheads.errors import UsageError
+from manyheads.joma.observation import look_at
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Panel, Source, Study, Verdict
 
-VOCABULARY = 96  # most characters of a text; rarer ones become one unknown symbol
 CONTEXTS = (0, 1, 2, 3)  # n-gram models that see so many characters
 WINDOWS = 64  # windows of the validation text on which transformer and n-grams are tested
 SHOWN = 40  # characters of the validation text whose attention is drawn
@@ -237,8 +237,8 @@ class TextTraining(Study):
         """Return where the windows begin on which the loss is measured, behind the longest context."""
         return np.linspace(max(CONTEXTS), len(validation) - self.length - 1, WINDOWS).astype(np.int32)
 
-    def _read(self) -> tuple[Vocabulary, tuple[np.ndarray, np.ndarray]]:
-        return _prepare(self.text)
+    def _read(self) -> tuple[Vocabulary, Split]:
+        return read_characters(self.text)
 
     def _step_flops(self, vocabulary: int) -> int:
         shape = ModelShape(self.depth, self.key_dim * self.heads, self.heads, vocabulary=vocabulary, causal=True)
@@ -279,20 +279,12 @@ def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) 
     replicate
         Which of the trained systems.
     """
-    vocabulary = len(_prepare(study.text)[0])
+    vocabulary = len(read_characters(study.text)[0])
     blank = study._model(jax.random.key(0), vocabulary)
     one = trained.isel(cell=0, replicate=replicate)
     names = [f"weights{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(blank.weights)]
     leaves = [jnp.asarray(one[name].values) for name in names]
     return with_weights(blank, jax.tree.unflatten(jax.tree.structure(blank.weights), leaves))
-
-
-@lru_cache(maxsize=4)
-def _prepare(path: Path | None) -> tuple[Vocabulary, tuple[np.ndarray, np.ndarray]]:
-    """Return vocabulary and the two parts of a text; the vocabulary is that of the part that is trained on."""
-    content = load_text(path).content
-    vocabulary = build_vocabulary(content[: int(0.9 * len(content))], VOCABULARY)
-    return vocabulary, tuple(split_tokens(vocabulary.encode(content), 0.1))  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=4)
