@@ -1,0 +1,251 @@
+r"""Theorem 4: salient features are learned first, with the exact time and the exact affine law.
+
+Dictionary: a component v starts at zero and goes to its target :math:`\mu > 0` by
+
+.. math:: \dot v = (\mu - v)\,r(v), \qquad \delta = 1 - v/\mu,
+
+where r is the factor by which attention speeds it up; theorem 4 has :math:`r = e^{v^2/2}` (exp attention whose logits
+obey the conserved relation :math:`z = v^2/2`). In the *log deficit* :math:`L = \ln(1/\delta)` the flow is
+:math:`\dot L = r(\mu(1 - e^{-L}))`, never stiff and exact to the last digit however small the deficit. Hence, for any
+law with r smooth and positive on [0, mu],
+
+.. math::
+    t(\delta) = \frac{1}{r(\mu)} \Big[\ln\frac1\delta
+    + \int_\delta^1 \Big(\frac{r(\mu)}{r(\mu(1-s))} - 1\Big) \frac{ds}{s} \Big],
+    \qquad \ln\frac1\delta = r(\mu)\,t - B(\mu) + O(\delta),
+
+with the *offset* :math:`B = \int_0^1` of the same integrand. The paper prints the ratio of two log deficits up to
+constants; the exact time, the offset, the laws beside exp attention, and the rule for overshooting are derived here.
+
+Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from manyheads.errors import CertificateError, UsageError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LARGEST = 25.0  # exp(25²/2) is 5e135: beyond, rates of regression, exp(mu²) and more, leave double precision
+ORDER = 16  # Gauss-Legendre points of a panel
+TOLERANCE = 1e-12
+NEWTON_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Law:
+    """How attention speeds up a component: the logarithm of r(v; mu).
+
+    Attributes
+    ----------
+    name
+        What it is called; two laws of one name are the same.
+    log_rate
+        ln r, elementwise, as a function of v and mu and of the array module (`numpy` or `jax.numpy`) that they are of.
+        It must not fall with v.
+
+    Examples
+    --------
+    >>> float(EXP.log_rate(2.0, 3.0, np))
+    2.0
+    """
+
+    name: str
+    log_rate: Callable[[Any, Any, ModuleType], Any] = field(compare=False, repr=False)
+
+
+def _regression(v: Any, mu: Any, xp: ModuleType) -> Any:
+    # (mu e^{mu²/2} - v e^{v²/2}) / (mu - v) = e^{v²/2} [1 + mu (e^y - 1) / (mu - v)] with y = (mu² - v²)/2, and the
+    # quotient is (mu + v)/2 (e^y - 1)/y, which has no pole at v = mu.
+    y = (mu - v) * (mu + v) / 2
+    small = xp.abs(y) < 1e-8
+    safe = xp.where(small, 1.0, y)
+    quotient = xp.where(small, 1 + y / 2, xp.expm1(safe) / safe)
+    return v**2 + xp.log1p(mu * (mu + v) / 2 * quotient)
+
+
+EXP = Law("exp", lambda v, mu, xp: v**2 / 2 + 0 * mu)
+"""Theorem 4: exp attention; softmax attention as well, up to a change of time that all components share."""
+
+UNIFORM = Law("uniform", lambda v, mu, xp: 0 * (v + mu))
+"""Attention that does not learn: every component relaxes at the rate one."""
+
+LINEAR = Law("linear", lambda v, mu, xp: xp.log1p(v**2) / 2 + 0 * mu)
+"""Linear attention that starts at z = 1: z² - v² is conserved, so r = (1 + v²)^(1/2)."""
+
+REGRESSION = Law("regression", _regression)
+"""Exp attention under a squared loss on h = v exp(v²/2): r = e^{v²/2} (mu e^{mu²/2} - v e^{v²/2}) / (mu - v)."""
+
+LAWS = {law.name: law for law in (EXP, UNIFORM, LINEAR, REGRESSION)}
+"""The laws, by name."""
+
+
+def final_rate(target: ArrayLike, law: Law = EXP) -> Array:
+    r"""Slope r(mu) of the affine law, e^{mu²/2} for exp attention.
+
+    Examples
+    --------
+    >>> float(final_rate(2.0).round(4)), float(final_rate(1.0, REGRESSION).round(4))  # e², (1 + mu²) exp(mu²)
+    (7.3891, 5.4366)
+    """
+    mu = _targets(target)
+    return np.asarray(np.exp(law.log_rate(mu, mu, np)))
+
+
+def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
+    r"""Time at which a component that starts at zero has come to :math:`v = \mu (1 - e^{-L})`, by quadrature.
+
+    Parameters
+    ----------
+    target
+        mu, positive, at most 25.
+    log_deficit
+        L = ln(1/delta) >= 0, of any size; broadcast with `target`.
+
+    Returns
+    -------
+    Array
+        float64, the broadcast shape.
+
+    Raises
+    ------
+    UsageError
+        Targets or deficits outside of their ranges.
+    CertificateError
+        Two quadratures, one of twice as many points, differ by more than 1e-12 relative.
+
+    Examples
+    --------
+    >>> float(exact_time(2.0, np.log(1e6)).round(6))
+    2.72823
+
+    References
+    ----------
+    Derived here; the bracket of theorem 4 bounds it from both sides.
+    """
+    mu, goal = np.broadcast_arrays(_targets(target), np.asarray(log_deficit, np.float64))
+    if not np.all((goal >= 0) & np.isfinite(goal)):
+        raise UsageError(f"log_deficit={log_deficit!r}: expected ln(1/delta), zero or more and finite")
+    return (goal + _offset(mu, np.exp(-goal), law)) / final_rate(mu, law)
+
+
+def affine_offset(target: ArrayLike, law: Law = EXP) -> Array:
+    r"""Offset B of the affine law :math:`\ln(1/\delta) = r(\mu)\,t - B(\mu)`; what is left out is below mu² delta.
+
+    .. math:: B(\mu) = \int_0^1 \frac{e^{\mu^2 (s - s^2/2)} - 1}{s}\,ds \quad \text{(exp attention)}
+
+    Examples
+    --------
+    >>> affine_offset([1.0, 2.0, 3.0]).round(3).tolist()
+    [0.881, 6.344, 55.501]
+    """
+    mu = _targets(target)
+    return _offset(mu, np.zeros_like(mu), law)
+
+
+def waiting_time(target: ArrayLike, law: Law = EXP) -> Array:
+    r"""Time :math:`\tau = B(\mu)/r(\mu)` that a component loses before it relaxes at its final rate.
+
+    :math:`t = \tau(\mu) + \ln(1/\delta)/r(\mu)`. For exp attention it is largest near mu = 1.87, which is why ratios
+    between large targets overshoot (`deficit_ratio`).
+
+    Examples
+    --------
+    >>> waiting_time([1.0, 2.0, 3.0]).round(3).tolist()
+    [0.534, 0.859, 0.617]
+    """
+    return affine_offset(target, law) / final_rate(target, law)
+
+
+def find_log_deficit(target: ArrayLike, time: ArrayLike, law: Law = EXP) -> Array:
+    r"""Log deficit ln(1/delta) at a time: the inverse of `exact_time`, so v = mu (1 - exp(-L)).
+
+    Newton's iteration from the larger of two lower bounds, t r(0) and r(mu) t - B: the time is a concave function of
+    the log deficit where r does not fall, so the iteration rises to the solution and cannot pass it.
+
+    Raises
+    ------
+    UsageError
+        Negative times, or targets outside of their range.
+    CertificateError
+        The iteration did not settle.
+
+    Examples
+    --------
+    >>> float(find_log_deficit(2.0, exact_time(2.0, 30.0)).round(9))
+    30.0
+    """
+    mu, t = np.broadcast_arrays(_targets(target), np.asarray(time, np.float64))
+    if not np.all((t >= 0) & np.isfinite(t)):
+        raise UsageError(f"time={time!r}: expected times of zero or more")
+    rate, offset = final_rate(mu, law), affine_offset(mu, law)
+    found = np.maximum(t * np.exp(law.log_rate(0 * mu, mu, np)), rate * t - offset)
+    for _ in range(NEWTON_STEPS):
+        left = t - exact_time(mu, found, law)
+        step = left * np.exp(law.log_rate(-mu * np.expm1(-found), mu, np))
+        found = np.maximum(found + step, 0)
+        if np.all(np.abs(step) <= 1e-12 * (1 + found)):
+            return found
+    worst = float(np.max(np.abs(step) / (1 + found)))
+    raise CertificateError("the log deficit did not settle: split the times", measured=worst, threshold=1e-12)
+
+
+def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
+    r"""Ratio of two log deficits, :math:`\ln(1/\delta_j)/\ln(1/\delta_k)`, when the second one's is `log_deficit`.
+
+    It goes to :math:`r(\mu_j)/r(\mu_k)`, which is :math:`e^{(\mu_j^2 - \mu_k^2)/2}` for exp attention, slowly:
+
+    .. math:: \frac{L_j}{L_k} = \frac{r_j}{r_k} \Big[1 + \frac{r_k\,(\tau_k - \tau_j)}{L_k}\Big] + O(\delta).
+
+    So the limit is no bound at finite times: it is passed wherever the *waiting time* of j is the shorter one.
+
+    Examples
+    --------
+    >>> deficit_ratio(3.0, 2.0, [1.0, 3.0, 1000.0]).round(2).tolist(), float(np.exp(2.5).round(2))
+    ([10.82, 18.6, 12.2], 12.18)
+    """
+    goal = np.asarray(log_deficit, np.float64)
+    if not np.all(goal > 0):
+        raise UsageError(f"log_deficit={log_deficit!r}: a ratio needs positive ones")
+    return find_log_deficit(first, exact_time(second, goal, law), law) / goal
+
+
+def _targets(target: ArrayLike) -> Array:
+    mu = np.asarray(target, np.float64)
+    if not np.all((mu > 0) & (mu <= LARGEST)):
+        raise UsageError(f"target={target!r}: expected positive targets of at most {LARGEST:g}; mirror negative ones")
+    return mu
+
+
+def _offset(mu: Array, deficit: Array, law: Law) -> Array:
+    """Return the integral of (r(mu)/r(mu (1 - s)) - 1)/s from the deficit to one, elementwise."""
+    if mu.size == 0:
+        return np.zeros(mu.shape)
+    panels = math.ceil(2 + 2 * float(mu.max()))
+    coarse, fine = (_integral(mu, deficit, law, count) for count in (panels, 2 * panels))
+    error = float(np.max(np.abs(fine - coarse) / (1 + np.abs(fine))))
+    if not error <= TOLERANCE:
+        raise CertificateError(
+            f"the quadrature of the law {law.name!r} did not converge", measured=error, threshold=TOLERANCE
+        )
+    return fine
+
+
+def _integral(mu: Array, deficit: Array, law: Law, panels: int) -> Array:
+    nodes, shares = np.polynomial.legendre.leggauss(ORDER)
+    places = ((np.arange(panels)[:, None] + (1 + nodes) / 2) / panels).ravel()  # in (0, 1)
+    weights = np.tile(shares / 2 / panels, panels)
+    width = (1 - deficit)[..., None]
+    s = deficit[..., None] + width * places  # (..., points)
+    end = mu[..., None]
+    gain = law.log_rate(end, end, np) - law.log_rate(end * (1 - s), end, np)
+    return np.asarray((width * np.expm1(gain) / s) @ weights)
