@@ -130,7 +130,7 @@ def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
 
 
 @dataclass(frozen=True)
-class Sightings:
+class Glimpses:
     """Fresh samples, of which only some positions of each query are kept.
 
     Attributes
@@ -149,7 +149,7 @@ class Sightings:
     targets: np.ndarray
 
 
-def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarray, ...], size: int) -> Sightings:
+def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarray, ...], size: int) -> Glimpses:
     """Draw fresh samples and keep the tokens at some positions of each query.
 
     Tokens are independent, so what is not looked at is not drawn: the law of the result is that of whole contexts.
@@ -180,10 +180,10 @@ def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarra
     for query, row in enumerate(support):
         places[query, : len(row)] = row
     columns = np.searchsorted(everything, np.maximum(places, 0))[batch.queries]  # (n, C)
-    return Sightings(places, np.take_along_axis(batch.tokens, columns, 1), batch.queries, batch.targets)
+    return Glimpses(places, np.take_along_axis(batch.tokens, columns, 1), batch.queries, batch.targets)
 
 
-def refit_scale(state: State, stationary: np.ndarray, seen: Sightings) -> State:
+def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     r"""Multiply the values by the one factor that fits fresh samples best: :math:`\sum r\cdot f/\sum f\cdot f`.
 
     Here :math:`f = W X a` and :math:`r = e_y - \mu`.
@@ -200,7 +200,7 @@ def refit_scale(state: State, stationary: np.ndarray, seen: Sightings) -> State:
     return state._replace(value=np.asarray(state.value) * (along / size))
 
 
-def refit_values(state: State, stationary: np.ndarray, seen: Sightings) -> State:
+def refit_values(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     r"""Replace the values by the least-squares fit to fresh samples, given the attention.
 
     With :math:`\phi = X a - (1^\top a)\mu` the values solve :math:`W \sum\phi\phi^\top = \sum (e_y-\mu)\phi^\top`,
@@ -210,8 +210,36 @@ def refit_values(state: State, stationary: np.ndarray, seen: Sightings) -> State
     return state._replace(value=_solve_values(weights, stationary, seen))
 
 
+def sift_support(
+    state: State, stationary: np.ndarray, seen: Glimpses, sparsity: int, *, passes: int = 6
+) -> tuple[np.ndarray, ...]:
+    r"""Return the `sparsity` positions of each query that fresh samples confirm, among those that are shown.
+
+    Tokens are independent, so given the values each weight is estimated alone, by
+    :math:`\hat a_c = \sum r\cdot W e_{x_c} / \sum |W e_{x_c}|^2`; values and weights take turns. The error of a weight
+    is :math:`1/\sqrt{K_V n}` whatever the length. Positions below `SHARE` of the largest are dropped as well.
+    """
+    weights = np.maximum(at_places(state.attention, seen), 0.0)
+    weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(float).tiny)
+    for _ in range(passes):
+        value = _solve_values(weights, stationary, seen)
+        answers = value - stationary @ value  # [y, x] is (e_y - mu) . W e_x
+        matched = answers[seen.targets[:, None], seen.tokens]  # (n, C)
+        power = (value**2).sum(0)[seen.tokens]
+        for query in range(len(weights)):
+            rows = seen.queries == query
+            weights[query] = matched[rows].sum(0) / np.maximum(power[rows].sum(0), np.finfo(float).tiny)
+        weights = np.where(seen.places >= 0, np.maximum(weights, 0.0), 0.0)
+        weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(float).tiny)
+    found = []
+    for row, places in zip(weights, seen.places, strict=True):
+        kept = np.argsort(-row, kind="stable")[:sparsity]
+        found.append(np.sort(places[kept[row[kept] >= SHARE * row.max()]]))
+    return tuple(found)
+
+
 def refit_jointly(
-    state: State, stationary: np.ndarray, seen: Sightings, *, passes: int = 200, tolerance: float = 1e-7
+    state: State, stationary: np.ndarray, seen: Glimpses, *, passes: int = 200, tolerance: float = 1e-7
 ) -> State:
     r"""Fit values and weights at the positions seen to fresh samples, by alternating least squares.
 
@@ -257,13 +285,13 @@ def refit_jointly(
     return state._replace(value=_solve_values(weights, stationary, seen), attention=attention)
 
 
-def at_places(attention: np.ndarray, seen: Sightings) -> np.ndarray:
+def at_places(attention: np.ndarray, seen: Glimpses) -> np.ndarray:
     """Return the attention at the positions that samples show, (N, C), zero where a query has none."""
     chosen = np.take_along_axis(np.asarray(attention, np.float64), np.maximum(seen.places, 0), 1)
     return np.where(seen.places >= 0, chosen, 0.0)
 
 
-def _features(weights: np.ndarray, seen: Sightings, vocabulary: int) -> np.ndarray:
+def _features(weights: np.ndarray, seen: Glimpses, vocabulary: int) -> np.ndarray:
     """Return the attention that each token gets, (n, N)."""
     size = len(seen.queries)
     cells = seen.tokens.astype(np.int64) + vocabulary * np.arange(size)[:, None]
@@ -271,7 +299,7 @@ def _features(weights: np.ndarray, seen: Sightings, vocabulary: int) -> np.ndarr
     return counted.reshape(size, vocabulary)
 
 
-def _solve_values(weights: np.ndarray, stationary: np.ndarray, seen: Sightings) -> np.ndarray:
+def _solve_values(weights: np.ndarray, stationary: np.ndarray, seen: Glimpses) -> np.ndarray:
     """Return the least-squares values given the weights, (N, N)."""
     vocabulary = len(stationary)
     seen_by = _features(weights, seen, vocabulary)

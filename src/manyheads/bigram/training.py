@@ -21,7 +21,7 @@ early stop and the refit are ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ from manyheads.bigram.rounding import Loss, estimate_loss, find_support
 from manyheads.bigram.settings import FirstStage, TrainingSettings
 from manyheads.bigram.task import BigramTask, draw_batch
 from manyheads.errors import CertificateError
+
+CANDIDATES = 16  # positions looked at again for each that is wanted: those above 2.5 standard deviations in 5,000
 
 
 class SwitchNotReached(CertificateError):
@@ -319,7 +321,7 @@ def finish(task: BigramTask, raw: State, settings: TrainingSettings, rng: np.ran
     if settings.finish == "none":
         return raw
     if settings.finish == "joint":
-        return fit_support(task, raw, find_support(raw.attention, settings.first.sparsity), rng, samples=settings.fresh)
+        return fit_support(task, raw, settings.first.sparsity, rng, samples=settings.fresh)
     rounded = rounding.round_attention(raw, task.stationary)
     if settings.finish == "round":
         return rounded
@@ -328,18 +330,17 @@ def finish(task: BigramTask, raw: State, settings: TrainingSettings, rng: np.ran
     return refit(rounded, task.stationary, seen)
 
 
-def fit_support(
-    task: BigramTask, raw: State, support: tuple[np.ndarray, ...], rng: np.random.Generator, *, samples: int
-) -> State:
-    """Fit values and weights at some positions to fresh samples; positions of next to no weight are dropped, once."""
-    kept = np.zeros(np.shape(raw.attention))
+def fit_support(task: BigramTask, raw: State, sparsity: int, rng: np.random.Generator, *, samples: int) -> State:
+    """Find the positions among the largest of a raw state, and fit values and weights there, on fresh samples.
+
+    At the switch the second weight of a row may still be among the noise: `CANDIDATES` positions for each that is
+    wanted are looked at again, on a quarter of the samples, and the fit has the rest.
+    """
+    wide = find_support(raw.attention, min(CANDIDATES * sparsity, task.length))
+    seen = rounding.glimpse(rng, task, wide, max(1, samples // 4))
+    support = rounding.sift_support(raw, task.stationary, seen, sparsity)
+    even = np.zeros(np.shape(raw.attention), np.float32)
     for query, row in enumerate(support):
-        kept[query, row] = np.maximum(np.asarray(raw.attention)[query, row], 1e-3)
-    rough = raw._replace(attention=(kept / kept.sum(1, keepdims=True)).astype(np.float32))
-    seen = rounding.glimpse(rng, task, support, samples)
-    fitted = rounding.refit_jointly(rough, task.stationary, seen)
-    light = rounding.at_places(fitted.attention, seen) < rounding.SHARE * fitted.attention.max(1, keepdims=True)
-    if not (light & (seen.places >= 0)).any():
-        return fitted
-    fewer = replace(seen, places=np.where(light, -1, seen.places))
-    return rounding.refit_jointly(rounding.round_attention(fitted, task.stationary), task.stationary, fewer)
+        even[query, row] = 1 / len(row)
+    rest = rounding.glimpse(rng, task, support, max(1, samples - samples // 4))
+    return rounding.refit_jointly(raw._replace(attention=even), task.stationary, rest)
