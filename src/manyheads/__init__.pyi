@@ -5,6 +5,7 @@ from . import costs as costs
 from . import data as data
 from . import errors as errors
 from . import joma as joma
+from . import limits as limits
 from . import spectra as spectra
 from . import statistics as statistics
 from . import study as study
@@ -18,6 +19,7 @@ from .costs import Cost as Cost
 from .costs import attention_cost as attention_cost
 from .costs import count as count
 from .costs import transformer_cost as transformer_cost
+from .limits import Parametrization as Parametrization
 from .study import Study as Study
 from .study import cite as cite
 from .study import open_run as open_run

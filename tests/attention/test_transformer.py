@@ -100,8 +100,10 @@ def by_loops(model, x):
         z = [norm(v, gain, shift, "norm") for v in stream] if c.norm == "pre" else list(stream)
         added = [np.zeros(c.shape.width) for _ in stream]
         for head in range(heads):
-            q = [add(m["query"] * b.query[layer, head].T @ v, at(at(b.query_bias, layer), head)) for v in z]
-            k = [add(m["key"] * b.key[layer, head].T @ v, at(at(b.key_bias, layer), head)) for v in z]
+            q = [
+                add(m["query"] * b.query[layer, head].T @ v, at(at(b.query_bias, layer), head), "logit_bias") for v in z
+            ]
+            k = [add(m["key"] * b.key[layer, head].T @ v, at(at(b.key_bias, layer), head), "logit_bias") for v in z]
             v_ = [add(m["value"] * b.value[layer, head].T @ v, at(at(b.value_bias, layer), head)) for v in z]
             for i in range(len(z)):
                 seen = range(i + 1) if c.causal else range(len(z))

@@ -29,7 +29,8 @@ ROLES = (
     "mlp_in",
     "mlp_out",
     "norm",  # gains (and shifts) inside the blocks
-    "bias",  # shifts of the projections inside the blocks
+    "logit_bias",  # shifts of queries and keys
+    "bias",  # the other shifts of projections inside the blocks
     "final_norm",
     "unembedding",
     "unembedding_bias",
@@ -134,6 +135,7 @@ def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling
         "positional": 1.0,
         "mlp_out": (max(mlp_ratio, 1) * shape.width) ** -0.5,
         "norm": 1.0,
+        "logit_bias": 0.0,
         "bias": 0.0,
         "final_norm": 1.0,
         "unembedding_bias": 0.0,

@@ -245,7 +245,8 @@ def _attend(
 
     def project(role: str, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
         projected = multiplier[role] * jnp.einsum("...td,hdn->...htn", z, weight)
-        return projected if bias is None else projected + multiplier["bias"] * bias[:, None, :]
+        factor = multiplier["bias" if role == "value" else "logit_bias"]
+        return projected if bias is None else projected + factor * bias[:, None, :]
 
     queries = project("query", block.query, block.query_bias)  # (..., H, T, N)
     keys = project("key", block.key, block.key_bias)

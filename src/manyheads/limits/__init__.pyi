@@ -1,0 +1,10 @@
+from . import optimisers as optimisers
+from . import parametrization as parametrization
+from . import powers as powers
+from . import schemes as schemes
+from .optimisers import rescale as rescale
+from .parametrization import Parametrization as Parametrization
+from .powers import Power as Power
+from .schemes import Law as Law
+from .tables import Row as Row
+from .tables import Table as Table
