@@ -1,0 +1,252 @@
+"""What one layer learns from, and how: contexts, queries, labels, frozen embeddings, and the rule of learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.errors import ShapeError, UsageError
+
+Attention: TypeAlias = Literal["linear", "exp", "softmax"]
+Activation: TypeAlias = Callable[[jax.Array], jax.Array]
+
+ATTENTIONS = ("linear", "exp", "softmax")
+ACTIVATIONS: dict[str, Activation] = {
+    "identity": lambda a: a,
+    "relu": jax.nn.relu,
+    "gelu": lambda a: jax.nn.gelu(a, approximate=False),
+    "square": lambda a: jnp.square(a) / 2,
+    "tanh": jnp.tanh,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a random task and the layer that learns it are.
+
+    Attributes
+    ----------
+    tokens, queries
+        Contextual tokens M and query tokens Q.
+    contexts, classes
+        Samples N and what they are to be told apart into.
+    neurons, width
+        Hidden neurons K and model dimension d >= M + Q.
+    concentration
+        Of the Dirichlet law of the contexts: 1 is uniform on the simplex, large is nearly equal frequencies.
+
+    Examples
+    --------
+    >>> Sizes(tokens=30, width=12)
+    Traceback (most recent call last):
+        ...
+    manyheads.errors.UsageError: width=12: 30 tokens and 1 queries need as many orthogonal directions, give 31 or more
+    """
+
+    tokens: int = 12
+    queries: int = 1
+    contexts: int = 40
+    classes: int = 5
+    neurons: int = 24
+    width: int = 24
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "queries", "contexts", "classes", "neurons"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: give 1 or more")
+        if not self.concentration > 0:
+            raise UsageError(f"concentration={self.concentration}: a Dirichlet law needs a positive one")
+        directions = self.tokens + self.queries
+        if self.width < directions:
+            raise UsageError(
+                f"width={self.width}: {self.tokens} tokens and {self.queries} queries need as many orthogonal "
+                f"directions, give {directions} or more"
+            )
+
+
+@dataclass(frozen=True)
+class Rule:
+    r"""The layer and how it learns.
+
+    A sample with token frequencies x and query q gives the attention b, the features f and the hidden values h,
+
+    .. math:: b = \sigma(z_q) \circ x / A, \quad f = U_C b + u_q, \quad h = \phi(W^\top f),
+
+    with :math:`\sigma(s) = s/T, A = 1` (linear), :math:`\sigma(s) = e^{s/T}, A = 1` (exp; another constant only
+    rescales x), :math:`\sigma(s) = e^{s/T}, A = 1^\top(e^{z/T} \circ x)` (softmax). Then, in continuous time,
+
+    .. math:: \dot W = -\partial_W L - \lambda W, \qquad \dot z = r (-\partial_z L - \lambda z).
+
+    Attributes
+    ----------
+    attention
+        "linear", "exp" or "softmax".
+    activation
+        A name of `ACTIVATIONS`, or an elementwise JAX function. Events at kinks are known for "relu" alone.
+    temperature
+        T.
+    rate_ratio
+        r, the logits' learning rate over that of the weights.
+    decay
+        Weight decay, of both, multiplied by each one's learning rate as in plain SGD.
+    own_weights
+        Whether every query has a matrix W of its own; otherwise they share one.
+
+    Raises
+    ------
+    UsageError
+        No such attention or activation; a temperature or ratio that is not positive; a negative decay.
+    """
+
+    attention: Attention = "softmax"
+    activation: str | Activation = "relu"
+    temperature: float = 1.0
+    rate_ratio: float = 1.0
+    decay: float = 0.0
+    own_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTIONS:
+            raise UsageError(f"attention={self.attention!r}: give one of {', '.join(ATTENTIONS)}")
+        if isinstance(self.activation, str) and self.activation not in ACTIVATIONS:
+            names = ", ".join(ACTIVATIONS)
+            raise UsageError(f"activation={self.activation!r}: give one of {names}, or a function")
+        if not (self.temperature > 0 and self.rate_ratio > 0 and self.decay >= 0):
+            given = f"temperature={self.temperature}, rate_ratio={self.rate_ratio}, decay={self.decay}"
+            raise UsageError(f"{given}: the first two must be positive, the third not negative")
+
+    @property
+    def function(self) -> Activation:
+        """The activation as a function."""
+        return ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
+
+
+class Setting(eqx.Module):
+    """N samples and the frozen embeddings: what is given before anything is learned.
+
+    Attributes
+    ----------
+    contexts
+        Frequencies x of the tokens in each sample, (N, M): not negative, every row sums to one.
+    queries, labels
+        The query token and the class of each sample, (N,), integers.
+    token_embeddings, query_embeddings
+        :math:`U_C` (d, M) and the :math:`u_q` (d, Q): jointly orthonormal columns.
+
+    Raises
+    ------
+    ShapeError
+        Arrays that do not fit together.
+    UsageError
+        Embeddings that are not orthonormal, or contexts that are no frequencies. Values are looked at where there are
+        any: within a traced function there are only shapes.
+
+    Examples
+    --------
+    >>> setting = draw_setting(Sizes(), np.random.default_rng(0))
+    >>> setting.contexts.shape, setting.token_embeddings.shape
+    ((40, 12), (24, 12))
+    >>> eqx.tree_at(lambda s: s.token_embeddings, setting, 2 * setting.token_embeddings).checked()
+    Traceback (most recent call last):
+        ...
+    manyheads.errors.UsageError: embeddings are not orthonormal: [U_C, u]^T [U_C, u] is 3 from the identity. ...
+    """
+
+    contexts: Any
+    queries: Any
+    labels: Any
+    token_embeddings: Any
+    query_embeddings: Any
+
+    def __check_init__(self) -> None:
+        self.checked()
+
+    def checked(self) -> Setting:
+        """Return the setting if its assumptions are kept, and raise otherwise; for arrays that were exchanged."""
+        samples, tokens = _shape(self.contexts, 2, "contexts (N, M)")
+        width, embedded = _shape(self.token_embeddings, 2, "token_embeddings (d, M)")
+        if embedded != tokens or _shape(self.query_embeddings, 2, "query_embeddings (d, Q)")[0] != width:
+            raise ShapeError(
+                f"contexts {(samples, tokens)}, token_embeddings {(width, embedded)}, query_embeddings "
+                f"{self.query_embeddings.shape}: expected (N, M), (d, M), (d, Q)"
+            )
+        for name in ("queries", "labels"):
+            if getattr(self, name).shape != (samples,):
+                raise ShapeError(f"{name} {getattr(self, name).shape}: expected one for each of {samples} contexts")
+        try:
+            arrays = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(self))
+        except jax.errors.TracerArrayConversionError:
+            return self
+        _check_values(*arrays)
+        return self
+
+    def take(self, rows: Any) -> Setting:
+        """Return the samples of some rows, (B,), with the same embeddings."""
+        parts = (self.contexts[rows], self.queries[rows], self.labels[rows])
+        return Setting(*parts, self.token_embeddings, self.query_embeddings)
+
+
+def _shape(array: Any, dimensions: int, name: str) -> tuple[int, ...]:
+    if np.ndim(array) != dimensions:
+        raise ShapeError(f"{name}: got shape {np.shape(array)}")
+    return tuple(np.shape(array))
+
+
+def _check_values(
+    contexts: np.ndarray, queries: np.ndarray, labels: np.ndarray, tokens: np.ndarray, asked: np.ndarray
+) -> None:
+    frame = np.concatenate([tokens, asked], axis=1).astype(np.float64)  # (d, M + Q)
+    error = float(np.abs(frame.T @ frame - np.eye(frame.shape[1])).max())
+    if not error <= 64 * len(frame) * np.finfo(tokens.dtype).eps:
+        raise UsageError(
+            f"embeddings are not orthonormal: [U_C, u]^T [U_C, u] is {error:.3g} from the identity. The theory of "
+            "joint dynamics assumes frozen orthonormal embeddings: orthonormalise them (numpy.linalg.qr)"
+        )
+    if contexts.min() < 0 or np.abs(contexts.sum(1) - 1).max() > 1e-5:
+        raise UsageError("contexts are frequencies: not negative, and every row sums to one")
+    if queries.min() < 0 or queries.max() >= asked.shape[1] or labels.min() < 0:
+        raise UsageError(f"queries must lie in 0..{asked.shape[1] - 1} and labels must not be negative")
+
+
+def draw_setting(sizes: Sizes, source: np.random.Generator | jax.Array) -> Setting:
+    """Draw Dirichlet contexts, uniform queries and labels, and a random orthonormal frame of embeddings.
+
+    Parameters
+    ----------
+    sizes
+        Shapes and concentration.
+    source
+        A NumPy generator: the arrays are NumPy's, in double precision. A JAX key: they are JAX's, in the caller's.
+    """
+    return drawn(_draw_setting, sizes, source)
+
+
+def drawn(draw: Callable[[Any, jax.Array], Any], given: Any, source: np.random.Generator | jax.Array) -> Any:
+    """Call `draw(given, key)`: on the host in double precision for a NumPy generator, as the caller does for a key."""
+    from manyheads._precision import to_numpy
+
+    if not isinstance(source, np.random.Generator):
+        return draw(given, source)
+    with jax.enable_x64(True):
+        return to_numpy(draw(given, jax.random.key(int(source.integers(2**62)))))
+
+
+def _draw_setting(sizes: Sizes, key: jax.Array) -> Setting:
+    for_contexts, for_queries, for_labels, for_frame = jax.random.split(key, 4)
+    alpha = jnp.full(sizes.tokens, sizes.concentration, dtype=float)
+    frame = jax.random.normal(for_frame, (sizes.width, sizes.tokens + sizes.queries), dtype=float)
+    frame = jnp.linalg.qr(frame)[0]
+    return Setting(
+        jax.random.dirichlet(for_contexts, alpha, (sizes.contexts,), dtype=float),
+        jax.random.randint(for_queries, (sizes.contexts,), 0, sizes.queries),
+        jax.random.randint(for_labels, (sizes.contexts,), 0, sizes.classes),
+        frame[:, : sizes.tokens],
+        frame[:, sizes.tokens :],
+    )

@@ -1,0 +1,145 @@
+r"""Theorem 2: with a linear activation and a gradient that does not change, one token takes all.
+
+Dictionary (the paper's letter, the field's name)
+-------------------------------------------------
+======================  ===============================================================================================
+v, (M,)                 what the one neuron reads of each token; starts at zero
+z, (M,)                 attention logits; start at zero (exp) or at one (linear)
+:math:`\Delta`          gain of each token, E[g x]: its frequency weighted by the gradient from above, constant
+s                       sharpness, :math:`r/T^2` from the learning-rate ratio r and the temperature T; 1 in the paper
+======================  ===============================================================================================
+
+Exp attention: :math:`\dot v_l = \Delta_l e^{z_l/T}` and, by theorem 1, :math:`z_l = \frac{r}{2T} v_l^2`, hence
+
+.. math:: \dot v_l = \Delta_l e^{s v_l^2/2}, \qquad
+          \operatorname{erf}(v_l \sqrt{s/2}) = \sqrt{2s/\pi}\, \Delta_l t,
+
+because :math:`\int_0^v e^{-s u^2/2} du = \sqrt{\pi/(2s)} \operatorname{erf}(v \sqrt{s/2})`. All tokens keep the ratio
+:math:`\operatorname{erf}(v_l\sqrt{s/2})/\Delta_l` in common. At :math:`t^* = \sqrt{\pi/(2s)}/\max|\Delta|` the largest
+gain blows up; the others stop where they are at that time, and the attention is one-hot.
+
+Source: Tian, Wang, Zhang, Chen, Du, "JoMA", ICLR 2024 (arXiv 2310.00535), theorem 2. The closed time, the losers'
+limits, the sharpness and the solution for linear attention are derived here; so is the scale :math:`\sqrt{s/2}` of the
+argument.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import erf, erfinv
+
+from manyheads.errors import UsageError
+from manyheads.joma.task import Rule
+
+Array = NDArray[np.float64]
+
+
+def sharpness(rule: Rule) -> float:
+    """Return s = r/T² of a layer for which the theorem holds.
+
+    Raises
+    ------
+    UsageError
+        Softmax or linear attention, an activation other than the identity, or weight decay.
+    """
+    if rule.attention != "exp" or rule.activation != "identity" or rule.decay:
+        raise UsageError(
+            f"attention={rule.attention!r}, activation={rule.activation!r}, decay={rule.decay}: the erf law assumes "
+            "exp attention, a linear activation and no decay"
+        )
+    return rule.rate_ratio / rule.temperature**2
+
+
+def blowup_time(gains: ArrayLike, s: float = 1.0) -> float:
+    r"""Return :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the largest gain's weight is infinite.
+
+    Raises
+    ------
+    UsageError
+        No gain, or none that differs from zero: nothing ever moves.
+
+    Examples
+    --------
+    >>> round(blowup_time([0.5, -2.0]), 6)
+    0.626657
+    """
+    return math.sqrt(math.pi / (2 * s)) / float(np.abs(_checked(gains, s)).max())
+
+
+def _checked(gains: ArrayLike, s: float) -> Array:
+    delta = np.asarray(gains, np.float64)
+    if delta.ndim != 1 or not np.isfinite(delta).all() or not np.abs(delta).max(initial=0) > 0:
+        raise UsageError(f"gains of shape {delta.shape}: expected (M,), finite, and not all zero")
+    if not s > 0:
+        raise UsageError(f"sharpness {s}: must be positive")
+    return delta
+
+
+def reaching_time(gains: ArrayLike, level: float, s: float = 1.0) -> float:
+    r"""Return when the largest :math:`|v|` reaches a level, :math:`\operatorname{erf}(\sqrt{s/2}\, level)\, t^*`."""
+    return float(erf(level * math.sqrt(s / 2))) * blowup_time(gains, s)
+
+
+def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
+    r"""Return :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)` from a start at zero.
+
+    Parameters
+    ----------
+    gains, times
+        (M,) and (S,), every time before the blow-up.
+
+    Returns
+    -------
+    Array
+        (S, M).
+
+    Raises
+    ------
+    UsageError
+        A time at or after the blow-up.
+    """
+    delta, t = _checked(gains, s), np.asarray(times, np.float64)
+    end = blowup_time(delta, s)
+    if t.max(initial=0) >= end:
+        raise UsageError(f"time {t.max():.6g}: the solution ends in a blow-up at {end:.6g}")
+    return np.asarray(math.sqrt(2 / s) * erfinv(math.sqrt(2 * s / math.pi) * np.multiply.outer(t, delta)))
+
+
+def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
+    r"""Return where every weight is at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
+
+    Infinite for the winner, and for whoever ties with it.
+
+    Examples
+    --------
+    >>> frozen_weights([2.0, 1.0, -1.0]).round(4)
+    array([    inf,  0.6745, -0.6745])
+    """
+    delta = _checked(gains, s)
+    return np.asarray(math.sqrt(2 / s) * erfinv(delta / np.abs(delta).max()))
+
+
+def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
+    r"""Return how far :math:`\operatorname{erf}(scale \cdot v_l)/\Delta_l` is from one number: its range over its mean.
+
+    Zero in theory at scale :math:`\sqrt{s/2}`.
+    """
+    ratios = erf(scale * np.asarray(weights)) / _checked(gains, 1.0)
+    return float(np.ptp(ratios) / np.abs(ratios.mean()))
+
+
+def linear_attention_at(
+    gains: ArrayLike, times: ArrayLike, start: float = 1.0, rate_ratio: float = 1.0
+) -> tuple[Array, Array]:
+    r"""Return v and z under linear attention (T = 1), :math:`\dot v = \Delta z, \dot z = r \Delta v`: no blow-up.
+
+    .. math:: v_l = \frac{z_0}{\sqrt r} \sinh(\sqrt r \Delta_l t), \qquad z_l = z_0 \cosh(\sqrt r \Delta_l t)
+
+    Nobody freezes either. Derived here; arrays (S, M).
+    """
+    delta, root = _checked(gains, rate_ratio), math.sqrt(rate_ratio)
+    phase = root * np.multiply.outer(np.asarray(times, np.float64), delta)
+    return np.asarray(start / root * np.sinh(phase)), np.asarray(start * np.cosh(phase))
