@@ -2,10 +2,25 @@
 
 from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
+from manyheads.bigram.studies.stage_two import StageTwo
 from manyheads.demo.text import TextTraining
+from manyheads.joma.studies.real_text import RealText
 
 SMALL = {
     "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=48, batch=2, steps=12, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
     "attention/order-blindness": (OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, batch=8), 2),
+    "joma/real-text": (
+        RealText(
+            depths=(1, 2),
+            rates=(1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
+            key_dim=4,
+            length=8,
+            batch=2,
+            steps=6,
+            snapshots=3,
+        ),
+        2,
+    ),
+    "bigram/stage-two": (StageTwo(lengths=(40, 80), batch=16, samples=768), 2),
 }

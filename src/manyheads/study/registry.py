@@ -40,6 +40,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.costs:Costs",
         "attention's exact costs, sequential depth and crossover length against recurrence and pooling",
     ),
+    "joma/real-text": Entry(
+        "manyheads.joma.studies.real_text:RealText",
+        "on real text attention entropy drops and rebounds: where, and what that says of the loss",
+    ),
+    "bigram/stage-two": Entry(
+        "manyheads.bigram.studies.stage_two:StageTwo",
+        "from a start with signal, descent with an l1 penalty needs samples independent of the length",
+    ),
 }
 
 
