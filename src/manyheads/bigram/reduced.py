@@ -1,10 +1,10 @@
 r"""Stage one without its T coordinates: training by the exact mean gradient plus Gaussian noise, at a cost free of T.
 
-Without a penalty the attention enters its own step linearly, and away from the true positions the noise is isotropic
-and the mean gradient is a multiple of the vector itself. So a row of the attention is known well enough by its
+Without a penalty the attention enters its own step linearly, and away from the true positions the noise is
+isotropic and the mean gradient is a multiple of the vector itself. So a row of the attention is known by its
 :math:`Q` entries at the true positions, by the mean of the others (the sum is one) and by the norm :math:`u` of what is
-left of those, a vector :math:`v` of :math:`M = T - Q` entries without mean. With :math:`c = 1 - \eta_AK_V` and the noise
-:math:`s = \eta_A\sigma_k`,
+left of those, a vector :math:`v` of :math:`M = T - Q` entries without mean. With :math:`c = 1 - \eta_AK_V` and the
+noise :math:`s = \eta_A\sigma_k`,
 
 .. math:: v \leftarrow c\,v + s\,\xi_\perp \quad\Longrightarrow\quad
           u^2 \leftarrow (c\,u + s\,z)^2 + s^2\chi^2_{M-2},
