@@ -215,8 +215,8 @@ class Parametrization:
         >>> labels = {"table": "embedding", "projection": "value"}
         >>> tx = Parametrization(base=Shape(8, 1, 1)).optax(optax.adam(0.1), labels, Shape(32, 1, 1))
         >>> updates, _ = tx.update(weights, tx.init(weights), weights)
-        >>> print(updates["table"], updates["projection"])
-        [-0.1 -0.1 -0.1] [-0.025 -0.025 -0.025]
+        >>> {name: round(float(updates[name][0]), 4) for name in ("table", "projection")}
+        {'table': -0.1, 'projection': -0.025}
         """
         from manyheads.limits.optimisers import rescale
 
