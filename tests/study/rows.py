@@ -2,7 +2,9 @@
 
 from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
+from manyheads.bigram.studies.screening import ScreeningCost
 from manyheads.bigram.studies.stage_two import StageTwo
+from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.demo.text import TextTraining
 from manyheads.joma.studies.real_text import RealText
 
@@ -23,4 +25,6 @@ SMALL = {
         2,
     ),
     "bigram/stage-two": (StageTwo(lengths=(40, 80), batch=16, samples=768), 2),
+    "bigram/screening": (ScreeningCost(lengths=(20, 40), trained_length=20, searches=1), 2),
+    "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
 }

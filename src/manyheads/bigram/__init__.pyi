@@ -5,12 +5,14 @@ from . import lags as lags
 from . import recording as recording
 from . import reference as reference
 from . import rounding as rounding
+from . import screening as screening
 from . import settings as settings
 from . import softmax as softmax
 from . import streams as streams
 from . import task as task
 from . import theory as theory
 from . import training as training
+from . import transfer as transfer
 from .finite import Diverged as Diverged
 from .finite import Gradients as Gradients
 from .finite import State as State
@@ -34,6 +36,9 @@ from .rounding import refit_jointly as refit_jointly
 from .rounding import refit_scale as refit_scale
 from .rounding import refit_values as refit_values
 from .rounding import round_attention as round_attention
+from .screening import Screening as Screening
+from .screening import predict_screening as predict_screening
+from .screening import screen as screen
 from .settings import FirstStage as FirstStage
 from .settings import SecondStage as SecondStage
 from .settings import TrainingSettings as TrainingSettings
@@ -58,3 +63,7 @@ from .training import measure_salience as measure_salience
 from .training import mirror as mirror
 from .training import refine as refine
 from .training import train_bigram as train_bigram
+from .transfer import TransferSettings as TransferSettings
+from .transfer import TransferTest as TransferTest
+from .transfer import predict_transfer as predict_transfer
+from .transfer import transfer_test as transfer_test

@@ -14,9 +14,10 @@ symbols and lags share, and a row of weights over lags for every symbol. What is
 where :math:`|W|_\nu^2=\sum_j\nu_j|W_j|^2`, :math:`\nu` the frequencies of the symbols, and
 :math:`\varphi|W|_\nu/\sqrt{n_k}` is the standard deviation of the gradient at a lag on which nothing depends: with
 :math:`r = \sqrt{2\ln L}` the largest of L such gradients hardly passes. For fixed :math:`W` this is a lasso of L
-weights for every symbol; for fixed :math:`A` a ridge regression whose strength solves one scalar equation. Both are solved exactly, so :math:`F` falls. Then both are fitted once more, without any penalty, on
-the lags that were found. The penalty's form, its calibration and the algorithm are derived here and not in the paper,
-whose model this is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
+weights for every symbol; for fixed :math:`A` a ridge regression whose strength solves one scalar equation. Both
+are solved exactly, so :math:`F` falls. Then both are fitted once more, without any penalty, on the lags that were
+found. The penalty's form, its calibration and the algorithm are derived here and not in the paper, whose model this is:
+Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
 from __future__ import annotations

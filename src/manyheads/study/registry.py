@@ -48,6 +48,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.stage_two:StageTwo",
         "from a start with signal, descent with an l1 penalty needs samples independent of the length",
     ),
+    "bigram/screening": Entry(
+        "manyheads.bigram.studies.screening:ScreeningCost",
+        "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)",
+    ),
+    "bigram/transfer": Entry(
+        "manyheads.bigram.studies.transfer:TransferCost",
+        "a value matrix of correlation rho finds the positions in C/rho^2 samples",
+    ),
 }
 
 

@@ -1,0 +1,272 @@
+r"""Screening: the positions that matter, found by counting, without training anything.
+
+Given the query, the answer is independent of the token at every position but the Q that the query looks at. So every
+pair of query and position is a test of independence on the table of answers against tokens,
+
+.. math:: X_{kt} = n_k\Big(\sum_{y,x}\frac{c_{yx}^2}{r_y s_x} - 1\Big),
+
+chi-square with :math:`(N-1)^2` degrees of freedom where nothing depends, and non-central with
+:math:`n_k w^2\sum_{ij}\mu_j\tilde P_{ij}^2/\mu_i` at a position of weight :math:`w`. The largest of T null statistics
+grows like :math:`2\ln T`, so the samples that find all positions grow with the logarithm of the length, where gradient
+training from scratch needs more than T of them: that price belongs to the training, not to the task. The test and its
+law are derived here and are not in the paper, whose task it is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+
+from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from manyheads.bigram.task import BigramTask
+
+CELLS = 1 << 24  # counters that are held at a time
+ENTRIES = 1 << 24  # token copies that are held at a time
+FEW_SYMBOLS = 16  # up to here comparing with each symbol is quicker than numbering all pairs
+SPARSE = 1.0  # mean count of a table's cell below which its statistic is not judged
+
+
+@dataclass(frozen=True, eq=False)
+class Screening:
+    """What `screen` found.
+
+    Attributes
+    ----------
+    scores
+        X, (N, T): the chi-square statistic of every query and position.
+    dof
+        Its degrees of freedom, (N, T): of the answers and tokens that occur.
+    thresholds
+        (N, T): what the largest of all N T statistics stays below with probability `1 - false_alarm` if nothing
+        depends on anything. Infinite for a query whose tables hold less than one sample a cell: the chi-square law
+        says nothing of those.
+    counts
+        Samples of every query, (N,).
+    false_alarm
+        Probability of one or more false positions, over all tests.
+    """
+
+    scores: np.ndarray
+    dof: np.ndarray
+    thresholds: np.ndarray
+    counts: np.ndarray
+    false_alarm: float
+
+    @property
+    def found(self) -> np.ndarray:
+        """Which positions stand out, (N, T) of booleans."""
+        return self.scores > self.thresholds
+
+    @property
+    def unjudged(self) -> np.ndarray:
+        """Queries with too few samples for the chi-square law."""
+        return np.flatnonzero(np.isinf(self.thresholds).all(1))
+
+    def positions(self, query: int) -> np.ndarray:
+        """Return the positions found for a query, the strongest first."""
+        order = np.argsort(-self.scores[query], kind="stable")
+        return order[: int(self.found[query].sum())]
+
+    def top(self, count: int) -> np.ndarray:
+        """Return the `count` strongest positions of every query, found or not, (N, count), rising along a row."""
+        if not 1 <= count <= self.scores.shape[1]:
+            raise UsageError(f"count={count}: between 1 and the {self.scores.shape[1]} positions")
+        return np.sort(np.argpartition(-self.scores, count - 1, axis=1)[:, :count], axis=1)
+
+    def attention(self) -> np.ndarray:
+        """Return attention to start training from, (N, T) float32: uniform on what was found, else on everything.
+
+        Training that starts here has its positions already: it skips the stage whose cost grows with the length.
+        """
+        found = self.found | ~self.found.any(1, keepdims=True)
+        return np.asarray(found / found.sum(1, keepdims=True), np.float32)
+
+
+def screen(
+    tokens: ArrayLike,
+    queries: ArrayLike,
+    targets: ArrayLike,
+    *,
+    vocabulary: int | None = None,
+    false_alarm: float = 0.01,
+) -> Screening:
+    r"""Find for every query the positions on which the answer depends, by one chi-square test each.
+
+    Parameters
+    ----------
+    tokens
+        Contexts (B, T), integers from 0 on.
+    queries, targets
+        (B,), integers from 0 on.
+    vocabulary
+        Number of tokens N; by default one more than the largest.
+    false_alarm
+        Probability of any false position, over all N T tests; the threshold is Bonferroni's.
+
+    Returns
+    -------
+    Screening
+
+    Raises
+    ------
+    ShapeError, UsageError
+        Arrays that do not fit together, no samples, tokens outside the vocabulary, an answer that never changes.
+
+    Notes
+    -----
+    Limits. It sees what a single position says of the answer: two positions that only say something together (an
+    exclusive or) stay invisible. Context tokens that depend on each other, as in text, make positions stand out on
+    which nothing depends directly; `fit_lags` is for those. And it takes :math:`N^2` counters a position: with a large
+    vocabulary the tables are sparse until there are :math:`N^3` samples, and such queries are not judged.
+
+    Examples
+    --------
+    >>> from manyheads.bigram import draw_batch, draw_task
+    >>> task = draw_task(np.random.default_rng(0), vocabulary=3, length=200, sparsity=2)
+    >>> found = screen(*draw_batch(np.random.default_rng(1), task, 4000))
+    >>> bool((found.top(2) == task.positions).all()), int(found.found.sum())
+    (True, 6)
+    """
+    context, asked, answers, size = check_samples(tokens, queries, targets, vocabulary)
+    if not 0 < false_alarm < 1:
+        raise UsageError(f"false_alarm={false_alarm}: a probability between 0 and 1")
+    if answers.min() == answers.max():
+        raise UsageError(f"all {len(answers)} answers are {answers[0]}: nothing can depend on anything")
+    scores, dof = (np.zeros((size, context.shape[1])) for _ in range(2))
+    for part, counts in count_chunks(context, asked, answers, size):
+        scores[:, part], dof[:, part] = chi_square(counts)
+    samples = np.bincount(asked, minlength=size)
+    thresholds = np.full(scores.shape, np.inf)
+    levels, where = np.unique(dof, return_inverse=True)
+    limit = stats.chi2.isf(false_alarm / scores.size, np.maximum(levels, 1))
+    judged = (samples[:, None] >= SPARSE * (dof**0.5 + 1) ** 2) & (dof > 0)
+    thresholds[judged] = limit[where.reshape(dof.shape)][judged]
+    return Screening(scores, dof, thresholds, samples, false_alarm)
+
+
+def check_samples(
+    tokens: ArrayLike, queries: ArrayLike, targets: ArrayLike, vocabulary: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Refuse samples that are none; return tokens, queries, targets and the number of tokens N."""
+    context, asked, answers = np.asarray(tokens), np.asarray(queries), np.asarray(targets)
+    if context.ndim != 2 or asked.shape != answers.shape or asked.shape != context.shape[:1]:
+        raise ShapeError(f"tokens {context.shape}, queries {asked.shape}, targets {answers.shape}: (B, T), (B,), (B,)")
+    if not context.size:
+        raise UsageError(f"tokens of shape {context.shape}: at least one sample of one token")
+    low, high = (int(end([end(array) for array in (context, asked, answers)])) for end in (np.min, np.max))
+    if not all(np.issubdtype(array.dtype, np.integer) for array in (context, asked, answers)):
+        raise ShapeError("tokens, queries and targets are integers")
+    size = high + 1 if vocabulary is None else vocabulary
+    if low < 0 or high >= size:
+        raise UsageError(f"tokens run from {low} to {high}: a vocabulary of {size} has 0 to {size - 1}")
+    return context, asked.astype(np.int64), answers.astype(np.int64), size
+
+
+def count_pairs(tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Count answers and tokens for every query and position: (N, T, N, N) int32, answer before token.
+
+    Counts of two sets of samples add up, so a stream of samples needs no more memory than this.
+
+    Examples
+    --------
+    >>> counts = count_pairs(np.array([[0, 1], [1, 1]]), np.array([0, 0]), np.array([1, 0]), 2)
+    >>> counts[0, 0].tolist()  # answer 0 with token 1, answer 1 with token 0
+    [[0, 1], [1, 0]]
+    """
+    length = tokens.shape[1]
+    counts = np.zeros((vocabulary, length, vocabulary, vocabulary), np.int32)
+    order = np.argsort(queries * vocabulary + targets, kind="stable")
+    if vocabulary > FEW_SYMBOLS:
+        return _count_by_number(tokens[order], queries[order], targets[order], counts)
+    groups, starts = np.unique((queries * vocabulary + targets)[order], return_index=True)
+    for group, rows in zip(groups, np.split(order, starts[1:]), strict=True):
+        query, answer = divmod(int(group), vocabulary)
+        for begin in range(0, len(rows), 255):  # so many ones fit a byte
+            part = tokens[rows[begin : begin + 255]]
+            left = np.full(length, len(part), np.int32)
+            for symbol in range(vocabulary - 1):
+                ones = np.add.reduce((part == symbol).view(np.uint8), axis=0, dtype=np.uint8)
+                counts[query, :, answer, symbol] += ones
+                left -= ones
+            counts[query, :, answer, -1] += left
+    return counts
+
+
+def _count_by_number(tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Give every (position, answer, token) a number and count the numbers, some samples at a time."""
+    size, length = counts.shape[:2]
+    step = max(1, ENTRIES // length)
+    for query in np.unique(queries):
+        first, last = np.searchsorted(queries, [query, query + 1])
+        for begin in range(first, last, step):
+            part = slice(begin, min(begin + step, last))
+            codes = np.arange(length) * size**2 + targets[part, None] * size + tokens[part]
+            counts[query] += np.bincount(codes.ravel(), minlength=length * size**2).reshape(counts.shape[1:])
+    return counts
+
+
+def count_chunks(
+    tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, vocabulary: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield `count_pairs` for some positions at a time, which bounds the memory."""
+    width = max(1, CELLS // vocabulary**3)
+    for begin in range(0, tokens.shape[1], width):
+        part = slice(begin, min(begin + width, tokens.shape[1]))
+        yield part, count_pairs(tokens[:, part], queries, targets, vocabulary)
+
+
+def chi_square(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the statistic and its degrees of freedom for tables (..., N, N): two arrays (...); empty tables give 0."""
+    rows, columns = counts.sum(-1), counts.sum(-2)
+    total = rows.sum(-1)
+    inverse = [np.divide(1.0, side, out=np.zeros(side.shape), where=side > 0) for side in (rows, columns)]
+    ratio = np.einsum("...yx,...yx,...y,...x->...", counts, counts, *inverse, dtype=float, optimize=True)
+    dof = np.maximum((rows > 0).sum(-1) - 1, 0) * np.maximum((columns > 0).sum(-1) - 1, 0)
+    return np.where(total > 0, total * (ratio - 1), 0.0), dof
+
+
+def predict_screening(task: BigramTask, probability: float = 0.5) -> float:
+    r"""Return the samples at which the Q highest statistics of every query are the right ones, with a probability.
+
+    .. math:: \prod_k \int \prod_{m\le Q}\Pr\big[\chi'^2_d(n\mu_k w_{km}^2\,\chi^2(P)) > x\big]\,
+              \mathrm d F_d(x)^{T-Q} = \text{probability},\qquad
+              \chi^2(P) = \sum_{ij}\frac{\mu_j\tilde P_{ij}^2}{\mu_i},\ d=(N-1)^2,
+
+    with :math:`F_d` the chi-square law and :math:`\chi'^2` the non-central one. Nothing in it is fitted. To leading
+    order :math:`n` is :math:`2\ln T/(\mu_k w^2\chi^2(P))` for long contexts. Derived here; tables are taken to be full.
+
+    Examples
+    --------
+    >>> from manyheads.bigram import draw_task
+    >>> rng = np.random.default_rng
+    >>> short, long = (draw_task(rng(0), 3, length, 2) for length in (250, 64_000))
+    >>> bool(1 < predict_screening(long) / predict_screening(short) < 2.5)
+    True
+    """
+    strength = float((task.centred**2 / task.stationary[:, None]).sum(0) @ task.stationary)
+    shift = task.stationary[:, None] * task.weights**2 * strength  # (N, Q), a sample
+    dof, rest = (task.vocabulary - 1) ** 2, task.length - task.sparsity
+    # Gauss-Legendre on the probability of the null's maximum: u = F(x)^(T-Q)
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    upper = -np.expm1(np.log((nodes + 1) / 2) / max(rest, 1))  # 1 - F(x), without losing its digits
+    places = stats.chi2.isf(upper, dof)  # (64,)
+
+    def success(samples: float) -> float:
+        above = stats.ncx2.sf(places, dof, samples * shift[..., None]).prod(1)  # (N, 64)
+        return float((above @ (weights / 2)).prod())
+
+    low, high = 1.0, 2.0
+    while success(high) < probability:
+        low, high = high, 2 * high
+    while high / low > 1.0005:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if success(middle) < probability else (low, middle)
+    return (low * high) ** 0.5

@@ -1,0 +1,281 @@
+"""`bigram/screening`: the positions are found by counting, at a cost that hardly knows how long the context is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.bigram.finite import descend, start
+from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
+from manyheads.bigram.settings import FirstStage
+from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.errors import UsageError
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+
+GROWTH = 1.12  # of the samples from one look to the next
+FIRST = 32  # samples at the first look
+MOST = 1_000_000  # samples at which a search gives up
+ENTRIES = 1 << 23  # tokens that are drawn at a time
+GRADIENT_GROWTH = 4.0  # signal against noise of the gradient training, half of what is safe
+PATIENCE = 6.0  # gradient training gives up after so many times what its law promises
+
+Scores = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class ScreeningCost(Study):
+    """Chi-square screening finds all positions in a number of samples that grows with the logarithm of the length.
+
+    Attributes
+    ----------
+    lengths
+        Context tokens, rising.
+    trained_length
+        Contexts up to this length are trained by gradient descent as well.
+    vocabulary, sparsity
+        Tokens, and positions that each of them looks at.
+    searches
+        Searches of a replicate, each with positions and samples of its own; their geometric mean is its figure.
+    task
+        Which transition and weights: the number of a draw.
+    """
+
+    name: ClassVar[str] = "bigram/screening"
+    claim: ClassVar[str] = "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)"
+    source: ClassVar[Source] = Source(
+        "ren2024",
+        "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
+        "Yunwei Ren and Zixuan Wang and Jason D. Lee",
+        2024,
+        venue="NeurIPS",
+        identifier="2410.23438",
+        locus="abstract: training from scratch is polynomial in the length; screening and its law are derived here",
+    )
+
+    lengths: tuple[int, ...] = (250, 1000, 4000, 16_000)
+    trained_length: int = 1000
+    vocabulary: int = 3
+    sparsity: int = 2
+    searches: int = 6
+    task: int = 4
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
+            raise UsageError(f"lengths={self.lengths}: give two or more, rising")
+        if not self.lengths[0] <= self.trained_length:
+            raise UsageError(f"trained_length={self.trained_length}: at least the shortest context, {self.lengths[0]}")
+
+    @classmethod
+    def full(cls) -> ScreeningCost:
+        """Return the study up to 64,000 tokens, with gradient training up to 4,000."""
+        return cls(lengths=(250, 1000, 4000, 16_000, 64_000), trained_length=4000)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every length."""
+        return grid(length=self.lengths)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the samples that screening needs, without a fitted constant, and those of the gradient's law."""
+        tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
+        stages = [self._stage(task) for task in tasks]
+        # samples of the boost, as in manyheads.bigram.theory: T (ln T + 1.3)/(g K_P K_Q) = batch (ln T + 1.3)/rate
+        law = [
+            stage.batch * (np.log(length) + 1.3) / stage.rate(length)
+            for stage, length in zip(stages, self.lengths, strict=True)
+        ]
+        return xr.Dataset(
+            {
+                "samples": ("length", [predict_screening(task) for task in tasks], _label("samples of screening")),
+                "gradient": ("length", law, _label("samples of gradient training")),
+            },
+            coords={"length": list(self.lengths)},
+        )
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Draw samples until screening puts all positions first; train by gradient descent where that is affordable."""
+        length = int(cell["length"])
+        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), length])
+        figures = [search(rng, self._task(length, rng), _screened)[0] for _ in range(self.searches)]
+        samples = float(np.exp(np.log(figures).mean()))
+        trained = length <= self.trained_length
+        gradient = self._train(self._task(length, rng), int(rng.integers(2**31))) if trained else np.nan
+        return xr.Dataset(
+            {
+                "samples": ((), samples, _label("samples until screening puts all positions first")),
+                "gradient": ((), gradient, _label("samples until gradient training puts all positions first")),
+            }
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Compare growth, level and the cost of training."""
+        samples = trained["samples"].transpose("replicate", "cell").values  # (replicates, lengths)
+        gradient = trained["gradient"].transpose("replicate", "cell").values
+        lengths = np.asarray(self.lengths, float)
+        fit = fit_exponent(lengths, samples)
+        ends = [predict_screening(self._task(length, np.random.default_rng(0))) for length in (250, 64_000)]
+        allowed = float(np.log(2.5) / np.log(ends[1] / ends[0]))
+        ratio = np.log(samples / predicted["samples"].values).mean(1)
+        longest = int(np.flatnonzero(np.isfinite(gradient).all(0))[-1])
+        slope = float(np.polyfit(np.log(lengths), np.log(predicted["samples"].values), 1)[0])
+        return (
+            Verdict.from_interval(
+                "the samples of screening grow no faster than the logarithm of the length",
+                fit.interval,
+                figure=fit.exponent,
+                target=slope,
+                tolerance=(float("inf"), (allowed - 1) * slope),
+                basis=f"the law's slope at these lengths, and {allowed:.2f} times as much above: the law grows by "
+                f"{ends[1] / ends[0]:.2f} from 250 to 64,000 tokens, 2.5 is what is allowed",
+            ),
+            Verdict.from_samples(
+                "the samples of screening follow from the task, no constant fitted",
+                ratio,
+                target=0.0,
+                tolerance=2 * np.log(GROWTH),
+                resolution=np.log(GROWTH) / 2,
+                basis="log of measured over predicted: two looks, each 12% more samples than the one before, for the "
+                "non-central law of finite tables and for looking more than once",
+            ),
+            Verdict.from_samples(
+                f"gradient training needs more samples than screening already at {self.lengths[longest]} tokens",
+                np.log(gradient[:, longest] / samples[:, longest]),
+                target=0.0,
+                tolerance=(0.0, float("inf")),
+                resolution=np.log(GROWTH) / 2,
+                basis="an inequality: the log of the ratio is positive; a training that never succeeded counts with "
+                "the samples it had, which favours it",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show samples against length for counting and for gradients."""
+        samples = trained["samples"].transpose("replicate", "cell").values
+        gradient = trained["gradient"].transpose("replicate", "cell").values
+        lengths = np.asarray(self.lengths, float)
+        kept = np.flatnonzero(np.isfinite(gradient).all(0))
+        known = tuple(lengths.tolist())
+        curves = [
+            spread_curve(known, samples, "screening", group=0),
+            Curve(known, tuple(predicted["samples"].values.tolist()), "its law", "predicted", 0),
+            spread_curve(lengths[kept], gradient[:, kept], "gradient training", group=1),
+            Curve(known, tuple(predicted["gradient"].values.tolist()), "law of gradient training", "predicted", 1),
+        ]
+        table = tuple(
+            (
+                f"{int(length):,}",
+                f"{np.median(samples[:, place]):,.0f}",
+                f"{float(predicted['samples'][place]):,.0f}",
+                f"{np.median(gradient[:, place]):,.0f}" if place in kept else "not run",
+                f"{float(predicted['gradient'][place]):,.0f}",
+            )
+            for place, length in enumerate(lengths)
+        )
+        return (
+            Lines(
+                "Samples until all positions are right",
+                "context length [tokens]",
+                "samples",
+                tuple(curves),
+                log_x=True,
+                log_y=True,
+                note="Bands reach over replicates. Dashed: laws; that of screening has no fitted constant, that of "
+                "gradient training is for the moment at which its signal is complete, after the positions are clear.",
+            ),
+            Listing(
+                "Medians",
+                ("tokens", "screening", "law", "gradient training", "law"),
+                table,
+                note="The length makes the search longer for a gradient, because it must first rise out of 1/T.",
+            ),
+        )
+
+    def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
+        """Return the study's transition and weights with positions drawn for one length."""
+        drawn = draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity)
+        places = [np.sort(rng.choice(length, self.sparsity, replace=False)) for _ in range(self.vocabulary)]
+        return BigramTask(drawn.transition, drawn.stationary, np.stack(places), drawn.weights, length)
+
+    def _stage(self, task: BigramTask) -> FirstStage:
+        return FirstStage(task.transition_energy, self.sparsity, batch=16, growth=GRADIENT_GROWTH)
+
+    def _train(self, task: BigramTask, seed: int) -> float:
+        """Return the samples until the attention of a training from nothing puts all positions first, with any sign."""
+        stage = self._stage(task)
+        rate = stage.rate(task.length)
+        every = max(1, round(0.1 / rate))
+        state, taken = start(task), 0
+        while taken * rate < PATIENCE * (np.log(task.length) + 1.3):
+            state = descend(task, state, stage.steps(task.length), every, seed=seed, first_step=taken)
+            taken += every
+            if found(task, np.abs(state.attention - 1 / task.length)[None])[0]:
+                break
+        return float(taken * stage.batch)
+
+
+def search(rng: np.random.Generator, task: BigramTask, score: Scores) -> np.ndarray:
+    """Return, for every score, the samples at which it first puts the right positions of every query first.
+
+    Parameters
+    ----------
+    rng
+        Where the samples come from.
+    task
+        A task whose tokens are equally frequent.
+    score
+        Takes the counts of `count_pairs` and returns (R, N, T).
+
+    Returns
+    -------
+    numpy.ndarray
+        (R,): the geometric middle of the last look at which it was wrong and the first at which it is right.
+    """
+    counts = np.zeros((task.vocabulary, task.length, task.vocabulary, task.vocabulary), np.int32)
+    drawn, before, looks = 0, 0, float(FIRST)
+    result: np.ndarray | None = None
+    while drawn < MOST:
+        while drawn < int(looks):
+            size = min(int(looks) - drawn, max(1, ENTRIES // task.length))
+            counts += count_pairs(*draw_even(rng, task, size), task.vocabulary)
+            drawn += size
+        right = found(task, score(counts))
+        result = np.full(len(right), np.nan) if result is None else result
+        result[np.isnan(result) & right] = (max(before, FIRST / GROWTH) * drawn) ** 0.5
+        if not np.isnan(result).any():
+            return result
+        before, looks = drawn, looks * GROWTH
+    raise UsageError(f"{MOST} samples did not show the positions: this task is too hard for the study")
+
+
+def found(task: BigramTask, scores: np.ndarray) -> np.ndarray:
+    """Return whether the positions of every query have its highest scores, for scores (R, N, T): (R,)."""
+    places = np.broadcast_to(task.positions, (len(scores), *task.positions.shape))
+    weakest = np.take_along_axis(scores, places, 2).min(2)  # (R, N)
+    others = scores.copy()
+    np.put_along_axis(others, places, -np.inf, 2)
+    return (weakest > others.max(2)).all(1)
+
+
+def draw_even(rng: np.random.Generator, task: BigramTask, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw what `draw_batch` draws when all tokens are equally frequent, ten times as fast."""
+    if np.ptp(task.stationary) > 1e-9:
+        raise UsageError("the tokens of this task are not equally frequent: use draw_batch")
+    tokens = rng.integers(0, task.vocabulary, (size, task.length), dtype=np.uint8)
+    queries = rng.integers(0, task.vocabulary, size)
+    chosen = (rng.random((size, 1)) >= np.cumsum(task.weights, 1)[queries, :-1]).sum(1)
+    attended = tokens[np.arange(size), task.positions[queries, chosen]]
+    targets = (rng.random((size, 1)) >= np.cumsum(task.transition, 0)[:-1, attended].T).sum(1)
+    return tokens, queries, targets
+
+
+def _screened(counts: np.ndarray) -> np.ndarray:
+    return chi_square(counts)[0][None]
+
+
+def _label(name: str) -> dict[str, str]:
+    return {"long_name": name, "units": "samples"}
