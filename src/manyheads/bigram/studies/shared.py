@@ -1,0 +1,51 @@
+"""What the studies of this wing share: their source, the seed of a replicate, descent without noise."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.bigram.finite import State, StepSettings, start
+from manyheads.bigram.task import BigramTask
+from manyheads.bigram.theory.population import excess, gradients
+from manyheads.study import Source
+
+SOURCE = Source(
+    "ren2024",
+    "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
+    "Yunwei Ren and Zixuan Wang and Jason D. Lee",
+    2024,
+    venue="NeurIPS",
+    identifier="2410.23438",
+    locus="abstract; what is compared with it is derived here",
+)
+EXCESS = {"long_name": "excess loss", "units": "1"}
+SUPPORT = {"long_name": "share of queries with the right positions", "units": "1"}
+
+
+def seed_of(key: jax.Array) -> list[int]:
+    """Return the seed of a replicate's samples: the same in every cell."""
+    return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
+    """Return a variable over the grid's coordinates instead of over cells, in the order of the cells."""
+    axes = [str(n) for n, c in trained.coords.items() if c.dims == ("cell",) and n != "cell"]
+    table = trained[name].set_index(cell=axes).unstack("cell")
+    order = {axis: list(dict.fromkeys(trained[axis].values.tolist())) for axis in axes}
+    rest = [dim for dim in table.dims if dim not in (*axes, "replicate")]
+    return table.sel(order).transpose(*axes, "replicate", *rest)
+
+
+def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, steps: int) -> np.ndarray:
+    """Return the excess loss of exact gradient steps with the soft threshold, of that of no knowledge, (steps + 1,)."""
+    value, attention = np.array(state.value, float), np.array(state.attention, float)
+    zero, losses = excess(task, *start(task)), []
+    for _ in range(steps + 1):
+        losses.append(excess(task, value, attention) / zero)
+        by_value, by_attention = gradients(task, value, attention)
+        value = value - settings.value_rate * by_value
+        attention = attention - settings.attention_rate * by_attention
+        attention -= np.clip(attention, -settings.threshold, settings.threshold)
+    return np.array(losses)
