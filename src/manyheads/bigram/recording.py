@@ -118,7 +118,7 @@ def record(
                 np.count_nonzero(state.attention) / state.attention.size,
             )
         )
-    return Record(*np.array(rows).T, state=state)
+    return Record(*np.array(rows).T, state)
 
 
 def measure_distances(task: BigramTask, state: State) -> Distances:

@@ -9,6 +9,7 @@ import xarray as xr
 from manyheads.bigram.finite import State, StepSettings, start
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.population import excess, gradients
+from manyheads.bigram.theory.signal import SignalPath, SignalSystem, solve_signals
 from manyheads.study import Source
 
 SOURCE = Source(
@@ -49,3 +50,24 @@ def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, 
         attention = attention - settings.attention_rate * by_attention
         attention -= np.clip(attention, -settings.threshold, settings.threshold)
     return np.array(losses)
+
+
+def predict_signals(
+    task: BigramTask, settings: StepSettings, steps: np.ndarray, start: tuple[float, float] = (0.0, 0.0)
+) -> SignalPath:
+    """Solve the signal system with its noise for descent without penalty, at given numbers of steps."""
+    rates = settings.value_rate, settings.attention_rate
+    return solve_signals(SignalSystem.of(task, *rates, settings.batch), steps, start)
+
+
+def dressed_excess(task: BigramTask, path: SignalPath) -> np.ndarray:
+    r"""Return the excess loss of signals and noise together, of that of no knowledge.
+
+    :math:`(|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P` with the energies of the noise in
+    :math:`|A|^2 = \alpha_A^2K_Q + 1/T + E` and :math:`K_V = \alpha_V^2K_P + F`.
+    """
+    energy, spread, uniform = task.transition_energy, task.attention_energy, 1 / task.length
+    attention = path.attention_signal**2 * spread + uniform + path.attention_noise
+    values = path.value_signal**2 * energy + path.value_noise
+    overlap = (path.attention_signal * spread + uniform) * path.value_signal * energy
+    return (attention * values - 2 * overlap) / (task.weight_energy * energy) + 1

@@ -17,7 +17,6 @@ from manyheads.bigram.finite import State, StepSettings
 from manyheads.bigram.recording import measure_rounded, record
 from manyheads.bigram.studies import shared
 from manyheads.bigram.task import BigramTask, draw_task
-from manyheads.bigram.theory.averaged import predict_descent
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Lines, Panel, Study, Verdict, grid, spread_curve
 
@@ -77,7 +76,7 @@ class StageTwo(Study):
         return grid(descent=tuple(METHODS), length=self.lengths)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the averages over batches without penalty, and the noiseless descent with it, exactly."""
+        """Return the signal system with its noise without penalty, and the noiseless descent with it."""
         curves = np.stack([self._predict(length) for length in self.lengths], axis=1)
         return xr.Dataset(
             {"excess": (("descent", "length", "progress"), curves, shared.EXCESS)},
@@ -102,7 +101,7 @@ class StageTwo(Study):
         )
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the smallest loss of a run across lengths, and with the averages."""
+        """Compare the smallest loss of a run across lengths, and with the signal system."""
         best = shared.unstack(trained, "excess").min("progress")  # (method, length, replicate)
         theory = predicted["excess"].min("progress")
         first, last = self.lengths[0], self.lengths[-1]
@@ -111,22 +110,22 @@ class StageTwo(Study):
         return (
             Verdict.from_samples(
                 f"with the penalty the loss at {last} tokens is that at {first}",
-                np.log2(penalty.sel(length=last) / penalty.sel(length=first)).values,
+                np.log2(penalty.sel(length=last).values / penalty.sel(length=first).values),
                 target=0.0,
                 tolerance=float(np.log2(1.6)),
                 basis="a factor of 1.6 between the ends: of the energy of thresholded noise, which grows with the "
                 "length as long as the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
             ),
             Verdict.from_samples(
-                f"without it the loss grows from {first} to {last} tokens as the averages over batches say",
-                np.log2(plain.sel(length=last) / plain.sel(length=first)).values,
+                f"without it the loss grows from {first} to {last} tokens as the signal system with its noise says",
+                np.log2(plain.sel(length=last).values / plain.sel(length=first).values),
                 target=expected,
                 tolerance=0.3,
                 basis="a quarter of the factor: the smallest of a fluctuating curve lies below its mean's smallest",
             ),
             Verdict.from_samples(
                 f"at {last} tokens the loss is smaller with the penalty",
-                np.log2(penalty.sel(length=last) / plain.sel(length=last)).values,
+                np.log2(penalty.sel(length=last).values / plain.sel(length=last).values),
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
                 basis="an inequality: the ratio is below one",
@@ -136,8 +135,8 @@ class StageTwo(Study):
                 penalty.max("length").values,
                 target=0.0,
                 tolerance=(0.0, 0.035),
-                basis=f"the noiseless descent with this penalty reaches {float(theory.sel(descent='penalty').max()):.3f}"
-                " at the most; the rest is room for noise on the true positions",
+                basis=f"noiseless descent with this penalty reaches {float(theory.sel(descent='penalty').max()):.3f} "
+                "at the most; the rest is room for noise on the true positions",
             ),
             Verdict.from_samples(
                 "without penalty the positions cannot be read off",
@@ -163,7 +162,9 @@ class StageTwo(Study):
             over.append(spread_curve(self._progress(), rows, label, group=group))
             curve = theory.sel(descent=method, length=longest).values
             over.append(spread_curve(self._progress(), curve, f"{label}, predicted", "predicted", group))
-        note = "Losses of raw iterates, not rounded. Dashed: averages over batches, and noiseless descent with penalty."
+        note = (
+            "Raw iterates, not rounded. Dashed: the signal system with its noise, and noiseless descent with penalty."
+        )
         return (
             Lines(
                 "Smallest loss of a run",
@@ -188,7 +189,10 @@ class StageTwo(Study):
         """Return the predicted loss of both methods, (2, looks)."""
         task = self._task(length)
         steps, every = self._steps(), self._steps() // LOOKS
-        plain = predict_descent(task, self._settings(task, "plain"), steps, signals=(START, START)).excess[::every]
+        path = shared.predict_signals(
+            task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (START, START)
+        )
+        plain = shared.dressed_excess(task, path)
         penalty = shared.descend_noiselessly(task, _begin(task), self._settings(task, "penalty"), steps)[::every]
         return np.stack([plain, penalty])
 
