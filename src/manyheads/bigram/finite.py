@@ -266,11 +266,7 @@ def choose_engine(engine: str | None) -> str:
     'jax'
     """
     if engine is None:
-        return (
-            "numba"
-            if importlib.util.find_spec("numba") and importlib.util.find_spec("manyheads.bigram.kernels")
-            else "jax"
-        )
+        return "numba" if importlib.util.find_spec("numba") else "jax"
     if engine not in ENGINES:
         raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}, or None for what is installed")
     if engine == "numba":

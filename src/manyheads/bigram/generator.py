@@ -10,7 +10,7 @@ all modulo :math:`2^{32}`, where :math:`c` is the counter, :math:`g, m_1, m_2` a
 between two words, so any sample can be drawn again, in any order, by NumPy, JAX or compiled code.
 
 A token is the number of thresholds that its word reaches, so the law of the tokens is rounded to multiples of
-:math:`2^{-32}`: every frequency is right to :math:`1.2\cdot 10^{-10}`.
+:math:`2^{-32}`: every frequency is right to :math:`2.4\cdot 10^{-10}`.
 
 Seeds are scrambled by `numpy.random.SeedSequence`. Multiplying a seed by an odd constant instead would make the
 streams of two seeds shifted copies of one another, since the counter is multiplied by one as well.
@@ -112,7 +112,7 @@ def thresholds(law: np.ndarray) -> np.ndarray:
     """
     sums = np.cumsum(law, axis=-1)
     sums /= sums[..., -1:]  # exactly one from the last possible outcome on
-    return np.round(sums[..., :-1] * 2.0**32).astype(np.uint64)
+    return np.ceil(sums[..., :-1] * 2.0**32 - 1e-4).astype(np.uint64)  # the margin is for the rounding of the sums
 
 
 def pick(bounds: np.ndarray, words: np.ndarray) -> np.ndarray:

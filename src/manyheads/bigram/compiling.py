@@ -1,0 +1,77 @@
+"""Compile kernels with numba when they are first called, and keep them in the user's cache folder.
+
+Kernels are plain functions at module level, which import nothing: without the extra `fast` they are never touched, and
+with it they are compiled once and kept for the processes that follow, under a hash of their source.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from manyheads._extras import require
+
+# Sums may be reordered and products fused; infinities and NaN stay what they are, because divergence is looked for.
+FAST = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
+EXACT = {"error_model": "numpy"}
+_lock = threading.RLock()
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_registered: set[Callable[..., Any]] = set()
+
+
+def compile_kernel(entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    """Return `entry` compiled: it releases the interpreter's lock, so that several runs share a process as threads.
+
+    Parameters
+    ----------
+    entry
+        The function to call from Python. Its own arithmetic keeps to the order it is written in.
+    fast
+        Every function that it or another of them calls; their sums may be reordered. A function that is called by
+        another stands before it.
+
+    Raises
+    ------
+    ExtraMissing
+        The extra `fast` is not installed.
+    """
+    with _lock:
+        if entry not in _compiled:
+            numba, extending = require("numba"), require("numba.extending")
+            for function in fast:
+                if function not in _registered:
+                    extending.register_jitable(**FAST)(function)
+                    _registered.add(function)
+            with _cache_of(numba, entry, fast) as kept:
+                _compiled[entry] = numba.njit(cache=kept, nogil=True, **EXACT)(entry)
+        return _compiled[entry]
+
+
+@contextlib.contextmanager
+def _cache_of(numba: Any, entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Iterator[bool]:
+    """Point numba to a folder of the user's cache while it decides where to keep a function; True if there is one."""
+    modules = {inspect.getmodule(function) for function in (entry, *fast)}
+    sources = sorted(inspect.getsource(module) for module in modules if module is not None)
+    name = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "manyheads" / "numba" / f"{name}-{sys.implementation.cache_tag}"
+    before = numba.config.CACHE_DIR
+    if before:  # the caller has chosen a folder
+        yield True
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = os.access(folder, os.W_OK)
+    except OSError:
+        kept = False  # a home that cannot be written: everything works, only compiling takes longer
+    try:
+        if kept:
+            numba.config.CACHE_DIR = str(folder)
+        yield kept
+    finally:
+        numba.config.CACHE_DIR = before
