@@ -1,0 +1,273 @@
+"""Transformers of finite size under a parametrization: losses over rates and seeds, and how far everything moves.
+
+Scheme and rate are traced numbers, so that one compiled program a shape serves every scheme, rate and seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manyheads.attention.losses import cross_entropy
+from manyheads.attention.scaling import Scaling, Shape, standard_scaling
+from manyheads.attention.training import fit, member_bytes
+from manyheads.attention.transformer import Record, Transformer, initialise, normalise
+from manyheads.attention.weights import roles
+from manyheads.errors import UsageError
+from manyheads.limits.optimisers import rescale
+from manyheads.limits.schemes import OPTIMIZERS, Optimizer
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization import Parametrization
+    from manyheads.limits.task import Lesson
+
+BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained, beside its learning rate, which is the base's.
+
+    Attributes
+    ----------
+    optimizer
+        ``"adam"`` or ``"sgd"``.
+    steps
+        Updates.
+    epsilon
+        Adam's at the base.
+    """
+
+    optimizer: Optimizer = "adam"
+    steps: int = 100
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+        if self.steps < 1 or self.epsilon < 0:
+            raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
+
+    def transformation(self, rate: Any) -> optax.GradientTransformation:
+        """Return the base's optimiser at a rate, which may be traced."""
+        return optax.adam(rate, eps=self.epsilon) if self.optimizer == "adam" else optax.sgd(rate)
+
+
+class Factors(NamedTuple):
+    """Everything about a scheme that a network of one shape consumes, as traced float32 numbers."""
+
+    scaling: Scaling
+    rates: dict[str, Any]
+    epsilons: dict[str, Any]
+
+
+def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson) -> Factors:
+    """Return a parametrization's numbers at one shape."""
+    config, table = lesson.config(shape), parametrization.table(shape)
+    scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
+    return jax.tree.map(jnp.float32, Factors(scaling, table.column("rate"), table.column("epsilon")))
+
+
+def sweep_losses(
+    lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
+) -> np.ndarray:
+    """Train one network a rate, all from the same weights on the same batches.
+
+    Parameters
+    ----------
+    lesson, parametrization, shape, recipe
+        What is trained, and how.
+    rates
+        (R,) learning rates of the base shape.
+    key
+        For weights and batches.
+
+    Returns
+    -------
+    ndarray
+        (R, steps) the loss of every step before its update, in nats; not finite where training diverged.
+    """
+    factors = factors_of(parametrization, shape, lesson)
+    config = lesson.config(shape)
+    together = _side_by_side(config, recipe, lesson.batches, len(rates))
+    losses = _sweep(config, recipe, together, lesson.batches, factors, jnp.asarray(rates, jnp.float32), key)
+    return np.asarray(losses, np.float64)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sweep(
+    config: Any, recipe: Recipe, together: int, batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
+) -> jax.Array:
+    for_model, for_batches = jax.random.split(key)
+    model = initialise(config, factors.scaling, for_model, jnp.float32)
+
+    def member(rate: jax.Array) -> jax.Array:
+        tx = _optimiser(recipe, factors, model, rate)
+        return fit(model, cross_entropy, batches, tx, recipe.steps, for_batches)[1]
+
+    return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
+
+
+def _optimiser(recipe: Recipe, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+    return rescale(recipe.transformation(rate), roles(model.weights), factors.rates, factors.epsilons)
+
+
+def _side_by_side(config: Any, recipe: Recipe, batches: Any, members: int) -> int:
+    scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
+    bytes_each = member_bytes(
+        lambda key: initialise(config, scaling, key, jnp.float32),
+        cross_entropy,
+        batches,
+        recipe.transformation(1.0),
+        jax.random.key(0),
+    )
+    return int(max(1, min(members, BUDGET // bytes_each)))
+
+
+class Motion(NamedTuple):
+    """Root mean squares over a probe batch, one number a checkpoint unless said otherwise."""
+
+    outputs: Any  # change of the outputs
+    residual: Any  # change of the stream after the last block
+    logits: Any  # change of the attention logits, all layers
+    query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
+    value_by_weights: Any  # the same of the values
+    logits_start: Any  # () attention logits before training
+    head_variance: Any  # variance of the logits over heads, all layers
+    loss: Any  # on the probe batch
+
+
+QUANTITIES: dict[str, str] = {
+    "outputs": "outputs",
+    "residual": "residual stream after the last block",
+    "logits": "attention logits",
+    "query_by_weights": "queries, moved by their own weights",
+    "value_by_weights": "values, moved by their own weights",
+}
+"""The quantities that a coordinate check follows, and the module in which each stands."""
+
+
+def measure_motion(
+    lesson: Lesson,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    rate: float,
+    checkpoints: tuple[int, ...],
+    key: jax.Array,
+) -> Motion:
+    """Train one network and measure at some steps how far everything has moved from its start.
+
+    Parameters
+    ----------
+    lesson, parametrization, shape, recipe
+        What is trained, and how; `recipe.steps` is not looked at.
+    rate
+        Learning rate of the base shape.
+    checkpoints
+        Numbers of steps, increasing.
+    key
+        For weights, batches and the probe batch.
+
+    Returns
+    -------
+    Motion
+        NumPy arrays, (checkpoints,) or (); not finite where training diverged.
+
+    Raises
+    ------
+    UsageError
+        The checkpoints do not increase from at least one.
+    """
+    if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
+        raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
+    factors = factors_of(parametrization, shape, lesson)
+    found = _motion(lesson.config(shape), recipe, lesson.batches, factors, jnp.float32(rate), checkpoints, key)
+    return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 5))
+def _motion(
+    config: Any,
+    recipe: Recipe,
+    batches: Any,
+    factors: Factors,
+    rate: jax.Array,
+    checkpoints: tuple[int, ...],
+    key: jax.Array,
+) -> Motion:
+    for_model, for_batches, for_probe = jax.random.split(key, 3)
+    start = initialise(config, factors.scaling, for_model, jnp.float32)
+    probe = batches(for_probe)
+    before = start.record(probe[0])
+    tx = _optimiser(recipe, factors, start, rate)
+
+    def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        weights, memory = state
+        batch = batches(jax.random.fold_in(for_batches, number))
+        gradient = jax.grad(lambda w: cross_entropy(Transformer(w, factors.scaling, config), batch))(weights)
+        updates, memory = tx.update(gradient, memory, weights)
+        return optax.apply_updates(weights, updates), memory
+
+    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        state = jax.lax.fori_loop(span[0], span[1], advance, state)
+        model = Transformer(state[0], factors.scaling, config)
+        return state, _moved(start, before, model, probe)
+
+    # One compiled loop body for all stretches: the bounds are data.
+    bounds = jnp.asarray([0, *checkpoints])
+    _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
+    return Motion(*moved[:5], logits_start=_rms(_logits(before)), head_variance=moved[5], loss=moved[6])
+
+
+def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -> tuple[jax.Array, ...]:
+    now = model.record(probe[0])
+    logits = _logits(now)
+    z = _block_inputs(model, now)  # (L, ..., T, d)
+    multiplier = model.scaling.multiplier
+
+    def by_weights(role: str) -> jax.Array:
+        change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)  # (L, H, d, N)
+        return _rms(multiplier[role] * jnp.einsum("l...td,lhdn->l...htn", z, change))
+
+    heads = jnp.var(logits, axis=-3).mean()  # over heads, at every pair of tokens
+    return (
+        _rms(now.outputs - before.outputs),
+        _rms(now.layers.stream[-1] - before.layers.stream[-1]),
+        _rms(logits - _logits(before)),
+        by_weights("query"),
+        by_weights("value"),
+        heads,
+        cross_entropy(model, probe),
+    )
+
+
+def _logits(record: Record) -> jax.Array:
+    layers = record.layers
+    return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
+
+
+def _block_inputs(model: Transformer, record: Record) -> jax.Array:
+    """Return what the projections of every block act on: the normalised stream below it."""
+    below = jnp.concatenate([record.start[None], record.layers.stream[:-1]])
+    if model.config.norm != "pre":
+        return below
+    gain, shift = model.weights.blocks.attention_gain, model.weights.blocks.attention_shift
+    factor = model.scaling.multiplier["norm"]
+    each = partial(_normalise_layer, config=model.config, factor=factor)
+    return jax.vmap(each)(below, gain, shift)
+
+
+def _normalise_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
+    scaled = [None if part is None else factor * part for part in (gain, shift)]
+    return normalise(stream, scaled[0], scaled[1], config)
+
+
+def _rms(array: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.square(array).mean())

@@ -1,0 +1,108 @@
+"""What transformers of every shape learn here: handwritten digits, and the next character of a real text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.attention.configuration import TransformerConfig
+from manyheads.attention.inputs import PatchInput, TokenInput
+from manyheads.attention.scaling import Shape
+from manyheads.data import TextWindows, build_vocabulary, cut_patches, draw_integers, load_digits, load_text, normalise
+from manyheads.errors import UsageError
+
+PATCH = 2  # pixels: an image of 8 x 8 becomes 16 tokens of 4 numbers
+VOCABULARY = 64  # most characters of a text; rarer ones become one unknown symbol
+
+
+class ImageBatches(eqx.Module):
+    """Batches of images, cut into patches, with their labels, as a function of a key.
+
+    Attributes
+    ----------
+    patches
+        (samples, T, dim), float32.
+    labels
+        (samples,), int32.
+    size
+        Images of a batch, drawn with replacement.
+    """
+
+    patches: jax.Array
+    labels: jax.Array
+    size: int = eqx.field(static=True)
+
+    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Draw (patches (size, T, dim), labels (size,))."""
+        chosen = draw_integers(key, (self.size,), len(self.labels))
+        return self.patches[chosen], self.labels[chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """One task for transformers of every shape: everything about them but the shape, and where batches come from.
+
+    Attributes
+    ----------
+    template
+        A configuration whose shape is exchanged.
+    batches
+        key -> (inputs, answers), a pytree with the data as leaves.
+
+    Examples
+    --------
+    >>> lesson = digits_lesson(batch=4)
+    >>> lesson.config(Shape(4, 2, 1)).shape.width, lesson.batches(jax.random.key(0))[0].shape
+    (8, (4, 16, 4))
+    """
+
+    template: TransformerConfig
+    batches: Any
+
+    def config(self, shape: Shape) -> TransformerConfig:
+        """Return the configuration at a shape."""
+        return replace(self.template, shape=shape)
+
+
+def digits_lesson(batch: int = 16) -> Lesson:
+    """Return a vision transformer's task: the ten handwritten digits, 16 patches of 2 x 2 pixels, mean pooling.
+
+    Raises
+    ------
+    UsageError
+        `batch` is not positive.
+    """
+    _check(batch)
+    digits = load_digits()
+    patches = cut_patches(normalise(digits.images, np.float32), PATCH)  # (samples, 16, 4)
+    config = TransformerConfig(Shape(1, 1, 1), PatchInput(patches.shape[-1]), patches.shape[-2], outputs=10)
+    return Lesson(config, ImageBatches(jnp.asarray(patches, jnp.float32), jnp.asarray(digits.labels, jnp.int32), batch))
+
+
+def text_lesson(text: Path | None = None, batch: int = 8, length: int = 32) -> Lesson:
+    """Return a causal transformer's task: the next character of a text, by default Python's documentation.
+
+    Raises
+    ------
+    UsageError
+        `batch` or `length` is not positive, or the text cannot be read.
+    """
+    _check(batch)
+    words = load_text(text).content
+    vocabulary = build_vocabulary(words, VOCABULARY)
+    tokens = vocabulary.encode(words)
+    config = TransformerConfig(
+        Shape(1, 1, 1), TokenInput(len(vocabulary)), length, len(vocabulary), causal=True, read_out="token"
+    )
+    return Lesson(config, TextWindows(tokens, length, batch))
+
+
+def _check(batch: int) -> None:
+    if batch < 1:
+        raise UsageError(f"batch={batch}: give at least one sequence")
