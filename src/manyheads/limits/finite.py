@@ -215,7 +215,7 @@ def _motion(
         updates, memory = tx.update(gradient, memory, weights)
         return optax.apply_updates(weights, updates), memory
 
-    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Motion]:
         state = jax.lax.fori_loop(span[0], span[1], advance, state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _moved(start, before, model, probe)
@@ -223,10 +223,10 @@ def _motion(
     # One compiled loop body for all stretches: the bounds are data.
     bounds = jnp.asarray([0, *checkpoints])
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
-    return Motion(*moved[:5], logits_start=_rms(_logits(before)), head_variance=moved[5], loss=moved[6])
+    return moved._replace(logits_start=moved.logits_start[0])
 
 
-def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -> tuple[jax.Array, ...]:
+def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -> Motion:
     now = model.record(probe[0])
     logits = _logits(now)
     z = _block_inputs(model, now)  # (L, ..., T, d)
@@ -236,15 +236,15 @@ def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -
         change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)  # (L, H, d, N)
         return _rms(multiplier[role] * jnp.einsum("l...td,lhdn->l...htn", z, change))
 
-    heads = jnp.var(logits, axis=-3).mean()  # over heads, at every pair of tokens
-    return (
-        _rms(now.outputs - before.outputs),
-        _rms(now.layers.stream[-1] - before.layers.stream[-1]),
-        _rms(logits - _logits(before)),
-        by_weights("query"),
-        by_weights("value"),
-        heads,
-        cross_entropy(model, probe),
+    return Motion(
+        outputs=_rms(now.outputs - before.outputs),
+        residual=_rms(now.layers.stream[-1] - before.layers.stream[-1]),
+        logits=_rms(logits - _logits(before)),
+        query_by_weights=by_weights("query"),
+        value_by_weights=by_weights("value"),
+        logits_start=_rms(_logits(before)),
+        head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
+        loss=cross_entropy(model, probe),
     )
 
 
