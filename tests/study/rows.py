@@ -2,7 +2,9 @@
 
 from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
+from manyheads.bigram.studies.sample_law import SampleLaw
 from manyheads.bigram.studies.screening import ScreeningCost
+from manyheads.bigram.studies.softmax import Softmax
 from manyheads.bigram.studies.stage_two import StageTwo
 from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.demo.text import TextTraining
@@ -25,6 +27,21 @@ SMALL = {
         2,
     ),
     "bigram/stage-two": (StageTwo(lengths=(40, 80), batch=16, samples=768), 2),
+    "bigram/sample-law": (
+        SampleLaw(
+            lengths=(20, 40),
+            longest=(50, 100),
+            vocabularies=(3, 4),
+            noises=(2.0, 4.0),
+            noise=4.0,
+            batch=4,
+            growth=0.1,
+            runs=1,
+            simulated=4,
+        ),
+        2,
+    ),
     "bigram/screening": (ScreeningCost(lengths=(20, 40), trained_length=20, searches=1), 2),
     "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
+    "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
 }

@@ -118,7 +118,8 @@ def record(
                 np.count_nonzero(state.attention) / state.attention.size,
             )
         )
-    return Record(*np.array(rows).T, state)
+    steps_done, losses, values, weights, energies, shares = np.array(rows).T
+    return Record(steps_done, losses, values, weights, energies, shares, state)
 
 
 def measure_distances(task: BigramTask, state: State) -> Distances:

@@ -78,6 +78,8 @@ class Refined:
     ----------
     state
         Values and attention where the loss on held-out samples was smallest: the raw iterate, not rounded.
+    last
+        The raw iterate at the end of the budget.
     samples
         Drawn in all, those after the smallest loss included.
     best
@@ -89,6 +91,7 @@ class Refined:
     """
 
     state: State
+    last: State
     samples: int
     best: int
     curve: np.ndarray
@@ -234,7 +237,7 @@ def refine(
         state = descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
         taken += second.every
     stopped: Literal["held-out", "budget"] = "budget" if best[2] == taken * second.batch else "held-out"
-    return Refined(best[1], taken * second.batch, best[2], np.array(curve), stopped)
+    return Refined(best[1], state, taken * second.batch, best[2], np.array(curve), stopped)
 
 
 def estimate_noise(attention_gradient: np.ndarray, stationary: np.ndarray) -> float:

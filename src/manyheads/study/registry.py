@@ -48,6 +48,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.stage_two:StageTwo",
         "from a start with signal, descent with an l1 penalty needs samples independent of the length",
     ),
+    "bigram/sample-law": Entry(
+        "manyheads.bigram.studies.sample_law:SampleLaw",
+        "training from scratch needs T ln T samples over the energies and the noise, and a known luck",
+    ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",
         "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)",
@@ -55,6 +59,10 @@ STUDIES: dict[str, Entry] = {
     "bigram/transfer": Entry(
         "manyheads.bigram.studies.transfer:TransferCost",
         "a value matrix of correlation rho finds the positions in C/rho^2 samples",
+    ),
+    "bigram/softmax": Entry(
+        "manyheads.bigram.studies.softmax:Softmax",
+        "softmax and linear heads train alike near the start, and end alike where weights are tied",
     ),
 }
 
