@@ -57,6 +57,13 @@ def _text(scene: Scene) -> Study:
     return TextTraining(text=scene.text)
 
 
+def _rebound(scene: Scene) -> Study:
+    from manyheads.demo.rebound import Rebound
+
+    run = scene.finished.get("demo/text")
+    return Rebound(finished=run and run / "run.json")
+
+
 def _order(scene: Scene) -> Study:
     from manyheads.attention.studies.order_blindness import OrderBlindness
 
@@ -76,6 +83,14 @@ CHAPTERS: tuple[Chapter, ...] = (
         "that count: how often each character follows the few before it. Its heads begin by looking at everything "
         "alike, and then choose.",
         _text,
+        replicates=4,
+    ),
+    Chapter(
+        "Drop and rebound",
+        "The same trainings, looked at again. A theory of how attention learns together with the MLP above it predicts "
+        "that a layer first narrows its view to what matters most and later widens it again. Here each "
+        "layer is asked.",
+        _rebound,
         replicates=4,
     ),
     Chapter(
