@@ -11,10 +11,11 @@ can rise only when a smaller one catches up.
 
 .. math:: H - H_\infty \simeq \sum_l p_l\,(s_l - \bar s)\,\mu_l^2 \delta_l ,
 
-and the slowest component decides. With a rate r(mu) that grows with mu that is the *smallest* one, its logit below
-the mean: the entropy comes to its end **from below, whatever the targets, unless all are equal**. For two
-components this is the late gap, :math:`\tfrac12 (v_1^2 - v_2^2) - \tfrac12 (\mu_1^2 - \mu_2^2) \simeq \mu_2^2 \delta_2 -
-\mu_1^2 \delta_1 > 0`.
+and the slowest component decides. With a rate r(mu) that grows with mu that is the *smallest* one, whose logit is
+below the mean: the entropy comes to its end **from below, whatever the targets, unless all are equal**. For two
+components this is the late gap,
+
+.. math:: \tfrac12 (v_1^2 - v_2^2) - \tfrac12 (\mu_1^2 - \mu_2^2) \simeq \mu_2^2 \delta_2 - \mu_1^2 \delta_1 > 0 .
 
 *No bounce.* With one rate for all, :math:`s_l = (1 - \delta)^2 \mu_l^2/2`: a common factor grows, and entropy only
 falls. With a linear activation, :math:`\dot v = \mu e^{v^2/2}`, both s and its derivative increase with mu at every

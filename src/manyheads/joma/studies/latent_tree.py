@@ -1,0 +1,244 @@
+"""`joma/latent-tree`: how often two leaves of a latent tree are on together, by formula and in drawn sequences.
+
+The control is a tree whose transitions are not symmetric: message passing still gives its co-occurrence, the closed
+form does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy.stats import norm
+
+from manyheads.errors import UsageError
+from manyheads.joma.latents import LatentTree, binary_tree
+from manyheads.joma.theory.trees import heights, marginals, predict_cooccurrence, unroll
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+
+TREES = ("symmetric", "asymmetric")
+ALARM = 1e-5  # false alarm of the largest deviation over all heights and replicates
+BLOCKS = 32  # independent blocks of sequences, whose scatter shows the error
+STRAY = 0.8  # the asymmetric tree's transition: on stays on as often as in the symmetric one, off stays off this much
+
+
+@dataclass(frozen=True)
+class LatentTreeStudy(Study):
+    """Co-occurrence of leaves by the height of their common ancestor, in samples of growing size, beside theorem 5.
+
+    Attributes
+    ----------
+    depth
+        L: levels of the tree, the label's included; L - 1 levels of binary edges.
+    branching
+        Children of every latent.
+    correlation
+        rho of every edge.
+    imbalance
+        rho_0: minus the mean bias of the top latent.
+    samples
+        Sequences of one block, in rising order; 32 blocks are drawn.
+    """
+
+    name: ClassVar[str] = "joma/latent-tree"
+    claim: ClassVar[str] = (
+        "leaves of a latent tree occur together as theorem 5 says: often for siblings, by chance afar"
+    )
+    source: ClassVar[Source] = Source(
+        "tian2023",
+        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
+        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon S. Du",
+        2023,
+        venue="ICLR 2024",
+        identifier="2310.00535",
+        locus="theorem 5; at any branching, and the control, are ours",
+    )
+    vectorised: ClassVar[bool] = True
+
+    depth: int = 6
+    branching: int = 2
+    correlation: float = 0.8
+    imbalance: float = 0.2
+    samples: tuple[int, ...] = (256, 1024, 4096)
+
+    def __post_init__(self) -> None:
+        if self.depth < 3 or self.branching < 2 or self.branching ** (self.depth - 1) > 4096:
+            raise UsageError(f"depth={self.depth}, branching={self.branching}: 3 and 2 or more, 4096 leaves at most")
+        if len(self.samples) < 2 or list(self.samples) != sorted(set(self.samples)) or self.samples[0] < 64:
+            raise UsageError(f"samples={self.samples}: expected two sizes or more, 64 or more each, in rising order")
+        self._tree("symmetric")  # refuses a correlation or an imbalance that is none
+
+    @classmethod
+    def full(cls) -> LatentTreeStudy:
+        """Return the study with a depth of eight and up to half a million sequences."""
+        return cls(depth=8, samples=(256, 1024, 4096, 16384))
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return both trees at every number of samples."""
+        return grid(tree=TREES, samples=self.samples)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the closed form, and message passing on both trees."""
+        levels = np.arange(1, self.depth)
+        first, others = self._pairs()
+        exact = []
+        for kind in TREES:
+            tree = unroll(self._tree(kind))
+            leaves = tree.leaves
+            given = marginals(tree, {int(leaves[first]): 1})[1]
+            exact.append([given[leaves[other]][1] for other in others])
+        alone = marginals(unroll(self._tree("symmetric")), {})[1][-1][1]
+        return xr.Dataset(
+            {
+                "formula": (
+                    "height",
+                    predict_cooccurrence(self.correlation, levels, self.depth, self.imbalance),
+                    {"long_name": "P(on | other on), theorem 5", "units": "1"},
+                ),
+                "together": (
+                    ("tree", "height"),
+                    np.asarray(exact),
+                    {"long_name": "P(on | other on), message passing", "units": "1"},
+                ),
+                "alone": ((), alone, {"long_name": "P(on)", "units": "1"}),
+            },
+            coords={"tree": list(TREES), "height": ("height", levels, {"long_name": "height of the common ancestor"})},
+        )
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Draw sequences and count: a pair of leaves a height gives binomial counts, all pairs the mean over pairs."""
+        size = int(cell["samples"])
+        place = TREES.index(str(cell["tree"])) * len(self.samples) + self.samples.index(size)
+        drawn = self._tree(str(cell["tree"])).draw(jax.random.fold_in(key, place), BLOCKS * size)
+        on = drawn.levels[-1].astype(jnp.float32)  # (all, leaves): sums below are whole and below 2^24
+        first, others = self._pairs()
+        blocks = on.reshape(BLOCKS, size, -1)
+        given = blocks[..., first].sum(1).astype(jnp.float64)  # (blocks,)
+        both = jnp.einsum("bn,bnh->bh", blocks[..., first], blocks[..., jnp.asarray(others)]).astype(jnp.float64)
+        scatter = (both / jnp.maximum(given, 1)[:, None]).std(0, ddof=1)  # (height,)
+        counts = on.T @ on  # (leaves, leaves)
+        share = counts.astype(jnp.float64) / jnp.diagonal(counts).astype(jnp.float64)[:, None]
+        above = jnp.asarray(heights((self.branching,) * (self.depth - 1)))
+        levels = jnp.arange(1, self.depth)
+        every = jax.vmap(lambda height: jnp.mean(share, where=above == height))(levels)
+        return xr.Dataset(
+            {
+                "both": ("height", both.sum(0), {"long_name": "sequences with both on", "units": "1"}),
+                "given": ((), given.sum(), {"long_name": "sequences with the first on", "units": "1"}),
+                "scatter": ("height", scatter, {"long_name": "scatter of the frequency over blocks", "units": "1"}),
+                "together": ("height", every, {"long_name": "P(on | other on), mean over pairs", "units": "1"}),
+            },
+            coords={"height": ("height", np.arange(1, self.depth), {"long_name": "height of the common ancestor"})},
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Compare counts with their binomial law, the error's rate, and the control."""
+        symmetric, asymmetric = (self._cells(trained, kind) for kind in TREES)
+        count = symmetric.sizes["replicate"] * symmetric.sizes["cell"] * symmetric.sizes["height"]
+        bound = float(norm.isf(ALARM / 2 / count))
+        basis = f"binomial counts; passed by chance once in {1 / ALARM:.0e} runs of {count} counts"
+        formula, exact = predicted["formula"], predicted["together"]
+        error = symmetric["scatter"].mean("height").transpose("replicate", "cell").values
+        fit = fit_exponent(np.asarray(self.samples), np.maximum(error, 1e-12))
+        nearest, next_nearest = (symmetric["together"].isel(cell=-1, height=place).values for place in (0, 1))
+        return (
+            Verdict.exact(
+                "symmetric tree: leaves occur together as the closed form says",
+                float(np.abs(_scores(symmetric, formula)).max()),
+                target=0.0,
+                tolerance=bound,
+                basis=basis,
+            ),
+            Verdict.exact(
+                "asymmetric tree: leaves occur together as message passing says",
+                float(np.abs(_scores(asymmetric, exact.sel(tree="asymmetric"))).max()),
+                target=0.0,
+                tolerance=bound,
+                basis=basis,
+            ),
+            Verdict.exact(
+                "asymmetric tree: the closed form, with the symmetric tree's rho and rho_0, still holds",
+                float(np.abs(_scores(asymmetric, formula)).max()),
+                target=0.0,
+                tolerance=bound,
+                basis=basis,
+                expected="refuted",
+            ),
+            Verdict.from_interval(
+                "the error falls as the square root of the number of sequences",
+                fit.interval,
+                figure=fit.exponent,
+                target=-0.5,
+                tolerance=0.12,
+                basis="the rate of a mean; a scatter of 32 blocks is known to a tenth, a slope over them to hundredths",
+            ),
+            Verdict.from_samples(
+                "siblings occur together more often than cousins",
+                nearest - next_nearest,
+                target=float(formula[0] - formula[1]),
+                tolerance=0.5 * float(formula[0] - formula[1]),
+                basis="within half of the gap that theorem 5 gives; the sampling error is far smaller",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show co-occurrence by height on both trees, and the error by the number of samples."""
+        levels = predicted["height"].values
+        formula = predicted["formula"]
+        curves = []
+        for group, kind in enumerate(TREES):
+            found = self._cells(trained, kind)["together"].isel(cell=-1).transpose("replicate", "height").values
+            curves.append(spread_curve(levels, found, f"{kind}, drawn", group=group))
+            exact = predicted["together"].sel(tree=kind).values[None]
+            curves.append(spread_curve(levels, exact, f"{kind}, message passing", "predicted", group))
+        curves.append(spread_curve(levels, formula.values[None], "closed form of theorem 5", "reference"))
+        symmetric = self._cells(trained, "symmetric")
+        error = symmetric["scatter"].mean("height").transpose("replicate", "cell").values
+        sizes = np.asarray(self.samples, float)
+        law = error.mean(0)[0] * (sizes / sizes[0]) ** -0.5
+        return (
+            Lines(
+                "Leaves that are on together",
+                "height of the lowest common ancestor",
+                "P(on | other on)",
+                tuple(curves),
+                note=f"{self.branching ** (self.depth - 1)} leaves; bands reach over replicates.",
+            ),
+            Lines(
+                "Scatter of the counted frequency, symmetric tree",
+                "sequences",
+                "standard deviation over blocks",
+                (spread_curve(sizes, error, "drawn"), spread_curve(sizes, law[None], "slope -1/2", "reference")),
+                log_x=True,
+                log_y=True,
+                note="One pair of leaves a height, mean over heights.",
+            ),
+        )
+
+    def _tree(self, kind: str) -> LatentTree:
+        spread = 1 - abs(self.imbalance)  # as far as the two labels can differ
+        bias = (-self.imbalance - spread, -self.imbalance + spread)
+        tree = binary_tree((self.branching,) * (self.depth - 1), self.correlation, bias)
+        if kind == "symmetric":
+            return tree
+        matrix = ((STRAY, 1 - STRAY), tree.transitions[0][1])
+        return LatentTree(tree.branching, (matrix,) * (self.depth - 1), tree.top)
+
+    def _pairs(self) -> tuple[int, list[int]]:
+        """Return the first leaf and one partner for every height: the first leaf of the next group of that height."""
+        return 0, [self.branching ** (height - 1) for height in range(1, self.depth)]
+
+    def _cells(self, trained: xr.Dataset, kind: str) -> xr.Dataset:
+        return trained.isel(cell=np.flatnonzero(trained["tree"].values == kind))
+
+
+def _scores(trained: xr.Dataset, probability: xr.DataArray) -> np.ndarray:
+    """Return binomial scores of the counts: their departure from the mean in standard deviations."""
+    given, both = trained["given"].values, trained["both"].transpose("height", ...).values
+    p = probability.values.reshape(-1, *(1,) * given.ndim)
+    return (both - given * p) / np.sqrt(given * p * (1 - p))
