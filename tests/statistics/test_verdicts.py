@@ -188,3 +188,8 @@ def test_a_tighter_claim_needs_more_replicates(rng):
     needed = [replicates_to_decide(pilot, 0.0, tolerance) for tolerance in (1.0, 0.1, 0.05, 0.02)]
     assert needed[0] == 6
     assert needed[1] < needed[2] < needed[3]
+
+
+def test_equal_samples_on_an_edge_do_not_say_how_many_more():
+    # the prediction's own error reaches over the edge, and nothing is known of the spread
+    assert replicates_to_decide([0.0, 0.0, 0.0], 0.1, 0.1, prediction_error=0.05) is None

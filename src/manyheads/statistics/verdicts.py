@@ -131,8 +131,8 @@ def replicates_to_decide(
     Returns
     -------
     int or None
-        n itself if the samples at hand decide. None if one sample leaves the spread unknown, or if more than
-        `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the prediction is too coarse.
+        n itself if the samples at hand decide. None if one sample, or equal ones, leave the spread unknown, or if more
+        than `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the prediction is too coarse.
 
     Examples
     --------
@@ -153,6 +153,8 @@ def replicates_to_decide(
     if decide(centre, now.widened_independently(centre, prediction_error), target, tolerance) != "inconclusive":
         return array.size
     spread = float(standard_error_of(array)) * math.sqrt(array.size)
+    if spread == 0:  # undecided because of the prediction alone: no number of replicates changes that
+        return None
 
     def decides(total: int) -> bool:
         return _decision_probability(centre, spread, (array.size, total), region, (level, prediction_error)) >= power
