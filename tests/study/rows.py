@@ -2,15 +2,23 @@
 
 from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
+from manyheads.bigram.studies.l1_against_sgd import L1AgainstSGD
 from manyheads.bigram.studies.sample_law import SampleLaw
 from manyheads.bigram.studies.screening import ScreeningCost
 from manyheads.bigram.studies.softmax import Softmax
 from manyheads.bigram.studies.stage_two import StageTwo
 from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.demo.text import TextTraining
+from manyheads.joma.studies.neurons import Neurons
 from manyheads.joma.studies.real_text import RealText
+from manyheads.joma.studies.scan_and_snap import ScanAndSnap
 
 SMALL = {
+    "joma/neurons": (
+        Neurons((5,), (5,), labels=5, leaves=6, keeps=(1.0,), width=2, layers=2, steps=2, batch=2, tested=10),
+        2,
+    ),
+    "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
     "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=48, batch=2, steps=12, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
     "attention/order-blindness": (OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, batch=8), 2),
@@ -44,4 +52,5 @@ SMALL = {
     "bigram/screening": (ScreeningCost(lengths=(20, 40), trained_length=20, searches=1), 2),
     "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
     "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
+    "bigram/l1-against-sgd": (L1AgainstSGD(batches=(16, 32), length=40, samples=4096, rate=0.1), 2),
 }

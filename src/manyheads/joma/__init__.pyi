@@ -1,7 +1,10 @@
 from . import finite as finite
+from . import latents as latents
 from . import mixtures as mixtures
+from . import neurons as neurons
 from . import nonlinearities as nonlinearities
 from . import paths as paths
 from . import relaxation as relaxation
+from . import snapping as snapping
 from . import task as task
 from . import theory as theory

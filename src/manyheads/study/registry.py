@@ -40,6 +40,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.costs:Costs",
         "attention's exact costs, sequential depth and crossover length against recurrence and pooling",
     ),
+    "joma/neurons": Entry(
+        "manyheads.joma.studies.neurons:Neurons",
+        "hidden neurons follow latents as well before training as after: a maximum over many neurons",
+    ),
+    "joma/scan-and-snap": Entry(
+        "manyheads.joma.studies.scan_and_snap:ScanAndSnap",
+        "attention scans distinct tokens by co-occurrence and snaps: one path for all learning rates, and no gain law",
+    ),
     "joma/real-text": Entry(
         "manyheads.joma.studies.real_text:RealText",
         "on real text attention entropy drops and rebounds: where, and what that says of the loss",
@@ -63,6 +71,10 @@ STUDIES: dict[str, Entry] = {
     "bigram/softmax": Entry(
         "manyheads.bigram.studies.softmax:Softmax",
         "softmax and linear heads train alike near the start, and end alike where weights are tied",
+    ),
+    "bigram/l1-against-sgd": Entry(
+        "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
+        "an l1 penalty improves the raw iterate; after rounding plain SGD is right as well",
     ),
 }
 
