@@ -4,6 +4,7 @@ from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.bigram.studies.l1_against_sgd import L1AgainstSGD
 from manyheads.bigram.studies.sample_law import SampleLaw
+from manyheads.bigram.studies.lags import PlantedLags
 from manyheads.bigram.studies.screening import ScreeningCost
 from manyheads.bigram.studies.softmax import Softmax
 from manyheads.bigram.studies.stage_two import StageTwo
@@ -50,6 +51,7 @@ SMALL = {
         2,
     ),
     "bigram/screening": (ScreeningCost(lengths=(20, 40), trained_length=20, searches=1), 2),
+    "bigram/lags": (PlantedLags(sizes=(1500, 3000), lags=6, planted=1, vocabulary=8), 2),
     "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
     "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
     "bigram/l1-against-sgd": (L1AgainstSGD(batches=(16, 32), length=40, samples=4096, rate=0.1), 2),

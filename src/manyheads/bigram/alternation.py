@@ -24,8 +24,9 @@ from manyheads.errors import CertificateError
 RIDGE = 1e-6  # of the mean eigenvalue: what never occurs would have undefined columns
 SWEEPS = 500  # of coordinate descent, at most; its end is checked by `violation`, not here
 BURN_IN = 3  # rounds in which the penalty's calibration still follows W
+SETTLING = 12  # rounds on the lags that have weight between two looks at all lags, at most
 REFITS = 30  # rounds without penalty, at most
-SETTLED = 1e-4  # relative fall of the explained loss below which a refit ends
+SETTLED = 1e-5  # fall of the objective, as a share of what is explained, below which those rounds end
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,20 +111,15 @@ def alternate(problem: Problem, iterations: int, tolerance: float) -> Minimum:
             if turn > BURN_IN and violation <= tolerance:
                 return Minimum(attention, value, tuple(objective), violation)
         attention = solve_attention(gram, pull, scale, attention)
-        total = float(problem.shares @ attention.sum(1))
-        if not total:
+        if not attention.any():
             break
-        attention = attention / total  # F depends on the product of the two scales alone
         if turn < BURN_IN:
             penalties = problem.penalties(value)
-        load = float(penalties @ attention.sum(1)) / len(problem.data)
-        second, cross = value_sums(problem, attention)
-        value = solve_value(second, cross, problem, load)
+        attention, value, level = settle(problem, attention, penalties, SETTLING if turn >= BURN_IN else 1)
         if not value.any():
             break
-        explained = float((value * cross).sum()) - 0.5 * float((value * (value @ second)).sum())
         if turn >= BURN_IN:
-            objective.append(problem.energy - explained + load * problem.norm(value))
+            objective.append(level)
     else:
         raise CertificateError(
             f"the alternation did not converge in {iterations} rounds: allow more iterations, or raise the strength",
@@ -140,28 +136,71 @@ def alternate(problem: Problem, iterations: int, tolerance: float) -> Minimum:
     )
 
 
+def settle(
+    problem: Problem, attention: np.ndarray, penalties: np.ndarray, rounds: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Alternate on the lags that have weight, which is cheap, W first: A with mean row sum one, W, and F."""
+    chosen = list_chosen(attention)
+    weights = np.take_along_axis(attention, chosen, 1)
+    free, best = weights > 0, np.inf
+    value, level = np.zeros((len(attention),) * 2), np.inf
+    for turn in range(rounds):
+        if turn:
+            scale = penalties * problem.norm(value)
+            weights = solve_attention(*chosen_sums(problem, value, chosen), scale, weights, free)
+        total = float(problem.shares @ weights.sum(1))
+        if not total:
+            break
+        weights = weights / total  # F depends on the product of the two scales alone
+        attention = np.zeros_like(attention)
+        np.put_along_axis(attention, chosen, weights, 1)
+        load = float(penalties @ weights.sum(1)) / len(problem.data)
+        second, cross = value_sums(problem, attention)
+        value = solve_value(second, cross, problem, load)
+        explained = float((value * cross).sum()) - 0.5 * float((value * (value @ second)).sum())
+        level = problem.energy - explained + load * problem.norm(value)
+        if not level < best - SETTLED * explained:
+            break
+        best = level
+    return attention, value, level
+
+
 def refit(problem: Problem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit W and the chosen weights once more, by turns and without penalty: (W, A), A with mean row sum one."""
-    attention, best = selection, np.inf
-    nothing = np.zeros(problem.data.vocabulary)
-    for _ in range(REFITS):
-        second, cross = value_sums(problem, attention)
-        value = solve_value(second, cross, problem, 0.0)
-        loss = -float((value * cross).sum()) + 0.5 * float((value * (value @ second)).sum())
-        if not loss < best - SETTLED * abs(loss):
-            break
-        best = loss
-        gram, pull = attention_sums(problem, value)
-        attention = solve_attention(gram, pull, nothing, attention, selection > 0)
-        attention = attention / float(problem.shares @ attention.sum(1))
+    attention, value, _ = settle(problem, selection, np.zeros(len(selection)), REFITS)
     return value, attention
+
+
+def list_chosen(attention: np.ndarray) -> np.ndarray:
+    """Return the lags with weight of every query, (N, M), the strongest first; M is what the richest query needs."""
+    most = max(1, int((attention > 0).sum(1).max()))
+    return np.argsort(-attention, axis=1, kind="stable")[:, :most]
+
+
+def chosen_sums(problem: Problem, value: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return G (N, M, M) and h (N, M) of the module's head for M lags of every query, `chosen` (N, M)."""
+    size, most = chosen.shape
+    kernel, response = value.T @ value, value - problem.mean @ value
+    gram, pull = np.zeros((size, most, most)), np.zeros((size, most))
+    for block in problem.data.blocks():
+        queries = block.queries
+        seen = block.symbols[block.places[:, None] - chosen[queries]]  # (m, M)
+        for one in range(most):
+            pull[:, one] += np.bincount(queries, response[block.targets, seen[:, one]], minlength=size)
+            for other in range(one + 1):
+                sums = np.bincount(queries, kernel[seen[:, one], seen[:, other]], minlength=size)
+                gram[:, one, other] += sums
+                gram[:, other, one] = gram[:, one, other]
+    return gram, pull
 
 
 def attended(block: Lagged, attention: np.ndarray) -> np.ndarray:
     """Return z, (m, N): the weight that every symbol gets at every place of a block."""
-    lags = np.flatnonzero(attention.any(0))
-    weights = attention[block.queries][:, lags]  # (m, l)
-    codes = block.symbols[block.places[:, None] - lags] + np.arange(len(block))[:, None] * block.vocabulary
+    chosen = list_chosen(attention)
+    queries = block.queries
+    weights = np.take_along_axis(attention, chosen, 1)[queries]  # (m, M)
+    seen = block.symbols[block.places[:, None] - chosen[queries]]
+    codes = seen + np.arange(len(block))[:, None] * block.vocabulary
     flat = np.bincount(codes.ravel(), weights.ravel(), minlength=len(block) * block.vocabulary)
     return flat.reshape(len(block), block.vocabulary)
 
@@ -194,6 +233,8 @@ def attention_sums(problem: Problem, value: np.ndarray) -> tuple[np.ndarray, np.
         members = one_hot(queries, size).T.tocsr()  # (N, m)
         order, places = members.indices, block.places - low
         for lag in range(lags):
+            if lag % 16 == 0:  # of no use are distances that reach beyond the last lag
+                pairs = np.ascontiguousarray(pairs[:, : lags - lag])
             chosen = sparse.csr_array((members.data, (places - lag)[order], members.indptr), (size, len(part)))
             gram[:, lag, lag:] += (chosen @ pairs)[:, : lags - lag]  # x at `lag` with x at `lag + d`
             pulls = response[block.targets, block.symbols[block.places - lag]]

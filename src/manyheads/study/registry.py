@@ -64,6 +64,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.screening:ScreeningCost",
         "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)",
     ),
+    "bigram/lags": Entry(
+        "manyheads.bigram.studies.lags:PlantedLags",
+        "one shared transition finds planted lags of real text where counting lag by lag is misled",
+    ),
     "bigram/transfer": Entry(
         "manyheads.bigram.studies.transfer:TransferCost",
         "a value matrix of correlation rho finds the positions in C/rho^2 samples",
