@@ -3,18 +3,27 @@
 from manyheads.attention.studies.costs import Costs
 from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.bigram.studies.l1_against_sgd import L1AgainstSGD
-from manyheads.bigram.studies.sample_law import SampleLaw
 from manyheads.bigram.studies.lags import PlantedLags
+from manyheads.bigram.studies.sample_law import SampleLaw
 from manyheads.bigram.studies.screening import ScreeningCost
 from manyheads.bigram.studies.softmax import Softmax
 from manyheads.bigram.studies.stage_two import StageTwo
 from manyheads.bigram.studies.transfer import TransferCost
+from manyheads.bigram.studies.two_stages import TwoStages
 from manyheads.demo.text import TextTraining
+from manyheads.joma.studies.clouds import Clouds
+from manyheads.joma.studies.latent_tree import LatentTreeStudy
 from manyheads.joma.studies.neurons import Neurons
 from manyheads.joma.studies.real_text import RealText
+from manyheads.joma.studies.rebound import Rebound
+from manyheads.joma.studies.salient_first import SalientFirst
 from manyheads.joma.studies.scan_and_snap import ScanAndSnap
 
 SMALL = {
+    "joma/clouds": (Clouds(samples=(64, 256), horizon=2.0, neurons=2, activation="identity"), 2),
+    "joma/salient-first": (SalientFirst(resolution=0.2), 2),
+    "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
+    "joma/latent-tree": (LatentTreeStudy(depth=3, samples=(64, 128)), 2),
     "joma/neurons": (
         Neurons((5,), (5,), labels=5, leaves=6, keeps=(1.0,), width=2, layers=2, steps=2, batch=2, tested=10),
         2,
@@ -55,4 +64,5 @@ SMALL = {
     "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
     "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
     "bigram/l1-against-sgd": (L1AgainstSGD(batches=(16, 32), length=40, samples=4096, rate=0.1), 2),
+    "bigram/two-stages": (TwoStages(length=60, batch=8, noise_ratio=2.0, duration=1.5), 2),
 }

@@ -40,6 +40,22 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.costs:Costs",
         "attention's exact costs, sequential depth and crossover length against recurrence and pooling",
     ),
+    "joma/clouds": Entry(
+        "manyheads.joma.studies.clouds:Clouds",
+        "SGD on isotropic clouds follows theorem 3's flow, and strays from it as 1/sqrt(samples)",
+    ),
+    "joma/salient-first": Entry(
+        "manyheads.joma.studies.salient_first:SalientFirst",
+        "salient components are learned first: ln(1/deficit) = exp(mu²/2) t - B(mu), B in closed form",
+    ),
+    "joma/rebound": Entry(
+        "manyheads.joma.studies.rebound:Rebound",
+        "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken",
+    ),
+    "joma/latent-tree": Entry(
+        "manyheads.joma.studies.latent_tree:LatentTreeStudy",
+        "leaves of a latent tree occur together as theorem 5 says: often for siblings, by chance afar",
+    ),
     "joma/neurons": Entry(
         "manyheads.joma.studies.neurons:Neurons",
         "hidden neurons follow latents as well before training as after: a maximum over many neurons",
@@ -79,6 +95,10 @@ STUDIES: dict[str, Entry] = {
     "bigram/l1-against-sgd": Entry(
         "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
         "an l1 penalty improves the raw iterate; after rounding plain SGD is right as well",
+    ),
+    "bigram/two-stages": Entry(
+        "manyheads.bigram.studies.two_stages:TwoStages",
+        "signals grow as the reduced system says; a visible switch; then a penalty removes the noise",
     ),
 }
 

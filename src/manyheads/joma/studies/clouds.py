@@ -148,7 +148,7 @@ class Clouds(Study):
                 float(scores.max()),
                 target=0.0,
                 tolerance=6.0,
-                basis=f"{scores.size} scores: 5.3 is passed once in ten thousand runs; the rest is noise through curvature",
+                basis=f"{scores.size} scores: 5.3 is passed once in ten thousand runs; the rest is left to curvature",
             ),
         )
 
