@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import descend, start
+from manyheads.bigram.finite import Diverged, descend, start
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.bigram.settings import FirstStage
 from manyheads.bigram.task import BigramTask, draw_task
@@ -211,8 +211,11 @@ class ScreeningCost(Study):
         every = max(1, round(0.1 / rate))
         state, taken = start(task), 0
         while taken * rate < PATIENCE * (np.log(task.length) + 1.3):
-            state = descend(task, state, stage.steps(task.length), every, seed=seed, first_step=taken)
             taken += every
+            try:
+                state = descend(task, state, stage.steps(task.length), every, seed=seed, first_step=taken - every)
+            except Diverged:
+                break  # counted with what it had, like one that ran out of patience
             if found(task, np.abs(state.attention - 1 / task.length)[None])[0]:
                 break
         return float(taken * stage.batch)
