@@ -20,6 +20,8 @@ from .costs import attention_cost as attention_cost
 from .costs import count as count
 from .costs import transformer_cost as transformer_cost
 from .limits import Parametrization as Parametrization
+from .limits import coordinate_check as coordinate_check
+from .limits import transfer_check as transfer_check
 from .study import Study as Study
 from .study import cite as cite
 from .study import open_run as open_run

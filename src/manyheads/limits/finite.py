@@ -21,9 +21,10 @@ from manyheads.attention.transformer import Record, Transformer, initialise, nor
 from manyheads.attention.weights import roles
 from manyheads.errors import UsageError
 from manyheads.limits.optimisers import rescale
-from manyheads.limits.schemes import OPTIMIZERS, Optimizer
+from manyheads.limits.schemes import Optimizer
 
 if TYPE_CHECKING:
+    from manyheads.attention.configuration import TransformerConfig
     from manyheads.limits.parametrization import Parametrization
     from manyheads.limits.task import Lesson
 
@@ -32,31 +33,34 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, beside its learning rate, which is the base's.
+    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimiser.
 
     Attributes
     ----------
-    optimizer
-        ``"adam"`` or ``"sgd"``.
     steps
         Updates.
     epsilon
         Adam's at the base.
     """
 
-    optimizer: Optimizer = "adam"
     steps: int = 100
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
         if self.steps < 1 or self.epsilon < 0:
             raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
 
-    def transformation(self, rate: Any) -> optax.GradientTransformation:
-        """Return the base's optimiser at a rate, which may be traced."""
-        return optax.adam(rate, eps=self.epsilon) if self.optimizer == "adam" else optax.sgd(rate)
+    def transformation(self, optimizer: Optimizer, rate: Any) -> optax.GradientTransformation:
+        """Return the base's optimiser, ``"adam"`` or ``"sgd"``, at a rate, which may be traced."""
+        return optax.adam(rate, eps=self.epsilon) if optimizer == "adam" else optax.sgd(rate)
+
+
+class Setting(NamedTuple):
+    """What a compiled training is specialised to."""
+
+    config: TransformerConfig
+    recipe: Recipe
+    optimizer: Optimizer
 
 
 class Factors(NamedTuple):
@@ -95,36 +99,39 @@ def sweep_losses(
     """
     factors = factors_of(parametrization, shape, lesson)
     config = lesson.config(shape)
-    together = _side_by_side(config, recipe, lesson.batches, len(rates))
-    losses = _sweep(config, recipe, together, lesson.batches, factors, jnp.asarray(rates, jnp.float32), key)
+    setting = Setting(config, recipe, parametrization.optimizer)
+    together = _side_by_side(setting, lesson.batches, len(rates))
+    losses = _sweep(setting, together, lesson.batches, factors, jnp.asarray(rates, jnp.float32), key)
     return np.asarray(losses, np.float64)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    config: Any, recipe: Recipe, together: int, batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
+    setting: Setting, together: int, batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
 ) -> jax.Array:
     for_model, for_batches = jax.random.split(key)
-    model = initialise(config, factors.scaling, for_model, jnp.float32)
+    model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
 
     def member(rate: jax.Array) -> jax.Array:
-        tx = _optimiser(recipe, factors, model, rate)
-        return fit(model, cross_entropy, batches, tx, recipe.steps, for_batches)[1]
+        tx = _optimiser(setting, factors, model, rate)
+        return fit(model, cross_entropy, batches, tx, setting.recipe.steps, for_batches)[1]
 
     return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
 
 
-def _optimiser(recipe: Recipe, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
-    return rescale(recipe.transformation(rate), roles(model.weights), factors.rates, factors.epsilons)
+def _optimiser(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+    base = setting.recipe.transformation(setting.optimizer, rate)
+    return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
 
 
-def _side_by_side(config: Any, recipe: Recipe, batches: Any, members: int) -> int:
+def _side_by_side(setting: Setting, batches: Any, members: int) -> int:
+    config = setting.config
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
     bytes_each = member_bytes(
         lambda key: initialise(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
-        recipe.transformation(1.0),
+        setting.recipe.transformation(setting.optimizer, 1.0),
         jax.random.key(0),
     )
     return int(max(1, min(members, BUDGET // bytes_each)))
@@ -188,25 +195,21 @@ def measure_motion(
     if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
         raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
     factors = factors_of(parametrization, shape, lesson)
-    found = _motion(lesson.config(shape), recipe, lesson.batches, factors, jnp.float32(rate), checkpoints, key)
+    setting = Setting(lesson.config(shape), recipe, parametrization.optimizer)
+    found = _motion(setting, lesson.batches, factors, jnp.float32(rate), checkpoints, key)
     return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 5))
+@partial(jax.jit, static_argnums=(0, 4))
 def _motion(
-    config: Any,
-    recipe: Recipe,
-    batches: Any,
-    factors: Factors,
-    rate: jax.Array,
-    checkpoints: tuple[int, ...],
-    key: jax.Array,
+    setting: Setting, batches: Any, factors: Factors, rate: jax.Array, checkpoints: tuple[int, ...], key: jax.Array
 ) -> Motion:
+    config = setting.config
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, factors.scaling, for_model, jnp.float32)
     probe = batches(for_probe)
     before = start.record(probe[0])
-    tx = _optimiser(recipe, factors, start, rate)
+    tx = _optimiser(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         weights, memory = state

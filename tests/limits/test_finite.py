@@ -1,0 +1,111 @@
+"""Motions against a training written out by hand; the sweep against single runs; schemes at the base."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manyheads.attention import Shape, initialise
+from manyheads.attention.losses import cross_entropy
+from manyheads.attention.training import with_weights
+from manyheads.errors import UsageError
+from manyheads.limits import Parametrization, Recipe, digits_lesson, measure_motion, sweep_losses, text_lesson
+
+BASE = Shape(4, 2, 2)
+SHAPE = Shape(8, 2, 2)
+P = Parametrization(0.5, 1.0, base=BASE)
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    return digits_lesson(batch=4)
+
+
+def test_motions_are_those_of_a_training_by_hand(lesson, seed):
+    """Adam with each class's own numbers, by optax.partition; hidden inputs recomputed from the definition."""
+    key, rate, steps = jax.random.key(seed), 0.01, 3
+    found = measure_motion(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
+
+    config, table = lesson.config(SHAPE), P.table(SHAPE)
+    for_model, for_batches, for_probe = jax.random.split(key, 3)
+    start = initialise(config, P.scaling(SHAPE, config.inputs), for_model)
+    weights = start.weights
+    each = {row.role: optax.adam(rate * row.rate, eps=1e-4 * row.epsilon) for row in table.rows}
+    from manyheads.attention import roles
+
+    tx = optax.partition(each, roles)
+    state = tx.init(weights)
+    gradient = jax.jit(jax.grad(lambda w, batch: cross_entropy(with_weights(start, w), batch)))
+    for step in range(steps):
+        batch = lesson.batches(jax.random.fold_in(for_batches, step))
+        updates, state = tx.update(gradient(weights, batch), state, weights)
+        weights = optax.apply_updates(weights, updates)
+    probe = lesson.batches(for_probe)[0]
+    before, now = start.record(probe), with_weights(start, weights).record(probe)
+
+    def rms(array):
+        return float(np.sqrt(np.mean(np.square(np.asarray(array, np.float64)))))
+
+    assert found.outputs[1] == pytest.approx(rms(now.outputs - before.outputs), rel=1e-3)
+    assert found.residual[1] == pytest.approx(rms(now.layers.stream[-1] - before.layers.stream[-1]), rel=1e-3)
+    logit = SHAPE.key_dim**-0.5  # at exponent 1/2 the base's logits keep their scale
+    a_now, a_before = (
+        logit * np.einsum("lbhqn,lbhkn->lbhqk", record.layers.queries, record.layers.keys) for record in (now, before)
+    )
+    assert found.logits[1] == pytest.approx(rms(a_now - a_before), rel=1e-3)
+    assert found.logits_start == pytest.approx(rms(a_before), rel=1e-4)
+    assert found.head_variance[1] == pytest.approx(a_now.var(axis=2).mean(), rel=1e-3)
+    streams = [now.start, now.layers.stream[0]]
+    moved = []
+    for layer, stream in enumerate(streams):
+        z = np.asarray(stream, np.float64)
+        z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + config.epsilon)
+        z = z * np.asarray(weights.blocks.attention_gain[layer])
+        moved.append(np.einsum("btd,hdn->bhtn", z, weights.blocks.query[layer] - start.weights.blocks.query[layer]))
+    assert found.query_by_weights[1] == pytest.approx(rms(np.stack(moved)), rel=1e-3)
+
+
+def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
+    key, rates = jax.random.key(seed), [1e-3, 1e-2, 3.0]
+    recipe = Recipe(steps=4)
+    together = sweep_losses(lesson, P, BASE, recipe, rates, key)
+    assert together.shape == (3, 4)
+    assert together[0, 0] == together[1, 0] == together[2, 0]
+    standard = sweep_losses(lesson, Parametrization.standard(BASE), BASE, recipe, rates, key)
+    np.testing.assert_array_equal(together, standard)
+    single = sweep_losses(lesson, P, BASE, recipe, rates[1:2], key)
+    np.testing.assert_allclose(single[0], together[1], rtol=1e-4)
+    assert not np.allclose(together[0], together[1])
+
+
+def test_gradient_descent_takes_its_own_table(lesson, seed):
+    p = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE)
+    found = measure_motion(lesson, p, BASE, Recipe(), 0.1, (2,), jax.random.key(seed))
+    assert np.isfinite(found.outputs).all()
+    assert found.outputs[0] > 0
+
+
+def test_the_text_lesson_predicts_the_next_character():
+    lesson = text_lesson(batch=2, length=8)
+    inputs, answers = lesson.batches(jax.random.key(0))
+    assert inputs.shape == answers.shape == (2, 8)
+    assert (inputs[:, 1:] == answers[:, :-1]).all()
+    assert lesson.config(BASE).causal
+    assert int(jnp.max(inputs)) < lesson.config(BASE).outputs
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: digits_lesson(batch=0),
+        lambda: text_lesson(batch=0),
+        lambda: Recipe(epsilon=-1.0),
+        lambda: Recipe(steps=0),
+        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (4, 4), None),
+        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (), None),
+    ],
+)
+def test_wrong_use_is_refused(call):
+    with pytest.raises(UsageError):
+        call()
