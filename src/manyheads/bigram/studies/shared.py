@@ -56,8 +56,12 @@ def predict_signals(
     task: BigramTask, settings: StepSettings, steps: np.ndarray, start: tuple[float, float] = (0.0, 0.0)
 ) -> SignalPath:
     """Solve the signal system with its noise for descent without penalty, at given numbers of steps."""
-    rates = settings.value_rate, settings.attention_rate
-    return solve_signals(SignalSystem.of(task, *rates, settings.batch), steps, start)
+    return solve_signals(signal_system(task, settings), steps, start)
+
+
+def signal_system(task: BigramTask, settings: StepSettings) -> SignalSystem:
+    """Return the signal system of a task under the rates and the batch of a step."""
+    return SignalSystem.of(task, settings.value_rate, settings.attention_rate, settings.batch)
 
 
 def dressed_excess(task: BigramTask, path: SignalPath) -> np.ndarray:
