@@ -1,7 +1,11 @@
 from . import alternation as alternation
+from . import compiling as compiling
 from . import finite as finite
+from . import gaussian as gaussian
 from . import generator as generator
+from . import kernels as kernels
 from . import lags as lags
+from . import population as population
 from . import recording as recording
 from . import reference as reference
 from . import rounding as rounding
@@ -25,6 +29,7 @@ from .lags import HeldOutLoss as HeldOutLoss
 from .lags import LagFit as LagFit
 from .lags import LagSettings as LagSettings
 from .lags import fit_lags as fit_lags
+from .population import simulate as simulate
 from .recording import Record as Record
 from .recording import measure_distances as measure_distances
 from .recording import measure_rounded as measure_rounded

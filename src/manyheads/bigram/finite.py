@@ -23,10 +23,13 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from manyheads._extras import require
 from manyheads.bigram.generator import LAST_STEP, LONGEST, Seed, scramble, thresholds
-from manyheads.bigram.reference import Rates, Tables
+from manyheads.bigram.kernels import descend_in_numba, gradients_in_numba
+from manyheads.bigram.reference import Rates, Tables, as_jax, descend_in_jax, mean_gradients
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
@@ -175,29 +178,28 @@ def descend(
     """
     engine = choose_engine(engine)
     state, tables, roots = _prepare(task, state, seed)
-    _check_steps(steps, first_step)
-    _check_threshold(state, settings)
+    check_steps(steps, first_step)
+    check_threshold(state, settings)
     rates = Rates(settings.value_rate, settings.attention_rate, settings.threshold, LIMIT)
     span = first_step, first_step + steps
-    rule = "shrink_to_sum_one" if settings.constrained else "shrink"
-    call = {"batch": settings.batch, "rule": rule if settings.threshold > 0 else "none"}
+    rule = "none"
+    if settings.threshold > 0:
+        rule = "shrink_to_sum_one" if settings.constrained else "shrink"
     if engine == "numba":
-        from manyheads.bigram.kernels import descend_in_numba
-
-        value, attention, reached, peak = descend_in_numba(state, tables, roots, span, rates, **call)
+        value, attention, reached, peak = descend_in_numba(
+            (state.value, state.attention), tables, roots, span, rates, batch=settings.batch, rule=rule
+        )
     else:
-        import jax
-
-        from manyheads.bigram.reference import as_jax, descend_in_jax
-
         with jax.enable_x64(True):
-            done = descend_in_jax(*as_jax((tuple(state), tables, roots, span, rates)), **call)
-        value, attention, reached, peak = (np.array(part) for part in done)
+            given = as_jax((tuple(state), tables, roots, span, rates))
+            done = descend_in_jax(*given, batch=settings.batch, rule=rule)
+        value, attention = np.array(done[0]), np.array(done[1])
+        reached, peak = int(done[2]), float(done[3])
     if steps and not peak <= LIMIT:
         raise Diverged(
-            f"the descent diverged in step {int(reached) - 1}: the largest entry of the value; take smaller rates "
+            f"the descent diverged in step {reached - 1}: the largest entry of the value; take smaller rates "
             f"than {settings.value_rate:g} and {settings.attention_rate:g}, or a larger batch than {settings.batch}",
-            measured=float(peak),
+            measured=peak,
             threshold=LIMIT,
         )
     return State(value, attention)
@@ -234,16 +236,10 @@ def observe(
     engine = choose_engine(engine)
     StepSettings(batch, 0.0, 0.0)
     state, tables, roots = _prepare(task, state, seed)
-    _check_steps(1, step)
+    check_steps(1, step)
     if engine == "numba":
-        from manyheads.bigram.kernels import gradients_in_numba
-
         value, attention = gradients_in_numba(state, tables, roots, step, batch=batch)
     else:
-        import jax
-
-        from manyheads.bigram.reference import as_jax, mean_gradients
-
         with jax.enable_x64(True):
             done = mean_gradients(*as_jax((*state, tables, roots, np.uint32(step))), batch=batch)
         value, attention = (np.array(part) for part in done)
@@ -270,28 +266,19 @@ def choose_engine(engine: str | None) -> str:
     if engine not in ENGINES:
         raise UsageError(f"engine={engine!r}: one of {', '.join(ENGINES)}, or None for what is installed")
     if engine == "numba":
-        from manyheads._extras import require
-
         require("numba")
     return engine
 
 
 def _prepare(task: BigramTask, state: State, seed: Seed) -> tuple[State, Tables, np.ndarray]:
     """Check a state against its task, and make the tables of the draws."""
-    tokens, length = task.vocabulary, task.length
-    value, attention = np.array(state.value, float), np.array(state.attention, np.float32)
-    if value.shape != (tokens, tokens) or attention.shape != (tokens, length):
-        raise ShapeError(
-            f"value {value.shape}, attention {attention.shape}: this task needs {(tokens, tokens)}, {(tokens, length)}"
-        )
-    if not (np.isfinite(value).all() and np.isfinite(attention).all()):
-        raise UsageError("the state has entries that are no numbers")
+    state, length = check_state(task, state), task.length
     if length >= LONGEST or task.stationary.min() < 2.0**-32:
         raise UsageError(
             f"length {length}, rarest token {task.stationary.min():.3g}: the generator draws contexts below {LONGEST} "
             "tokens and frequencies from 2^-32"
         )
-    return State(value, attention), make_tables(task), scramble(seed)
+    return state, make_tables(task), scramble(seed)
 
 
 def make_tables(task: BigramTask) -> Tables:
@@ -305,12 +292,26 @@ def make_tables(task: BigramTask) -> Tables:
     )
 
 
-def _check_steps(steps: int, first_step: int) -> None:
+def check_state(task: BigramTask, state: State) -> State:
+    """Return a copy of a state in the precision of this room, or refuse one that does not belong to the task."""
+    tokens, length = task.vocabulary, task.length
+    value, attention = np.array(state.value, float), np.array(state.attention, np.float32)
+    if value.shape != (tokens, tokens) or attention.shape != (tokens, length):
+        raise ShapeError(
+            f"value {value.shape}, attention {attention.shape}: this task needs {(tokens, tokens)}, {(tokens, length)}"
+        )
+    if not (np.isfinite(value).all() and np.isfinite(attention).all()):
+        raise UsageError("the state has entries that are no numbers")
+    return State(value, attention)
+
+
+def check_steps(steps: int, first_step: int) -> None:
+    """Refuse steps that the generator cannot number."""
     if steps < 0 or first_step < 0 or first_step + steps > LAST_STEP:
         raise UsageError(f"steps={steps} from first_step={first_step}: both from zero, and below 2^32 together")
 
 
-def _check_threshold(state: State, settings: StepSettings) -> None:
+def check_threshold(state: State, settings: StepSettings) -> None:
     """Refuse what can only fail: a threshold above all attention, a sum to keep that is not there."""
     if settings.threshold == 0:
         return

@@ -33,6 +33,13 @@ FIRST = np.uint32(0x21F0AAAD)
 SECOND = np.uint32(0x735A2D97)
 OTHER = np.uint32(0x85EBCA6B)  # a second odd constant, so that the two words of a key are not shifts of one another
 QUERY, SLOT, TARGET = np.array([[0xFFFFFFFF], [0xFFFFFFFE], [0xFFFFFFFD]], np.uint32)  # tokens count from 0
+# log(1 + t) = t (..) on [0, 1], and z = w (..) with w = -log u and x = sqrt(w) OF_ROOT - 1: least largest error
+LOGARITHM = (0.0107642735, -0.0551443718, 0.134673421, -0.225897276, 0.328241956, -0.499471746, 0.999981136)
+OF_ROOT = np.float32(0.42466091)  # puts sqrt(32 log 2), the largest root, at x = 1
+QUANTILE = (
+    *(0.0443449962, -0.0812782526, -0.0665926576, 0.233392789, -0.141099334, -0.0100747212, 0.0190862558),
+    *(-0.0194299033, 0.0915120792, -0.190446931, 0.297212277, -0.411265554, 0.520382008),
+)
 LONGEST = 1 << 31  # contexts stay clear of the three counters above
 LAST_STEP = 1 << 32
 Seed = int | Sequence[int]
@@ -124,6 +131,34 @@ def pick(bounds: np.ndarray, words: np.ndarray) -> np.ndarray:
     array([0, 1, 2])
     """
     return (words[:, None].astype(np.uint64) >= bounds).sum(-1)
+
+
+def to_normal(words: Any) -> Any:
+    r"""Turn words into standard normal numbers, float32: the inverse of the distribution function as a polynomial.
+
+    The last bit is the sign; the others give the two-sided probability :math:`u = (k + 1/2)/2^{31}`. With
+    :math:`w = -\log u`, the quantile is :math:`z = w\,p(\sqrt w)` with a polynomial of degree 12, right to
+    :math:`3\cdot 10^{-5}` (measured) as far as it goes: 6.3.
+
+    Parameters
+    ----------
+    words
+        uint32 array of NumPy or JAX.
+
+    Examples
+    --------
+    >>> to_normal(np.array([0, 1, 0x513B42EC], np.uint32)).round(3).tolist()
+    [6.3379998207092285, -6.3379998207092285, 1.0]
+    """
+    xp = words.__array_namespace__()
+    tail = ((words >> np.uint32(1)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-31)
+    logarithm = -xp.log(tail)
+    x = xp.sqrt(logarithm) * OF_ROOT - np.float32(1)
+    quantile = xp.full_like(x, QUANTILE[0])
+    for coefficient in QUANTILE[1:]:
+        quantile = quantile * x + np.float32(coefficient)
+    sign = np.float32(1) - np.float32(2) * (words & np.uint32(1)).astype(np.float32)
+    return sign * logarithm * quantile
 
 
 def draw_at(task: BigramTask, size: int, *, seed: Seed, step: int = 0) -> Batch:
