@@ -138,6 +138,16 @@ def test_small_multiples_share_their_axes_and_one_legend():
     assert left.texts[0].get_text() == "loss 1.5"
 
 
+@pytest.mark.parametrize("ends", [(1e-3, 0.1), (1.0, 5e6), (2.0, 30.0)])
+def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
+    figure = draw(Lines("t", "x", "y", (Curve(ends, ends, "c"),), log_x=True, log_y=True))
+    figure.canvas.draw()
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels(which="both") if text.get_text()]
+    assert labels
+    for label in labels:
+        float(label.replace("−", "-"))
+
+
 def test_malformed_panels_are_refused():
     with pytest.raises(UsageError, match=r"rows of \[2\] for \(1, 3\)"):
         small_multiples(column_labels=("a", "b", "c"))

@@ -13,6 +13,7 @@ from manyheads.study.panels import Curve, Lines, Multiples, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
@@ -79,7 +80,7 @@ def svg(panel: Lines | Multiples | Picture, prefix: str) -> str:
 
 def _size(panel: Lines | Multiples | Picture) -> tuple[float, float]:
     if isinstance(panel, Multiples):
-        return (max(6.0, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + 1.45 * len(panel.row_labels))
+        return (max(9.5, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + max(2.4, 1.45 * len(panel.row_labels)))
     if isinstance(panel, Lines):
         return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
     rows, columns = len(panel.values), len(panel.values[0])
@@ -100,8 +101,10 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
     if panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
+        _write_plainly(axes.xaxis)
     if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
+        _write_plainly(axes.yaxis)
     if _entries(panel) > LEGEND_OUTSIDE:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     elif _entries(panel):
@@ -127,11 +130,20 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
             axes.set_ylabel(panel.row_labels[row], fontsize=9)
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
         grid[0, 0].set_yscale("log")
+        _write_plainly(grid[0, 0].yaxis)
     figure.supxlabel(panel.x_label, fontsize=9, color=INK)
     figure.supylabel(panel.y_label, fontsize=9, color=INK)
     if legend:
         names = sorted(legend)
         figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
+
+
+def _write_plainly(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: matplotlib writes mathematics, which is switched off."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
