@@ -70,7 +70,7 @@ class SampleLaw(Study):
     noise: float = 8.0
     batch: int = 16
     growth: float = 0.05
-    runs: int = 8
+    runs: int = 16
     simulated: int = 64
 
     def __post_init__(self) -> None:
