@@ -173,7 +173,7 @@ class TrainingSettings:
         if self.held_out < 2 or self.fresh < 1:
             raise UsageError(f"held_out={self.held_out}, fresh={self.fresh}: at least 2 and 1 samples")
         share = self.second.shrinkage(self.first) if self.second.penalised else 0.0
-        least = math.ceil(self.second.batch * share**2)
+        least = math.ceil(self.second.batch * share**2 - 1e-9)
         if share >= 1:
             raise UsageError(
                 f"the penalty ratio={self.second.ratio} at batch={self.second.batch} is {share:.2f} of a weight 1/Q "

@@ -1,0 +1,133 @@
+"""Training of the sparse contextual bigram: end to end with observables only, stage two against the length, studies."""
+
+from pathlib import Path
+
+import numpy as np
+from tests.acceptance._lane import Figure, Measured
+from tests.acceptance.attention import RUN, study
+
+from manyheads.bigram.finite import State, StepSettings, start
+from manyheads.bigram.recording import record
+from manyheads.bigram.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.bigram.task import draw_task
+from manyheads.bigram.theory.population import excess
+from manyheads.bigram.training import train_bigram
+
+GUESS = 0.15  # of K_P for all vocabularies: it is .2 at three tokens and .091 at twenty
+
+
+def end_to_end(folder: Path, vocabulary: int, length: int, seeds: int, limit: float) -> Measured:
+    """Train from nothing on a fresh task for each seed, told a guess of K_P and the number of positions only."""
+    losses, right, samples, flipped = [], 0, [], 0
+    for seed in range(seeds):
+        task = draw_task(np.random.default_rng([seed, 7]), vocabulary, length, 2)
+        settings = TrainingSettings(FirstStage(GUESS, 2), SecondStage("none"), fresh=100_000)
+        done = train_bigram(task, settings, seed=seed)
+        losses.append(excess(task, *done.state) / excess(task, *start(task)))
+        right += np.array_equal(np.stack(done.support), task.positions) if _full(done.support) else 0
+        samples.append(sum(done.samples.values()))
+        flipped += done.flipped
+    return Measured(
+        f"support right in {right} of {seeds}; excess {max(losses):.5f} at the most, median {np.median(losses):.5f}",
+        f"{min(samples):,}-{max(samples):,} samples in all, {flipped} runs landed in the mirror",
+        f"0-{seeds - 1}",
+        right == seeds and max(losses) < limit,
+    )
+
+
+def _full(support: tuple[np.ndarray, ...]) -> bool:
+    return all(len(row) == 2 for row in support)
+
+
+def finishes(folder: Path, length: int, seeds: int, kinds: dict[str, dict]) -> Measured:
+    """Compare ways of going on after the switch: rounding and one fitted factor, with and without penalty."""
+    shown, extents, right = [], [], True
+    for label, options in kinds.items():
+        losses = []
+        for seed in range(seeds):
+            task = draw_task(np.random.default_rng([seed, 7]), 3, length, 2)
+            settings = TrainingSettings(FirstStage(GUESS, 2), SecondStage(**options), finish="scale")
+            done = train_bigram(task, settings, seed=seed)
+            losses.append(excess(task, *done.state) / excess(task, *start(task)))
+            right &= _full(done.support) and np.array_equal(np.stack(done.support), task.positions)
+        shown.append(f"{label}: {np.median(losses):.4f}")
+        extents.append(f"{label}: {min(losses):.4f}-{max(losses):.4f}")
+    return Measured("; ".join(shown), "; ".join(extents), f"0-{seeds - 1}", bool(right))
+
+
+def stage_two(folder: Path, lengths: list[int], seeds: int) -> Measured:
+    """Descend from four tenths of the solution with and without penalty, and take the smallest raw loss of each run."""
+    lowest = np.zeros((2, len(lengths), seeds))
+    for column, length in enumerate(lengths):
+        for seed in range(seeds):
+            task = draw_task(np.random.default_rng([seed, 7]), 3, length, 2)
+            rates = 0.2 / task.attention_energy, 0.2 / task.transition_energy
+            begin = (1 / length + 0.4 * (task.attention - 1 / length)).astype(np.float32)
+            for row, ratio in enumerate((0.0, 4.2)):
+                strength = ratio * (task.transition_energy / 4096) ** 0.5
+                settings = StepSettings(4096, *rates, strength=strength, constrained=False)
+                seen = record(task, State(0.4 * task.centred, begin), settings, 48, 24, seed=seed)
+                lowest[row, column, seed] = seen.excess.min()
+    plain, penalty = lowest
+    ratio = np.maximum(penalty[0] / penalty[-1], penalty[-1] / penalty[0])
+    figure = (
+        f"l1: {penalty[0].max():.4f} and {penalty[-1].max():.4f} at the most, ratio {ratio.max():.2f} at the most; "
+        f"SGD grows {(plain[-1] / plain[0]).min():.1f} times at the least"
+    )
+    means = "; ".join(
+        f"T={n}: l1 {p:.4f}, SGD {s:.3f}" for n, p, s in zip(lengths, penalty.mean(1), plain.mean(1), strict=True)
+    )
+    passed = penalty.max() < 0.035 and ratio.max() < 1.6 and (plain[-1] / plain[0]).min() > 5
+    return Measured(figure, f"means: {means}", f"0-{seeds - 1}", bool(passed))
+
+
+STUDIES = ("two-stages", "l1-against-sgd", "stage-two", "softmax")
+
+FIGURES = [
+    Figure(
+        "end_to_end_3",
+        "observables only, N=3: positions and raw excess relative to the start, best practice",
+        "support right in all, excess < 0.005",
+        end_to_end,
+        {"vocabulary": 3, "length": 5000, "seeds": 16, "limit": 0.005},
+    ),
+    Figure(
+        "end_to_end_20",
+        "observables only, N=20: positions and raw excess relative to the start, best practice",
+        "support right in all, excess < 0.02",
+        end_to_end,
+        {"vocabulary": 20, "length": 5000, "seeds": 8, "limit": 0.02},
+    ),
+    Figure(
+        "finishes",
+        "after the switch: excess after rounding and one fitted factor, with and without penalty, N=3, T=5000",
+        "support right in all",
+        finishes,
+        {
+            "length": 5000,
+            "seeds": 8,
+            "kinds": {
+                "l1, B=1024, r=2.5": {"kind": "proximal"},
+                "SGD, B=1024": {"kind": "plain"},
+            },
+        },
+    ),
+    Figure(
+        "stage_two_length",
+        "stage two from four tenths of the solution: smallest raw excess at T=500 and 32,000",
+        "l1 below .035 at both, ratio < 1.6, SGD ratio > 5",
+        stage_two,
+        {"lengths": [500, 32000], "seeds": 8},
+    ),
+    *(
+        Figure(
+            f"study_{name.replace('-', '_')}",
+            f"bigram/{name}, eight replicates",
+            "every outcome as expected",
+            study,
+            {"name": f"bigram/{name}", "replicates": 8},
+            RUN.format(f"bigram/{name}", 8),
+        )
+        for name in STUDIES
+    ),
+]
