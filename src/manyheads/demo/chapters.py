@@ -76,6 +76,14 @@ def _costs(scene: Scene) -> Study:
     return Costs(lengths=(64, 256, 1024))
 
 
+def _lags(scene: Scene) -> Study:
+    from manyheads.bigram.studies.lags import PlantedLags
+    from manyheads.data import load_text
+
+    most = len(load_text(scene.text).content)  # of a short text the pieces overlap, but there are never more of them
+    return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (5000, 20_000)})), lags=16)
+
+
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
@@ -100,6 +108,15 @@ CHAPTERS: tuple[Chapter, ...] = (
         "to the end. Attention looks it up.",
         _order,
         replicates=4,
+    ),
+    Chapter(
+        "Which earlier characters count?",
+        "No transformer this time: one matrix says what a character makes of the next one, and every character has a "
+        "few lags at which it looks that matrix up. Fitted to the same text, this shows on which earlier positions the "
+        "next character depends, beside the mutual information of every position. Whether it can be believed is tested "
+        "on lags that were planted.",
+        _lags,
+        replicates=5,
     ),
     Chapter(
         "What does attention cost?",
