@@ -12,12 +12,14 @@ from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.bigram.studies.two_stages import TwoStages
 from manyheads.demo.text import TextTraining
 from manyheads.joma.studies.clouds import Clouds
+from manyheads.joma.studies.invariants import Invariants
 from manyheads.joma.studies.latent_tree import LatentTreeStudy
 from manyheads.joma.studies.neurons import Neurons
 from manyheads.joma.studies.real_text import RealText
 from manyheads.joma.studies.rebound import Rebound
 from manyheads.joma.studies.salient_first import SalientFirst
 from manyheads.joma.studies.scan_and_snap import ScanAndSnap
+from manyheads.joma.studies.winners import Winners
 
 SMALL = {
     "joma/clouds": (Clouds(samples=(64, 256), horizon=2.0, neurons=2, activation="identity"), 2),
@@ -25,7 +27,7 @@ SMALL = {
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
     "joma/latent-tree": (LatentTreeStudy(depth=3, samples=(64, 128)), 2),
     "joma/neurons": (
-        Neurons((5,), (5,), labels=5, leaves=6, keeps=(1.0,), width=2, layers=2, steps=2, batch=2, tested=10),
+        Neurons((8,), (8,), labels=6, leaves=9, keeps=(1.0,), width=3, layers=2, steps=2, batch=2, tested=12),
         2,
     ),
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
@@ -65,4 +67,19 @@ SMALL = {
     "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
     "bigram/l1-against-sgd": (L1AgainstSGD(batches=(16, 32), length=40, samples=4096, rate=0.1), 2),
     "bigram/two-stages": (TwoStages(length=60, batch=8, noise_ratio=2.0, duration=1.5), 2),
+    "joma/invariants": (
+        Invariants(
+            activations=("gelu",),
+            tokens=3,
+            queries=2,
+            contexts=4,
+            neurons=2,
+            horizon=2.0,
+            step=0.25,
+            records=8,
+            rates=(0.2, 0.1),
+        ),
+        2,
+    ),
+    "joma/winners": (Winners(tokens=3, contexts=4, records=4, level=2.0), 2),
 }

@@ -329,7 +329,8 @@ def _different_sets(key: jax.Array, size: int, below: int, chosen: int) -> jax.A
 
     def draw(key: jax.Array) -> jax.Array:
         heights = jax.random.uniform(key, (size, below), jnp.float32)
-        return jnp.argsort(jnp.argsort(heights, axis=1), axis=1) < chosen
+        _, places = jax.lax.top_k(heights, chosen)
+        return jnp.zeros((size, below), bool).at[jnp.arange(size)[:, None], places].set(True)
 
     def repeated(sets: jax.Array) -> jax.Array:
         counts = sets.astype(jnp.int32)

@@ -19,7 +19,6 @@ from manyheads.joma.theory.snapping import gain, gain_law, snap_clock, snap_path
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
 
-REFERENCE = ((0.16, 0.12, 0.08, 0.04), (0.1,) * 6)  # distinct and common tokens of the predicted path
 EARLY = (0.2, 0.4, 0.8)  # progress at which the error of the gain law is fitted
 ROUNDING = 1e-9  # what an integrator with local errors of 1e-11 may err in a logit and its order
 PROGRESS = {"long_name": "progress", "units": "1"}
@@ -82,7 +81,10 @@ class ScanAndSnap(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the gap between the strongest and the weakest distinct token of a fixed profile, and by the law."""
         progress = self._progress()
-        paths = [snap_path(*REFERENCE, self.classes, progress, aligned=aligned) for aligned in (False, True)]
+        # A fixed profile: two fifths of the mass fall linearly over the distinct tokens.
+        own = np.linspace(4, 1, self.distinct)
+        profile = 0.4 * own / own.sum(), np.full(self.common, 0.6 / self.common)
+        paths = [snap_path(*profile, self.classes, progress, aligned=aligned) for aligned in (False, True)]
         gaps = [path.distinct[:, 0] - path.distinct[:, -1] for path in paths]
         about = {"units": "1"}
         return xr.Dataset(
@@ -214,7 +216,7 @@ class ScanAndSnap(Study):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the gap by progress, the law's failure, and snap times."""
-        progress = trained["progress"].values[1:]
+        progress = tuple(trained["progress"].values[1:].tolist())
         curves, laws, rows = [], [], []
         for position, ratio in enumerate(self.ratios):
             cells = {
@@ -232,8 +234,8 @@ class ScanAndSnap(Study):
                 (f"{ratio:g}", *(f"{float(np.exp(np.log(cell['snap']).mean())):.3g}" for cell in cells.values()))
             )
         theory = trained.isel(cell=0, replicate=0)["theory_gap"].values[1:]
-        curves.append(Curve(tuple(progress), tuple(theory), "the path", "predicted", 0))
-        reference = [tuple(predicted[name].values[1:]) for name in ("reference_gap", "aligned_gap")]
+        curves.append(Curve(progress, tuple(theory.tolist()), "the path", "predicted", 0))
+        reference = [tuple(predicted[name].values[1:].tolist()) for name in ("reference_gap", "aligned_gap")]
         return (
             Lines(
                 "One path for all learning rates",
@@ -248,8 +250,8 @@ class ScanAndSnap(Study):
                 "progress",
                 "gap between distinct tokens",
                 (
-                    Curve(tuple(progress), reference[0], "with the decoder's memory", "predicted", 0),
-                    Curve(tuple(progress), reference[1], "with a decoder in the direction of f", "predicted", 1),
+                    Curve(progress, reference[0], "with the decoder's memory", "predicted", 0),
+                    Curve(progress, reference[1], "with a decoder in the direction of f", "predicted", 1),
                 ),
                 log_x=True,
                 note="A fixed profile. Under the law's assumption the gap would grow like the logarithm of progress.",

@@ -97,7 +97,9 @@ def snap_path(distinct: Any, common: Any, classes: int, progress: Any, *, aligne
     """
     own, shared, moments = _checked(distinct, common, classes, progress)
     with jax.enable_x64(True):
-        z, lead, _ = _certified(_follow(own, shared, jnp.float64(classes), moments, None, aligned), moments)
+        z, lead, _ = _certified(
+            _follow(own, shared, moments, jnp.array([classes, np.inf, aligned], jnp.float64)), moments
+        )
     return SnapPath(np.asarray(moments), z[:, : len(own)], z[:, len(own) :], lead)
 
 
@@ -122,15 +124,15 @@ def snap_clock(
     own, shared, moments = _checked(distinct, common, classes, progress)
     if not (decoder_rate > 0 and attention_rate > 0):
         raise UsageError(f"decoder_rate={decoder_rate}, attention_rate={attention_rate}: both must be positive")
+    root = float(attention_rate / decoder_rate) ** 0.5
     with jax.enable_x64(True):
-        root = jnp.float64(attention_rate / decoder_rate) ** 0.5
-        logarithm = _certified(_follow(own, shared, jnp.float64(classes), moments, root, False), moments)[2]
-    factor = classes / (decoder_rate * float(root))
+        logarithm = _certified(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
+    factor = classes / (decoder_rate * root)
     with np.errstate(over="ignore"):
         times = factor * (np.asarray(moments) + np.expm1(logarithm) / (classes - 1))
     if not np.isfinite(times).all():
         raise OverflowError(
-            f"a progress of {float(moments[-1])} at a ratio of rates of {float(root) ** 2:.3g} takes longer than the "
+            f"a progress of {float(moments[-1])} at a ratio of rates of {root**2:.3g} takes longer than the "
             "largest double can tell: ask for less progress or a larger attention_rate"
         )
     return times
@@ -194,10 +196,12 @@ def _certified(state: tuple[jax.Array, ...], moments: Any) -> tuple[np.ndarray, 
 
 
 @eqx.filter_jit
-def _follow(
-    own: jax.Array, shared: jax.Array, classes: jax.Array, moments: jax.Array, root: jax.Array | None, aligned: bool
-) -> tuple[jax.Array, ...]:
-    """Return logits (n, D + C), lead (n,), ln(1 + integral of e^(kappa S / root)) for the clock, success."""
+def _follow(own: jax.Array, shared: jax.Array, moments: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
+    """Return logits (n, D + C), lead (n,), ln(1 + integral of e^(kappa S / root)) for the clock, success.
+
+    `numbers` are K, root and 1 for an aligned decoder, traced: one program serves paths and clocks.
+    """
+    classes, root, aligned = numbers
     count, kappa = len(own), classes / (classes - 1)
     start = jnp.concatenate([jnp.asarray(own), jnp.asarray(shared)])
     moments = jnp.asarray(moments)
@@ -207,7 +211,7 @@ def _follow(
         return raised / jnp.linalg.norm(raised)
 
     def memory(y: jax.Array, f: jax.Array, progress: Any) -> jax.Array:
-        return progress * f[:count] if aligned else y
+        return jnp.where(aligned > 0, progress * f[:count], y)
 
     def field(progress: Any, state: tuple[jax.Array, ...], _: Any) -> tuple[jax.Array, ...]:
         y, z, logarithm = state
@@ -215,7 +219,7 @@ def _follow(
         held = memory(y, f, progress)
         lead = (held * f[:count]).sum()
         slopes = jnp.concatenate([f[:count] * (held - f[:count] * lead), -classes * f[count:] ** 2 * lead])
-        tick = 0.0 * logarithm if root is None else jnp.exp(kappa * lead / root - logarithm)
+        tick = jnp.exp(kappa * lead / root - logarithm)
         return f[:count], kappa * slopes, tick
 
     zero = (jnp.zeros(count, jnp.float64), jnp.zeros(len(start), jnp.float64), jnp.zeros((), jnp.float64))
