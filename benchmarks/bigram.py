@@ -1,0 +1,274 @@
+"""Steps of the sparse contextual bigram: compiled against JAX and PyTorch, and the simulation against memory.
+
+    python benchmarks/bigram.py
+
+One thread. Every variant runs in a child process of its own, the children one after the other; compilation is excluded.
+Time is CPU time and wall time of a step, the least of repeated calls, since neighbours on a shared machine only add to
+it; the ratio of CPU times comes with the smallest and the largest ratio that pairs of repeats give.
+
+A step of descent draws 64 contexts of 5000 tokens and updates both matrices. JAX gathers: tokens from 32 random bits
+and thresholds (N = 3) or one multiplication (above), a weighted histogram, `take_along_axis` back, the whole loop
+in `lax.scan`. PyTorch is the textbook's way, contexts as dense one-hot arrays.
+
+A step of the simulation moves 500 rows of 100,000 numbers, 200 MB in float32. The roof is the time of scaling the same
+array in place: one read and one write, as in a step. A step without noise differs from the roof by its arithmetic,
+one with noise by a normal per number besides. Normals alone are written to 64 kB that stay in the cache.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ONE_THREAD = {
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+}
+LENGTH, BATCH, RATE = 5000, 64, 0.01
+VOCABULARIES = (3, 20, 100)
+ROWS, COLUMNS = 500, 100_000
+NORMALS = 1 << 20
+NAMES = {
+    "ours": "manyheads, compiled",
+    "threefry": "JAX, threefry",
+    "rbg": "JAX, rbg",
+    "torch": "torch, one-hot",
+    "roof": "scaling in place (roof)",
+    "quiet": "manyheads, no noise",
+    "noisy": "manyheads, noise",
+    "jax-quiet": "JAX, no noise",
+    "jax-noisy": "JAX, noise (threefry)",
+    "normals": "manyheads, normals alone",
+}
+STEPS = ("ours", "threefry", "rbg", "torch")
+PASSES = ("roof", "quiet", "noisy", "jax-quiet", "jax-noisy")
+REPEATS = {"ours": 60, "threefry": 12, "rbg": 6, "torch": 2, "jax-quiet": 5, "jax-noisy": 3, "normals": 200}
+
+
+def draw_problem(tokens):
+    import numpy as np
+
+    from manyheads.bigram import draw_task
+
+    return draw_task(np.random.default_rng(4), tokens, LENGTH, 2)
+
+
+def ours(tokens):
+    from manyheads.bigram import StepSettings, descend, start
+
+    task, settings, steps = draw_problem(tokens), StepSettings(BATCH, RATE, RATE), 20
+    state = start(task)
+    return lambda: descend(task, state, settings, steps, seed=0, engine="numba"), steps
+
+
+def gathering_jax(tokens, kind):
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    task = draw_problem(tokens)
+    law = jnp.asarray(task.stationary, jnp.float32)
+    bounds = [np.uint32(bound) for bound in np.cumsum(task.stationary)[:-1] * 2.0**32]
+    positions = jnp.asarray(task.positions)
+    slots = jnp.cumsum(jnp.asarray(task.weights, jnp.float32), axis=1)[:, :-1]
+    answers = jnp.cumsum(jnp.asarray(task.transition, jnp.float32), axis=0).T[:, :-1]
+    each = jnp.arange(BATCH)
+
+    def draw_tokens(key):
+        if tokens <= 8:
+            bits = jax.random.bits(key, (BATCH, LENGTH), jnp.uint32)
+            return sum((bits >= bound).astype(jnp.int32) for bound in bounds)
+        bits = jax.random.bits(key, (BATCH, LENGTH), jnp.uint16).astype(jnp.uint32)  # half the random bits
+        return ((bits * tokens) >> 16).astype(jnp.int32)
+
+    def step(state, key):
+        value, attention = state
+        for_tokens, for_queries, for_slots, for_answers = jax.random.split(key, 4)
+        context = draw_tokens(for_tokens)
+        query = jax.random.randint(for_queries, (BATCH,), 0, tokens)
+        slot = (jax.random.uniform(for_slots, (BATCH, 1)) >= slots[query]).sum(1)
+        attended = context[each, positions[query, slot]]
+        answer = (jax.random.uniform(for_answers, (BATCH, 1)) >= answers[attended]).sum(1)
+        rows = attention[query]
+        if tokens <= 8:
+            seen = jnp.stack([jnp.where(context == token, rows, 0).sum(1) for token in range(tokens)], axis=1)
+        else:
+            seen = jax.vmap(lambda row, weights: jnp.zeros(tokens).at[row].add(weights))(context, rows)
+        residual = (law + seen @ value.T).at[each, answer].add(-1)
+        pull = jnp.take_along_axis(residual @ value, context, axis=1)
+        slope = jnp.zeros_like(attention).at[query].add(pull)
+        slope = (slope - slope.mean(1, keepdims=True)) / (BATCH * law[:, None])
+        return (value - RATE * (residual.T @ (seen - law)) / (BATCH * law), attention - RATE * slope), None
+
+    steps = 20
+    run = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys)[0])
+    state = jnp.zeros((tokens, tokens)), jnp.full((tokens, LENGTH), 1 / LENGTH)
+    keys = jax.random.split(jax.random.key(0, impl=kind), steps)
+    return lambda: jax.block_until_ready(run(state, keys)), steps
+
+
+def one_hot_torch(tokens):
+    import torch
+
+    torch.set_num_threads(1)
+    task = draw_problem(tokens)
+    law, positions = torch.tensor(task.stationary).float(), torch.tensor(task.positions)
+    weights, transition = torch.tensor(task.weights).float(), torch.tensor(task.transition).float()
+    state = [torch.zeros(tokens, tokens), torch.full((tokens, LENGTH), 1 / LENGTH)]
+
+    def step():
+        value, attention = state
+        context = torch.multinomial(law, BATCH * LENGTH, replacement=True).view(BATCH, LENGTH)
+        query = torch.multinomial(law, BATCH, replacement=True)
+        place = positions[query, torch.multinomial(weights[query], 1)[:, 0]]
+        answer = torch.multinomial(transition.T[context[torch.arange(BATCH), place]], 1)[:, 0]
+        dense = torch.nn.functional.one_hot(context, tokens).float()
+        seen = torch.einsum("btn,bt->bn", dense, attention[query])
+        residual = law + seen @ value.T - torch.nn.functional.one_hot(answer, tokens)
+        pull = torch.einsum("btn,bn->bt", dense, residual @ value)
+        slope = torch.nn.functional.one_hot(query, tokens).float().T @ pull
+        slope = (slope - slope.mean(1, keepdim=True)) / (BATCH * law[:, None])
+        state[:] = value - RATE * (residual.T @ (seen - law)) / (BATCH * law), attention - RATE * slope
+
+    return step, 1
+
+
+def in_place():
+    import numpy as np
+
+    attention = np.full((ROWS, COLUMNS), 1 / COLUMNS, np.float32)
+    return lambda: np.multiply(attention, np.float32(1), out=attention), 1
+
+
+def our_pass(noise):
+    import numpy as np
+
+    from manyheads.bigram.gaussian import BLOCK, compiled_pass
+
+    run, attention = compiled_pass(), np.full((ROWS, COLUMNS), 1 / COLUMNS, np.float32)
+    keys = np.random.default_rng(0).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)
+    means, sums = np.zeros((ROWS, -(-COLUMNS // BLOCK)), np.float32), np.empty((ROWS, 2))
+    shifts, scales = np.full(ROWS, 1e-7, np.float32), np.full(ROWS, noise, np.float32)
+    return lambda: run(attention, np.float32(0.99), shifts, np.float32(1e-9), scales, keys, means, sums), 1
+
+
+def jax_pass(noise):
+    import jax
+    import jax.numpy as jnp
+
+    def step(attention, key):
+        moved = 0.99 * attention + 1e-7
+        if noise:
+            drawn = jax.random.normal(key, attention.shape)
+            moved = moved + noise * (drawn - drawn.mean(1, keepdims=True))
+        moved = moved - jnp.clip(moved, -1e-9, 1e-9)
+        return moved, (moved.sum(1), (moved**2).sum(1))
+
+    run = jax.jit(lambda attention, keys: jax.lax.scan(step, attention, keys), donate_argnums=0)
+    keys = jax.random.split(jax.random.key(0), 2)
+    kept = [jnp.full((ROWS, COLUMNS), 1 / COLUMNS)]
+
+    def steps():
+        kept[0], sums = run(kept[0], keys)
+        jax.block_until_ready(sums)
+
+    return steps, 2
+
+
+def only_normals():
+    import numpy as np
+
+    from manyheads.bigram.compiling import compile_kernel
+    from manyheads.bigram.gaussian import FAST_FUNCTIONS, run_normals
+
+    fill, kept = compile_kernel(run_normals, FAST_FUNCTIONS), np.empty(NORMALS // 64, np.float32)
+    return lambda: [fill(kept, np.uint32(1), np.uint32(part)) for part in range(64)], 1
+
+
+VARIANTS = {
+    "ours": ours,
+    "threefry": lambda tokens: gathering_jax(tokens, "threefry2x32"),
+    "rbg": lambda tokens: gathering_jax(tokens, "rbg"),
+    "torch": one_hot_torch,
+    "roof": lambda _: in_place(),
+    "quiet": lambda _: our_pass(0.0),
+    "noisy": lambda _: our_pass(1e-4),
+    "jax-quiet": lambda _: jax_pass(0.0),
+    "jax-noisy": lambda _: jax_pass(1e-4),
+    "normals": lambda _: only_normals(),
+}
+
+
+def measure(variant, tokens):
+    """Run in the child: CPU and wall seconds of a step, for each repeat."""
+    call, steps = VARIANTS[variant](tokens)
+    call()
+    cpu, wall = [], []
+    for _ in range(REPEATS.get(variant, 15)):
+        start, begun = time.process_time(), time.perf_counter()
+        call()
+        cpu.append((time.process_time() - start) / steps)
+        wall.append((time.perf_counter() - begun) / steps)
+    return {"cpu": cpu, "wall": wall}
+
+
+def in_child(variant, tokens=0):
+    command = [sys.executable, __file__, variant, str(tokens)]
+    answer = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def ratio(slow, fast):
+    """Say how many times the CPU time of `fast` that of `slow` is: of the least ones, and over pairs of repeats."""
+    pairs = [one / other for one, other in zip(slow["cpu"], fast["cpu"], strict=False)]
+    return f"{min(slow['cpu']) / min(fast['cpu']):.1f} ({min(pairs):.1f} to {max(pairs):.1f})"
+
+
+def run_steps(variants=STEPS, vocabularies=VOCABULARIES):
+    return {(tokens, name): in_child(name, tokens) for tokens in vocabularies for name in variants}
+
+
+def table_of_steps(results):
+    yield "| N | variant | CPU, ms/step | wall, ms/step | CPU, ns/token | median | times ours (spread) |"
+    yield "|---|---|---|---|---|---|---|"
+    for (tokens, name), result in results.items():
+        least, middle = (1e9 / (BATCH * LENGTH) * of(result["cpu"]) for of in (min, statistics.median))
+        against = "" if name == "ours" else ratio(result, results[tokens, "ours"])
+        spent = f"{1e3 * min(result['cpu']):.3f} | {1e3 * min(result['wall']):.3f}"
+        yield f"| {tokens} | {NAMES[name]} | {spent} | {least:.2f} | {middle:.2f} | {against} |"
+
+
+def table_of_passes(results, normals):
+    yield f"| {ROWS} x {COLUMNS} float32 | CPU, ms | wall, ms | CPU, ns/number | times the roof (spread) |"
+    yield "|---|---|---|---|---|"
+    for name, result in results.items():
+        spent = f"{1e3 * min(result['cpu']):.1f} | {1e3 * min(result['wall']):.1f}"
+        each = f"{1e9 * min(result['cpu']) / (ROWS * COLUMNS):.3f}"
+        yield f"| {NAMES[name]} | {spent} | {each} | {ratio(result, results['roof'])} |"
+    cpu, wall = (min(normals[clock]) for clock in ("cpu", "wall"))
+    yield f"| {NAMES['normals']}, of {NORMALS} | {1e3 * cpu:.2f} | {1e3 * wall:.2f} | {1e9 * cpu / NORMALS:.3f} | |"
+
+
+def main():
+    has_torch = importlib.util.find_spec("torch")
+    steps = run_steps([name for name in STEPS if name != "torch" or has_torch])
+    passes, normals = {name: in_child(name) for name in PASSES}, in_child("normals")
+    packages = ["manyheads", "numba", "jax", *(["torch"] if has_torch else [])]
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages), end=", ")
+    print(f"Python {platform.python_version()}, {platform.machine()}, one thread\n")
+    print(*table_of_steps(steps), "", *table_of_passes(passes, normals), sep="\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    else:
+        main()
