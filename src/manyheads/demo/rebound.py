@@ -12,7 +12,8 @@ import xarray as xr
 
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
-from manyheads.joma.studies.real_text import BOUNCE, ROUNDING, RealText
+from manyheads.joma.studies.real_text import ROUNDING, RealText
+from manyheads.joma.theory.rebound import BOUNCE
 from manyheads.joma.valleys import Valley, cross_valleys, find_valley
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, spread_curve

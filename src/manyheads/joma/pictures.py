@@ -163,7 +163,7 @@ def _correlations(found: Summary) -> Listing:
         ("all depths and rates", "top layer", *_over_seeds(found.pooled_top)),
         ("within a rate", "mean over layers", *_over_seeds(found.within)),
         ("within a rate", "top layer", *_over_seeds(found.within_top)),
-        ("within depth and rate, over seeds", "mean over layers", f"{found.within_cells:+.2f}", "", "all"),
+        ("within depth and rate, over seeds", "mean over layers", *_over(found.within_cells, "each cell")),
     ]
     for rate in np.unique(found.rate):
         chosen = found.rate == rate
@@ -176,14 +176,18 @@ def _correlations(found: Summary) -> Listing:
         "Rank correlation with the lowest validation loss",
         ("of", "layers", "Spearman", "99% interval", "pairs"),
         tuple(rows),
-        note="Negative: more rebound, lower loss. Computed for each seed over its depths and rates where the last "
-        "column says so, with Student's interval over seeds; else over all pairs, as if they were independent.",
+        note="Negative: more rebound, lower loss. Computed for each seed over its cells, or for each cell over its "
+        "seeds, with Student's interval, where the last column says so; else over all pairs, as if independent.",
     )
 
 
 def _over_seeds(samples: np.ndarray) -> tuple[str, str, str]:
+    return _over(samples, "each seed")
+
+
+def _over(samples: np.ndarray, pairs: str) -> tuple[str, str, str]:
     interval = mean_interval(samples)
-    return f"{samples.mean():+.2f}", f"{interval.low:+.2f} … {interval.high:+.2f}", "each seed"
+    return f"{samples.mean():+.2f}", f"{interval.low:+.2f} … {interval.high:+.2f}", pairs
 
 
 def _pairs(rebound: np.ndarray, best: np.ndarray, chosen: np.ndarray) -> tuple[str, str, str]:

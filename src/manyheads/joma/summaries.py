@@ -35,7 +35,7 @@ class Summary:
     pooled_top, within_top
         The same with the rebound of the top layer.
     within_cells
-        The same over the replicates of each cell; one number.
+        (C,), the same over the replicates of each cell, where only the seed differs.
     early_loss, early_rebound
         (R,) for each share of `EARLY`: rank correlation of the best loss of the whole run with the loss and with the
         rebound at that moment.
@@ -58,7 +58,7 @@ class Summary:
     within: Array
     pooled_top: Array
     within_top: Array
-    within_cells: float
+    within_cells: Array
     early_loss: dict[float, Array]
     early_rebound: dict[float, Array]
     best_rate: dict[int, float]
@@ -71,7 +71,7 @@ def summarise(trained: xr.Dataset, random_rank: float) -> Summary:
     """Compute the statistics of trained runs: `validation_loss`, `entropy` and `stable_rank` over `step`.
 
     A run that diverged counts with what it had reached. The rank correlations are computed seed by seed, so that their
-    spread over seeds gives an interval; those over replicates of a cell, which share no seed, are put together.
+    spread over seeds gives an interval; those over the replicates of a cell are computed cell by cell.
     """
     lead = ("cell", "replicate")
     loss = hold_last(trained["validation_loss"].transpose(*lead, "step").values)  # (C, R, S)
@@ -83,7 +83,6 @@ def summarise(trained: xr.Dataset, random_rank: float) -> Summary:
     best, valley = loss.min(-1), find_valley(entropy)
     rebound = np.nanmean(valley.rebound, -1)  # (C, R)
     top = np.take_along_axis(valley.rebound, depth[:, None, None] - 1, -1)[..., 0]
-    place = np.broadcast_to(np.arange(len(depth))[:, None], best.shape)
     moments = {share: max(1, round(share * (loss.shape[-1] - 1))) for share in EARLY}
     so_far = {share: np.nanmean(find_valley(entropy[..., : until + 1]).rebound, -1) for share, until in moments.items()}
     chosen = choose_rates(depth, rate, best)
@@ -99,7 +98,7 @@ def summarise(trained: xr.Dataset, random_rank: float) -> Summary:
         within=_by_seed(rebound, best, rate),
         pooled_top=_by_seed(top, best),
         within_top=_by_seed(top, best, rate),
-        within_cells=correlate_within(rebound.ravel(), best.ravel(), place.ravel()),
+        within_cells=_by_seed(rebound.T, best.T),
         early_loss={share: _by_seed(loss[..., until], best) for share, until in moments.items()},
         early_rebound={share: _by_seed(so_far[share], best) for share in moments},
         best_rate=chosen,
@@ -122,7 +121,7 @@ def choose_rates(depth: NDArray[np.int64], rate: Array, best: Array) -> dict[int
 
 
 def _by_seed(x: Array, y: Array, groups: Array | None = None) -> Array:
-    """Correlate over cells, seed by seed: (C, R), (C, R) -> (R,)."""
+    """Correlate along the first axis, column by column: (C, R), (C, R) -> (R,)."""
     return np.array([correlate_within(a, b, groups) for a, b in zip(x.T, y.T, strict=True)])
 
 

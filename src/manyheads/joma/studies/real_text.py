@@ -31,13 +31,13 @@ from manyheads.errors import UsageError
 from manyheads.joma.observation import look_at
 from manyheads.joma.pictures import real_text_panels
 from manyheads.joma.summaries import EARLY, Summary, summarise
+from manyheads.joma.theory.rebound import BOUNCE
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Panel, Source, Study, Verdict, grid
 
 ADAM = optax.scale_by_adam()  # made once: a training compiles anew for every optimiser it is given
 WINDOWS = 128  # windows of the validation text on which everything is measured
-HIGH = 0.7  # from here on a correlation is commonly called high
-BOUNCE = 1e-3  # nat, and share of the random level: from here on a rise is counted as one
+HIGH, NEGLIGIBLE = 0.7, 0.3  # where a correlation begins to be called high, and up to where negligible
 COLLAPSED = 0.02  # nat: the largest weight of such a row is above 0.99
 ROUNDING = 1e-5  # of an entropy or a rank's share, measured in single precision
 
@@ -75,13 +75,13 @@ class RealText(Study):
     )
 
     text: Path | None = None
-    depths: tuple[int, ...] = (1, 2, 3, 5)
+    depths: tuple[int, ...] = (1, 2, 4)
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
     key_dim: int = 16
-    heads: int = 2
-    length: int = 32
-    batch: int = 16
-    steps: int = 1000
+    heads: int = 4
+    length: int = 64
+    batch: int = 8
+    steps: int = 800
     snapshots: int = 40
 
     def __post_init__(self) -> None:
@@ -234,6 +234,14 @@ def _correlations(found: Summary) -> tuple[Verdict, ...]:
             basis="the same with ranks taken inside each rate: what the choice of the rate does has no part in it",
         ),
         Verdict.from_samples(
+            "between seeds of one depth and one rate the bounce says nothing about the loss",
+            found.within_cells,
+            target=0.0,
+            tolerance=NEGLIGIBLE,
+            resolution=_grain(found.best.shape[1]) / cells,
+            basis=f"correlations up to {NEGLIGIBLE} are commonly called negligible; mean over cells",
+        ),
+        Verdict.from_samples(
             f"after {middle:.0%} of a run its validation loss ranks the final losses better than its bounce does",
             np.abs(found.early_loss[middle]) - np.abs(found.early_rebound[middle]),
             target=1.0,
@@ -246,7 +254,7 @@ def _correlations(found: Summary) -> tuple[Verdict, ...]:
 
 def _grain(count: int) -> float:
     """Return by how much Spearman's coefficient of so many pairs changes when two neighbours change places."""
-    return 12 / (count**3 - count)
+    return 12 / (count**3 - count) if count > 1 else 2.0
 
 
 def _valleys(found: Summary) -> tuple[Verdict, ...]:
