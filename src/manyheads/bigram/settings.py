@@ -42,6 +42,9 @@ class FirstStage:
         g, signal against noise: above 8 noise wins.
     switch
         Robust standard deviations by which one entry of every row must stand out.
+    settle
+        How long to go on after the switch, in growth times: the smaller weights of a row come out of the noise later
+        than its largest, which is what the switch sees.
     patience
         Give up after so many times the steps that the law promises.
     """
@@ -51,6 +54,7 @@ class FirstStage:
     batch: int = 64
     growth: float = 8.0
     switch: float = SWITCH
+    settle: float = 1.0
     patience: float = 4.0
 
     def __post_init__(self) -> None:
@@ -61,6 +65,8 @@ class FirstStage:
                 f"sparsity={self.sparsity}, batch={self.batch}, growth={self.growth}, patience={self.patience}: "
                 "all are positive"
             )
+        if not 0 <= self.settle < 10:
+            raise UsageError(f"settle={self.settle}: growth times after the switch, from 0 to 10")
         if self.switch <= 5:
             raise UsageError(f"switch={self.switch}: the largest of 10^6 normal noises stands out by 5; give more")
 

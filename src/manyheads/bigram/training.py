@@ -33,7 +33,7 @@ from manyheads.bigram.settings import FirstStage, TrainingSettings
 from manyheads.bigram.task import BigramTask, draw_batch
 from manyheads.errors import CertificateError
 
-CANDIDATES = 16  # positions looked at again for each that is wanted: those above 2.5 standard deviations in 5,000
+CANDIDATES = 32  # positions looked at again for each that is wanted: those above 2.2 standard deviations in 5,000
 
 
 class SwitchNotReached(CertificateError):
@@ -188,6 +188,10 @@ def boost(task: BigramTask, settings: FirstStage, *, seed: int, engine: str | No
         flipped = is_mirrored(state.attention)
         reached = float((low if flipped else high).min())
         if reached > settings.switch:
+            more = math.ceil(settings.settle / rate)
+            state = descend(task, state, steps, more, seed=seed, first_step=taken, engine=engine)
+            taken += more
+            flipped = is_mirrored(state.attention)
             state = mirror(state) if flipped else state
             return Boosted(state, taken, taken * settings.batch, reached, flipped)
     raise SwitchNotReached(
