@@ -23,10 +23,11 @@ from manyheads.errors import CertificateError
 
 RIDGE = 1e-6  # of the mean eigenvalue: what never occurs would have undefined columns
 SWEEPS = 500  # of coordinate descent, at most; its end is checked by `violation`, not here
+STILL = 1e-7  # largest move of a sweep, as a share of the largest weight, at which it ends
 BURN_IN = 3  # rounds in which the penalty's calibration still follows W
 SETTLING = 12  # rounds on the lags that have weight between two looks at all lags, at most
 REFITS = 30  # rounds without penalty, at most
-SETTLED = 1e-5  # fall of the objective, as a share of what is explained, below which those rounds end
+SETTLED = 3e-5  # fall of the objective, as a share of what is explained, below which those rounds end
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +141,17 @@ def settle(
     problem: Problem, attention: np.ndarray, penalties: np.ndarray, rounds: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Alternate on the lags that have weight, which is cheap, W first: A with mean row sum one, W, and F."""
-    chosen = list_chosen(attention)
+    chosen, lags = list_chosen(attention), attention.shape[1]
+    whole = 3 * chosen.shape[1] > lags  # then a look at all lags, which has less to look up, is the cheaper one
+    chosen = np.tile(np.arange(lags), (len(attention), 1)) if whole else chosen
     weights = np.take_along_axis(attention, chosen, 1)
     free, best = weights > 0, np.inf
     value, level = np.zeros((len(attention),) * 2), np.inf
     for turn in range(rounds):
         if turn:
             scale = penalties * problem.norm(value)
-            weights = solve_attention(*chosen_sums(problem, value, chosen), scale, weights, free)
+            sums = attention_sums(problem, value) if whole else chosen_sums(problem, value, chosen)
+            weights = solve_attention(*sums, scale, weights, free)
         total = float(problem.shares @ weights.sum(1))
         if not total:
             break
@@ -318,7 +322,7 @@ def solve_attention(
                 slope -= gram[:, lag] * step[:, None]
                 attention[:, lag] = after
                 moved = max(moved, float(np.abs(step).max()))
-        if moved <= 1e-9 * max(float(attention.max()), 1e-300):
+        if moved <= STILL * max(float(attention.max()), 1e-300):
             break
     return attention
 

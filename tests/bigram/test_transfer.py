@@ -1,0 +1,88 @@
+"""The transfer test: what a pilot says of rho, what it decides, and the law of samples."""
+
+import numpy as np
+import pytest
+
+from manyheads.bigram import Batch, TransferSettings, draw_correlated, draw_task, predict_transfer, transfer_test
+from manyheads.bigram.studies.screening import draw_even, search
+from manyheads.bigram.studies.transfer import TransferCost
+from manyheads.errors import ShapeError, UsageError
+
+
+@pytest.fixture
+def task(rng):
+    return draw_task(rng, 3, 500, 2)
+
+
+def pilot(rng, task, size):
+    return Batch(*draw_even(rng, task, size))
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.7, -0.7])
+def test_a_pilot_shows_the_correlation_and_its_sign(rng, task, rho):
+    value = draw_correlated(rng, task, rho)
+    batch = pilot(rng, task, 8000)
+    for energy in (None, task.transition_energy):
+        test = transfer_test(value, batch, 2, settings=TransferSettings(energy=energy))
+        assert test.decision == "helps"
+        assert test.flip == (rho < 0)
+        # half a pilot: an error of about .03, and .02 more where the energy is estimated
+        assert abs(test.correlation - rho) < 0.2
+        np.testing.assert_array_equal(test.positions, task.positions)
+        assert test.samples_range[0] <= test.samples <= test.samples_range[1]
+
+
+def test_the_value_may_come_with_its_means(rng, task):
+    value, batch = draw_correlated(rng, task, 0.8), pilot(rng, task, 3000)
+    moved = 5 * value + rng.normal(size=3)[:, None] + rng.normal(size=3)
+    first, second = transfer_test(value, batch, 2), transfer_test(moved, batch, 2)
+    np.testing.assert_allclose(first.strongest, second.strongest, rtol=1e-9)
+    np.testing.assert_allclose(first.correlation, second.correlation, rtol=1e-9)
+
+
+def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_large(rng):
+    task = draw_task(rng, 3, 100, 2, energy=0.3)
+    value = draw_correlated(rng, task, 0.0)
+    settings = TransferSettings(energy=0.3, least=0.4, level=0.9999)
+    small = transfer_test(value, pilot(rng, task, 800), 2, settings=settings)
+    assert small.decision == "undecided"
+    assert 800 < small.pilot_needed < 20_000
+    large = transfer_test(value, pilot(rng, task, round(small.pilot_needed) + 1500), 2, settings=settings)
+    assert large.decision == "does not"
+    assert abs(large.correlation) < 0.2
+    blind = transfer_test(value, pilot(rng, task, 800), 2)
+    assert blind.decision == "undecided"  # without the energy nothing can be excluded
+
+
+def test_the_samples_go_like_the_inverse_square_of_the_correlation(rng):
+    study, rho = TransferCost(), (1.0, 0.5, 0.25)
+    logs, predicted = [], []
+    for _ in range(24):
+        task = study._task(250, rng)
+        values = np.stack([draw_correlated(rng, task, one) for one in rho])
+        found = search(rng, task, lambda counts, values=values: np.einsum("ktyx,ryx->rkt", counts, values))
+        logs.append(np.log(found * np.square(rho)))
+        predicted.append(
+            [np.log(predict_transfer(task, value) * one**2) for value, one in zip(values, rho, strict=True)]
+        )
+    level = np.mean(logs, 0)
+    assert np.ptp(level) < np.log(1.6)
+    np.testing.assert_allclose(predicted, np.mean(predicted), atol=2e-3)  # C/rho^2, whatever the rest of the matrix is
+    # 24 searches at three correlations scatter by 0.45 each; five deviations, and two looks
+    assert abs(level.mean() - np.mean(predicted)) < 5 * 0.45 / 24**0.5 / 3**0.5 + 2 * np.log(1.12)
+
+
+def test_bad_pilots_and_matrices_are_refused_with_the_figure(rng, task):
+    value, batch = draw_correlated(rng, task, 0.5), pilot(rng, task, 400)
+    with pytest.raises(UsageError, match="a pilot of 200 samples is too small: 320"):
+        transfer_test(value, Batch(*(part[:200] for part in batch)), 2)
+    with pytest.raises(ShapeError, match=r"value of shape \(3, 2\)"):
+        transfer_test(value[:, :2], batch, 2)
+    with pytest.raises(UsageError, match="constant"):
+        transfer_test(np.ones((3, 3)), batch, 2)
+    with pytest.raises(UsageError, match="sparsity=0"):
+        transfer_test(value, batch, 0)
+    with pytest.raises(UsageError, match="one query occurs 0 times"):
+        transfer_test(value, batch._replace(queries=np.zeros(400, int)), 2)
+    with pytest.raises(UsageError, match="energy=2"):
+        TransferSettings(energy=2.0)
