@@ -27,7 +27,7 @@ SMALL = {
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
     "joma/latent-tree": (LatentTreeStudy(depth=3, samples=(64, 128)), 2),
     "joma/neurons": (
-        Neurons((8,), (8,), labels=6, leaves=9, keeps=(1.0,), width=3, layers=2, steps=2, batch=2, tested=12),
+        Neurons((8,), (8,), 6, leaves=9, keeps=(1.0,), width=4, layers=2, steps=60, batch=12, rate=0.03, tested=12),
         2,
     ),
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),

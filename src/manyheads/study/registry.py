@@ -74,7 +74,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/sample-law": Entry(
         "manyheads.bigram.studies.sample_law:SampleLaw",
-        "training from scratch needs T ln T samples over the energies and the noise, and a known luck",
+        "training from scratch needs T ln T samples over energies and noise, and lands on the mirror side by a known chance",
     ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",
@@ -99,6 +99,14 @@ STUDIES: dict[str, Entry] = {
     "bigram/two-stages": Entry(
         "manyheads.bigram.studies.two_stages:TwoStages",
         "signals grow as the reduced system says; a visible switch; then a penalty removes the noise",
+    ),
+    "joma/invariants": Entry(
+        "manyheads.joma.studies.invariants:Invariants",
+        "logits and weights keep a relation: exact for linear and exp attention, a shape for softmax",
+    ),
+    "joma/winners": Entry(
+        "manyheads.joma.studies.winners:Winners",
+        "with a linear activation one token takes all: which, when, and where the others stop",
     ),
 }
 

@@ -29,6 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -38,7 +40,7 @@ from manyheads.joma.task import Rule
 Array = NDArray[np.float64]
 
 
-def conserved(rule: Rule, logits: ArrayLike, token_weights: ArrayLike) -> Array:
+def conserved(rule: Rule, logits: Any, token_weights: Any) -> Any:
     r"""Return what gradient flow leaves unchanged.
 
     ======== ==================================================== ====================================================
@@ -56,9 +58,9 @@ def conserved(rule: Rule, logits: ArrayLike, token_weights: ArrayLike) -> Array:
 
     Returns
     -------
-    Array
+    array
         Linear and exp: (..., M) with shared weights, of which queries have no relation each, and (..., Q, M) with
-        weights of their own. Softmax: (..., Q).
+        weights of their own. Softmax: (..., Q). A JAX array, traced or not, if one was given.
 
     Raises
     ------
@@ -79,25 +81,30 @@ def conserved(rule: Rule, logits: ArrayLike, token_weights: ArrayLike) -> Array:
     return _relation(rule, logits, token_weights)
 
 
-def _relation(rule: Rule, logits: ArrayLike, token_weights: ArrayLike) -> Array:
-    z, v = np.asarray(logits), np.asarray(token_weights)
+def _relation(rule: Rule, logits: Any, token_weights: Any) -> Any:
+    z, v = _arrays(logits, token_weights)
     _check_shapes(rule, z, v)
     if rule.attention == "softmax":
-        return np.asarray(z.sum(-1))
+        return z.sum(-1)
     squares = (v**2).sum(-1)  # (..., M) or (..., Q, M)
     powers = z**2 if rule.attention == "linear" else z
     share = rule.rate_ratio if rule.attention == "linear" else rule.rate_ratio / (2 * rule.temperature)
-    return np.asarray((powers if rule.own_weights else powers.sum(-2)) - share * squares)
+    return (powers if rule.own_weights else powers.sum(-2)) - share * squares
 
 
-def _check_shapes(rule: Rule, z: np.ndarray, v: np.ndarray) -> None:
+def _arrays(*given: Any) -> tuple[Any, ...]:
+    """Return JAX arrays if one of them is, NumPy arrays otherwise."""
+    return tuple(map(jnp.asarray if any(isinstance(one, jax.Array) for one in given) else np.asarray, given))
+
+
+def _check_shapes(rule: Rule, z: Any, v: Any) -> None:
     expected = (*z.shape, v.shape[-1]) if rule.own_weights else (*z.shape[:-2], z.shape[-1], v.shape[-1])
     if z.ndim < 2 or v.shape != expected:
         kind = "(..., Q, M, K)" if rule.own_weights else "(..., M, K)"
         raise ShapeError(f"logits {z.shape}, token weights {v.shape}: expected (..., Q, M) and {kind}")
 
 
-def conserved_per_query(rule: Rule, logits: ArrayLike, token_weights: ArrayLike) -> Array:
+def conserved_per_query(rule: Rule, logits: Any, token_weights: Any) -> Any:
     """Return the relation of each query alone, (..., Q, M), which shared weights do not keep: a negative control.
 
     Raises
@@ -105,13 +112,13 @@ def conserved_per_query(rule: Rule, logits: ArrayLike, token_weights: ArrayLike)
     UsageError
         Weight decay, as for `conserved`.
     """
-    z, v = np.asarray(logits), np.asarray(token_weights)
+    z, v = _arrays(logits, token_weights)
     if not rule.own_weights:
-        v = np.broadcast_to(v[..., None, :, :], (*z.shape, v.shape[-1]))
+        v = v[..., None, :, :].repeat(z.shape[-2], axis=-3)
     return conserved(replace(rule, own_weights=True), z, v)
 
 
-def decayed(rule: Rule, start: ArrayLike, times: ArrayLike) -> Array:
+def decayed(rule: Rule, start: Any, times: Any) -> Any:
     r"""Return the relation of linear attention under weight decay, :math:`e^{-2 \lambda t}` of what it was.
 
     Both sides are quadratic, and decay shrinks both at the same rate. Derived here.
@@ -127,7 +134,7 @@ def decayed(rule: Rule, start: ArrayLike, times: ArrayLike) -> Array:
 
     Returns
     -------
-    Array
+    array
         (S, ...).
 
     Raises
@@ -143,11 +150,11 @@ def decayed(rule: Rule, start: ArrayLike, times: ArrayLike) -> Array:
             f"rate_ratio={rule.rate_ratio}: the law under weight decay assumes equal learning rates of logits and "
             "weights; set rate_ratio=1, or decay=0 and use `conserved`"
         )
-    factor = np.exp(-2 * rule.decay * np.asarray(times, np.float64))
-    return np.asarray(np.multiply.outer(factor, np.asarray(start)))
+    first, t = _arrays(start, times)
+    return np.e ** (-2 * rule.decay * t.reshape(-1, *(1,) * first.ndim)) * first
 
 
-def drift(rule: Rule, times: ArrayLike, logits: ArrayLike, token_weights: ArrayLike) -> Array:
+def drift(rule: Rule, times: Any, logits: Any, token_weights: Any) -> Any:
     """Return how far the relation is from its law along a path, (S, ...): zero in theory, at every time.
 
     Parameters
@@ -164,10 +171,10 @@ def drift(rule: Rule, times: ArrayLike, logits: ArrayLike, token_weights: ArrayL
     """
     if not rule.decay:
         relation = conserved(rule, logits, token_weights)
-        return np.asarray(relation - relation[:1])
+        return relation - relation[:1]
     decayed(rule, 0.0, times)  # refuses what has no law
     relation = _relation(rule, logits, token_weights)
-    return np.asarray(relation - decayed(rule, relation[0], times))
+    return relation - decayed(rule, relation[0], times)
 
 
 def softmax_velocity(rule: Rule, attention: ArrayLike, pulls: ArrayLike, token_weights: ArrayLike) -> tuple[Any, Any]:
