@@ -218,11 +218,11 @@ class SalientFirst(Study):
                 times = cell["time"].values[:, which]  # (replicate, level)
                 # Times are what is measured: a band would lie along the axis, so every replicate is drawn.
                 curves += [
-                    Curve(tuple(row), tuple(LEVELS), f"μ = {target:g}" if not number else "", group=which)
+                    Curve(tuple(row), tuple(LEVELS.tolist()), f"μ = {target:g}" if not number else "", group=which)
                     for number, row in enumerate(times.tolist())
                 ]
                 expected = tuple(theory["time"].values[which].tolist())
-                curves.append(Curve(expected, tuple(LEVELS), f"μ = {target:g}, theory", "predicted", which))
+                curves.append(Curve(expected, tuple(LEVELS.tolist()), f"μ = {target:g}, theory", "predicted", which))
             shown.append(
                 Lines(
                     f"{LOSS_NAMES[loss].capitalize()}: how close components have come",
