@@ -1,5 +1,7 @@
 """The transfer test: what a pilot says of rho, what it decides, and the law of samples."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from manyheads.errors import ShapeError, UsageError
 
 @pytest.fixture
 def task(rng):
-    return draw_task(rng, 3, 500, 2)
+    drawn = draw_task(rng, 3, 500, 2)
+    return replace(drawn, weights=np.full((3, 2), 0.5))  # a position of little weight may hide in half a pilot
 
 
 def pilot(rng, task, size):
