@@ -65,7 +65,7 @@ class RealText(Study):
     name: ClassVar[str] = "joma/real-text"
     claim: ClassVar[str] = "on real text attention entropy drops and rebounds: where, and what that says of the loss"
     source: ClassVar[Source] = Source(
-        "tian2024",
+        "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
         "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
         2024,
@@ -76,7 +76,7 @@ class RealText(Study):
 
     text: Path | None = None
     depths: tuple[int, ...] = (1, 2, 4)
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2, 1e-1)
     key_dim: int = 16
     heads: int = 4
     length: int = 64
