@@ -74,7 +74,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/sample-law": Entry(
         "manyheads.bigram.studies.sample_law:SampleLaw",
-        "training from scratch needs T ln T samples over energies and noise, and lands on the mirror side by a known chance",
+        "samples of training from scratch grow like T ln T over energies and noise; a known share of runs is mirrored",
     ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",

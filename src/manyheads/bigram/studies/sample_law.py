@@ -267,7 +267,7 @@ class SampleLaw(Study):
         by_noise = [self._pick(trained, "reduced", first, noise, middle).isel(cell=0) for noise in self.noises]
         by_vocabulary = [self._pick(trained, "reduced", n, self.noise, middle).isel(cell=0) for n in self.vocabularies]
         cells = [Cell(vocabulary=first, length=t, noise=self.noise) for t in self.longest]
-        laws = tuple(self._law_samples(cell) for cell in cells)
+        laws = tuple(self._law_samples(cell) / int(cell["length"]) for cell in cells)
 
         def stack(parts: list[Any], name: str) -> np.ndarray:
             return np.stack([part[name].values for part in parts], 1)  # (replicate, setting)
@@ -277,18 +277,15 @@ class SampleLaw(Study):
         flat = self._times([Cell(vocabulary=n, length=middle, noise=self.noise) for n in self.vocabularies])
         return (
             Lines(
-                "Samples until the boost",
+                "Samples until the boost, over the length",
                 "context length T [tokens]",
-                "samples",
+                "samples / T",
                 (
-                    spread_curve(self.lengths, real["samples"].transpose("replicate", "cell").values, "real training"),
-                    spread_curve(
-                        self.longest, longer["samples"].transpose("replicate", "cell").values, "reduced", group=1
-                    ),
-                    Curve(tuple(map(float, self.longest)), laws, "T (ln T + 1.3) / (κ₂ K_P K_Q)", "predicted", 1),
+                    spread_curve(self.lengths, (real["samples"] / real["length"]).values.T, "real training"),
+                    spread_curve(self.longest, (longer["samples"] / longer["length"]).values.T, "reduced", group=1),
+                    Curve(tuple(map(float, self.longest)), laws, "(ln T + 1.3) / (κ₂ K_P K_Q)", "predicted", 1),
                 ),
                 log_x=True,
-                log_y=True,
                 note="Median of a replicate's runs that came out on the right side; bands reach over replicates.",
             ),
             Lines(
