@@ -27,7 +27,7 @@ SMALL = {
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
     "joma/latent-tree": (LatentTreeStudy(depth=3, samples=(64, 128)), 2),
     "joma/neurons": (
-        Neurons((8,), (8,), 6, leaves=9, keeps=(1.0,), width=4, layers=2, steps=60, batch=12, rate=0.03, tested=12),
+        Neurons((8,), (8,), 6, leaves=9, keeps=(1.0,), width=8, layers=2, steps=150, batch=12, rate=0.01, tested=12),
         2,
     ),
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
@@ -46,7 +46,7 @@ SMALL = {
         ),
         2,
     ),
-    "bigram/stage-two": (StageTwo(lengths=(40, 80), batch=16, samples=768), 2),
+    "bigram/stage-two": (StageTwo(lengths=(40, 80), batch=64, samples=1536, rate=0.05, ratio=1.0), 2),
     "bigram/sample-law": (
         SampleLaw(
             lengths=(20, 40),

@@ -28,6 +28,7 @@ DESCENTS = {"sgd": "SGD", "weak": "weak l1", "strong": "strong l1"}
 MOMENTS = {"best": "smallest held-out loss", "last": "end of the budget"}
 STAGES = {"raw": "raw", "rounded": "rounded", "refit": "rounded, scale fitted"}
 LOOKS = 40
+ROUNDING = 1e-6  # of a ratio of losses: the attention is float32
 FRESH = 20_000  # samples of the fitted scale: one number, known to a percent
 
 
@@ -151,6 +152,7 @@ class L1AgainstSGD(Study):
                 best_gain.sel(batch=largest).values,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
+                resolution=ROUNDING,
                 basis="an inequality between paired runs: the doublings of the loss that SGD has more are above zero",
             ),
             Verdict.from_samples(
@@ -158,6 +160,7 @@ class L1AgainstSGD(Study):
                 self._gain(last.sel(stage="raw"), "strong").min("batch").values,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
+                resolution=ROUNDING,
                 expected="refuted",
                 basis="an inequality at the worst batch size: the bias of the penalty goes on growing where its "
                 "threshold is below the noise of one coordinate",
@@ -185,6 +188,7 @@ class L1AgainstSGD(Study):
                 refit_gain.sel(batch=largest).values,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
+                resolution=ROUNDING,
                 expected="refuted",
                 basis="an inequality between paired runs: what is left of the penalty then is its bias, the same "
                 "amount off large and small weights",

@@ -140,6 +140,7 @@ class Softmax(Study):
                 near,
                 target=0.0,
                 tolerance=float(np.log2(1.25)),
+                resolution=1e-6,
                 basis="both obey the same equations while both weights of a row are equal and below one: a quarter is "
                 "room for the finite step, of size eta ln 2, and for noise that parts the two weights",
             ),

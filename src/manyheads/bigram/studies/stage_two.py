@@ -113,6 +113,7 @@ class StageTwo(Study):
                 np.log2(penalty.sel(length=last).values / penalty.sel(length=first).values),
                 target=0.0,
                 tolerance=float(np.log2(1.6)),
+                resolution=1e-6,
                 basis="a factor of 1.6 between the ends: of the energy of thresholded noise, which grows with the "
                 "length as long as the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
             ),
@@ -121,6 +122,7 @@ class StageTwo(Study):
                 np.log2(plain.sel(length=last).values / plain.sel(length=first).values),
                 target=expected,
                 tolerance=0.3,
+                resolution=1e-6,
                 basis="a quarter of the factor: the smallest of a fluctuating curve lies below its mean's smallest",
             ),
             Verdict.from_samples(
@@ -128,6 +130,7 @@ class StageTwo(Study):
                 np.log2(penalty.sel(length=last).values / plain.sel(length=last).values),
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
+                resolution=1e-6,
                 basis="an inequality: the ratio is below one",
             ),
             Verdict.from_samples(

@@ -191,6 +191,7 @@ class TwoStages(Study):
                 np.log2(losses),
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
+                resolution=1e-6,
                 basis="an inequality between paired runs",
             ),
         )
