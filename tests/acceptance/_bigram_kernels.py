@@ -98,7 +98,7 @@ def normal_tails(folder: Path, seeds: int, kolmogorov: int, tails: int) -> Measu
         f"beyond 3 sigma {ratios[0]:.4f}, beyond 4.5 {ratios[2]:.3f} of theory; "
         f"{kolmogorov} and {tails} normals a seed",
         f"0-{seeds - 1}",
-        corrected > 0.01 and abs(ratios[1] - 1) < 0.1 and abs(z) < 4,
+        bool(corrected > 0.01 and abs(ratios[1] - 1) < 0.1 and abs(z) < 4),
     )
 
 

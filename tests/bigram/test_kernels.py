@@ -15,7 +15,9 @@ pytestmark = pytest.mark.fast
 TASKS = [
     (2, 70, True),
     (3, 100, True),
+    (2, 50, False),
     (3, 100, False),
+    (4, 50, False),
     (4, 60, True),
     (9, 60, False),
     (20, 1100, True),
@@ -39,11 +41,7 @@ def test_tokens_agree_bit_for_bit(rng, seed, tokens, length, uniform):
     first, second = sample_keys(roots, np.array([9], np.uint32), np.arange(40, dtype=np.uint32))
     expected = draw_at(task, 40, seed=seed, step=9).tokens
     for b in range(40):
-        if uniform:
-            compile_kernel(kernels.fill_even, (kernels.finish,))(desk.tokens, np.uint64(tokens), first[b], second[b])
-        else:
-            fill = compile_kernel(kernels.fill_guided, (kernels.finish,))
-            fill(desk.tokens, desk.words, desk.bounds, desk.guide, desk.shift, first[b], second[b])
+        compile_kernel(kernels.fill, kernels.FAST_FUNCTIONS)(desk, first[b], second[b])
         np.testing.assert_array_equal(desk.tokens, expected[b])
     assert desk.tokens.dtype == expected.dtype
 

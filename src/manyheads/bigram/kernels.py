@@ -5,8 +5,9 @@ the samples sorted by query; column after column, each sample's T tokens are gen
 once backward into one gradient of T numbers; the column's update and its soft threshold follow while it is in the
 cache. Nothing of size B T ever exists.
 
-Tokens are found by one multiplication where all are equally frequent, :math:`\lfloor wN/2^{32} \rfloor`, and by a guide
-table and at most a few comparisons elsewhere: the same outcome as counting thresholds, bit for bit. An attention with
+Tokens are found by one multiplication where all are equally frequent, :math:`\lfloor wN/2^{32} \rfloor`, by comparisons
+where there are four or fewer, and by a guide table and a comparison or two elsewhere: the same outcome as counting
+thresholds, bit for bit. An attention with
 less than a sixteenth of its entries is read by its list of positions.
 
 Functions of this module are compiled when they are first needed (`manyheads.bigram.compiling`). numba's integers grow
@@ -48,6 +49,18 @@ def fill_even(tokens: Any, outcomes: Any, first: Any, second: Any) -> None:
         h = np.uint32(h + WEYL)
 
 
+def fill_few(tokens: Any, bounds: Any, first: Any, second: Any) -> None:
+    """Fill with up to four tokens of any law: every bound is compared."""
+    h = np.uint32(first)
+    last = bounds.shape[0] - 1
+    one, two, three = bounds[0], bounds[min(1, last)], bounds[min(2, last)]
+    has_two, has_three = np.uint8(last >= 1), np.uint8(last >= 2)
+    for t in range(tokens.shape[0]):
+        word = finish(h, second)
+        tokens[t] = np.uint8(word >= one) + (np.uint8(word >= two) & has_two) + (np.uint8(word >= three) & has_three)
+        h = np.uint32(h + WEYL)
+
+
 def fill_guided(tokens: Any, words: Any, bounds: Any, guide: Any, shift: Any, first: Any, second: Any) -> None:
     """Fill with tokens of any law: the guide names the least token of a bucket, comparisons do the rest."""
     h = np.uint32(first)
@@ -61,6 +74,16 @@ def fill_guided(tokens: Any, words: Any, bounds: Any, guide: Any, shift: Any, fi
             while token < bounds.shape[0] and words[i] >= bounds[token]:
                 token += 1
             tokens[begin + i] = token
+
+
+def fill(desk: Any, first: Any, second: Any) -> None:
+    """Fill the desk's tokens in the fastest of the three ways."""
+    if desk.guide.shape[0] == 0:
+        fill_even(desk.tokens, np.uint64(desk.bounds.shape[0] + 1), first, second)
+    elif desk.bounds.shape[0] <= 3:
+        fill_few(desk.tokens, desk.bounds, first, second)
+    else:
+        fill_guided(desk.tokens, desk.words, desk.bounds, desk.guide, desk.shift, first, second)
 
 
 def count_reached(bounds: Any, word: Any) -> Any:
@@ -248,10 +271,7 @@ def sum_column(
     few = list_positions(weights, desk.listed)
     for b in chosen:
         first, second = keys[b, 0], keys[b, 1]
-        if desk.guide.shape[0] == 0:
-            fill_even(desk.tokens, np.uint64(value.shape[0]), first, second)
-        else:
-            fill_guided(desk.tokens, desk.words, desk.bounds, desk.guide, desk.shift, first, second)
+        fill(desk, first, second)
         slot = count_reached(tables.slots[query], one_word(FOR_SLOT, first, second, WEYL))
         attended = desk.tokens[tables.positions[query, slot]]
         target = count_reached(tables.targets[attended], one_word(FOR_TARGET, first, second, WEYL))
@@ -314,7 +334,9 @@ FAST_FUNCTIONS = (
     finish,
     one_word,
     fill_even,
+    fill_few,
     fill_guided,
+    fill,
     count_reached,
     sum_two,
     sum_all,
