@@ -6,7 +6,6 @@ samples only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,7 +78,6 @@ def record(
     *,
     seed: Seed,
     first_step: int = 0,
-    advance: Callable[..., State] = descend,
 ) -> Record:
     """Descend and look at equal distances.
 
@@ -89,8 +87,6 @@ def record(
         As in `manyheads.bigram.finite.descend`.
     looks
         How often, the start not counted; steps are rounded up to a multiple.
-    advance
-        What makes the steps.
 
     Examples
     --------
@@ -106,7 +102,7 @@ def record(
     zero = excess(task, *start(task))
     for look in range(looks + 1):
         if look:
-            state = advance(task, state, settings, every, seed=seed, first_step=first_step + (look - 1) * every)
+            state = descend(task, state, settings, every, seed=seed, first_step=first_step + (look - 1) * every)
         found = measure_overlaps(task, state.value, state.attention)
         rows.append(
             (

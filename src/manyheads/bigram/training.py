@@ -28,6 +28,7 @@ import numpy as np
 
 from manyheads.bigram import rounding
 from manyheads.bigram.finite import State, StepSettings, descend, observe, start
+from manyheads.bigram.generator import Seed
 from manyheads.bigram.rounding import Loss, estimate_loss, find_support
 from manyheads.bigram.settings import FirstStage, TrainingSettings
 from manyheads.bigram.task import BigramTask, draw_batch
@@ -166,7 +167,7 @@ def mirror(state: State) -> State:
     return state._replace(value=-np.asarray(state.value), attention=np.float32(2 / attention.shape[1]) - attention)
 
 
-def boost(task: BigramTask, settings: FirstStage, *, seed: int, engine: str | None = None) -> Boosted:
+def boost(task: BigramTask, settings: FirstStage, *, seed: Seed, engine: str | None = None) -> Boosted:
     """Run stage one until in every row one entry stands out of the noise, and turn the mirror.
 
     Raises
@@ -208,7 +209,7 @@ def refine(
     settings: TrainingSettings,
     rng: np.random.Generator,
     *,
-    seed: int,
+    seed: Seed,
     engine: str | None = None,
 ) -> Refined:
     """Run stage two and return where the loss on held-out samples was smallest.

@@ -232,7 +232,8 @@ class L1AgainstSGD(Study):
 
     def _gain(self, losses: xr.DataArray, descent: str) -> xr.DataArray:
         """Return the doublings that SGD's loss is above that of another descent, pair by pair."""
-        return np.log2(losses.sel(descent="sgd", drop=True)) - np.log2(losses.sel(descent=descent, drop=True))
+        ratio = losses.sel(descent="sgd", drop=True) / losses.sel(descent=descent, drop=True)
+        return ratio.copy(data=np.log2(ratio.values))
 
     def _measure(self, task: BigramTask, raw: State, rng: np.random.Generator) -> list[tuple[float, ...]]:
         """Return loss, distances and support of a state: raw, rounded, and with its scale fitted."""

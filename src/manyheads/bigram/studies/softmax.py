@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import State, StepSettings, descend, start
+from manyheads.bigram.finite import State, StepSettings, start
 from manyheads.bigram.generator import draw_at
 from manyheads.bigram.recording import record
 from manyheads.bigram.softmax import (
@@ -242,7 +242,7 @@ class Softmax(Study):
 
 
 def _look_linear(task: BigramTask, settings: StepSettings, steps: int, seed: Any) -> tuple[np.ndarray, State, float]:
-    seen = record(task, start(task), settings, LOOKS * (steps // LOOKS), LOOKS, seed=seed, advance=descend)
+    seen = record(task, start(task), settings, LOOKS * (steps // LOOKS), LOOKS, seed=seed)
     return seen.excess, seen.state, 0.0
 
 
