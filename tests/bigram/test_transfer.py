@@ -8,6 +8,7 @@ import pytest
 from manyheads.bigram import Batch, TransferSettings, draw_correlated, draw_task, predict_transfer, transfer_test
 from manyheads.bigram.studies.screening import draw_even, search
 from manyheads.bigram.studies.transfer import TransferCost
+from manyheads.bigram.theory.laws import transfer_samples
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -89,3 +90,12 @@ def test_bad_pilots_and_matrices_are_refused_with_the_figure(rng, task):
         transfer_test(value, batch._replace(queries=np.zeros(400, int)), 2)
     with pytest.raises(UsageError, match="energy=2"):
         TransferSettings(energy=2.0)
+
+
+def test_the_law_agrees_with_its_leading_order(task):
+    """Typical extremes of normal numbers overstate the median, the less the longer the context is."""
+    ratios = []
+    for length in (500, 50_000, 5_000_000):
+        longer = replace(task, length=length)
+        ratios.append(transfer_samples(longer, 0.5) / predict_transfer(longer, 0.5 * task.centred) * 0.25)
+    assert 2 > ratios[0] > ratios[1] > ratios[2] > 1

@@ -327,7 +327,9 @@ def predict_transfer(task: BigramTask, value: np.ndarray, probability: float = 0
     r"""Return the samples at which the scores of a value matrix put all positions of a task first.
 
     `find_samples` with :math:`s_{km} = \sqrt{\mu_k}\,w_{km}|\langle W,\tilde P\rangle_\mu|/\sigma`: it is C/rho^2
-    with a constant that follows from the task, and nothing in it is fitted. Derived here.
+    with a constant that follows from the task, and nothing in it is fitted. The median, by quadrature, of what
+    `manyheads.bigram.theory.laws.transfer_samples` gives to leading order in closed form, which is 1.7 times as much
+    at 500 positions and 1.4 times at five million. Derived here.
 
     Examples
     --------

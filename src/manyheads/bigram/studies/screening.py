@@ -14,6 +14,7 @@ from manyheads.bigram.finite import Diverged, descend, start
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.bigram.settings import FirstStage
 from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.theory.laws import stage_one_samples
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
@@ -83,12 +84,7 @@ class ScreeningCost(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the samples that screening needs, without a fitted constant, and those of the gradient's law."""
         tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
-        stages = [self._stage(task) for task in tasks]
-        # samples of the boost, as in manyheads.bigram.theory: T (ln T + 1.3)/(g K_P K_Q) = batch (ln T + 1.3)/rate
-        law = [
-            stage.batch * (np.log(length) + 1.3) / stage.rate(length)
-            for stage, length in zip(stages, self.lengths, strict=True)
-        ]
+        law = [stage_one_samples(task, GRADIENT_GROWTH) for task in tasks]
         return xr.Dataset(
             {
                 "samples": ("length", [predict_screening(task) for task in tasks], _label("samples of screening")),
