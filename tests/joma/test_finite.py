@@ -47,6 +47,7 @@ def test_the_field_is_downhill_by_finite_differences(rng, attention):
 
     with jax.enable_x64(True):
         slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+        moving = jax.tree.map(np.asarray, moving)
     along = (moving.logits / -3.0 - 0.2 * network.logits) * direction.logits
     along = float(along.sum() + ((-moving.weights - 0.2 * network.weights) * direction.weights).sum())
     assert abs(slope - along) < 1e-8
@@ -131,7 +132,7 @@ def test_pulls_are_what_the_loss_loses_by_each_input(rng):
         moving = field(network, setting, upper, rule)
         f = np.asarray(b) @ setting.token_embeddings.T + setting.query_embeddings.T[setting.queries]
     assert before.shape == g.shape == (8, 4)
-    assert np.abs(f.T @ np.asarray(g) / 8 - moving.weights).max() < 1e-12  # w' = E[g phi' f]
+    assert np.abs(f.T @ np.asarray(g) / 8 - np.asarray(moving.weights)).max() < 1e-12  # w' = E[g phi' f]
 
 
 def test_wrong_shapes_and_clocks_are_refused(rng):

@@ -1,0 +1,211 @@
+"""Figures of the joint flow of logits and weights: theorem 1, theorem 2, and how fast the flow is.
+
+Every figure is the worst of its seeds; within a setting, seeds are vmapped.
+"""
+
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from tests.acceptance._lane import Figure, Measured
+from tests.acceptance.attention import RUN, study
+
+from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
+from manyheads.joma.paths import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
+from manyheads.joma.theory.invariants import conserved, conserved_per_query, decayed, softmax_form
+from manyheads.statistics import fit_exponent
+
+SMOOTH = ("identity", "gelu", "square")
+HORIZON = 40.0
+
+
+def draw(rule: Rule, sizes: Sizes, seeds: int) -> tuple[Network, Setting, CrossEntropy]:
+    """Draw one task for each seed, stacked; call with 64-bit types enabled."""
+
+    def one(key):
+        first, second, third = jax.random.split(key, 3)
+        return draw_network(sizes, rule, first), draw_setting(sizes, second), draw_upper(sizes, third)
+
+    return jax.jit(jax.vmap(one))(jax.vmap(jax.random.key)(np.arange(seeds)))
+
+
+def follow(rule: Rule, queries: int, seeds: int, contexts: int = 40, records: int = 50):
+    """Return logits, token weights and times of flows with a fixed step of 0.02, and the settings."""
+    with jax.enable_x64(True):
+        tasks = draw(rule, Sizes(queries=queries, contexts=contexts), seeds)
+        path = jax.vmap(lambda *task: flow(*task, rule, Steps.until(HORIZON, 0.02, records)))(*tasks)
+        weights = jax.vmap(token_weights)(tasks[1], path.network.weights)
+        return np.asarray(path.network.logits), np.asarray(weights), np.asarray(path.times), tasks[1]
+
+
+def departure(relation: np.ndarray) -> np.ndarray:
+    """Return the largest change of a relation (seeds, S, ...) since its start, one a seed."""
+    return np.abs(relation - relation[:, :1]).reshape(len(relation), -1).max(1)
+
+
+def conservation(folder: Path, activations: list[str], limit: float, seeds: int) -> Measured:
+    """Measure the departure from the relation, summed over queries, with one query and with three."""
+    worst, moved, cells = 0.0, np.inf, []
+    for attention in ("linear", "exp"):
+        for activation in activations:
+            for queries in (1, 3):
+                rule = Rule(attention, activation)
+                logits, weights, _, _ = follow(rule, queries, seeds)
+                cells.append(float(departure(conserved(rule, logits, weights)).max()))
+                moved = min(moved, float(departure(logits).min()))
+    worst = max(cells)
+    extent = f"worst of {len(cells)} settings; every path moves a logit by {moved:.2f} or more"
+    return Measured(f"{worst:.1e}", extent, f"0-{seeds - 1}", worst < limit)
+
+
+def single_query(folder: Path, seeds: int) -> Measured:
+    """Measure the departure from the relation of one query alone, with three that share their weights."""
+    errors = []
+    for attention in ("linear", "exp"):
+        for activation in SMOOTH:
+            rule = Rule(attention, activation)
+            logits, weights, _, _ = follow(rule, 3, seeds)
+            errors.extend(departure(conserved_per_query(rule, logits, weights)))
+    low, high = min(errors), max(errors)
+    return Measured(f"{low:.2f} to {high:.2f}", f"{len(errors)} paths", f"0-{seeds - 1}", low > 0.1)
+
+
+def events(folder: Path, seeds: int) -> Measured:
+    """Measure the departure with a ReLU when gates are held between kinks."""
+    worst, crossings = 0.0, 0
+    for attention in ("linear", "exp"):
+        rule = Rule(attention, "relu")
+        for seed in range(seeds):
+            rng, sizes = np.random.default_rng(seed), Sizes()
+            task = draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
+            path = flow_adaptively(*task, rule, Adaptive(HORIZON, 10))
+            relation = conserved(rule, path.network.logits, token_weights(task[1], path.network.weights))
+            worst, crossings = max(worst, float(departure(relation[None])[0])), crossings + int(path.crossings)
+    return Measured(f"{worst:.1e}", f"{crossings} crossings of kinks", f"0-{seeds - 1}", worst < 1e-10)
+
+
+def descent_order(folder: Path, rates: list[float], seeds: int) -> Measured:
+    """Fit the order of the drift of plain gradient descent in its learning rate."""
+    passed, figures = True, []
+    for attention in ("linear", "exp"):
+        rule = Rule(attention, "gelu")
+        slips = []
+        with jax.enable_x64(True):
+            tasks = draw(rule, Sizes(), seeds)
+            for rate in rates:
+                steps = Steps(rate, round(HORIZON / rate), 1)
+                path = jax.vmap(lambda *task, rule=rule, steps=steps: descend(*task, rule, steps))(*tasks)
+                weights = jax.vmap(token_weights)(tasks[1], path.network.weights)
+                slips.append(departure(np.asarray(conserved(rule, path.network.logits, weights))))
+        fit = fit_exponent(np.asarray(rates), np.stack(slips, axis=1))
+        figures.append(f"{attention} {fit.exponent:.4f} [{fit.interval.low:.4f}, {fit.interval.high:.4f}]")
+        passed &= fit.interval.low > 0.95 and fit.interval.high < 1.05
+    return Measured("; ".join(figures), f"99% intervals over {seeds} seeds", f"0-{seeds - 1}", passed)
+
+
+def decay_law(folder: Path, decay: float, seeds: int) -> Measured:
+    """Measure the departure from exp(-2 decay t) under linear attention with weight decay."""
+    rule, plain = Rule("linear", "gelu", decay=decay), Rule("linear", "gelu")
+    logits, weights, times, _ = follow(rule, 1, seeds)
+    relation = conserved(plain, logits, weights)  # (seeds, S, M)
+    law = np.stack([decayed(rule, row[0], clock) for row, clock in zip(relation, times, strict=True)])
+    worst = float(np.abs(relation - law).max())
+    return Measured(f"{worst:.1e}", "all tokens and times", f"0-{seeds - 1}", worst < 1e-10)
+
+
+def softmax(folder: Path, contexts: int, limit: float | None, seeds: int) -> Measured:
+    """Measure the softmax form: the moving mean against a limit, the fixed mean as a report."""
+    moving, fixed, shapes, squares = [], [], [], []
+    for activation in ("identity", "relu", "gelu"):
+        rule = Rule("softmax", activation)
+        logits, weights, times, settings = follow(rule, 1, seeds, contexts, records=1000)
+        with jax.enable_x64(True):
+            means = np.asarray(
+                jax.vmap(lambda z, x, rule=rule: attend(rule, z, x).mean(1))(logits, np.asarray(settings.contexts))
+            )
+        for z, v, t, mean in zip(logits, weights, times, means, strict=True):
+            form = softmax_form(rule, t, z, v, mean)
+            moving.append(form.relative_error("integral"))
+            fixed.append(form.relative_error("constant"))
+            shapes.append(form.correlation("constant"))
+            squares.append(form.correlation("squares"))
+    figure = f"moving mean {max(moving):.1e}; fixed mean {min(fixed):.2f} to {max(fixed):.2f}"
+    extent = f"shape of the fixed mean {min(shapes):.3f} to {max(shapes):.3f}, of squares alone "
+    extent += f"{min(squares):.3f} to {max(squares):.3f}; {len(fixed)} paths"
+    return Measured(figure, extent, f"0-{seeds - 1}", limit is None or max(moving) < limit)
+
+
+def speed(folder: Path, repeats: int) -> Measured:
+    """Measure CPU seconds of the flow of the check of theorem 1, compilation excluded."""
+    seconds = []
+    for activation in ("gelu", "relu"):
+        rng, sizes, rule = np.random.default_rng(0), Sizes(), Rule("exp", activation)
+        task = draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
+        flow(*task, rule, Steps.until(HORIZON))
+        for _ in range(repeats):
+            start = time.process_time()
+            flow(*task, rule, Steps.until(HORIZON))
+            seconds.append(time.process_time() - start)
+    figure = f"{np.median(seconds):.2f} s, at most {max(seconds):.2f} s"
+    return Measured(figure, "CPU time of 2,000 steps, 40 contexts, 24 neurons, gelu and relu", "0", max(seconds) < 2)
+
+
+FIGURES = (
+    Figure(
+        "conservation-smooth",
+        "linear and exp attention conserve the relation, summed over queries",
+        "< 1e-10",
+        conservation,
+        {"activations": list(SMOOTH), "limit": 1e-10, "seeds": 8},
+    ),
+    Figure(
+        "conservation-relu",
+        "a fixed step over a ReLU's kinks leaves it by little",
+        "< 1e-4",
+        conservation,
+        {"activations": ["relu"], "limit": 1e-4, "seeds": 8},
+    ),
+    Figure("conservation-events", "gates held between kinks conserve it", "< 1e-10", events, {"seeds": 3}),
+    Figure(
+        "single-query", "one query of three that share weights does not keep it", "> 0.1", single_query, {"seeds": 8}
+    ),
+    Figure(
+        "descent-order",
+        "plain gradient descent drifts in proportion to its learning rate",
+        "order 1 ± 0.05",
+        descent_order,
+        {"rates": [0.4, 0.2, 0.1, 0.05, 0.025], "seeds": 8},
+    ),
+    Figure(
+        "decay-law",
+        "the relation of linear attention decays like exp(-2 decay t)",
+        "< 1e-10",
+        decay_law,
+        {"decay": 0.02, "seeds": 8},
+    ),
+    Figure(
+        "softmax-single",
+        "with one context the softmax form with a moving mean is exact",
+        "relative error < 1e-4",
+        softmax,
+        {"contexts": 1, "limit": 1e-4, "seeds": 8},
+    ),
+    Figure(
+        "softmax-ordinary",
+        "with 40 contexts the softmax form is a shape",
+        "reported",
+        softmax,
+        {"contexts": 40, "limit": None, "seeds": 8},
+    ),
+    Figure("flow-speed", "the flow of this check to time 40", "< 2 s after compilation", speed, {"repeats": 3}),
+    Figure(
+        "winners",
+        "theorem 2: erf law, blow-up, limits, and where it does not hold",
+        "every verdict as expected",
+        study,
+        {"name": "joma/winners", "replicates": 8},
+        command=RUN.format("joma/winners", 8),
+    ),
+)
