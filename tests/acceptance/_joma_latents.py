@@ -30,7 +30,7 @@ def tree_pairs(folder: Path, trees: int, samples: int) -> Measured:
             worst = max(worst, abs(found - chance) / (chance * (1 - chance) / here.sum()) ** 0.5)
             count += 1
             gap *= branching[edges - height]
-    return Measured(f"{worst:.2f} standard errors", f"worst of {count} pairs", f"0-{trees - 1}", worst < 4.5)
+    return Measured(f"{worst:.2f} standard errors", f"worst of {count} pairs", f"0-{trees - 1}", bool(worst < 4.5))
 
 
 def one_path(folder: Path, seeds: int, ratios: list[float], reach: float) -> Measured:
@@ -47,7 +47,7 @@ def one_path(folder: Path, seeds: int, ratios: list[float], reach: float) -> Mea
             flow = follow_snapping(table, times, attention_rate=ratio)
             worst = max(worst, float(np.abs(flow.logits - expected).max()))
     extent = f"largest error of a logit, {seeds} draws, ratios {ratios}, progress up to {reach:g}"
-    return Measured(f"{worst:.1e}", extent, f"0-{seeds - 1}", worst < 1e-6)
+    return Measured(f"{worst:.1e}", extent, f"0-{seeds - 1}", bool(worst < 1e-6))
 
 
 FIGURES = (
