@@ -2,7 +2,7 @@
 
     python benchmarks/bigram.py
 
-One thread. Every variant runs in a child process of its own, the children one after the other; compilation is excluded.
+Needs the extra `fast`; PyTorch is compared where it is installed. One thread. Every variant runs in a child process of its own, the children one after the other; compilation is excluded.
 Time is CPU time and wall time of a step, the least of repeated calls, since neighbours on a shared machine only add to
 it; the ratio of CPU times comes with the smallest and the largest ratio that pairs of repeats give.
 
@@ -24,6 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from manyheads._extras import require
 
 ONE_THREAD = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
@@ -258,6 +260,7 @@ def table_of_passes(results, normals):
 
 
 def main():
+    require("numba")
     has_torch = importlib.util.find_spec("torch")
     steps = run_steps([name for name in STEPS if name != "torch" or has_torch])
     passes, normals = {name: in_child(name) for name in PASSES}, in_child("normals")
