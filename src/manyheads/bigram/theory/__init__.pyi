@@ -1,0 +1,4 @@
+from . import laws as laws
+from . import noise as noise
+from . import population as population
+from . import signal as signal
