@@ -2,9 +2,10 @@
 
     python benchmarks/bigram.py
 
-Needs the extra `fast`; PyTorch is compared where it is installed. One thread. Every variant runs in a child process of its own, the children one after the other; compilation is excluded.
-Time is CPU time and wall time of a step, the least of repeated calls, since neighbours on a shared machine only add to
-it; the ratio of CPU times comes with the smallest and the largest ratio that pairs of repeats give.
+Needs the extra `fast`; PyTorch is compared where it is installed. One thread. Every variant runs in a child process of
+its own, the children one after the other; compilation is excluded. Time is CPU time and wall time of a step, the least
+of repeated calls, since neighbours on a shared machine only add to it; the ratio of CPU times comes with the smallest
+and the largest ratio that pairs of repeats give.
 
 A step of descent draws 64 contexts of 5000 tokens and updates both matrices. JAX gathers: tokens from 32 random bits
 and thresholds (N = 3) or one multiplication (above), a weighted histogram, `take_along_axis` back, the whole loop
