@@ -113,7 +113,7 @@ def test_what_cannot_be_meant_is_refused(profile):
         snap_path(own[None], common, classes, [1.0])
     with pytest.raises(UsageError, match="both must be positive"):
         snap_clock(own, common, classes, [1.0], attention_rate=0.0)
-    with pytest.raises(OverflowError, match="largest double"):
+    with pytest.raises(UsageError, match="largest double"):
         snap_clock(own, common, classes, PROGRESS, attention_rate=1e-6)
     table = make_cooccurrence([[1.0, 0.5], [1.0, 0.5]], [1.0])
     for times in ([-1.0], [2.0, 1.0], []):

@@ -111,9 +111,8 @@ def snap_clock(
     Raises
     ------
     ShapeError, UsageError
-        As for `snap_path`, or rates that are not positive.
-    OverflowError
-        A time beyond the largest double: the ratio of the rates is too small for so much progress.
+        As for `snap_path`; rates that are not positive; a time beyond the largest double, because the ratio of the
+        rates is too small for so much progress.
 
     Examples
     --------
@@ -131,7 +130,7 @@ def snap_clock(
     with np.errstate(over="ignore"):
         times = factor * (np.asarray(moments) + np.expm1(logarithm) / (classes - 1))
     if not np.isfinite(times).all():
-        raise OverflowError(
+        raise UsageError(
             f"a progress of {float(moments[-1])} at a ratio of rates of {root**2:.3g} takes longer than the "
             "largest double can tell: ask for less progress or a larger attention_rate"
         )
