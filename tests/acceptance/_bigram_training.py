@@ -9,6 +9,7 @@ from tests.acceptance.attention import RUN, study
 from manyheads.bigram.finite import State, StepSettings, start
 from manyheads.bigram.recording import record
 from manyheads.bigram.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.bigram.studies.shared import lengthen
 from manyheads.bigram.task import draw_task
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.training import train_bigram
@@ -60,7 +61,7 @@ def stage_two(folder: Path, lengths: list[int], seeds: int) -> Measured:
     lowest = np.zeros((2, len(lengths), seeds))
     for column, length in enumerate(lengths):
         for seed in range(seeds):
-            task = draw_task(np.random.default_rng([seed, 7]), 3, length, 2)
+            task = lengthen(draw_task(np.random.default_rng([seed, 7]), 3, lengths[0], 2), length)
             rates = 0.2 / task.attention_energy, 0.2 / task.transition_energy
             begin = (1 / length + 0.4 * (task.attention - 1 / length)).astype(np.float32)
             for row, ratio in enumerate((0.0, 4.2)):

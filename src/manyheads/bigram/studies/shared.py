@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import xarray as xr
@@ -28,6 +30,14 @@ SUPPORT = {"long_name": "share of queries with the right positions", "units": "1
 def seed_of(key: jax.Array) -> list[int]:
     """Return the seed of a replicate's samples: the same in every cell."""
     return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def lengthen(task: BigramTask, length: int) -> BigramTask:
+    """Return the task in a longer context: the same transition and weights, the positions moved apart.
+
+    A task drawn anew for every length would differ in its weights, and with them in the bias of a penalty.
+    """
+    return replace(task, positions=task.positions * (length // task.length), length=length)
 
 
 def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:

@@ -200,7 +200,8 @@ class StageTwo(Study):
         return np.stack([plain, penalty])
 
     def _task(self, length: int) -> BigramTask:
-        return draw_task(np.random.default_rng(self.task_seed), self.vocabulary, length, self.sparsity)
+        shortest = draw_task(np.random.default_rng(self.task_seed), self.vocabulary, self.lengths[0], self.sparsity)
+        return shared.lengthen(shortest, length)
 
     def _settings(self, task: BigramTask, method: str) -> StepSettings:
         rates = self.rate / task.attention_energy, self.rate / task.transition_energy
