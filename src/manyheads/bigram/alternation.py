@@ -23,7 +23,7 @@ from manyheads.errors import CertificateError
 
 RIDGE = 1e-6  # of the mean eigenvalue: what never occurs would have undefined columns
 SWEEPS = 500  # of coordinate descent, at most; its end is checked by `violation`, not here
-STILL = 1e-7  # largest move of a sweep, as a share of the largest weight, at which it ends
+STILL = 1e-6  # largest move of a sweep, as a share of the largest weight, at which it ends
 BURN_IN = 3  # rounds in which the penalty's calibration still follows W
 SETTLING = 12  # rounds on the lags that have weight between two looks at all lags, at most
 REFITS = 30  # rounds without penalty, at most
@@ -312,17 +312,14 @@ def solve_attention(
     diagonal = np.einsum("kll->kl", gram) + 1e-12 * size[:, None]
     slope = pull - penalty[:, None] - np.einsum("kjl,kl->kj", gram, attention)  # minus the gradient
     for _ in range(SWEEPS):
-        moved = 0.0
+        before = attention.copy()
         for lag in range(attention.shape[1]):
             after = np.maximum(attention[:, lag] + slope[:, lag] / diagonal[:, lag], 0.0)
             if free is not None:
                 after *= free[:, lag]
-            step = after - attention[:, lag]
-            if step.any():
-                slope -= gram[:, lag] * step[:, None]
-                attention[:, lag] = after
-                moved = max(moved, float(np.abs(step).max()))
-        if moved <= STILL * max(float(attention.max()), 1e-300):
+            slope -= gram[:, lag] * (after - attention[:, lag])[:, None]
+            attention[:, lag] = after
+        if np.abs(attention - before).max() <= STILL * max(float(attention.max()), 1e-300):
             break
     return attention
 

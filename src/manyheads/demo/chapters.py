@@ -81,7 +81,7 @@ def _lags(scene: Scene) -> Study:
     from manyheads.data import load_text
 
     most = len(load_text(scene.text).content)  # of a short text the pieces overlap, but there are never more of them
-    return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (5000, 20_000)})), lags=16)
+    return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)
 
 
 CHAPTERS: tuple[Chapter, ...] = (
@@ -116,7 +116,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         "next character depends, beside the mutual information of every position. Whether it can be believed is tested "
         "on lags that were planted.",
         _lags,
-        replicates=5,
+        replicates=4,
     ),
     Chapter(
         "What does attention cost?",

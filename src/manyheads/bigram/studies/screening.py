@@ -63,7 +63,7 @@ class ScreeningCost(Study):
     trained_length: int = 1000
     vocabulary: int = 3
     sparsity: int = 2
-    searches: int = 6
+    searches: int = 16
     task: int = 4
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class TransferCost(Study):
     correlations: tuple[float, ...] = (1.0, 0.7, 0.5, 0.35, 0.25)
     lengths: tuple[int, ...] = (250, 1000, 4000)
     pilot: int = 8000
-    searches: int = 6
+    searches: int = 12
     vocabulary: int = 3
     sparsity: int = 2
     task: int = 4
