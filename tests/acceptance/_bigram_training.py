@@ -72,7 +72,8 @@ def stage_two(folder: Path, lengths: list[int], seeds: int) -> Measured:
     plain, penalty = lowest
     ratio = np.maximum(penalty[0] / penalty[-1], penalty[-1] / penalty[0])
     figure = (
-        f"l1: {penalty[0].max():.4f} and {penalty[-1].max():.4f} at the most, ratio {ratio.max():.2f} at the most; "
+        f"l1: {penalty[0].max():.4f} and {penalty[-1].max():.4f} at the most, ratio {ratio.max():.2f} at the most "
+        f"(of means {penalty[-1].mean() / penalty[0].mean():.2f}); "
         f"SGD grows {(plain[-1] / plain[0]).min():.1f} times at the least"
     )
     means = "; ".join(
