@@ -66,7 +66,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "joma/real-text": Entry(
         "manyheads.joma.studies.real_text:RealText",
-        "on real text attention entropy drops and rebounds: where, and what that says of the loss",
+        "on real text attention entropy drops: does it rebound, where, and does it tell of the loss?",
     ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",

@@ -63,7 +63,7 @@ class RealText(Study):
     """
 
     name: ClassVar[str] = "joma/real-text"
-    claim: ClassVar[str] = "on real text attention entropy drops and rebounds: where, and what that says of the loss"
+    claim: ClassVar[str] = "on real text attention entropy drops: does it rebound, where, and does it tell of the loss?"
     source: ClassVar[Source] = Source(
         "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
