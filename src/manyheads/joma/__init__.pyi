@@ -3,8 +3,10 @@ from . import latents as latents
 from . import mixtures as mixtures
 from . import neurons as neurons
 from . import nonlinearities as nonlinearities
+from . import observation as observation
 from . import paths as paths
 from . import relaxation as relaxation
 from . import snapping as snapping
 from . import task as task
 from . import theory as theory
+from . import valleys as valleys
