@@ -42,7 +42,8 @@ class ScreeningCost(Study):
     vocabulary, sparsity
         Tokens, and positions that each of them looks at.
     searches
-        Searches of a replicate, each with positions and samples of its own; their geometric mean is its figure.
+        Searches of a replicate, each with positions and samples of its own; their geometric mean is its figure. The
+        shortest contexts are searched four times as often.
     task
         Which transition and weights: the number of a draw.
     """
@@ -97,7 +98,8 @@ class ScreeningCost(Study):
         """Draw samples until screening puts all positions first; train by gradient descent where that is affordable."""
         length = int(cell["length"])
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), length])
-        figures = [search(rng, self._task(length, rng), _screened)[0] for _ in range(self.searches)]
+        turns = self.searches * max(1, min(4, max(self.lengths) // (4 * length)))  # short contexts cost next to nothing
+        figures = [search(rng, self._task(length, rng), _screened)[0] for _ in range(turns)]
         samples = float(np.exp(np.log(figures).mean()))
         trained = length <= self.trained_length
         gradient = self._train(self._task(length, rng), int(rng.integers(2**31))) if trained else np.nan
