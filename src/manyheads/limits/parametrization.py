@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import optax
 
     from manyheads.attention.inputs import Input
+    from manyheads.limits.audits import Audit
+    from manyheads.limits.wants import Tuned
 
 Form = Literal["effective", "multiplier"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -222,3 +224,58 @@ class Parametrization:
 
         table = self.table(shape)
         return rescale(transformation, roles, table.column("rate"), table.column("epsilon"))
+
+    def torch_groups(
+        self, model: Any, tuned: Tuned, roles: Any = None, shape: Shape | None = None, folded: bool = True
+    ) -> list[dict[str, Any]]:
+        """Sort the trained parameters of a PyTorch model into the groups of Adam, AdamW or SGD.
+
+        Parameters
+        ----------
+        model
+            A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
+        tuned
+            What was tuned at the base.
+        roles, shape
+            For a plain module: pattern of names → part (`manyheads.limits.anatomy.PARTS`), and its shape.
+        folded
+            Whether what the parametrization wants in the forward pass goes into the weights. False for a model that
+            applies `manyheads.limits.forward_factors` itself, such as one written for mup.
+
+        Raises
+        ------
+        UsageError
+            What cannot be read, or cannot be scaled: by name, with what to do.
+        """
+        from manyheads.limits.torch_groups import Reading, make_groups
+
+        return make_groups(self, model, tuned, Reading(roles, shape, folded))
+
+    def initialise(
+        self,
+        model: Any,
+        tuned: Tuned,
+        roles: Any = None,
+        shape: Shape | None = None,
+        folded: bool = True,
+        generator: Any = None,
+    ) -> None:
+        """Draw all trained parameters of a PyTorch model anew, in place; arguments are those of `torch_groups`."""
+        from manyheads.limits.torch_groups import Reading, initialise_model
+
+        initialise_model(self, model, tuned, Reading(roles, shape, folded), generator)
+
+    def audit(
+        self,
+        model: Any,
+        groups: Any,
+        tuned: Tuned,
+        roles: Any = None,
+        shape: Shape | None = None,
+        folded: bool = True,
+    ) -> Audit:
+        """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`."""
+        from manyheads.limits.audits import audit_torch
+        from manyheads.limits.torch_groups import Reading
+
+        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded))
