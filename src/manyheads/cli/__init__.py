@@ -37,6 +37,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("report",): Command("manyheads.cli.report:Report", "write one HTML file over the runs in a store"),
     ("cite",): Command("manyheads.cli.cite:Cite", "BibTeX for exactly what a study or a store rests on"),
     ("count",): Command("manyheads.cli.count:Count", "how many FLOPs and bytes, exactly, under which convention?"),
+    ("scale",): Command(
+        "manyheads.cli.scale:Scale", "which init, rate and epsilon does every weight need at another shape?"
+    ),
+    ("scale", "check"): Command("manyheads.cli.checks:Check", "does it scale? small transformers are trained and tell"),
 }
 
 
@@ -73,7 +77,7 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
         return DONE if words else WRONG_USE
-    for size in (1, 2):
+    for size in (2, 1):  # `scale audit` before `scale`
         if tuple(words[:size]) in COMMANDS:
             return _run(tuple(words[:size]), words[size:])
     group = (words[0],)

@@ -1,0 +1,220 @@
+"""`manyheads scale check`: small transformers are trained at several sizes; does all move alike, do rates stay."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT
+from manyheads.cli.scale import Theory, read_shape
+
+if TYPE_CHECKING:
+    from manyheads.attention import Shape
+    from manyheads.limits import CoordinateCheck, Lesson, Parametrization, TransferCheck
+    from manyheads.limits.finite import Recipe
+
+Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
+Rates = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
+
+VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecided"}
+USUAL: dict[str, dict[str, Any]] = {
+    # Gradient descent needs training of order one, away from the edge of stability: larger batches, a moderate rate.
+    "adam": {"rate": 3e-3, "steps": (4, 25), "rates": (3e-4, 3e-1, 7), "batch": 16},
+    "sgd": {"rate": 0.3, "steps": (20,), "rates": (1e-2, 10.0, 7), "batch": 96},
+}
+
+
+@dataclass(frozen=True)
+class Check(Theory):
+    """Train small transformers at several sizes along one axis, and say whether everything moves alike at each.
+
+    With --transfer the best learning rate of each size is found as well: does it stay?
+    """
+
+    axis: Literal["key_dim", "heads", "depth"] = "heads"
+    """Along which of N, H and L to grow."""
+    sizes: Numbers = None
+    """Sizes on that axis; half, once and four times the base's (for depth once, twice and eight times) if absent."""
+    task: Literal["digits", "text"] = "digits"
+    """Handwritten digits, or the next character of a text."""
+    text: Annotated[Optional[Path], ABSENT] = None
+    """A UTF-8 file for --task text; Python's own documentation if absent."""
+    rate: Annotated[Optional[float], ABSENT] = None
+    """Learning rate of the base; 0.003 for adam and 0.3 for sgd if absent."""
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    steps: Numbers = None
+    """After how many steps to look; 4 and 25 for adam and 20 for sgd if absent."""
+    batch: Annotated[Optional[int], ABSENT] = None
+    """Sequences of a step; 16 for adam and 96 for sgd if absent."""
+    seeds: int = 8
+    """Networks of each size."""
+    seed: int = 0
+    """The first of them."""
+    transfer: bool = False
+    """Find the best learning rate of each size, too."""
+    rates: Rates = None
+    """Grid of rates for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
+    train: int = 60
+    """Steps of a training for --transfer."""
+    json: bool = False
+    """Print JSON instead of sentences."""
+    strict: bool = False
+    """Exit with 1 when something breaks."""
+
+    def run(self) -> int:
+        """Train, print the verdicts, and return the exit status.
+
+        Raises
+        ------
+        UsageError
+            A shape, size or rate cannot be; a text without --task text.
+        CertificateError
+            A best rate at an end of the grid.
+        """
+        from manyheads.limits.finite import Recipe
+
+        start = time.monotonic()
+        base, _ = read_shape(self.base or "8,4,2", "--base", is_file=False)
+        parametrization = self.parametrization(base)
+        shapes = self._shapes(base)
+        self._refuse(shapes)
+        lesson = self._lesson()
+        recipe = Recipe(self.train, self.epsilon)
+        check = self._check_coordinates(lesson, parametrization, recipe, shapes)
+        found = self._check_transfer(lesson, parametrization, recipe, shapes) if self.transfer else None
+        if self.json:
+            print(json.dumps(_as_json(check, found), indent=1))
+        else:
+            print("\n".join(_as_text(self, check, found)))
+            print(f"\ntook {time.monotonic() - start:.0f} s")
+        broken = [part for part in (check, found) if part is not None and part.outcome == "refuted"]
+        return 1 if self.strict and broken else 0
+
+    # What is trained
+
+    def _usual(self, name: str) -> Any:
+        given = getattr(self, name)
+        return USUAL[self.optimizer][name] if given is None else given
+
+    def _shapes(self, base: "Shape") -> "tuple[Shape, ...]":
+        from manyheads.limits import shapes_along
+
+        here: int = getattr(base, self.axis)
+        usual = (here, 2 * here, 8 * here) if self.axis == "depth" else (max(here // 2, 1), here, 4 * here)
+        return shapes_along(self.axis, base, self.sizes or sorted(set(usual)))
+
+    def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
+        """Refuse before anything is trained what would be refused afterwards."""
+        from manyheads.errors import UsageError
+        from manyheads.limits.axes import find_axis
+
+        find_axis(shapes)
+        steps = self._usual("steps")
+        if self.seeds < 2:
+            raise UsageError(f"--seeds {self.seeds}: a check needs at least two, and eight to be sharp")
+        if not steps or list(steps) != sorted(set(steps)) or steps[0] < 1:
+            raise UsageError(f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1")
+        if self.text and self.task != "text":
+            raise UsageError("--text belongs to --task text")
+        if not self._usual("rate") > 0:
+            raise UsageError(f"--rate {self.rate}: a learning rate is positive")
+        if self.rates and not self.transfer:
+            raise UsageError("--rates belongs to --transfer")
+        low, high, count = self._usual("rates")
+        if not 0 < low < high or count < 3:
+            raise UsageError(
+                f"--rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
+            )
+
+    def _lesson(self) -> "Lesson":
+        from manyheads.limits import digits_lesson, text_lesson
+
+        batch = self._usual("batch")
+        return digits_lesson(batch) if self.task == "digits" else text_lesson(self.text, batch)
+
+    def _seeds(self) -> range:
+        return range(self.seed, self.seed + self.seeds)
+
+    # The two checks
+
+    def _check_coordinates(
+        self, lesson: "Lesson", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+    ) -> "CoordinateCheck":
+        from manyheads.limits import coordinate_check, measure_lesson
+        from manyheads.study.progress import announce, progress_bar
+
+        steps = self._usual("steps")
+        total = len(shapes) * self.seeds
+        announce(f"coordinate check: {_said(shapes)}, {self.seeds} seeds, {total} trainings of {steps[-1]} steps", True)
+        measure = measure_lesson(lesson, parametrization, recipe, self._usual("rate"), steps)
+        with progress_bar("coordinate check", total) as advance:
+
+            def watched(shape: "Shape", seed: int) -> Any:
+                found = measure(shape, seed)
+                advance()
+                return found
+
+            return coordinate_check(parametrization, shapes, watched, checkpoints=steps, seeds=self._seeds())
+
+    def _check_transfer(
+        self, lesson: "Lesson", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+    ) -> "TransferCheck":
+        import jax
+        import numpy as np
+
+        from manyheads.limits import sweep_losses, transfer_check
+        from manyheads.study.progress import announce, progress_bar
+
+        low, high, count = self._usual("rates")
+        total = len(shapes) * self.seeds
+        trained = f"{total * count} trainings of {self.train} steps"
+        announce(f"transfer check: {_said(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
+        with progress_bar("transfer check", total) as advance:
+
+            def losses(shape: "Shape", rates: Any, seed: int) -> Any:
+                found = sweep_losses(lesson, parametrization, shape, recipe, rates, jax.random.key(seed))
+                advance()
+                return found[:, -max(self.train // 5, 1) :].mean(1)
+
+            return transfer_check(shapes, np.geomspace(low, high, count), losses, seeds=self._seeds())
+
+
+def _said(shapes: "tuple[Shape, ...]") -> str:
+    return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
+
+
+def _as_text(asked: Check, check: "CoordinateCheck", found: "TransferCheck | None") -> Iterator[str]:
+    steps = ", ".join(map(str, asked._usual("steps")))
+    yield f"{VERDICT[check.outcome]} along {asked.axis.replace('_', ' ')}, after {steps} steps:"
+    for growth in check.growths:
+        yield f"  {VERDICT[growth.outcome]:<12}{growth.sentence()}"
+    if found is not None:
+        sizes = ", ".join(map(str, found.sizes))
+        yield f"\nbest learning rate at sizes {sizes}:"
+        yield f"  {found.sentence()}"
+
+
+def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Any]:
+    growths = []
+    for growth in check.growths:
+        fit = growth.fit
+        numbers = None if fit is None else [fit.interval.low, fit.interval.high]
+        kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
+        exponent = None if fit is None else fit.exponent
+        growths.append(kept | {"exponent": exponent, "interval": numbers, "sentence": growth.sentence()})
+    data: dict[str, Any] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
+    if found is not None:
+        fitted, low, high = found.decades
+        data["transfer_check"] = {
+            "outcome": found.outcome,
+            "sizes": list(found.sizes),
+            "best_rates": found.rates.tolist(),
+            "decades_over_factor_8": {"fitted": fitted, "interval": [low, high]},
+            "sentence": found.sentence(),
+        }
+    return data

@@ -1,0 +1,276 @@
+"""`manyheads scale`: from what was tuned at one shape to every weight's numbers at another."""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from manyheads.attention import Shape
+    from manyheads.limits import Parametrization, Table
+    from manyheads.limits.snippets import Tuned
+
+Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
+Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Theory:
+    """What is scaled, and after which theory; the flags that scale, scale audit and scale check share."""
+
+    base: Sizes = None
+    """The shape that was tuned: key dimension N, heads H, depth L."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """What trains; AdamW counts as adam."""
+    logit_exponent: float = 1.0
+    """Logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
+    depth_exponent: float = 1.0
+    """Branches are multiplied by L to minus this power, from 0.5 to 1, where every block goes on learning."""
+    richness: float = 1.0
+    """Factor on gamma0 over the base's: above 1 features learn more, below 1 less."""
+    scheme: Literal["limits", "mup", "standard"] = "limits"
+    """Consistent in N, H and L; or, to compare, width alone (mup), or one rate for all (standard)."""
+
+    def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":
+        """Return the parametrization that the flags describe."""
+        from manyheads.limits import Parametrization
+
+        # The usual logits are divided by the root of N: what they do at the base is the same either way.
+        exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
+        return Parametrization(
+            exponent, self.depth_exponent, self.richness, self.optimizer, base=base, scheme=self.scheme, form=form
+        )
+
+
+@dataclass(frozen=True)
+class Scale(Theory):
+    """Say what init, multiplier, learning rate, epsilon and weight decay every weight needs at another shape.
+
+    'manyheads scale audit' holds a PyTorch model's optimizer against these numbers. 'manyheads scale check' trains
+    small transformers and says whether everything moves alike at every size, and whether the best rate stays.
+    """
+
+    base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """In place of --base: a config.json, or a folder with one."""
+    to: Target = None
+    """The shape to train: N,H,L, or a config.json, or a folder with one."""
+    rate: Annotated[Optional[float], ABSENT] = None
+    """The learning rate that was tuned at the base; without it factors are shown."""
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay at the base."""
+    form: Literal["effective", "multiplier"] = "effective"
+    """Scale init and rate, or give the weights forward multipliers and keep one rate."""
+    snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
+    """Print a program that runs, in place of the table."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print the table, its JSON, or a program; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            A shape is missing or cannot be read, or flags exclude each other.
+        """
+        from manyheads.errors import UsageError
+        from manyheads.limits.snippets import Tuned, optax_snippet, torch_snippet
+
+        if self.snippet and self.json:
+            raise UsageError("--snippet and --json exclude each other")
+        if self.base and self.base_config:
+            raise UsageError("--base and --base-config exclude each other")
+        base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        shape, notes = read_shape(self.to, "--to")
+        tuned = Tuned(1.0 if self.rate is None else self.rate, self.epsilon, self.weight_decay)
+        parametrization = self.parametrization(base, self.form)
+        if self.snippet:
+            if self.rate is None:
+                raise UsageError("--snippet needs --rate, the learning rate that was tuned at the base")
+            write = optax_snippet if self.snippet == "optax" else torch_snippet
+            print(write(parametrization, shape, tuned), end="")
+            return 0
+        table = parametrization.table(shape)
+        remarks = list(dict.fromkeys([*_compare(base_notes, notes), *table.outside]))
+        if self.json:
+            print(json.dumps(as_json(table, tuned, remarks), indent=1))
+        else:
+            print_table(parametrization, table, tuned, remarks, factors=self.rate is None)
+        return 0
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a configuration says beside its shape, that a table of shapes cannot know."""
+
+    mlp_ratio: float = 4.0
+    group: int = 1  # query heads that share a key head
+    tied: bool = False
+
+
+def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
+    """Return the shape that N,H,L or a configuration describes, and what else the configuration says.
+
+    Raises
+    ------
+    UsageError
+        Nothing was given; not three positive integers; no such file; heads that do not make up the width.
+    FileRefused
+        A configuration that cannot be read, or whose attention is not supported.
+    """
+    from manyheads.attention import Shape
+    from manyheads.errors import UsageError
+
+    if text is None:
+        raise UsageError(f"{flag} is missing: give N,H,L (key dimension, heads, depth), such as 64,12,12")
+    if is_file or (is_file is None and os.path.exists(text)):
+        return _shape_of_config(text, flag)
+    parts = text.split(",")
+    try:
+        numbers = [int(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 3:
+        raise UsageError(
+            f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12, "
+            "or a config.json that exists"
+        )
+    return Shape(*numbers), None
+
+
+def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
+    from manyheads.attention import Shape
+    from manyheads.costs import read_config
+    from manyheads.errors import UsageError
+
+    if not os.path.exists(path):
+        raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
+    model = read_config(path)
+    heads, key_dim = model.heads, model.head_dim or model.width // model.heads
+    if key_dim * heads != model.width:
+        raise UsageError(
+            f"{flag} {path}: {heads} heads of dimension {key_dim} make {key_dim * heads}, but the residual stream has "
+            f"width {model.width}; the theory scales shapes with width = N H"
+        )
+    hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
+    notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
+    return Shape(key_dim, heads, model.layers), notes
+
+
+def _compare(base: Notes | None, target: Notes | None) -> list[str]:
+    """Return remarks about what two configurations do not share, or share and a table does not show."""
+    remarks = []
+    known = target or base
+    if known and known.tied:
+        remarks.append(
+            "tied embeddings: scale the one matrix as the embedding, and multiply the outputs by the factor on the "
+            "unembedding's init"
+        )
+    if base and target and base.mlp_ratio != target.mlp_ratio:
+        remarks.append(
+            f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; the theory "
+            "keeps the ratio"
+        )
+    if base and target and base.group != target.group:
+        remarks.append(
+            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; the theory keeps "
+            "their number"
+        )
+    return remarks
+
+
+def as_json(table: "Table", tuned: "Tuned", remarks: "Sequence[str]") -> dict[str, Any]:
+    """Return the table with its factors, and what they make of what was tuned."""
+    data = table.as_dict() | {"outside": list(remarks)}
+    data["tuned"] = {"rate": tuned.rate, "epsilon": tuned.epsilon, "weight_decay": tuned.weight_decay}
+    for row, shown in zip(table.rows, data["rows"], strict=True):
+        at = tuned.at(row)
+        shown["absolute"] = {"rate": at.rate, "epsilon": at.epsilon, "weight_decay": at.weight_decay}
+    data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
+    return data
+
+
+def print_table(
+    parametrization: "Parametrization", table: "Table", tuned: "Tuned", remarks: "Sequence[str]", factors: bool
+) -> None:
+    """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
+    from rich.table import Table as Drawn
+
+    p, base, shape = parametrization, table.base, table.shape
+    adam, decays = p.optimizer == "adam", tuned.weight_decay > 0
+    names = {"initial": "init std"}
+    names |= {"multiplier": "multiplier"} if p.form == "multiplier" else {}
+    names |= {"rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
+    names |= {"weight_decay": "weight decay"} if decays else {}
+    drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
+    for rows in _alike(table):
+        at, cells = tuned.at(rows[0]), []
+        for name in names:
+            times = name in ("initial", "multiplier") or (factors and name == "rate")
+            value = getattr(rows[0] if times else at, name)
+            cells.append(_cell(value, _law(rows[0], name, p.richness), times))
+        drawn.add_row("\n".join(_pairs([row.role for row in rows])), *cells)
+    scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
+    print(
+        f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
+        f"after scheme {p.scheme!r}, {p.optimizer}, {p.form} form: logits over N^{table.logit_exponent:g}, "
+        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}\n"
+    )
+    _console().print(drawn)
+    print(
+        f"\n× is relative to the base, and so are the powers of N, H and L{' and γ' if p.richness != 1 else ''}\n"
+        f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"
+        "outside the theory:"
+    )
+    for remark in remarks:
+        print(f"  * {remark}")
+
+
+def _alike(table: "Table") -> "list[list[Any]]":
+    """Return the rows with equal numbers and powers together, in the table's order."""
+    found: dict[Any, list[Any]] = {}
+    for row in table.rows:
+        numbers = (row.initial, row.multiplier, row.rate, row.epsilon, row.weight_decay)
+        found.setdefault((numbers, tuple(row.laws.items())), []).append(row)
+    return list(found.values())
+
+
+def _pairs(roles: list[str]) -> list[str]:
+    """Return two roles a line."""
+    return [", ".join(roles[start : start + 2]) for start in range(0, len(roles), 2)]
+
+
+def _law(row: Any, name: str, richness: float) -> str:
+    """Return the power that a number follows; richness is left out where it stays the base's."""
+    law = row.laws.get(name, "1 / rate")
+    kept = [part for part in law.split(" ") if richness != 1 or "γ" not in part]
+    return " ".join(kept) or "1"
+
+
+def _cell(value: float, law: str, times: bool) -> str:
+    number = f"× {_number(value)}" if times else _number(value)
+    return number if law == "1" else f"{number}  [dim]{law}[/dim]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _sizes(shape: "Shape") -> str:
+    return f"N = {shape.key_dim}, H = {shape.heads}, L = {shape.depth}   (width {shape.width})"
+
+
+def _console() -> Any:
+    import sys
+
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
