@@ -50,16 +50,11 @@ class Recipe:
         if self.steps < 1 or self.epsilon < 0:
             raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
 
-    def transformation(self, optimizer: Optimizer, rate: Any) -> optax.GradientTransformation:
-        """Return the base's optimiser, ``"adam"`` or ``"sgd"``, at a rate, which may be traced."""
-        return optax.adam(rate, eps=self.epsilon) if optimizer == "adam" else optax.sgd(rate)
-
 
 class Setting(NamedTuple):
     """What a compiled training is specialised to."""
 
     config: TransformerConfig
-    recipe: Recipe
     optimizer: Optimizer
 
 
@@ -69,13 +64,15 @@ class Factors(NamedTuple):
     scaling: Scaling
     rates: dict[str, Any]
     epsilons: dict[str, Any]
+    epsilon: Any  # Adam's at the base
 
 
-def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson) -> Factors:
+def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson, recipe: Recipe) -> Factors:
     """Return a parametrization's numbers at one shape."""
     config, table = lesson.config(shape), parametrization.table(shape)
     scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
-    return jax.tree.map(jnp.float32, Factors(scaling, table.column("rate"), table.column("epsilon")))
+    factors = Factors(scaling, table.column("rate"), table.column("epsilon"), recipe.epsilon)
+    return jax.tree.map(jnp.float32, factors)
 
 
 def sweep_losses(
@@ -97,30 +94,31 @@ def sweep_losses(
     ndarray
         (R, steps) the loss of every step before its update, in nats; not finite where training diverged.
     """
-    factors = factors_of(parametrization, shape, lesson)
-    config = lesson.config(shape)
-    setting = Setting(config, recipe, parametrization.optimizer)
+    factors = factors_of(parametrization, shape, lesson, recipe)
+    setting = Setting(lesson.config(shape), parametrization.optimizer)
     together = _side_by_side(setting, lesson.batches, len(rates))
-    losses = _sweep(setting, together, lesson.batches, factors, jnp.asarray(rates, jnp.float32), key)
+    traced = jnp.asarray(rates, jnp.float32)
+    losses = _sweep(setting, (recipe.steps, together), lesson.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting, together: int, batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
+    setting: Setting, counts: tuple[int, int], batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
 ) -> jax.Array:
+    steps, together = counts
     for_model, for_batches = jax.random.split(key)
     model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
 
     def member(rate: jax.Array) -> jax.Array:
         tx = _optimiser(setting, factors, model, rate)
-        return fit(model, cross_entropy, batches, tx, setting.recipe.steps, for_batches)[1]
+        return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
 
     return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
 
 
 def _optimiser(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
-    base = setting.recipe.transformation(setting.optimizer, rate)
+    base = optax.adam(rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(rate)
     return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
 
 
@@ -131,7 +129,7 @@ def _side_by_side(setting: Setting, batches: Any, members: int) -> int:
         lambda key: initialise(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
-        setting.recipe.transformation(setting.optimizer, 1.0),
+        optax.adam(1.0) if setting.optimizer == "adam" else optax.sgd(1.0),
         jax.random.key(0),
     )
     return int(max(1, min(members, BUDGET // bytes_each)))
@@ -194,15 +192,17 @@ def measure_motion(
     """
     if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
         raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
-    factors = factors_of(parametrization, shape, lesson)
-    setting = Setting(lesson.config(shape), recipe, parametrization.optimizer)
-    found = _motion(setting, lesson.batches, factors, jnp.float32(rate), checkpoints, key)
+    factors = factors_of(parametrization, shape, lesson, recipe)
+    setting = Setting(lesson.config(shape), parametrization.optimizer)
+    # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
+    bounds = jnp.asarray([0, *checkpoints], jnp.int32)
+    found = _motion(setting, lesson.batches, factors, jnp.float32(rate), bounds, key)
     return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
 
 
-@partial(jax.jit, static_argnums=(0, 4))
+@partial(jax.jit, static_argnums=0)
 def _motion(
-    setting: Setting, batches: Any, factors: Factors, rate: jax.Array, checkpoints: tuple[int, ...], key: jax.Array
+    setting: Setting, batches: Any, factors: Factors, rate: jax.Array, bounds: jax.Array, key: jax.Array
 ) -> Motion:
     config = setting.config
     for_model, for_batches, for_probe = jax.random.split(key, 3)
@@ -223,8 +223,6 @@ def _motion(
         model = Transformer(state[0], factors.scaling, config)
         return state, _moved(start, before, model, probe)
 
-    # One compiled loop body for all stretches: the bounds are data.
-    bounds = jnp.asarray([0, *checkpoints])
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
     return moved._replace(logits_start=moved.logits_start[0])
 
