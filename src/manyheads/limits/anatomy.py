@@ -261,8 +261,7 @@ def _recognise(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Fami
     except CheckpointRefused as refused:
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
-            "not known, give every trained parameter a role with roles={pattern: role} and shape=Shape(N, H, L), or "
-            "freeze what is not to be trained"
+            "not known, give every trained parameter a part with roles={pattern: part} and shape=Shape(N, H, L)"
         ) from refused
 
 

@@ -324,7 +324,7 @@ def _explain_start(want: Want, factor: float) -> str:
     if want.place.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
     if want.place.start == "one":
-        return f"all its entries should be equal; one of them multiplies by {factor:.3g} times what it should"
+        return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
     if _near_spread(want.factors.initial):
         cause = "it starts with another spread"
     elif _near_spread(factor * want.factors.initial):
