@@ -144,6 +144,8 @@ class Motion(NamedTuple):
     query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
     value_by_weights: Any  # the same of the values
     logits_start: Any  # () attention logits before training
+    head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
+    kernel_spread: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
     head_variance: Any  # variance of the logits over heads, all layers
     loss: Any  # on the probe batch
 
@@ -208,7 +210,11 @@ def _motion(
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, factors.scaling, for_model, jnp.float32)
     probe = batches(for_probe)
-    before = start.record(probe[0])
+    # Twice the same call: the loop makes one compiled body of both.
+    twins = jnp.stack([for_model, jax.random.fold_in(for_model, 1)])
+    befores = jax.lax.map(lambda key: initialise(config, factors.scaling, key, jnp.float32).record(probe[0]), twins)
+    before = jax.tree.map(lambda value: value[0], befores)
+    kernels = jax.vmap(_kernel)(befores.layers.stream[:, -1])  # (2, tokens, tokens)
     tx = _optimiser(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -224,7 +230,18 @@ def _motion(
         return state, _moved(start, before, model, probe)
 
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
-    return moved._replace(logits_start=moved.logits_start[0])
+    return moved._replace(
+        logits_start=moved.logits_start[0],
+        head_variance_start=moved.head_variance_start[0],
+        # Two independent networks differ by the root of two of one network's spread.
+        kernel_spread=_rms(kernels[0] - kernels[1]) / 2**0.5,
+    )
+
+
+def _kernel(stream: jax.Array) -> jax.Array:
+    """Return h.h/d between all tokens of a probe: stream (..., T, d) -> (tokens, tokens)."""
+    rows = stream.reshape(-1, stream.shape[-1])
+    return rows @ rows.T / rows.shape[-1]
 
 
 def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -> Motion:
@@ -244,6 +261,8 @@ def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -
         query_by_weights=by_weights("query"),
         value_by_weights=by_weights("value"),
         logits_start=_rms(_logits(before)),
+        head_variance_start=jnp.var(_logits(before), axis=-3).mean(),
+        kernel_spread=jnp.zeros(()),  # of the start alone
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(model, probe),
     )

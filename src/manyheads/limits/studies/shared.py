@@ -1,0 +1,152 @@
+"""What the studies of limits share: schemes by name, shapes along axes, and which networks are one and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from manyheads.attention.scaling import Shape
+from manyheads.errors import UsageError
+from manyheads.limits.axes import AXES, Axis, shapes_along
+from manyheads.limits.parametrization import Parametrization
+from manyheads.limits.schemes import Optimizer
+from manyheads.limits.task import Lesson, digits_lesson, text_lesson
+from manyheads.study import Cell, Source
+
+SCHEMES: dict[str, str] = {
+    "limits": "N, H and L, both exponents 1",
+    "half-logit": "N, H and L, logit exponent 1/2",
+    "half-depth": "N, H and L, depth exponent 1/2",
+    "mup": "width alone",
+    "mup-half-logit": "width alone, logit exponent 1/2",
+    "standard": "standard",
+}
+"""Names of schemes, as cells and flags have them, and what people call them."""
+
+CONSISTENT = ("limits", "half-logit", "half-depth")
+TASKS = ("digits", "text")
+
+
+def bordelon(locus: str) -> Source:
+    """Return the paper and a place in it."""
+    return Source(
+        "bordelon2024limits",
+        "Infinite Limits of Multi-head Transformer Dynamics",
+        "Blake Bordelon and Hamza Tahir Chaudhry and Cengiz Pehlevan",
+        2024,
+        venue="NeurIPS",
+        identifier="2405.15712",
+        locus=locus,
+    )
+
+
+def scheme_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
+    """Return a parametrization by its name in `SCHEMES`."""
+    if name == "standard":
+        return Parametrization.standard(base, optimizer)
+    if name.startswith("mup"):
+        return Parametrization.mup(base, optimizer, 0.5 if name == "mup-half-logit" else 1.0)
+    exponents = {"limits": (1.0, 1.0), "half-logit": (0.5, 1.0), "half-depth": (1.0, 0.5)}
+    if name not in exponents:
+        raise UsageError(f"scheme {name!r}: choose from {', '.join(SCHEMES)}")
+    return Parametrization(*exponents[name], optimizer=optimizer, base=base)
+
+
+@lru_cache(maxsize=8)
+def lesson_of(task: str, batch: int) -> Lesson:
+    """Return the digits or the text, read once."""
+    if task not in TASKS:
+        raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
+    return digits_lesson(batch) if task == "digits" else text_lesson(batch=batch)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The networks that a study compares: schemes, a base, and sizes along axes.
+
+    Two schemes that give a network the same numbers at a shape train the same network, so it is trained once: at the
+    base all of them are one, and schemes that differ in one axis are one along the others.
+    """
+
+    base: Shape
+    sizes: tuple[tuple[Axis, tuple[int, ...]], ...]
+    schemes: tuple[str, ...]
+    optimizer: Optimizer
+
+    def __post_init__(self) -> None:
+        if not self.schemes or not self.sizes:
+            raise UsageError("choose at least one scheme and one axis")
+        for axis, values in self.sizes:
+            if axis not in AXES:
+                raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
+            if list(values) != sorted(set(values)) or len(values) < 2:
+                raise UsageError(f"{axis}={values}: give two or more sizes, in rising order")
+        for name in self.schemes:
+            scheme_of(name, self.base, self.optimizer)
+
+    def shapes(self, axis: Axis) -> tuple[Shape, ...]:
+        """Return the shapes along one axis."""
+        return shapes_along(axis, self.base, dict(self.sizes)[axis])
+
+    def networks(self) -> dict[tuple[str, Shape], Cell]:
+        """Return the cell in which the network of every scheme and shape is trained."""
+        first: dict[Any, Cell] = {}
+        found = {}
+        for axis, _ in self.sizes:
+            for name in self.schemes:
+                for shape in self.shapes(axis):
+                    own = Cell(scheme=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
+                    marks = _numbers(scheme_of(name, self.base, self.optimizer), shape)
+                    found[name, shape] = first.setdefault((shape, marks), own)
+        return found
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every network once, small ones first."""
+        return tuple(sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["scheme"]))))
+
+    def train_with(self, cell: Cell) -> tuple[Parametrization, Shape]:
+        """Return what a cell stands for."""
+        return scheme_of(str(cell["scheme"]), self.base, self.optimizer), Shape(*_shape(cell))
+
+    def along(self, trained: xr.Dataset, name: str, scheme: str, axis: Axis) -> np.ndarray:
+        """Return a variable along one axis: (replicates, sizes, ...)."""
+        networks = self.networks()
+        places = [_place(trained, networks[scheme, shape]) for shape in self.shapes(axis)]
+        picked = trained[name].isel(cell=places)
+        return picked.transpose("replicate", "cell", ...).values
+
+    def pairs(self) -> Iterable[tuple[str, Axis]]:
+        """Return every scheme with every axis along which it is something of its own."""
+        for axis, _ in self.sizes:
+            for name in self.schemes:
+                if any(cell["scheme"] == name for cell in self.own(name, axis)):
+                    yield name, axis
+
+    def own(self, scheme: str, axis: Axis) -> Sequence[Cell]:
+        """Return the cells of a scheme away from the base."""
+        networks = self.networks()
+        return [networks[scheme, shape] for shape in self.shapes(axis) if shape != self.base]
+
+
+def _numbers(parametrization: Parametrization, shape: Shape) -> tuple[float, ...]:
+    """Return all that a network consumes of a scheme, to ten digits: rounding makes no two networks of one."""
+    table = parametrization.table(shape)
+    columns = [table.column(name).values() for name in ("initial", "multiplier", "rate", "epsilon")]
+    logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
+    return tuple(float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch))
+
+
+def _shape(cell: Cell) -> tuple[int, int, int]:
+    return int(cell["key_dim"]), int(cell["heads"]), int(cell["depth"])
+
+
+def _place(trained: xr.Dataset, cell: Cell) -> int:
+    same = np.ones(trained.sizes["cell"], bool)
+    for name, value in cell.items():
+        same &= trained[name].values == value
+    return int(np.flatnonzero(same)[0])
