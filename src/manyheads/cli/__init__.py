@@ -40,6 +40,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("scale",): Command(
         "manyheads.cli.scale:Scale", "which init, rate and epsilon does every weight need at another shape?"
     ),
+    ("scale", "audit"): Command(
+        "manyheads.cli.audit:Audit", "has every parameter of a model the numbers that it needs?"
+    ),
     ("scale", "check"): Command("manyheads.cli.checks:Check", "does it scale? small transformers are trained and tell"),
 }
 

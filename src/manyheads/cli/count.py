@@ -1,16 +1,14 @@
 """`manyheads count`: what a model or a function costs, exactly, under which convention."""
 
-import importlib
 import json
 import os
 import re
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT
+from manyheads.cli.parsing import ABSENT, load_function
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
@@ -179,7 +177,7 @@ class Count:
         if given or self.batch != 1:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given or ["batch"])
             raise UsageError(f"{flags} describe a transformer; a function is described by --shapes")
-        function = _load_function(self.target)
+        function = load_function(self.target)
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:
             cost = count(function, *arguments, trips=self.trips)
@@ -189,25 +187,6 @@ class Count:
             shown = " ".join(self.shapes or ()) or "no arguments"
             raise UsageError(f"{self.target} cannot be traced with {shown}: {error}") from error
         return cost.to(self._convention("executed"))
-
-
-def _load_function(target: str) -> Any:
-    from manyheads.errors import UsageError
-
-    module, _, path = target.partition(":")
-    # As with `python -m`, modules of the current folder can be named; the folder is not left on the path.
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{target}: cannot be imported ({error}); expected package.module:function") from error
-    finally:
-        sys.path.remove(os.getcwd())
-    if not callable(found):
-        raise UsageError(f"{target}: {type(found).__name__} cannot be called")
-    return found
 
 
 def _parse_shape(text: str) -> Any:

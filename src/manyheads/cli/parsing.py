@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,3 +72,27 @@ def existing(store: Path) -> Path:
     if not store.exists():
         raise UsageError(f"{store}: no such folder; give the one that was passed as --store, or one run's own folder")
     return store
+
+
+def load_function(target: str) -> Any:
+    """Return the function that package.module:function names.
+
+    Raises
+    ------
+    UsageError
+        It cannot be imported, or is no function.
+    """
+    module, _, path = target.partition(":")
+    # As with `python -m`, modules of the current folder can be named; the folder is not left on the path.
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{target}: cannot be imported ({error}); expected package.module:function") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise UsageError(f"{target}: {type(found).__name__} cannot be called")
+    return found

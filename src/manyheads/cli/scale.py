@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from manyheads.attention import Shape
-    from manyheads.limits import Parametrization, Table
-    from manyheads.limits.snippets import Tuned
+    from manyheads.limits import Parametrization, Table, Tuned
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
@@ -82,7 +81,7 @@ class Scale(Theory):
             A shape is missing or cannot be read, or flags exclude each other.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits.snippets import Tuned, optax_snippet, torch_snippet
+        from manyheads.limits import Tuned
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other")
@@ -95,8 +94,7 @@ class Scale(Theory):
         if self.snippet:
             if self.rate is None:
                 raise UsageError("--snippet needs --rate, the learning rate that was tuned at the base")
-            write = optax_snippet if self.snippet == "optax" else torch_snippet
-            print(write(parametrization, shape, tuned), end="")
+            print(self._program(parametrization, shape, tuned), end="")
             return 0
         table = parametrization.table(shape)
         remarks = list(dict.fromkeys([*_compare(base_notes, notes), *table.outside]))
@@ -105,6 +103,15 @@ class Scale(Theory):
         else:
             print_table(parametrization, table, tuned, remarks, factors=self.rate is None)
         return 0
+
+    def _program(self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned") -> str:
+        from manyheads.limits.snippets import optax_snippet, torch_snippet, transformers_snippet
+
+        if self.snippet == "optax":
+            return optax_snippet(parametrization, shape, tuned)
+        if self.to is not None and os.path.exists(self.to):
+            return transformers_snippet(parametrization, shape, tuned, self.to)
+        return torch_snippet(parametrization, shape, tuned)
 
 
 @dataclass(frozen=True)
@@ -189,10 +196,12 @@ def _compare(base: Notes | None, target: Notes | None) -> list[str]:
 
 def as_json(table: "Table", tuned: "Tuned", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors, and what they make of what was tuned."""
+    from manyheads.limits.snippets import tuned_at
+
     data = table.as_dict() | {"outside": list(remarks)}
     data["tuned"] = {"rate": tuned.rate, "epsilon": tuned.epsilon, "weight_decay": tuned.weight_decay}
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        at = tuned.at(row)
+        at = tuned_at(tuned, row)
         shown["absolute"] = {"rate": at.rate, "epsilon": at.epsilon, "weight_decay": at.weight_decay}
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
@@ -204,6 +213,8 @@ def print_table(
     """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
     from rich.table import Table as Drawn
 
+    from manyheads.limits.snippets import tuned_at
+
     p, base, shape = parametrization, table.base, table.shape
     adam, decays = p.optimizer == "adam", tuned.weight_decay > 0
     names = {"initial": "init std"}
@@ -212,7 +223,7 @@ def print_table(
     names |= {"weight_decay": "weight decay"} if decays else {}
     drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
     for rows in _alike(table):
-        at, cells = tuned.at(rows[0]), []
+        at, cells = tuned_at(tuned, rows[0]), []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "rate")
             value = getattr(rows[0] if times else at, name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.attention.inputs import TokenInput
 from manyheads.attention.scaling import Shape, standard_scaling
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization import Parametrization
+from manyheads.limits.wants import Factors, Tuned, forward_factors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,45 +16,22 @@ if TYPE_CHECKING:
     from manyheads.limits.tables import Row
 
 VOCABULARY, LENGTH = 64, 64  # of the model in the snippets, which stands for the reader's own
+_INPUTS = f"TokenInput({VOCABULARY}), length={LENGTH}, outputs={VOCABULARY}"
 ZERO = ("logit_bias", "bias", "unembedding_bias")
 """Roles that start at zero, whatever the factor."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What was tuned at the base shape, and what it becomes.
-
-    Attributes
-    ----------
-    rate, epsilon, weight_decay
-        Learning rate, Adam's epsilon, decoupled weight decay.
-
-    Raises
-    ------
-    UsageError
-        A rate that is not positive, or a negative epsilon or decay.
+def tuned_at(tuned: Tuned, row: Row) -> Tuned:
+    """Return what was tuned at the base for one class of weights.
 
     Examples
     --------
     >>> row = Parametrization(base=Shape(8, 4, 2)).table(Shape(16, 4, 2))["value"]
-    >>> Tuned(1e-2, weight_decay=0.1).at(row)
-    Tuned(rate=0.005, epsilon=5e-09, weight_decay=0.2)
+    >>> at = tuned_at(Tuned(1e-2, weight_decay=0.1), row)
+    >>> at.rate, at.epsilon, at.weight_decay
+    (0.005, 5e-09, 0.2)
     """
-
-    rate: float
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate < float("inf"):
-            raise UsageError(f"rate={self.rate}: the tuned learning rate is positive")
-        for name in ("epsilon", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"{name}={getattr(self, name)}: it is not negative")
-
-    def at(self, row: Row) -> Tuned:
-        """Return the numbers of one class of weights."""
-        return Tuned(self.rate * row.rate, self.epsilon * row.epsilon, self.weight_decay * row.weight_decay)
+    return Tuned(tuned.rate * row.rate, tuned.epsilon * row.epsilon, tuned.weight_decay * row.weight_decay)
 
 
 def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
@@ -81,22 +58,12 @@ import optax
 from manyheads.attention import Shape, TokenInput, TransformerConfig, initialise, roles
 from manyheads.limits import Parametrization
 
-parametrization = Parametrization(
-    logit_exponent={p.logit_exponent!r},
-    depth_exponent={p.depth_exponent!r},
-    richness={p.richness!r},
-    optimizer={_quoted(p.optimizer)},
-    base={_shown(p.base)},
-    scheme={_quoted(p.scheme)},
-    form={_quoted(p.form)},
-)
+parametrization = {_constructed(p)}
 shape = {_shown(shape)}
 
 # Inputs, length and outputs are yours. The spreads of the weights, the scale of the logits and the factor of the
 # branches come with the scaling.
-config = TransformerConfig(
-    shape, TokenInput({VOCABULARY}), length={LENGTH}, outputs={VOCABULARY}, causal=True, read_out="token"
-)
+config = TransformerConfig(shape, {_INPUTS}, causal=True, read_out="token")
 model = initialise(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
 
 # For a model of your own: a tree with the name of a role for every weight, in place of roles(model.weights).
@@ -126,9 +93,13 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
     table = parametrization.table(shape)
     start = standard_scaling(parametrization.base, TokenInput(VOCABULARY)).initial
     rows = [row for row in table.rows if row.role not in ZERO]
-    initial = _entries((row.role, f"{start[row.role] * row.initial:.10g}") for row in rows)
     adam = parametrization.optimizer == "adam"
-    groups = _entries((row.role, _group(tuned.at(row), adam)) for row in rows)
+    forward = forward_factors(parametrization, shape)
+    found = {row.role: Factors(row.initial, row.rate, row.epsilon) for row in rows}
+    # With its factor in the forward pass the read-out starts and trains as at the base: what `audit` calls applied.
+    found["unembedding"] = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
+    initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
+    groups = _entries((role, _group(tuned, factors, adam)) for role, factors in found.items())
     made = "AdamW" if adam else "SGD"
     return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
         "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
@@ -137,6 +108,46 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
     ).replace("<BRANCH>", f"{table.branch:.10g}").replace("<VOCABULARY>", str(VOCABULARY)).replace(
         "<LENGTH>", str(LENGTH)
     ).replace("<OPTIMIZER>", made)
+
+
+def transformers_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str) -> str:
+    """Return a program that makes a model of Hugging Face transformers from its `config.json`, and its optimizer.
+
+    Examples
+    --------
+    >>> text = transformers_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), Tuned(1e-2), "config.json")
+    >>> "AutoConfig.from_pretrained('config.json')" in text
+    True
+    """
+    adam = parametrization.optimizer == "adam"
+    return f'''"""{_headline(parametrization, shape)}"""
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from manyheads.attention import Shape
+from manyheads.limits import Parametrization, Tuned
+
+parametrization = {_constructed(parametrization)}
+tuned = Tuned(rate={tuned.rate!r}, epsilon={tuned.epsilon!r}, weight_decay={tuned.weight_decay!r})
+
+# AutoModelForCausalLM and the like make the same model with its head.
+model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
+parametrization.initialise(model, tuned)
+optimizer = torch.optim.{"AdamW" if adam else "SGD"}(parametrization.torch_groups(model, tuned))
+'''
+
+
+def _constructed(p: Parametrization) -> str:
+    return f"""Parametrization(
+    logit_exponent={p.logit_exponent!r},
+    depth_exponent={p.depth_exponent!r},
+    richness={p.richness!r},
+    optimizer={_quoted(p.optimizer)},
+    base={_shown(p.base)},
+    scheme={_quoted(p.scheme)},
+    form={_quoted(p.form)},
+)"""
 
 
 def _headline(p: Parametrization, shape: Shape) -> str:
@@ -152,8 +163,9 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _group(tuned: Tuned, adam: bool) -> str:
-    parts = {"lr": tuned.rate, **({"eps": tuned.epsilon} if adam else {}), "weight_decay": tuned.weight_decay}
+def _group(tuned: Tuned, factors: Factors, adam: bool) -> str:
+    parts = {"lr": tuned.rate * factors.rate, **({"eps": tuned.epsilon * factors.epsilon} if adam else {})}
+    parts["weight_decay"] = tuned.weight_decay / factors.rate
     return "{" + ", ".join(f'"{name}": {value:.10g}' for name, value in parts.items()) + "}"
 
 
@@ -174,7 +186,9 @@ GROUPS = {
 }
 LOGIT = <LOGIT>  # logits are LOGIT * (q @ k)
 BRANCH = <BRANCH>  # every block adds BRANCH times what it computes
-ROLES = {  # how a parameter's name ends: what it is; make this fit your model, nothing is guessed
+OUTPUT = <OUTPUT>  # outputs are OUTPUT * unembedding: its factor as a multiplier, so that its init and rate stay
+ROLES = {  # how a parameter's name ends: what it is; make this fit your model, the first that fits counts
+    "unembedding.weight": "unembedding",
     "embedding.weight": "embedding",
     "positional.weight": "positional",
     "query.weight": "query",
@@ -185,7 +199,6 @@ ROLES = {  # how a parameter's name ends: what it is; make this fit your model, 
     "mlp_out.weight": "mlp_out",
     "final_norm.weight": "final_norm",
     "_norm.weight": "norm",
-    "unembedding.weight": "unembedding",
 }
 
 
@@ -215,7 +228,7 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         stream = self.embedding(tokens) + self.positional.weight[: tokens.shape[-1]]
-        return self.unembedding(self.final_norm(self.blocks(stream)))
+        return OUTPUT * self.unembedding(self.final_norm(self.blocks(stream)))
 
 
 def role_of(name):

@@ -1,0 +1,92 @@
+"""`manyheads scale audit`: does every parameter of a model have the rate, epsilon, decay and start that it needs."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT, load_function
+from manyheads.cli.scale import Sizes, Theory, read_shape
+
+
+@dataclass(frozen=True)
+class Audit(Theory):
+    """Hold every parameter's learning rate, epsilon, weight decay and init against what its shape needs (PyTorch).
+
+    The target is a function that takes nothing and returns (model, optimizer), or (model, optimizer, roles) for a model
+    that is not of Hugging Face transformers; --to then gives its shape.
+    """
+
+    target: Annotated[str, tyro.conf.Positional] = ""
+    """package.module:function."""
+    base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """In place of --base: a config.json, or a folder with one."""
+    to: Sizes = None
+    """The model's shape, where it has no configuration that tells."""
+    rate: Annotated[Optional[float], ABSENT] = None
+    """The learning rate that was tuned at the base."""
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay at the base."""
+    spared: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = ()
+    """Roles without weight decay, such as norm bias."""
+    spreads: Annotated[Optional[Path], ABSENT] = None
+    """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
+    applied: bool = False
+    """The model multiplies its logits, branches and outputs itself; otherwise the weights carry those factors."""
+    json: bool = False
+    """Print JSON instead of sentences."""
+    strict: bool = False
+    """Exit with 1 when something is wrong."""
+
+    def run(self) -> int:
+        """Audit and print; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            A target that does not return a model and its optimizer, or whatever cannot be read off them.
+        """
+        from manyheads.errors import UsageError
+        from manyheads.limits import Tuned
+
+        if ":" not in self.target:
+            raise UsageError(
+                f"{self.target!r} names no function: give package.module:function that returns (model, optimizer)"
+            )
+        if self.rate is None:
+            raise UsageError("--rate is missing: give the learning rate that was tuned at the base")
+        base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
+        shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
+        tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared)
+        model, optimizer, roles = self._load()
+        found = self.parametrization(base).audit(model, optimizer, tuned, roles, shape, folded=not self.applied)
+        print(json.dumps(found.as_dict(), indent=1) if self.json else found)
+        return 1 if self.strict and not found.passed else 0
+
+    def _spreads(self) -> dict[str, float]:
+        from manyheads.errors import UsageError
+
+        if self.spreads is None:
+            return {}
+        try:
+            found = json.loads(self.spreads.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UsageError(f"--spreads {self.spreads}: cannot be read as JSON ({error})") from error
+        if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+            raise UsageError(f'--spreads {self.spreads}: expected an object from role to number, {{"query": 0.02}}')
+        return found
+
+    def _load(self) -> tuple[Any, Any, Any]:
+        from manyheads.errors import UsageError
+
+        made = load_function(self.target)()
+        if not isinstance(made, tuple) or len(made) not in (2, 3):
+            raise UsageError(
+                f"{self.target} returned {type(made).__name__}: expected (model, optimizer), or (model, optimizer, "
+                "roles) with roles from patterns of names to parts"
+            )
+        return made if len(made) == 3 else (*made, None)
