@@ -45,6 +45,8 @@ from .torch_groups import make_groups as make_groups
 from .torch_groups import scale_logits as scale_logits
 from .transfer import TransferCheck as TransferCheck
 from .transfer import find_optimum as find_optimum
+from .transfer import lesson_losses as lesson_losses
+from .transfer import search_optimum as search_optimum
 from .transfer import transfer_check as transfer_check
 from .wants import Forward as Forward
 from .wants import Tuned as Tuned

@@ -132,7 +132,8 @@ def _side_by_side(setting: Setting, batches: Any, members: int) -> int:
         optax.adam(1.0) if setting.optimizer == "adam" else optax.sgd(1.0),
         jax.random.key(0),
     )
-    return int(max(1, min(members, BUDGET // bytes_each)))
+    most = int(max(1, min(members, BUDGET // bytes_each)))
+    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
 
 
 class Motion(NamedTuple):

@@ -1,7 +1,8 @@
 """`transfer_check`: whether the best learning rate stays where it is when the network grows.
 
-For every shape and seed networks are trained over a grid of rates; the best rate is the vertex of a parabola through
-the lowest loss and its neighbours, in the logarithm of the rate. A power of the size is fitted to it seed by seed.
+For every shape and seed networks are trained over a grid of rates, which is widened where the least loss stands at its
+end; the best rate is the vertex of a parabola through the lowest loss and its neighbours, in the logarithm of the rate.
+A power of the size is fitted to it seed by seed. A training that diverges is data: it has the worst of all losses.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from manyheads.attention.scaling import Shape
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.axes import LETTERS, Axis, find_axis
+from manyheads.limits.finite import Recipe, sweep_losses
+from manyheads.limits.parametrization import Parametrization
+from manyheads.limits.task import Lesson
 from manyheads.statistics import DriftTest, Outcome, drift_test
 
 ALLOWED_DECADES = 0.25
-"""Drift of the best rate, in decades over a factor of eight in size, that still counts as transfer: a rate that is off
-by a factor 1.8 costs little, because the loss is flat around its optimum."""
+"""Drift of the best rate, in decades over a factor of eight in size, that still counts as transfer. The least power by
+which a scheme goes wrong, the root of a size, makes 0.45, and the middle between that and none is 0.23. A rate that is
+off by so much, a factor 1.8, costs little, because the loss is flat around its optimum."""
+
+WIDENINGS = 2
+"""How often a grid is widened before a search gives up."""
+
+PIECE = 3  # rates by which a grid is widened, and that are trained by one call: one compiled program serves all grids
+LAST = 8  # the final loss is the mean over the last eighth of the steps
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,9 @@ def find_optimum(rates: Any, losses: Any) -> float:
     >>> round(float(np.log10(find_optimum(rates, (np.log10(rates) + 2.1) ** 2))), 6)
     -2.1
     """
-    rates, losses = np.asarray(rates, np.float64), np.asarray(losses, np.float64)
-    if rates.ndim != 1 or rates.shape != losses.shape or len(rates) < 3 or (rates <= 0).any():
-        raise UsageError(f"rates {rates.shape} and losses {losses.shape}: give at least three of each, rates positive")
-    steps = np.diff(np.log(rates))
-    if (steps <= 0).any() or np.ptp(steps) > 1e-6 * steps.max():
-        raise UsageError("rates must increase by one factor, as numpy.geomspace makes them")
+    rates, losses = _checked_grid(rates), np.asarray(losses, np.float64)
+    if rates.shape != losses.shape:
+        raise UsageError(f"rates {rates.shape} and losses {losses.shape}: give one loss a rate")
     reached = np.where(np.isfinite(losses), losses, np.inf)
     best = int(reached.argmin())
     if not np.isfinite(reached[best]):
@@ -113,10 +121,105 @@ def find_optimum(rates: Any, losses: Any) -> float:
     bend = left - 2 * middle + right
     # Beside a diverged neighbour, or on a flat floor, the point itself is all that is known.
     shift = 0.5 * (left - right) / bend if np.isfinite(bend) and bend > 0 else 0.0
-    return float(np.exp(np.log(rates[best]) + shift * steps[0]))
+    return float(np.exp(np.log(rates[best]) + shift * np.log(rates[1] / rates[0])))
+
+
+def _checked_grid(rates: Any) -> np.ndarray:
+    rates = np.asarray(rates, np.float64)
+    if rates.ndim != 1 or len(rates) < 3 or not (rates > 0).all():
+        raise UsageError(f"rates of shape {rates.shape}: give at least three, all positive")
+    steps = np.diff(np.log(rates))
+    if (steps <= 0).any() or np.ptp(steps) > 1e-6 * steps.max():
+        raise UsageError("rates must increase by one factor, as numpy.geomspace makes them")
+    return rates
+
+
+class Search(NamedTuple):
+    """Where the best rate was looked for, and what came out.
+
+    Attributes
+    ----------
+    rates, losses
+        (R,) in rising order; losses are not finite where training diverged.
+    best
+        The best rate, or the end of the widened grid beyond which it lies.
+    outcome
+        ``"inside"``, or ``"below"`` or ``"above"`` all rates that were tried.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    best: float
+    outcome: Literal["inside", "below", "above"]
+
+
+def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS) -> Search:
+    """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
+
+    Parameters
+    ----------
+    rates
+        (R,) increasing, R >= 3, equally spaced in the logarithm.
+    losses
+        Trains at some rates and returns the final losses; not finite where training diverged.
+    widenings
+        How often to widen at most. If training diverges at every rate, the best one lies below.
+
+    Raises
+    ------
+    UsageError
+        As `find_optimum`.
+
+    Examples
+    --------
+    >>> found = search_optimum(np.geomspace(1e-3, 1e-1, 5), lambda rates: (np.log10(rates) + 3.6) ** 2)
+    >>> found.outcome, len(found.rates), round(float(np.log10(found.best)), 6)
+    ('inside', 8, -3.6)
+    """
+    grid = _checked_grid(rates)
+    ratio = grid[1] / grid[0]
+    reached = np.asarray(losses(grid), np.float64)
+    for left in range(widenings, -1, -1):
+        worst_last = np.where(np.isfinite(reached), reached, np.inf)
+        place = int(worst_last.argmin())
+        if 0 < place < len(grid) - 1:
+            return Search(grid, reached, find_optimum(grid, reached), "inside")
+        if not left:
+            break
+        steps = ratio ** np.arange(1, PIECE + 1)
+        new = grid[0] / steps[::-1] if place == 0 else grid[-1] * steps
+        further = np.asarray(losses(new), np.float64)
+        order = (new, grid) if place == 0 else (grid, new)
+        grid, reached = np.concatenate(order), np.concatenate((further, reached) if place == 0 else (reached, further))
+    return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
 
 
 Losses = Callable[[Shape, np.ndarray, int], Any]  # (shape, rates, seed) -> (R,) final losses
+
+
+def final_losses(
+    lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: Any
+) -> np.ndarray:
+    """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats.
+
+    Arguments are those of `sweep_losses`.
+    """
+    rates = np.asarray(rates, np.float64)
+    missing = -len(rates) % PIECE
+    pieces = np.concatenate([rates, rates[-1:].repeat(missing)]).reshape(-1, PIECE)
+    found = [sweep_losses(lesson, parametrization, shape, recipe, piece, key) for piece in pieces]
+    last = max(1, recipe.steps // LAST)
+    return np.concatenate(found)[: len(rates), -last:].mean(1)
+
+
+def lesson_losses(lesson: Lesson, parametrization: Parametrization, recipe: Recipe) -> Losses:
+    """Return the `losses` of `transfer_check` that train the house's transformer on a lesson."""
+    import jax
+
+    def losses(shape: Shape, rates: np.ndarray, seed: int) -> np.ndarray:
+        return final_losses(lesson, parametrization, shape, recipe, rates, jax.random.key(seed))
+
+    return losses
 
 
 def transfer_check(
@@ -126,6 +229,7 @@ def transfer_check(
     *,
     seeds: Sequence[int] = tuple(range(8)),
     allowed: float = ALLOWED_DECADES,
+    widenings: int = WIDENINGS,
 ) -> TransferCheck:
     """Find the best learning rate of every shape and seed, and test whether it drifts.
 
@@ -141,13 +245,15 @@ def transfer_check(
         At least two.
     allowed
         Drift in decades over a factor of eight in size that still counts as transfer.
+    widenings
+        How often a grid may be widened by three rates, where its best rate is at an end.
 
     Raises
     ------
     UsageError
         Shapes along none or several axes, fewer than two seeds, rates that are no grid.
     CertificateError
-        A best rate at an end of the grid.
+        A best rate at an end of the widest grid.
 
     Examples
     --------
@@ -161,8 +267,13 @@ def transfer_check(
     axis, sizes = find_axis(shapes)
     if len(seeds) < 2:
         raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
-    grid = np.asarray(rates, np.float64)
-    optima = np.array([[find_optimum(grid, losses(shape, grid, seed)) for shape in shapes] for seed in seeds])
+
+    def best(shape: Shape, seed: int) -> float:
+        found = search_optimum(rates, lambda grid: losses(shape, grid, seed), widenings)
+        # At the end of the widest grid this says what to do.
+        return found.best if found.outcome == "inside" else find_optimum(found.rates, found.losses)
+
+    optima = np.array([[best(shape, seed) for shape in shapes] for seed in seeds])
     return judge_drift(axis, sizes, optima, allowed)
 
 

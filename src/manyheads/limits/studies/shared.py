@@ -77,6 +77,7 @@ class Plan:
     sizes: tuple[tuple[Axis, tuple[int, ...]], ...]
     schemes: tuple[str, ...]
     optimizer: Optimizer
+    epsilon: bool = True  # whether Adam's epsilon is large enough to make a difference
 
     def __post_init__(self) -> None:
         if not self.schemes or not self.sizes:
@@ -101,7 +102,7 @@ class Plan:
             for name in self.schemes:
                 for shape in self.shapes(axis):
                     own = Cell(scheme=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
-                    marks = _numbers(scheme_of(name, self.base, self.optimizer), shape)
+                    marks = _numbers(scheme_of(name, self.base, self.optimizer), shape, self.epsilon)
                     found[name, shape] = first.setdefault((shape, marks), own)
         return found
 
@@ -133,10 +134,11 @@ class Plan:
         return [networks[scheme, shape] for shape in self.shapes(axis) if shape != self.base]
 
 
-def _numbers(parametrization: Parametrization, shape: Shape) -> tuple[float, ...]:
+def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
     """Return all that a network consumes of a scheme, to ten digits: rounding makes no two networks of one."""
     table = parametrization.table(shape)
-    columns = [table.column(name).values() for name in ("initial", "multiplier", "rate", "epsilon")]
+    names = ("initial", "multiplier", "rate", "epsilon")[: None if epsilon else -1]
+    columns = [table.column(name).values() for name in names]
     logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     return tuple(float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch))
 
