@@ -89,24 +89,36 @@ def test_divergence_is_named(rng, seed):
     task = draw_task(rng, 3, 200, 2)
     first = FirstStage(GUESS, 2, growth=4.0)
     second = SecondStage("plain", batch=2, rate=0.5, samples=2000, every=100)
-    with pytest.raises(Diverged, match="smaller rates"):
+    with pytest.raises(Diverged, match=r"stage two: lower its rate .* smaller rates"):
         train_bigram(task, TrainingSettings(first, second, held_out=10), seed=seed, engine="jax")
+    with pytest.raises(Diverged, match="stage one: lower growth") as caught:
+        boost(task, FirstStage(0.99, 2, batch=2, growth=30.0, switch=1e6), seed=seed, engine="jax")
+    assert caught.value.measured > caught.value.threshold
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: FirstStage(0.0, 2), "between 0 and 1"),
-        (lambda: FirstStage(0.2, 0), "all are positive"),
+        (lambda: FirstStage(0.2, 0), "sparsity=0: give a whole number"),
+        (lambda: FirstStage(0.2, np.nan), "sparsity=nan: give a whole number"),
+        (lambda: FirstStage(0.2, 2, growth=np.nan), "positive and finite"),
+        (lambda: FirstStage(0.2, 2, patience=np.inf), "positive and finite"),
+        (lambda: FirstStage(0.2, 2, switch=np.nan), "stands out by 5"),
+        (lambda: FirstStage(0.2, 2, settle=np.nan), "from 0 to 10"),
         (lambda: FirstStage(0.2, 2, switch=3.0), "stands out by 5"),
         (lambda: FirstStage(0.2, 2, batch=10_000).rate(100), "no gradient flow"),
         (lambda: FirstStage(0.2, 5).energy(5), "nothing is sparse"),
         (lambda: SecondStage("other"), "proximal, constrained"),
         (lambda: SecondStage(rate=2.0), "at most a half"),
+        (lambda: SecondStage(rate=np.nan), "at most a half"),
+        (lambda: SecondStage(ratio=np.inf), "both positive"),
+        (lambda: SecondStage(every=2.5), "every=2.5: give a whole number"),
         (lambda: SecondStage(samples=10), "at least 5120"),
         (lambda: TrainingSettings(FirstStage(0.2, 2), SecondStage(batch=64)), "sets all to zero: batch above 125"),
         (lambda: TrainingSettings(FirstStage(0.2, 2), finish="other"), "round, scale"),
         (lambda: TrainingSettings(FirstStage(0.2, 2), held_out=1), "at least 2"),
+        (lambda: TrainingSettings(FirstStage(0.2, 2), fresh=np.nan), "fresh=nan: give a whole number"),
     ],
 )
 def test_bad_settings_are_refused_before_work(make, words):

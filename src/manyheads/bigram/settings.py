@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 from manyheads.bigram.finite import StepSettings
@@ -35,7 +36,8 @@ class FirstStage:
         A guess of :math:`K_P`; see `manyheads.bigram.task.typical_energy`. Wrong by a factor f, growth is wrong by
         its square root.
     sparsity
-        A guess of Q: :math:`K_Q = 1/Q - 1/T`.
+        The most positions that a query may look at: a fit keeps no more of them, and fewer where samples confirm fewer.
+        As a guess of Q it sets the rates, :math:`K_Q = 1/Q - 1/T`.
     batch
         Samples of a step.
     growth
@@ -60,14 +62,12 @@ class FirstStage:
     def __post_init__(self) -> None:
         if not 0 < self.transition_energy < 1:
             raise UsageError(f"transition_energy={self.transition_energy}: a guess of K_P, between 0 and 1")
-        if self.sparsity < 1 or self.batch < 1 or not self.growth > 0 or not self.patience > 0:
-            raise UsageError(
-                f"sparsity={self.sparsity}, batch={self.batch}, growth={self.growth}, patience={self.patience}: "
-                "all are positive"
-            )
+        _check_counts(sparsity=self.sparsity, batch=self.batch)
+        if not 0 < self.growth < math.inf or not 0 < self.patience < math.inf:
+            raise UsageError(f"growth={self.growth}, patience={self.patience}: both are positive and finite")
         if not 0 <= self.settle < 10:
             raise UsageError(f"settle={self.settle}: growth times after the switch, from 0 to 10")
-        if self.switch <= 5:
+        if not 5 < self.switch < math.inf:
             raise UsageError(f"switch={self.switch}: the largest of 10^6 normal noises stands out by 5; give more")
 
     def energy(self, length: int) -> float:
@@ -124,11 +124,9 @@ class SecondStage:
     def __post_init__(self) -> None:
         if self.kind not in ("proximal", "constrained", "plain", "none"):
             raise UsageError(f"kind={self.kind!r}: proximal, constrained, plain or none")
-        if self.batch < 1 or not 0 < self.rate <= 0.5 or not self.ratio > 0 or self.every < 1:
-            raise UsageError(
-                f"batch={self.batch}, rate={self.rate}, ratio={self.ratio}, every={self.every}: all positive, the "
-                "rate at most a half"
-            )
+        _check_counts(batch=self.batch, every=self.every, samples=self.samples)
+        if not 0 < self.rate <= 0.5 or not 0 < self.ratio < math.inf:
+            raise UsageError(f"rate={self.rate}, ratio={self.ratio}: both positive, the rate at most a half")
         if self.kind != "none" and self.samples < self.batch * self.every:
             raise UsageError(f"samples={self.samples}: at least {self.batch * self.every}, or kind='none'")
 
@@ -161,6 +159,8 @@ class TrainingSettings:
     finish
         What is done at the end: "none"; "round"; "scale": round and fit one factor to fresh samples; "values": round
         and fit the values; "joint": keep the `first.sparsity` largest positions of a query, fit values and weights.
+        Rounding keeps what is above a tenth of a row's largest entry: it belongs after a stage two, for at the switch
+        noise reaches that far.
     held_out
         Samples that decide when stage two stops, and as many fresh ones on which the result is certified.
     fresh
@@ -176,8 +176,9 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if self.finish not in ("none", "round", "scale", "values", "joint"):
             raise UsageError(f"finish={self.finish!r}: none, round, scale, values or joint")
-        if self.held_out < 2 or self.fresh < 1:
-            raise UsageError(f"held_out={self.held_out}, fresh={self.fresh}: at least 2 and 1 samples")
+        _check_counts(held_out=self.held_out, fresh=self.fresh)
+        if self.held_out < 2:
+            raise UsageError(f"held_out={self.held_out}: at least 2 samples, for a standard error")
         share = self.second.shrinkage(self.first) if self.second.penalised else 0.0
         least = math.ceil(self.second.batch * share**2 - 1e-9)
         if share >= 1:
@@ -190,3 +191,10 @@ class TrainingSettings:
                 f"the penalty shrinks a weight 1/Q by {share:.0%}; a batch of {4 * least} would shrink it by half",
                 stacklevel=3,
             )
+
+
+def _check_counts(**counts: int) -> None:
+    """Refuse what counts samples, steps or positions and is no whole number above zero."""
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or count < 1:
+            raise UsageError(f"{name}={count}: give a whole number, one or more")

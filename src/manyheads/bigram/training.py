@@ -21,13 +21,15 @@ early stop and the refit are ours.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from manyheads.bigram import rounding
-from manyheads.bigram.finite import State, StepSettings, descend, observe, start
+from manyheads.bigram.finite import Diverged, State, StepSettings, descend, observe, start
 from manyheads.bigram.generator import Seed
 from manyheads.bigram.rounding import Loss, estimate_loss, find_support
 from manyheads.bigram.settings import FirstStage, TrainingSettings
@@ -182,22 +184,29 @@ def boost(task: BigramTask, settings: FirstStage, *, seed: Seed, engine: str | N
     every = max(10, math.ceil(0.25 / rate))  # a look each time the signal has grown by a quarter
     budget = math.ceil(settings.patience * (math.log(task.length) + 1.3) / rate)
     state, taken, reached = start(task), 0, 0.0
+    remedy = (
+        f"stage one: lower growth (now {settings.growth:g}) or the guess transition_energy "
+        f"(now {settings.transition_energy:g})"
+    )
     while taken < budget:
-        state = descend(task, state, steps, every, seed=seed, first_step=taken, engine=engine)
+        with _remedied(remedy):
+            state = descend(task, state, steps, every, seed=seed, first_step=taken, engine=engine)
         taken += every
         high, low = measure_salience(state.attention)
         flipped = is_mirrored(state.attention)
         reached = float((low if flipped else high).min())
         if reached > settings.switch:
             more = math.ceil(settings.settle / rate)
-            state = descend(task, state, steps, more, seed=seed, first_step=taken, engine=engine)
+            with _remedied(remedy):
+                state = descend(task, state, steps, more, seed=seed, first_step=taken, engine=engine)
             taken += more
             flipped = is_mirrored(state.attention)
             state = mirror(state) if flipped else state
             return Boosted(state, taken, taken * settings.batch, reached, flipped)
     raise SwitchNotReached(
-        f"after {taken * settings.batch} samples no entry stands out in every row: raise patience, or lower growth "
-        f"(now {settings.growth}) if the noise is too large; the guess transition_energy may be too small",
+        f"after {taken * settings.batch} samples no entry stands out in every row: raise patience (now "
+        f"{settings.patience:g}) if the guess transition_energy (now {settings.transition_energy:g}) may be too small; "
+        f"lower growth (now {settings.growth:g}) if it may be too large or if tokens are rare, for then noise wins",
         measured=reached,
         threshold=settings.switch,
     )
@@ -239,10 +248,20 @@ def refine(
             seen = observe(task, state, second.batch, seed=seed, step=number, engine=engine)
             strength = second.ratio * estimate_noise(seen.attention, task.stationary)
         step = StepSettings(second.batch, *rates, strength=strength, constrained=second.kind != "proximal")
-        state = descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
+        with _remedied(f"stage two: lower its rate (now {second.rate:g}) or raise its batch (now {second.batch})"):
+            state = descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
         taken += second.every
     stopped: Literal["held-out", "budget"] = "budget" if best[2] == taken * second.batch else "held-out"
     return Refined(best[1], state, taken * second.batch, best[2], np.array(curve), stopped)
+
+
+@contextmanager
+def _remedied(remedy: str) -> Iterator[None]:
+    """Say in the words of the settings what a descent that diverges needs."""
+    try:
+        yield
+    except Diverged as error:
+        raise Diverged(f"{remedy}; {error.message}", measured=error.measured, threshold=error.threshold) from None
 
 
 def estimate_noise(attention_gradient: np.ndarray, stationary: np.ndarray) -> float:
@@ -303,7 +322,8 @@ def train_bigram(task: BigramTask, settings: TrainingSettings, *, seed: int, eng
     stationary = task.stationary
     boosted = boost(task, settings.first, seed=step_seed, engine=engine)
     counts = {"first": boosted.samples, "second": 0, "held-out": 0, "fit": 0, "certificate": settings.held_out}
-    raw, stopped, curve = boosted.state, "switch", np.zeros((0, 2))
+    raw, curve = boosted.state, np.zeros((0, 2))
+    stopped: Literal["held-out", "budget", "switch"] = "switch"
     if settings.second.kind != "none":
         refined = refine(task, boosted, settings, np.random.default_rng(for_held_out), seed=step_seed, engine=engine)
         raw, stopped, curve = refined.state, refined.stopped, refined.curve
@@ -319,7 +339,7 @@ def train_bigram(task: BigramTask, settings: TrainingSettings, *, seed: int, eng
         samples=counts,
         flipped=boosted.flipped,
         salience=boosted.salience,
-        stopped=stopped,  # type: ignore[arg-type]
+        stopped=stopped,
         curve=curve,
     )
 
