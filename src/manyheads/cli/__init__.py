@@ -80,11 +80,12 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
         return DONE if words else WRONG_USE
-    for size in (2, 1):  # `scale audit` before `scale`
-        if tuple(words[:size]) in COMMANDS:
-            return _run(tuple(words[:size]), words[size:])
     group = (words[0],)
-    known = {name[: len(group) + 1] for name in COMMANDS if name[:1] == group}
+    known = {name[:2] for name in COMMANDS if name[:1] == group and len(name) > 1}
+    # `scale audit` before `scale`, which takes flags alone: another word after it is a mistyped one of its group.
+    for name in (tuple(words[:2]), group):
+        if name in COMMANDS and not (known and name == group and len(words) > 1 and words[1][:1] != "-"):
+            return _run(name, words[len(name) :])
     if known and (len(words) == 1 or words[1] in ("--help", "-h")):
         print(_help(group))
         return DONE if len(words) > 1 else WRONG_USE

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Optional, Union
 
 import tyro
 
@@ -31,7 +31,7 @@ class Audit(Theory):
     """Adam's epsilon at the base."""
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
-    spared: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = ()
+    spared: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
     """Roles without weight decay, such as norm bias."""
     spreads: Annotated[Optional[Path], ABSENT] = None
     """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
@@ -61,7 +61,7 @@ class Audit(Theory):
             raise UsageError("--rate is missing: give the learning rate that was tuned at the base")
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
-        tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared)
+        tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())
         model, optimizer, roles = self._load()
         found = self.parametrization(base).audit(model, optimizer, tuned, roles, shape, folded=not self.applied)
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)

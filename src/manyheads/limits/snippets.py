@@ -105,9 +105,9 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
         "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
     ).replace("<INITIAL>", initial).replace("<GROUPS>", groups).replace(
         "<LOGIT>", f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}"
-    ).replace("<BRANCH>", f"{table.branch:.10g}").replace("<VOCABULARY>", str(VOCABULARY)).replace(
-        "<LENGTH>", str(LENGTH)
-    ).replace("<OPTIMIZER>", made)
+    ).replace("<BRANCH>", f"{forward.branch:.10g}").replace("<OUTPUT>", f"{forward.output:.10g}").replace(
+        "<VOCABULARY>", str(VOCABULARY)
+    ).replace("<LENGTH>", str(LENGTH)).replace("<OPTIMIZER>", made)
 
 
 def transformers_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str) -> str:
