@@ -112,7 +112,7 @@ def simulate(
         rows = RowCoefficients(sums[:, 1], (on_support * task.weights).sum(1))
         by_value = float(task.stationary @ rows.energies) * value
         by_value -= float(task.stationary @ rows.overlaps) * task.centred
-        if noise != "none" and rows.energies.any():  # without attention nothing is seen, and nothing scatters
+        if noise != "none":
             by_value += values.draw(np.random.default_rng([step, *roots.tolist()]), value, rows)
         sigma = _attention_noise(task, value, rows, settings.batch, noise)
         attention, sums = _step_attention(task, (value, attention), settings, (sums[:, 0], sigma, roots, step), move)

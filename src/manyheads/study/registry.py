@@ -74,7 +74,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/sample-law": Entry(
         "manyheads.bigram.studies.sample_law:SampleLaw",
-        "samples of training from scratch grow like T ln T over energies and noise; a known share of runs is mirrored",
+        "training from scratch needs T ln T samples over the energies and the noise, and a known luck",
     ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",

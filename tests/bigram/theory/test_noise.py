@@ -77,6 +77,17 @@ def test_draws_have_the_covariance_they_state(rng):
         assert single == pytest.approx(np.einsum("iijj->", expected), rel=1e-12)
 
 
+@pytest.mark.parametrize("at_start", [False, True])
+def test_without_attention_nothing_scatters(rng, at_start):
+    task = draw_task(rng, 3, 30, 2)
+    value, attention = state_at(task, 0.8, 0.6)
+    rows = row_coefficients(task, attention)
+    some = type(rows)(*(np.stack([part, 0 * part]) for part in rows))  # two runs, the second without attention
+    drawn = ValueNoise(task, 5, at_start=at_start).draw(rng, np.stack([value, value]), some)
+    assert np.abs(drawn[0]).max() > 1e-3
+    assert not drawn[1].any()
+
+
 def test_the_cheap_form_is_the_full_one_of_small_weights(rng):
     task = draw_task(rng, 5, 30, 2, uniform=False)
     value, attention = state_at(task, 1e-6, 0.5)

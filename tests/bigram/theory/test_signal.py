@@ -20,13 +20,11 @@ def descend(task, system, value_signal, attention_signal, steps):
     return value, attention
 
 
-@pytest.fixture(scope="module")
-def solve():
-    """Solve with eleven times only: one compilation for the module."""
-    return lambda system, last, start=(0.0, 0.0): solve_signals(system, np.linspace(0.0, last, 11), start)
+def solve(system, last, start=(0.0, 0.0)):
+    return solve_signals(system, np.linspace(0.0, last, 11), start)
 
 
-def test_the_plane_is_kept_and_the_system_is_the_descent(rng, solve):
+def test_the_plane_is_kept_and_the_system_is_the_descent(rng):
     task = draw_task(rng, 3, 50, 2, uniform=False)
     system = SignalSystem.of(task, 0.02, 0.03)
     start = tuple(rng.uniform(-1, 1, 2))
@@ -41,7 +39,7 @@ def test_the_plane_is_kept_and_the_system_is_the_descent(rng, solve):
     )
 
 
-def test_small_signals_grow_like_hyperbolic_functions(solve):
+def test_small_signals_grow_like_hyperbolic_functions():
     system = SignalSystem(0.2, 0.4, length=10**7, vocabulary=3, value_rate=0.025, attention_rate=0.05)
     found = solve(system, 600)
     drift = 1 / (10**7 * 0.4)
@@ -49,7 +47,7 @@ def test_small_signals_grow_like_hyperbolic_functions(solve):
     assert found.attention_signal[1:] == pytest.approx(drift * (np.cosh(0.01 * found.times[1:]) - 1), rel=1e-4)
 
 
-def test_the_solution_rests_and_the_mirror_point_creeps(solve):
+def test_the_solution_rests_and_the_mirror_point_creeps():
     system = SignalSystem(0.2, 0.4, length=1000, vocabulary=3, value_rate=0.025, attention_rate=0.05)
     rest = solve(system, 1000, (1.0, 1.0))
     assert np.abs(rest.value_signal - 1).max() < 1e-9
@@ -73,7 +71,27 @@ def test_noise_delays_the_boost_and_prevents_it():
     assert times[0] * np.log1p(0.01) > np.log(2 * 0.3**0.5 * 1000 * 0.4)
 
 
-def test_nonsense_is_refused(solve):
+def test_the_path_with_noise_is_that_of_small_euler_steps():
+    """An own right side, written down again from the module's text, in ten thousand steps of first order."""
+    system = SignalSystem(0.2, 0.4, length=500, vocabulary=3, value_rate=0.025, attention_rate=0.05, batch=20)
+    state, step = np.zeros(4), 0.1
+    for _ in range(10_000):
+        v, a, e, f = state
+        energy, values = 1 / 500 + 0.4 * a * a + e, 0.2 * v * v + f
+        state = state + step * np.array(
+            [
+                0.025 * (0.4 * a + 1 / 500 - energy * v),
+                0.05 * (0.2 * v - values * a),
+                -0.1 * values * e + 0.05**2 * 500 * values / 20,
+                -0.05 * energy * f + 0.025**2 * energy * (2 / 3 * 2 - 1 / 3) / 20,
+            ]
+        )
+    found = solve(system, 1000)
+    assert found.attention_noise[-1] > 0.01  # the noise counts
+    assert [part[-1] for part in found[1:]] == pytest.approx(state.tolist(), rel=5e-3)
+
+
+def test_nonsense_is_refused():
     with pytest.raises(UsageError, match="'value_rate': 0"):
         SignalSystem(0.2, 0.4, 1000, 3, 0, 0.05)
     system = SignalSystem(0.2, 0.4, 1000, 3, 0.1, 0.05)

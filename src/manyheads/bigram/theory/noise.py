@@ -146,7 +146,7 @@ class ValueNoise:
         self._given_tokens = factor - factor.mean(0)  # answers sum to one: what rounding leaves along 1 goes
 
     def draw(self, rng: np.random.Generator, value: np.ndarray, rows: RowCoefficients) -> np.ndarray:
-        """Draw one matrix for every value matrix: (..., N, N), orthogonal to the stationary law from both sides."""
+        """Draw one matrix for every value matrix: (..., N, N), without mean from both sides; zero without attention."""
         law, root = self.task.stationary, self._root
         energy, cross, square = self._coefficients(rows)
         white = rng.standard_normal(value.shape)
@@ -155,10 +155,12 @@ class ValueNoise:
         if self.at_start:
             scatter *= np.sqrt(energy)
         else:
-            shared = cross**2 / square
+            # without attention nothing is seen and nothing scatters: all three coefficients are zero
+            ratio = np.divide(cross, square, out=np.zeros_like(square), where=square > 0)
+            shared = cross * ratio
             scatter *= np.sqrt(np.maximum(energy - shared, 0.0))
             scatter += np.sqrt(shared) * (self._given_tokens @ rng.standard_normal(value.shape))
-            factor = (value - cross / square * self.task.centred) * root
+            factor = (value - ratio * self.task.centred) * root
             scatter += np.sqrt(square) * (factor @ rng.standard_normal(value.shape))
         # from the right D^(-1/2) minus the part along the law: covariance D^-1 - 1 1^T
         along = (scatter * root).sum(-1, keepdims=True)
