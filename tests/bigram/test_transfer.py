@@ -8,7 +8,6 @@ import pytest
 from manyheads.bigram import Batch, TransferSettings, draw_correlated, draw_task, predict_transfer, transfer_test
 from manyheads.bigram.studies.screening import draw_even, search
 from manyheads.bigram.studies.transfer import TransferCost
-from manyheads.bigram.theory.laws import transfer_samples
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -97,5 +96,18 @@ def test_the_law_agrees_with_its_leading_order(task):
     ratios = []
     for length in (500, 50_000, 5_000_000):
         longer = replace(task, length=length)
-        ratios.append(transfer_samples(longer, 0.5) / predict_transfer(longer, 0.5 * task.centred) * 0.25)
-    assert 2 > ratios[0] > ratios[1] > ratios[2] > 1
+        extremes = (2 * np.log(3 * length)) ** 0.5 + (2 * np.log(3 * 2)) ** 0.5
+        leading = extremes**2 / task.transition_energy / 0.5**2
+        ratios.append(leading / predict_transfer(longer, -3 * task.centred))
+    assert ratios[0] == pytest.approx(1.74, abs=0.05)
+    assert ratios[2] == pytest.approx(1.41, abs=0.05)
+    assert ratios[0] > ratios[1] > ratios[2]
+
+
+def test_a_matrix_that_shows_nothing_has_no_law(rng, task):
+    with pytest.raises(UsageError, match="no correlation"):
+        predict_transfer(task, draw_correlated(rng, task, 0.0))
+    with pytest.raises(UsageError, match="no correlation"):
+        predict_transfer(task, np.zeros((3, 3)))
+    with pytest.raises(ShapeError, match=r"this task needs \(3, 3\)"):
+        predict_transfer(task, np.zeros((2, 2)))

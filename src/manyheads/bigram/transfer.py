@@ -174,9 +174,7 @@ def transfer_test(
     tests = 2 * early.size
     threshold = max(TRUSTED, float(stats.norm.isf((1 - settings.level) / tests)))
 
-    step = (
-        energy**0.5 * norm / noise / sparsity
-    )  # what a correlation of one adds to a score for one sample of its query
+    step = energy**0.5 * norm / noise / sparsity  # added to a score by one sample of its query, at a correlation of one
 
     def samples(rho: float) -> float:
         if not abs(rho) * step > 0:
@@ -327,19 +325,40 @@ def predict_transfer(task: BigramTask, value: np.ndarray, probability: float = 0
     r"""Return the samples at which the scores of a value matrix put all positions of a task first.
 
     `find_samples` with :math:`s_{km} = \sqrt{\mu_k}\,w_{km}|\langle W,\tilde P\rangle_\mu|/\sigma`: it is C/rho^2
-    with a constant that follows from the task, and nothing in it is fitted. The median, by quadrature, of what
-    `manyheads.bigram.theory.laws.transfer_samples` gives to leading order in closed form, which is 1.7 times as much
-    at 500 positions and 1.4 times at five million. Derived here.
+    with a constant that follows from the task, and nothing in it is fitted. To leading order, at equal frequencies,
+
+    .. math:: C = \frac{(\sqrt{2\ln NT} + \sqrt{2\ln NQ})^2}{K_P\,\min w^2} ,
+
+    logarithmic in T; typical extremes overstate the median, which makes this 1.7 times too large at 500 positions and
+    1.4 times at five million. Derived here.
+
+    Parameters
+    ----------
+    task
+        The task to be learned.
+    value
+        W, (N, N), centred in both directions; its scale and its sign do not matter.
+    probability
+        With which all positions come first.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        A matrix that is not (N, N), or one without any correlation with the task, which shows no position ever.
 
     Examples
     --------
     >>> from manyheads.bigram import draw_correlated, draw_task
     >>> task = draw_task(np.random.default_rng(0), 3, 4000, 2)
-    >>> needed = [predict_transfer(task, rho * task.centred + 0 * task.transition) for rho in (1.0, 0.5)]
-    >>> round(needed[0] / needed[1], 3)  # the scale of W does not matter, its direction does
-    1.0
+    >>> old = [draw_correlated(np.random.default_rng(1), task, rho) for rho in (1.0, 0.5)]
+    >>> round(predict_transfer(task, old[1]) / predict_transfer(task, old[0]), 1)
+    4.0
     """
+    if np.shape(value) != task.transition.shape:
+        raise ShapeError(f"value of shape {np.shape(value)}: this task needs {task.transition.shape}")
     law = task.stationary
     gain = abs(float(law @ (value * task.centred).sum(0)))
     noise = float(law @ value**2 @ law) ** 0.5
+    if not gain > 1e-9 * noise:
+        raise UsageError("value has no correlation with the task's transition: no number of samples shows a position")
     return find_samples(np.sqrt(law)[:, None] * task.weights * gain / noise, task.length, probability)

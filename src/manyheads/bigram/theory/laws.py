@@ -1,8 +1,9 @@
-r"""How many samples: laws for stage one, for transfer, and for the penalty of stage two.
+r"""How many samples: laws for stage one and for the penalty of stage two.
 
 Each law says whether it is derived here or measured here. None is taken from the paper (Ren, Wang and Lee, arXiv
 2410.23438), whose bounds are worst cases and hold for batches that nobody could draw. All assume that tokens are about
-equally frequent.
+equally frequent. That of transfer is `manyheads.bigram.predict_transfer`, that of screening
+`manyheads.bigram.predict_screening`.
 """
 
 import math
@@ -132,40 +133,6 @@ def mirror_share(task: BigramTask, noise_ratio: float) -> float:
     return float(norm.cdf(-(kick**-0.5)))
 
 
-def transfer_samples(task: BigramTask, correlation: float) -> float:
-    r"""Return the samples from which one look at a pretrained value matrix shows all true positions.
-
-    The score of a position is the mean of :math:`W_{y,\,x_t}` over the samples of a query. Off the true positions it is
-    noise of variance :math:`|W|_\mu^2/n` at equal frequencies; at a true one its mean is
-    :math:`\rho\,q_t\sqrt{K_P}|W|_\mu`. The smallest of :math:`NQ` true scores passes the largest of :math:`NT` others
-    at
-
-    .. math:: n = \frac{C}{\rho^2}, \qquad C = \frac{(\sqrt{2\ln NT} + \sqrt{2\ln NQ})^2}{K_P\,\min q^2} .
-
-    Derived here, with the usual sizes of extreme normals: right to some 20%, and logarithmic in T.
-
-    Parameters
-    ----------
-    task
-        The task to be learned.
-    correlation
-        :math:`\rho` of the pretrained matrix with the task's transition; its sign does not matter.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.bigram.task import draw_task
-    >>> task = draw_task(np.random.default_rng(0), 3, 4000, 2)
-    >>> round(transfer_samples(task, 0.5) / transfer_samples(task, 1.0), 6)
-    4.0
-    """
-    if not 0 < abs(correlation) <= 1:
-        raise UsageError(f"correlation={correlation}: between 0 and 1, without 0, where nothing is transferred")
-    tokens, smallest = task.vocabulary, float(task.weights.min())
-    noise = math.sqrt(2 * math.log(tokens * task.length)) + math.sqrt(2 * math.log(tokens * task.sparsity))
-    return noise**2 / (task.transition_energy * smallest**2 * correlation**2)
-
-
 def noise_strength(ratio: float, value_energy: float, batch: int) -> float:
     r"""Return the penalty that is `ratio` standard deviations of the attention's gradient, :math:`r\sqrt{K_V/B}`.
 
@@ -211,30 +178,6 @@ def required_batch(task: BigramTask, ratio: float, shrinkage: float) -> int:
     if not 0 < shrinkage < 1:
         raise UsageError(f"shrinkage={shrinkage}: between 0 and 1, where nothing is left of the weight")
     return math.ceil((find_shrinkage(task, ratio, 1) / shrinkage) ** 2 - 1e-9)
-
-
-def check_batch(task: BigramTask, ratio: float, batch: int) -> float:
-    """Return the shrinkage of a weight 1/Q, and refuse a batch at which nothing is left of it.
-
-    Raises
-    ------
-    UsageError
-        With the batch that shrinks it by half.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.bigram.task import draw_task
-    >>> round(check_batch(draw_task(np.random.default_rng(0), 3, 4000, 2), ratio=2.0, batch=320), 6)
-    0.5
-    """
-    share = find_shrinkage(task, ratio, batch)
-    if share >= 1:
-        raise UsageError(
-            f"a batch of {batch} is too small for a penalty of {ratio:g} standard deviations: it takes {share:.2f} of "
-            f"a weight 1/{task.sparsity} and leaves nothing; {required_batch(task, ratio, 0.5)} samples take half"
-        )
-    return share
 
 
 def _attention_energy(task: BigramTask) -> float:
