@@ -8,7 +8,17 @@ from tests.limits.torch_models import BASE, FAMILIES, FUSED, build, grown
 
 from manyheads.attention import Shape
 from manyheads.errors import UsageError
-from manyheads.limits import Has, Parametrization, Tuned, judge, list_wants, read_config, read_map, scale_logits
+from manyheads.limits import (
+    Has,
+    Parametrization,
+    Tuned,
+    audit_rates,
+    judge,
+    list_wants,
+    read_config,
+    read_map,
+    scale_logits,
+)
 from manyheads.limits.wants import role_factors
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads
@@ -161,6 +171,23 @@ def test_configurations_are_refused_where_they_do_not_divide():
         read_config({"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 1}, gpt2_names(1))
     with pytest.raises(UsageError, match=r"also needs 1 tensors: transformer\.ln_f\.bias"):
         read_config({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}, gpt2_names(1)[:-1])
+
+
+def test_rates_by_role(rng):
+    for form in ("effective", "multiplier"):
+        p = Parametrization(0.5, base=BASE, form=form)
+        table = p.table(WIDE)
+        rates = {role: TUNED.rate * factor for role, factor in table.column("rate").items()}
+        epsilons = {role: TUNED.epsilon * factor for role, factor in table.column("epsilon").items()}
+        decays = {role: TUNED.weight_decay * factor for role, factor in table.column("weight_decay").items()}
+        audit = audit_rates(p, WIDE, rates, TUNED, epsilons, decays)
+        assert audit.passed
+        assert len(audit.findings) == 3 * len(rates)
+        role = str(rng.choice(list(rates)))
+        (fault,) = audit_rates(p, WIDE, rates | {role: 5 * rates[role]}, TUNED, epsilons, decays).faults
+        assert (fault.name, fault.quantity, fault.factor) == (role, "rate", pytest.approx(5))
+    with pytest.raises(UsageError, match="no role is called 'querry'"):
+        audit_rates(p, WIDE, {"querry": 0.1}, TUNED)
 
 
 @pytest.mark.torch

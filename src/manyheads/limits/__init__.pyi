@@ -9,6 +9,7 @@ from . import powers as powers
 from . import schemes as schemes
 from . import tables as tables
 from . import task as task
+from . import torch_audits as torch_audits
 from . import torch_groups as torch_groups
 from . import transfer as transfer
 from . import wants as wants
@@ -18,7 +19,7 @@ from .anatomy import read_map as read_map
 from .audits import Audit as Audit
 from .audits import Finding as Finding
 from .audits import Has as Has
-from .audits import audit_torch as audit_torch
+from .audits import audit_rates as audit_rates
 from .audits import judge as judge
 from .axes import shapes_along as shapes_along
 from .coordinates import CoordinateCheck as CoordinateCheck
@@ -39,6 +40,7 @@ from .tables import Table as Table
 from .task import Lesson as Lesson
 from .task import digits_lesson as digits_lesson
 from .task import text_lesson as text_lesson
+from .torch_audits import audit_torch as audit_torch
 from .torch_groups import Reading as Reading
 from .torch_groups import initialise_model as initialise_model
 from .torch_groups import make_groups as make_groups

@@ -275,7 +275,7 @@ class Parametrization:
         folded: bool = True,
     ) -> Audit:
         """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`."""
-        from manyheads.limits.audits import audit_torch
+        from manyheads.limits.torch_audits import audit_torch
         from manyheads.limits.torch_groups import Reading
 
         return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded))
