@@ -1,0 +1,5 @@
+"""Key dimension, heads and depth as axes, part by part."""
+
+from tests.acceptance import _limits_torch
+
+FIGURES = [*_limits_torch.FIGURES]
