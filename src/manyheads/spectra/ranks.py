@@ -167,6 +167,8 @@ class _Options:
 def traced_stable_rank(matrix: Any) -> Any:
     r"""Stable rank of small matrices under `jit`, `vmap` and `grad`: exact, by the eigenvalues of the smaller Gram.
 
+    Under `vmap` the eigenvalues of all members are one batch: on the CPU have one such call in a program.
+
     Parameters
     ----------
     matrix
@@ -195,7 +197,11 @@ def traced_stable_rank(matrix: Any) -> Any:
     gram = jnp.einsum("...ri,...rj->...ij", tall, tall, precision=jax.lax.Precision.HIGHEST)
     # A zero matrix has no direction for a gradient to take: the identity stands in and is masked out.
     safe = jnp.where(empty, jnp.eye(gram.shape[-1], dtype=gram.dtype), gram)
-    ratio = jnp.trace(safe, axis1=-2, axis2=-1) / jnp.linalg.eigvalsh(safe)[..., -1]
+    # One matrix at a time: jaxlib shares a batch out among the very threads that run the program, so that two batches at
+    # once, of four matrices or more on two cores, wait for each other forever (seen with jaxlib 0.10.2).
+    flat = safe.reshape(-1, *safe.shape[-2:])
+    spectrum = jax.lax.map(jnp.linalg.eigvalsh, flat).reshape(safe.shape[:-1])
+    ratio = jnp.trace(safe, axis1=-2, axis2=-1) / spectrum[..., -1]
     return jnp.where(empty[..., 0, 0], 0, ratio)
 
 
