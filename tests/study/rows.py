@@ -20,6 +20,9 @@ from manyheads.joma.studies.rebound import Rebound
 from manyheads.joma.studies.salient_first import SalientFirst
 from manyheads.joma.studies.scan_and_snap import ScanAndSnap
 from manyheads.joma.studies.winners import Winners
+from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
+from manyheads.limits.studies.head_diversity import HeadDiversity
+from manyheads.limits.studies.rate_transfer import RateTransfer
 
 SMALL = {
     "joma/clouds": (Clouds(samples=(64, 256), horizon=2.0, neurons=2, activation="identity"), 2),
@@ -82,4 +85,18 @@ SMALL = {
         2,
     ),
     "joma/winners": (Winners(tokens=3, contexts=4, records=4, level=2.0), 2),
+    # The first two train the same networks, by the same compiled programs.
+    "limits/coordinate-check": (
+        CoordinateCheckStudy(
+            axes=("key_dim",), base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1, 2), batch=16, networks=1
+        ),
+        2,
+    ),
+    "limits/head-diversity": (HeadDiversity(base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1, 2)), 2),
+    "limits/rate-transfer": (
+        RateTransfer(
+            schemes=("limits", "standard"), base=(4, 2, 1), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3
+        ),
+        2,
+    ),
 }

@@ -93,7 +93,7 @@ class Growth:
         low, high = self.fit.interval.low, self.fit.interval.high
         found = f"{self.module}: {letter}^{self.fit.exponent:.2f} [{low:.2f}, {high:.2f}] after {self.step} steps"
         power = f"{letter}^{self.required:g}"
-        wanted = power if self.least == self.required else f"between {letter}^{self.least:g} and {power},"
+        wanted = power if self.least == self.required else f"between {letter}^{self.least:.2g} and {power},"
         wanted = f"{wanted} ± {self.tolerance:g}"
         if self.outcome == "holds":
             return f"{found}, as it should ({wanted})"
@@ -155,7 +155,8 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
     """Return the lowest power of every quantity that a consistent scaling may show at finite size or short time.
 
     * A logit moves by an aligned sum, of order one, and by a random sum of N terms over N^alpha_A. At alpha_A = 1 the
-      random one is N^(-1/2): while it counts, the power lies between.
+      random one is N^(-1/2): while it counts, the power lies between. And it moves because the stream does, by one, and
+      because its own weights do, by L^(alpha_L - 1).
     * The stream moves by L aligned contributions of L^(-alpha_L) L^(alpha_L - 1) and by L random ones of L^(-alpha_L),
       which make L^(1/2 - alpha_L).
     * At the start values and backward signals are independent, and the gradient of a logit, their product over N, is
@@ -185,7 +186,9 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
     random = Power(depth=0.5 - (parametrization.depth_exponent if consistent else 1.0))
     return required | {
         # Both reasons for slow logits are one N^(-1/2) each, and the slower part is not seen beside the other.
-        "logits": waits if waits != ONE else Power(key_dim=0.5 - parametrization.logit_exponent),
+        "logits": (waits if waits != ONE else Power(key_dim=0.5 - parametrization.logit_exponent))
+        * Power(depth=required["query_by_weights"].depth)
+        * blocks,
         "residual": random,
         "query_by_weights": required["query_by_weights"] * waits * blocks,
         "value_by_weights": required["value_by_weights"] * blocks,
@@ -306,13 +309,17 @@ def judge_growths(
     checkpoints: Sequence[int],
     tolerance: float,
 ) -> tuple[Growth, ...]:
-    """Judge motions, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones."""
-    required, found = required_growth(parametrization), []
+    """Judge motions, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
+
+    A root mean square holds the limit and, added in square, what is random at finite size: corrections are positive, so
+    that right exponents come out lower, by `finite_size_bias` at most, and never higher.
+    """
+    required, found, bias = required_growth(parametrization), [], finite_size_bias(sizes)
     for name, values in motions.items():
         for place, step in enumerate(checkpoints):
             least = least_growth(parametrization, early=place < len(checkpoints) - 1)
             wanted, low = (getattr(powers[name], axis) for powers in (required, least))
-            found.append(check_growth(name, axis, sizes, values[..., place], wanted, tolerance, step, least=low))
+            found.append(check_growth(name, axis, sizes, values[..., place], wanted, tolerance, step, least=low + bias))
     return tuple(found)
 
 

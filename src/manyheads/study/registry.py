@@ -108,6 +108,18 @@ STUDIES: dict[str, Entry] = {
         "manyheads.joma.studies.winners:Winners",
         "with a linear activation one token takes all: which, when, and where the others stop",
     ),
+    "limits/coordinate-check": Entry(
+        "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
+        "everything moves by as much at every N, H and L, or a check says which module does not",
+    ),
+    "limits/rate-transfer": Entry(
+        "manyheads.limits.studies.rate_transfer:RateTransfer",
+        "the best learning rate stays where it is when N, H or L grows, and in standard scaling moves",
+    ),
+    "limits/head-diversity": Entry(
+        "manyheads.limits.studies.head_diversity:HeadDiversity",
+        "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
+    ),
 }
 
 

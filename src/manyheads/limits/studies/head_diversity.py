@@ -1,0 +1,186 @@
+"""`limits/head-diversity`: whether heads stay different from one another as the key dimension grows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.attention.scaling import Shape
+from manyheads.errors import UsageError
+from manyheads.limits.coordinates import finite_size_bias
+from manyheads.limits.finite import Recipe, measure_motion
+from manyheads.limits.studies.shared import Plan, bordelon, lesson_of
+from manyheads.statistics import ExponentFit, fit_exponent
+from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict
+
+EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}
+CAPTION = -2.0  # the power of N in the caption of figure 2b
+BATCHES = {"digits": 16, "text": 8}
+
+
+@dataclass(frozen=True)
+class HeadDiversity(Study):
+    """Variance of attention logits over heads against N, before and after training, for both logit exponents.
+
+    Attributes
+    ----------
+    task
+        ``"digits"`` or ``"text"``.
+    base
+        N, H, L at which both scalings are one.
+    key_dims
+        Sizes N.
+    checkpoints
+        Numbers of Adam's updates at which the variance is looked at; the claims are about the last.
+    rate
+        Learning rate at the base.
+    """
+
+    name: ClassVar[str] = "limits/head-diversity"
+    claim: ClassVar[str] = "as N grows heads become copies at logit exponent 1 and stay different at 1/2"
+    source: ClassVar[Source] = bordelon("figure 2b and its caption, table 3; the powers of N are derived here")
+
+    task: str = "digits"
+    base: tuple[int, int, int] = (8, 4, 2)
+    key_dims: tuple[int, ...] = (4, 8, 16, 32)
+    checkpoints: tuple[int, ...] = (25, 100)
+    rate: float = 0.003
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise UsageError(f"rate={self.rate}: a learning rate is positive")
+        if not self.checkpoints or list(self.checkpoints) != sorted(set(self.checkpoints)) or self.checkpoints[0] < 1:
+            raise UsageError(f"checkpoints={self.checkpoints}: give numbers of updates, from 1, in rising order")
+        if self.base[1] < 2:
+            raise UsageError(f"base={self.base}: a variance over heads needs two heads or more")
+        lesson_of(self.task, 1)
+        self.plan()
+
+    @classmethod
+    def full(cls) -> HeadDiversity:
+        """Return the study with the figure's 16 heads and 2,500 updates."""
+        return cls(base=(16, 16, 4), key_dims=(4, 8, 16, 32, 64), checkpoints=(25, 2500))
+
+    def plan(self) -> Plan:
+        """Return the networks."""
+        return Plan(Shape(*self.base), (("key_dim", self.key_dims),), tuple(EXPONENTS), "adam")
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return both exponents at every N; at the base they are one network."""
+        return self.plan().cells()
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the power of N: with independent heads a logit's variance is N^(1 - 2 alpha_A).
+
+        Before training that is exact in the first layer. Training adds to every head what the limit prescribes, which
+        at alpha_A = 1 is the same for all, and fluctuations about it of relative size N^(-1/2): the power stays.
+        """
+        attributes = {"long_name": "power of N in the variance of logits over heads", "units": "1"}
+        return xr.Dataset({"power": ("scheme", np.array([-1.0, 0.0]), attributes)}, coords={"scheme": list(EXPONENTS)})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train one network and look at the variance of its logits over heads, mean over layers and pairs of tokens."""
+        parametrization, shape = self.plan().train_with(cell)
+        lesson = lesson_of(self.task, BATCHES[self.task])
+        found = measure_motion(lesson, parametrization, shape, Recipe(), self.rate, self.checkpoints, key)
+        variance = np.concatenate([found.head_variance_start[None], found.head_variance])
+        moved = np.concatenate([np.zeros(1), found.logits])
+        steps = np.asarray([0, *self.checkpoints])
+        return xr.Dataset(
+            {
+                "variance": ("step", variance, {"long_name": "variance of the logits over heads", "units": "1"}),
+                "motion": ("step", moved, {"long_name": "motion of the attention logits", "units": "1"}),
+            },
+            coords={"step": ("step", steps, {"long_name": "updates", "units": "1"})},
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Test the power of N before and after training, and the caption's."""
+        last = self.checkpoints[-1]
+        # A variance is a square: its correction is twice that of a root mean square.
+        bias = -2 * finite_size_bias(self.key_dims)
+        basis = f"a correction 1 + N^(-1/2) of the spread moves the power of its square by {bias:.2f} over these sizes"
+        exact = "exact in the first layer; corrections of relative size 1/(N H) above it"
+        verdicts = []
+        for scheme, label in EXPONENTS.items():
+            power = float(predicted["power"].sel(scheme=scheme))
+            before, after = (self.fit(trained, scheme, place) for place in (0, -1))
+            words = f"like N^{power:g}" if power else "by as much at every N"
+            verdicts += [
+                _claim(f"{label}: before training logits vary over heads {words}", before, power, 0.1, exact),
+                _claim(f"{label}: after {last} steps they still do, {words}", after, power, bias, basis),
+            ]
+        after = self.fit(trained, "limits", -1)
+        verdicts.append(
+            Verdict.from_interval(
+                "the variance of A over heads falls like N^-2 (caption of figure 2)",
+                after.interval,
+                figure=after.exponent,
+                target=CAPTION,
+                tolerance=0.5,
+                basis="half way to N^-1, which is derived here",
+                expected="refuted",
+            )
+        )
+        return tuple(verdicts)
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show the variance against N before and after training, and how far logits have moved."""
+        return self._variances(trained), self._motions(trained)
+
+    def fit(self, trained: xr.Dataset, scheme: str, place: int) -> ExponentFit:
+        """Return the power of N at one of the checkpoints, 0 being before training."""
+        return fit_exponent(self.key_dims, self.plan().along(trained, "variance", scheme, "key_dim")[..., place])
+
+    def _variances(self, trained: xr.Dataset) -> Panel:
+        curves = []
+        for number, (scheme, label) in enumerate(EXPONENTS.items()):
+            values = self.plan().along(trained, "variance", scheme, "key_dim")
+            for place, when in ((0, "before training"), (-1, f"after {self.checkpoints[-1]} steps")):
+                curves.append(self._curve(values[..., place], f"{label}, {when}", 2 * number + (place != 0)))
+        values = self.plan().along(trained, "variance", "limits", "key_dim")[..., -1]
+        start = math.exp(float(np.log(values[:, 0]).mean()))
+        sizes = np.asarray(self.key_dims, float)
+        for power in (-1.0, CAPTION):
+            guide = start * (sizes / sizes[0]) ** power
+            curves.append(Curve(tuple(sizes), tuple(guide.tolist()), f"N^{power:g}", "reference", 4))
+        return Lines(
+            "Variance of attention logits over heads",
+            "key dimension N",
+            "variance over heads",
+            tuple(curves),
+            log_x=True,
+            log_y=True,
+            note="Geometric means over replicates, bands reach over all. Grey: powers of N from the first point.",
+        )
+
+    def _motions(self, trained: xr.Dataset) -> Panel:
+        curves = [
+            self._curve(self.plan().along(trained, "motion", scheme, "key_dim")[..., -1], label, 2 * number + 1)
+            for number, (scheme, label) in enumerate(EXPONENTS.items())
+        ]
+        return Lines(
+            f"Motion of attention logits in {self.checkpoints[-1]} steps",
+            "key dimension N",
+            "root mean square",
+            tuple(curves),
+            log_x=True,
+            log_y=True,
+            note="What training adds is of order one at every N for both exponents; at 1 all heads move alike.",
+        )
+
+    def _curve(self, values: np.ndarray, label: str, group: int) -> Curve:
+        logs = np.log(values)  # (replicates, sizes)
+        middle, low, high = (tuple(np.exp(v).tolist()) for v in (logs.mean(0), logs.min(0), logs.max(0)))
+        return Curve(tuple(map(float, self.key_dims)), middle, label, group=group, low=low, high=high)
+
+
+def _claim(claim: str, fit: ExponentFit, power: float, tolerance: float, basis: str) -> Verdict:
+    return Verdict.from_interval(
+        claim, fit.interval, figure=fit.exponent, target=power, tolerance=tolerance, basis=basis
+    )
