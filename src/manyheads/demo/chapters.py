@@ -84,6 +84,12 @@ def _lags(scene: Scene) -> Study:
     return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)
 
 
+def _scaling(scene: Scene) -> Study:
+    from manyheads.demo.scaling import Scaling
+
+    return Scaling(text=scene.text)
+
+
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
@@ -117,6 +123,14 @@ CHAPTERS: tuple[Chapter, ...] = (
         "on lags that were planted.",
         _lags,
         replicates=4,
+    ),
+    Chapter(
+        "What would a larger model need?",
+        "With twice the heads and twice the depth the same learning rate is another one: every weight moves the stream "
+        "farther. A theory of infinite limits says for each weight with which spread it should start and at which rate "
+        "it should learn, so that training goes on as in the small model. Both are trained here, with and without it.",
+        _scaling,
+        replicates=6,
     ),
     Chapter(
         "What does attention cost?",

@@ -1,0 +1,228 @@
+"""`demo/scaling`: the demo's transformer at twice its heads and depth, with the table's numbers and with its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.attention.configuration import TransformerConfig
+from manyheads.attention.inputs import TokenInput
+from manyheads.attention.scaling import ROLES, Shape
+from manyheads.data import TextWindows, read_characters
+from manyheads.demo.text import TextTraining
+from manyheads.limits.coordinates import TOLERANCE, least_growth, required_growth
+from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
+from manyheads.limits.parametrization import Parametrization
+from manyheads.limits.studies.shared import bordelon
+from manyheads.limits.task import Lesson
+from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict, spread_curve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from manyheads.limits.powers import Power
+    from manyheads.limits.tables import Table
+
+DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
+COLUMNS = {"initial": "init std", "rate": "learning rate", "epsilon": "Adam's epsilon"}
+
+
+@dataclass(frozen=True)
+class Scaling(Study):
+    """Two transformers, the demo's and one with twice its heads and depth, and how far training moves them.
+
+    Attributes
+    ----------
+    text
+        A UTF-8 file; by default Python's own documentation.
+    key_dim, heads, depth
+        The demo's shape, at which everything is tuned.
+    length, batch
+        Characters of a window, windows of a step.
+    rate
+        Adam's learning rate at that shape.
+    steps
+        After how many updates it is looked at how far everything has moved.
+    """
+
+    name: ClassVar[str] = "demo/scaling"
+    claim: ClassVar[str] = "with the table's numbers a model of twice the heads and depth moves as the demo's own does"
+    source: ClassVar[Source] = bordelon("table 1: initial spreads, multipliers and learning rates for Adam")
+
+    text: Path | None = None
+    key_dim: int = 16
+    heads: int = 4
+    depth: int = 2
+    length: int = 32
+    batch: int = 4
+    rate: float = 3e-3
+    steps: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text."""
+        return TextTraining(text=self.text).inputs()
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the demo's own shape and the larger one."""
+        return tuple(Cell(heads=shape.heads, depth=shape.depth) for shape in (self.base, self.target))
+
+    @property
+    def base(self) -> Shape:
+        """The demo's shape."""
+        return Shape(self.key_dim, self.heads, self.depth)
+
+    @property
+    def target(self) -> Shape:
+        """Twice the heads and twice the depth."""
+        return Shape(self.key_dim, 2 * self.heads, 2 * self.depth)
+
+    def table(self) -> Table:
+        """Return what every class of weights needs at the larger shape."""
+        return Parametrization.complete_p(self.base).table(self.target)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the table of factors from the demo's shape to the larger one."""
+        table = self.table()
+        columns = {
+            name: ("role", [getattr(table[role], name) for role in ROLES], {"long_name": label, "units": "1"})
+            for name, label in COLUMNS.items()
+        }
+        return xr.Dataset(columns, coords={"role": ("role", list(ROLES), {"long_name": "weights"})})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train one shape with the table's numbers and with plain ones, and return how far everything moved."""
+        shape = Shape(self.key_dim, int(cell["heads"]), int(cell["depth"]))
+        schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
+        lesson, recipe = self._lesson(), Recipe(epsilon=1e-8)
+        moved = [
+            measure_motion(lesson, scheme, shape, recipe, self.rate, self.steps, key)._asdict()
+            for scheme in schemes.values()
+        ]
+        return xr.Dataset(
+            {
+                name: (
+                    ("scheme", "step"),
+                    np.stack([each[name] for each in moved]),
+                    {"long_name": f"motion of {module}", "units": "1"},
+                )
+                for name, module in QUANTITIES.items()
+            },
+            coords={
+                "scheme": ("scheme", list(schemes), {"long_name": "numbers"}),
+                "step": ("step", list(self.steps), {"long_name": "step"}),
+            },
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Compare the motions of both shapes, seed by seed, in doublings."""
+        p = Parametrization.complete_p(self.base)
+        required, least = required_growth(p), least_growth(p)
+        # One doubling of the heads and one of the depth: the tolerances of both axes add up.
+        allowed = TOLERANCE["heads"] + TOLERANCE["depth"]
+        verdicts = []
+        for name, words in DRAWN.items():
+            target, lowest = _doublings(required[name]), _doublings(least[name])
+            below = f", or {target - lowest:g} less while random parts count" if lowest < target else ""
+            verdicts.append(
+                Verdict.from_samples(
+                    f"with the table, {words} {_verb(words)} as in the demo's own model",
+                    self._growth(trained, name, "scaled"),
+                    target=target,
+                    tolerance=(target - lowest + allowed, allowed),
+                    basis=f"log2 of the ratio; powers are a half apart, so a quarter for each of two doublings{below}",
+                )
+            )
+        verdicts.append(
+            Verdict.from_samples(
+                "with plain numbers, the residual stream moves as in the demo's own model",
+                self._growth(trained, "residual", "plain"),
+                target=0.0,
+                tolerance=(_doublings(required["residual"]) - _doublings(least["residual"]) + allowed, allowed),
+                expected="refuted",
+                basis="the same range; a rate that was tuned here lets wider and deeper streams move farther",
+            )
+        )
+        return tuple(verdicts)
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show the table, and how far everything moves step by step."""
+        return (_draw_table(self.table()), self._draw_motions(trained))
+
+    def _lesson(self) -> Lesson:
+        vocabulary, (training, _) = read_characters(self.text)
+        template = TransformerConfig(
+            self.base,
+            TokenInput(len(vocabulary)),
+            length=self.length,
+            outputs=len(vocabulary),
+            causal=True,
+            read_out="token",
+            activation="relu",
+        )
+        return Lesson(template, TextWindows(training, self.length, self.batch))
+
+    def _growth(self, trained: xr.Dataset, name: str, scheme: str) -> NDArray[np.float64]:
+        """Return log2 of the motion at the larger shape over the demo's, at the last step: (replicates,)."""
+        last = trained[name].isel(step=-1).sel(scheme=scheme).transpose("cell", "replicate").values
+        return np.log2(last[1] / last[0])
+
+    def _draw_motions(self, trained: xr.Dataset) -> Multiples:
+        steps, (small, large) = trained["step"].values, (_said(self.base), _said(self.target))
+
+        def curves(name: str) -> tuple[Curve, ...]:
+            values = trained[name].transpose("cell", "scheme", "replicate", "step")
+            return (
+                spread_curve(steps, values.isel(cell=0).sel(scheme="scaled").values, f"{small}, the demo's", group=0),
+                spread_curve(steps, values.isel(cell=1).sel(scheme="scaled").values, f"{large}, the table", group=1),
+                spread_curve(steps, values.isel(cell=1).sel(scheme="plain").values, f"{large}, plain", group=2),
+            )
+
+        return Multiples(
+            "How far training moves it",
+            "step",
+            "rms change",
+            (tuple(curves(name) for name in DRAWN),),
+            row_labels=("",),
+            column_labels=tuple(DRAWN.values()),
+            log_y=True,
+            note="Root mean square change since the start, on a batch that is not trained on; bands reach from the "
+            "smallest to the largest seed. With the table's numbers the larger model follows the smaller one; with the "
+            "smaller one's own init and rate, and logits and branches left as they are, it leaves it.",
+        )
+
+
+def _doublings(power: Power) -> float:
+    """Return how many doublings a power makes of one doubling of the heads and one of the depth."""
+    return power.heads + power.depth
+
+
+def _verb(words: str) -> str:
+    return "move" if words.endswith("s") else "moves"
+
+
+def _said(shape: Shape) -> str:
+    return f"{shape.heads} heads × {shape.depth} layers"
+
+
+def _draw_table(table: Table) -> Listing:
+    """Return the table of the larger shape, classes with equal numbers in one row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in table.rows:
+        laws = [" ".join(part for part in row.laws[name].split() if "γ" not in part) for name in COLUMNS]
+        cells = [f"× {getattr(row, name):.4g}" for name in COLUMNS]
+        shown = tuple(cell if law in ("1", "") else f"{cell}   ({law})" for cell, law in zip(cells, laws, strict=True))
+        alike.setdefault(shown, []).append(row.role.replace("_", " "))
+    logit = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
+    note = (
+        f"From {_said(table.base)} to {_said(table.shape)}, N = {table.shape.key_dim}; × is relative to the demo's own "
+        f"numbers. Logits are {logit:.3g} q·k as before, and every branch is multiplied by {table.branch:g}. Outside "
+        "the theory: batch size, length of the training, momentum and Adam's betas. 'manyheads scale' prints this for "
+        "any two shapes."
+    )
+    rows = tuple((", ".join(roles), *cells) for cells, roles in alike.items())
+    return Listing("What each weight needs at twice the heads and depth", ("weights", *COLUMNS.values()), rows, note)
