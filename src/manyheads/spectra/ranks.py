@@ -197,8 +197,8 @@ def traced_stable_rank(matrix: Any) -> Any:
     gram = jnp.einsum("...ri,...rj->...ij", tall, tall, precision=jax.lax.Precision.HIGHEST)
     # A zero matrix has no direction for a gradient to take: the identity stands in and is masked out.
     safe = jnp.where(empty, jnp.eye(gram.shape[-1], dtype=gram.dtype), gram)
-    # One matrix at a time: jaxlib shares a batch out among the very threads that run the program, so that two batches at
-    # once, of four matrices or more on two cores, wait for each other forever (seen with jaxlib 0.10.2).
+    # One matrix at a time: jaxlib shares a batch out among the very threads that run the program, and two batches at
+    # once, of four matrices or more on two cores, wait for each other forever (seen with 0.10.2).
     flat = safe.reshape(-1, *safe.shape[-2:])
     spectrum = jax.lax.map(jnp.linalg.eigvalsh, flat).reshape(safe.shape[:-1])
     ratio = jnp.trace(safe, axis1=-2, axis2=-1) / spectrum[..., -1]
