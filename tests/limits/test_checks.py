@@ -5,8 +5,16 @@ import pytest
 
 from manyheads.attention import Shape
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import Parametrization, coordinate_check, find_optimum, shapes_along, transfer_check
-from manyheads.limits.coordinates import required_growth
+from manyheads.limits import (
+    Parametrization,
+    coordinate_check,
+    find_optimum,
+    search_optimum,
+    shapes_along,
+    transfer,
+    transfer_check,
+)
+from manyheads.limits.coordinates import check_growth, finite_size_bias, least_growth, required_growth
 from manyheads.limits.finite import QUANTITIES
 
 BASE = Shape(8, 4, 2)
@@ -37,6 +45,48 @@ def test_planted_growth_is_found_in_the_module_that_has_it(rng, logit_exponent):
         assert [growth.quantity for growth in found.broken] == [name]
         assert found.outcome == "refuted"
         assert "grows" in found.broken[0].sentence()
+
+
+def test_a_random_sum_is_no_failure_where_theory_has_one_and_is_one_elsewhere(rng):
+    for logit_exponent, outcome in ((1.0, "holds"), (0.5, "refuted")):
+        p = Parametrization(logit_exponent, base=BASE)
+        right = {name: power.key_dim for name, power in required_growth(p).items()}
+        slow = right | {"logits": -0.5}
+        assert coordinate_check(p, SHAPES, planted(rng, slow), checkpoints=(4,)).outcome == outcome
+
+
+def test_gradient_descent_may_start_slowly_but_must_arrive(rng):
+    def measure(shape, seed):
+        noise = np.exp(0.02 * rng.normal(size=2))
+        return {name: noise * (shape.key_dim**-0.5 if name == "query_by_weights" else 1) for name in QUANTITIES}
+
+    for optimizer, steps in (("sgd", {20}), ("adam", {4, 20})):
+        p = Parametrization(base=BASE, optimizer=optimizer)
+        broken = coordinate_check(p, SHAPES, measure, checkpoints=(4, 20)).broken
+        assert {growth.step for growth in broken} == steps
+        assert {growth.quantity for growth in broken} == {"query_by_weights"}
+        assert "shrinks" in broken[0].sentence()
+
+
+@pytest.mark.parametrize("scheme", ["mup", "standard"])
+def test_plain_rates_break_the_queries_of_logits_over_the_root_of_n(rng, scheme):
+    p = Parametrization(0.5, base=BASE, scheme=scheme)
+    flat = dict.fromkeys(QUANTITIES, 0.0)
+    broken = coordinate_check(p, SHAPES, planted(rng, flat), checkpoints=(4,)).broken
+    assert [growth.module for growth in broken] == [QUANTITIES["query_by_weights"]]
+
+
+def test_what_finite_size_does_is_the_slope_of_a_correction():
+    for sizes in ((4, 8, 32), (2, 4, 16), (3, 50)):
+        expected = np.polyfit(np.log(sizes), np.log1p(np.asarray(sizes, float) ** -0.5), 1)[0]
+        assert finite_size_bias(sizes) == pytest.approx(expected, rel=1e-9)
+    for p in (Parametrization(a, b, optimizer=o) for a in (0.5, 1) for b in (0.5, 0.75, 1) for o in ("adam", "sgd")):
+        required = required_growth(p)
+        for early in (False, True):
+            for name, least in least_growth(p, early).items():
+                assert all(getattr(least, axis) <= getattr(required[name], axis) for axis in ("key_dim", "depth"))
+    with pytest.raises(UsageError, match="above"):
+        check_growth("outputs", "heads", (2, 4), np.ones((2, 2)), 0.0, 0.1, least=0.5)
 
 
 def test_noise_is_called_noise(rng):
@@ -98,6 +148,49 @@ def test_the_parabola_is_exact_and_the_ends_are_refused():
         find_optimum(RATES, np.full(13, np.nan))
     half = np.where(np.arange(13) > 6, np.nan, (np.arange(13) - 6.0) ** 2)  # diverges right above the best
     assert find_optimum(RATES, half) == pytest.approx(RATES[6])
+
+
+@pytest.mark.parametrize(
+    ("centre", "outcome", "points"), [(-2, "inside", 7), (-3.2, "inside", 10), (0.2, "inside", 10)]
+)
+def test_a_grid_widens_until_it_brackets_the_best_rate(centre, outcome, points):
+    seen = []
+
+    def losses(rates):
+        seen.extend(rates)
+        return np.where(np.log10(rates) > centre + 2, np.nan, (np.log10(rates) - centre) ** 2)
+
+    found = search_optimum(np.geomspace(1e-3, 1e-0, 7), losses)
+    assert (found.outcome, len(found.rates), len(seen)) == (outcome, points, points)
+    assert np.log10(found.best) == pytest.approx(centre, abs=1e-9)
+    assert (np.diff(found.rates) > 0).all()
+    np.testing.assert_allclose(found.losses, losses(found.rates))
+
+
+def test_a_search_ends_and_says_on_which_side():
+    grid = np.geomspace(1e-3, 1e-0, 7)
+    below = search_optimum(grid, lambda rates: rates)
+    above = search_optimum(grid, lambda rates: -rates)
+    never = search_optimum(grid, lambda rates: np.full(len(rates), np.nan))
+    assert (below.outcome, above.outcome, never.outcome) == ("below", "above", "below")
+    assert (below.best, above.best) == (below.rates[0], above.rates[-1])
+    assert len(never.rates) == 13
+    with pytest.raises(CertificateError, match="below"):
+        transfer_check(SHAPES, grid, lambda shape, rates, seed: rates)
+
+
+def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypatch):
+    calls = []
+
+    def sweep(lesson, parametrization, shape, recipe, rates, key):
+        calls.append(len(rates))
+        return np.outer(rates, np.arange(recipe.steps))
+
+    monkeypatch.setattr(transfer, "sweep_losses", sweep)
+    rates = np.array([1.0, 2.0, 4.0, 8.0])
+    found = transfer.final_losses(None, None, BASE, transfer.Recipe(16), rates, None)
+    np.testing.assert_allclose(found, 14.5 * rates)
+    assert calls == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Which networks of a study are one and the same."""
+
+import pytest
+
+from manyheads.attention import Shape
+from manyheads.errors import UsageError
+from manyheads.limits.studies.rate_transfer import RateTransfer
+from manyheads.limits.studies.shared import SCHEMES, Plan
+
+BASE = Shape(8, 4, 2)
+SIZES = (("key_dim", (4, 8, 32)), ("heads", (2, 4, 16)), ("depth", (2, 8, 16)))
+
+
+def test_equal_networks_are_trained_once():
+    plan = Plan(BASE, SIZES, tuple(SCHEMES), "adam")
+    networks = plan.networks()
+    assert len({networks[name, BASE] for name in SCHEMES}) == 1
+    deep, wide, many = Shape(8, 4, 16), Shape(32, 4, 2), Shape(8, 16, 2)
+    assert networks["standard", deep] == networks["mup", deep] == networks["mup-half-logit", deep]
+    assert networks["limits", deep] == networks["half-logit", deep] != networks["half-depth", deep]
+    assert networks["limits", many] == networks["half-logit", many] == networks["half-depth", many]
+    assert len({networks[name, wide] for name in SCHEMES}) == 5  # a depth exponent is nothing along N
+    assert len(plan.cells()) == len(set(networks.values())) == 1 + 2 * (5 + 3 + 3)
+    # Width alone differs from the limits in Adam's epsilon only, along N and H.
+    small = Plan(BASE, SIZES, tuple(SCHEMES), "adam", epsilon=False).networks()
+    assert small["mup", wide] == small["limits", wide]
+    assert ("standard", "depth") not in plan.pairs()
+
+
+def test_a_cell_is_trained_with_its_own_scheme_and_shape():
+    plan = Plan(BASE, SIZES, ("standard",), "sgd")
+    for cell in plan.cells():
+        parametrization, shape = plan.train_with(cell)
+        assert (parametrization.scheme, parametrization.optimizer) == ("standard", "sgd")
+        assert shape.key_dim == cell["key_dim"]
+
+
+def test_all_rates_of_a_search_are_in_the_frame():
+    study = RateTransfer()
+    rates = study.rates()
+    assert rates[6] == pytest.approx(study.lowest)
+    assert len(rates) == study.points + 12
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Plan(BASE, SIZES, ("maximal",), "adam"),
+        lambda: Plan(BASE, (("width", (1, 2)),), ("mup",), "adam"),
+        lambda: Plan(BASE, (("heads", (4,)),), ("mup",), "adam"),
+        lambda: Plan(BASE, (), ("mup",), "adam"),
+        lambda: RateTransfer(axes=("width",)),
+        lambda: RateTransfer(ratio=1.0),
+        lambda: RateTransfer(task="speech"),
+    ],
+)
+def test_wrong_use_is_refused(call):
+    with pytest.raises(UsageError):
+        call()
