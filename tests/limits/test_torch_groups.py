@@ -15,6 +15,7 @@ from manyheads.attention.losses import cross_entropy
 from manyheads.attention.training import with_weights
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, Reading, Tuned, forward_factors, scale_logits
+from manyheads.limits.anatomy import CARRIES
 from manyheads.limits.torch_groups import read_model
 
 pytestmark = pytest.mark.torch
@@ -179,6 +180,51 @@ def test_parts_of_names_that_are_easy_to_mistake():
         "cls.predictions.transform.LayerNorm.weight",
         "cls.predictions.transform.LayerNorm.bias",
     ]
+
+
+def run(family, model):
+    """Return the outputs of a model on a fixed input."""
+    import torch
+
+    tokens = torch.arange(12).reshape(2, 6)
+    if family == "vit":
+        return model(torch.linspace(-1, 1, 96).reshape(2, 3, 4, 4)).logits
+    return model(tokens).prediction_logits if family == "bert" else model(tokens).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_factors_reach_what_they_are_folded_for(family, seed):
+    """Queries times c are a logit scale times c; the norm before a tied read-out times c multiplies the outputs."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = build(family, BASE).eval()
+    read = read_model(model)
+    with torch.no_grad():
+        for tensor in read.tensors.values():
+            tensor.copy_(0.3 * torch.randn(tensor.shape) + (tensor.dim() == 1))
+        if family == "bert":
+            model.cls.predictions.bias.zero_()  # stands behind the factor
+        before = run(family, model)
+        if family not in FUSED:
+            for name in read.scales:
+                model.get_submodule(name).scaling *= 1.7
+            scaled = run(family, model)
+            for name in read.scales:
+                model.get_submodule(name).scaling /= 1.7
+            queries = [place.name for place in read.anatomy.places if CARRIES.get(place.parts[0]) == "logit"]
+            for name in queries:
+                read.tensors[name] *= 1.7
+            torch.testing.assert_close(run(family, model), scaled, rtol=1e-3, atol=1e-4)
+            assert not torch.allclose(scaled, before, rtol=1e-2)
+            for name in queries:
+                read.tensors[name] /= 1.7
+        closing = [place.name for place in read.anatomy.places if place.closes]
+        assert bool(closing) == any(place.tied for place in read.anatomy.places)
+        for name in closing:
+            read.tensors[name] *= 3
+        if closing:
+            torch.testing.assert_close(run(family, model), 3 * before, rtol=1e-3, atol=1e-3)
 
 
 def test_fused_queries_need_the_models_own_logit_scale():

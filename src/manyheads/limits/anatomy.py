@@ -199,7 +199,7 @@ def read_config(
         places.append(_place(group, means, closes))
     if tied and not reason and not any(place.closes for place in places):
         reason = "its last norm has no gain that is trained"
-    spread = config.get("initializer_range", config.get("init_std", 0.02))
+    spread = config.get("initializer_range") or config.get("init_std") or 0.02  # as transformers does
     return Anatomy(shape, tuple(places), family.table.model_type, post, float(spread), reason)
 
 

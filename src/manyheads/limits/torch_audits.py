@@ -99,15 +99,19 @@ def _collect(
                     f"group {number} holds a tensor of shape {tuple(tensor.shape)} that is no trained parameter of "
                     "this model: audit the model together with the optimizer that trains it"
                 )
-            rate = row.get("initial_lr", row.get("lr"))
             if name in has:
                 meaning = "it is in two groups: every step is made twice"
                 role = "+".join(parts[name].parts)
                 doubled.append(Finding(name, role, "rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
             start = _measure(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
-            epsilon = row.get("eps") if p.optimizer == "adam" else None
-            has[name] = Has(rate, epsilon, row.get("weight_decay"), **start)
+            keys = (
+                "initial_lr" if "initial_lr" in row else "lr",
+                "eps" if p.optimizer == "adam" else "",
+                "weight_decay",
+            )
+            numbers = (row.get(key) for key in keys)  # a rate may be a tensor
+            has[name] = Has(*(None if number is None else float(number) for number in numbers), **start)
     return has, tuple(doubled)
 
 
