@@ -68,6 +68,21 @@ def test_the_scaled_rate_moves_the_largest_weight_as_the_linear_model_does(rng, 
     np.testing.assert_allclose(np.nanmedian(moves, axis=1), largest[:, 0] ** -2.0, rtol=1e-3)
 
 
+def test_logits_of_tokens_are_scaled_by_the_largest_share_of_a_token(rng, seed):
+    task = draw_task(rng, 3, 12, 1)
+    logits = rng.standard_normal((3, 3)).astype(np.float32)
+    state = SoftmaxState(task.centred + 0.0, np.zeros((3, 12), np.float32), logits)
+    one, two = (
+        descend_softmax(task, state, SoftmaxSettings(256, 0.0, 1e-2, rule, token_logits=True), 1, seed=seed).tokens
+        for rule in ("constant", "scaled")
+    )
+    shares = task.stationary * np.exp(logits)
+    largest = (shares / shares.sum(1, keepdims=True)).max(1)
+    np.testing.assert_allclose(
+        np.linalg.norm(two - logits, axis=1) / np.linalg.norm(one - logits, axis=1), largest**-2.0, rtol=1e-3
+    )
+
+
 @pytest.mark.parametrize("share", [0.55, 0.7])
 def test_the_takeover_leaves_the_second_weight_where_the_closed_form_says(share):
     """Integrate a' = a^2 q for both positions from 1/T, in steps of ln a1, until the first weight is one tenth."""

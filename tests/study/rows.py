@@ -68,7 +68,7 @@ SMALL = {
     "bigram/lags": (PlantedLags(sizes=(1500, 3000), lags=6, planted=1, vocabulary=8), 2),
     "bigram/transfer": (TransferCost(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1), 2),
     "bigram/softmax": (Softmax(shares=(0.5, 0.62), length=24, batch=8, steps=40), 2),
-    "bigram/l1-against-sgd": (L1AgainstSGD(batches=(16, 32), length=40, samples=4096, rate=0.1), 2),
+    "bigram/l1-against-sgd": (L1AgainstSGD(batches=(64, 128), length=80, samples=18_432, rate=0.05), 2),
     "bigram/two-stages": (TwoStages(length=60, batch=8, noise_ratio=2.0, duration=1.5), 2),
     "joma/invariants": (
         Invariants(

@@ -15,6 +15,9 @@ position, of :math:`q_2 < q_1`, has then reached only
 
 .. math:: a_2 = \frac{1}{T\,(1 - q_2/q_1)}.
 
+Logits of tokens are scaled alike, by the largest share :math:`\pi_j \propto \mu_j e^{m_j}` that a token has: a share is
+1/N at the start and not 1/T, and the rate of the positions would be :math:`(T/N)^2` times too large for them.
+
 So where a row's weights are equal both grow together, and where they differ the largest takes all for a time that
 grows with :math:`T`. This is derived here; it limits what can be said of softmax and linear attention training alike.
 
@@ -70,7 +73,8 @@ class SoftmaxSettings:
     attention_rate
         :math:`\eta_A` of the linear model for "scaled"; the logits' own rate for "constant" and "adam".
     rule
-        "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions;
+        "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
+        of :math:`\eta_A/\max_j \pi_j^2` for the logits of tokens;
         "constant": gradient steps; "adam": Adam's steps, which move every logit by about its rate.
     token_logits
         Whether :math:`m` is trained as well.
@@ -234,9 +238,11 @@ def _descend(
         if rule == "adam":
             by_logits, memory = _adam().update(by_logits, memory)
         rate = rates[1].astype(jnp.float32)
-        if rule == "scaled":
-            rate = rate / jax.nn.softmax(logits[0], axis=1).max(1, keepdims=True) ** 2  # (N, 1)
-        logits = tuple(part - rate * move for part, move in zip(logits, by_logits, strict=True))
+        speeds = [rate, rate]
+        if rule == "scaled":  # by the largest weight of a position and the largest share of a token, (N, 1) each
+            shares = logits[0], logits[1] + jnp.log(tables.law).astype(jnp.float32)
+            speeds = [rate / jax.nn.softmax(part, axis=1).max(1, keepdims=True) ** 2 for part in shares]
+        logits = tuple(part - by * move for part, by, move in zip(logits, speeds, by_logits, strict=True))
         return value - rates[0] * by_value, logits, memory
 
     return jax.lax.fori_loop(span[0], span[1], step, carry)

@@ -29,7 +29,8 @@ MOMENTS = {"best": "smallest held-out loss", "last": "end of the budget"}
 STAGES = {"raw": "raw", "rounded": "rounded", "refit": "rounded, scale fitted"}
 LOOKS = 40
 ROUNDING = 1e-6  # of a ratio of losses: the attention is float32
-FRESH = 20_000  # samples of the fitted scale: one number, known to a percent
+FRESH = 50_000  # samples of the fitted scale: its error costs a ten-thousandth of the loss, what is left ten times that
+GENTLE = 1 / 3  # share of the values that a step renews; above it the signal system, a flow, is no description
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class L1AgainstSGD(Study):
         Growth per step, the same for all batch sizes.
     weak, strong
         The penalty, as the share of a weight 1/Q by which it shrinks it at the solution.
-    task_seed
-        Which task is drawn; replicates differ in their samples.
+    weight_seed
+        Which weights the positions have; every replicate draws its own transition, positions and samples.
     """
 
     name: ClassVar[str] = "bigram/l1-against-sgd"
@@ -64,7 +65,7 @@ class L1AgainstSGD(Study):
     rate: float = 0.03
     weak: float = 0.05
     strong: float = 0.2
-    task_seed: int = 0
+    weight_seed: int = 0
 
     def __post_init__(self) -> None:
         if len(self.batches) < 2 or list(self.batches) != sorted(set(self.batches)):
@@ -87,18 +88,27 @@ class L1AgainstSGD(Study):
         return grid(descent=tuple(DESCENTS), batch=self.batches)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the loss of plain descent at the end, from the signal system with its noise."""
-        task, losses = self._task(), []
+        r"""Return the loss of plain descent at the end, from the signal system with its noise, and how large steps are.
+
+        A step keeps :math:`1 - \eta|A|^2/K_Q` of the values: it renews a share that grows with the attention's noise.
+        """
+        task, losses, renewed = self._task(), [], []
         for batch in self.batches:
             steps = self.samples // batch
             path = shared.predict_signals(task, self._first(task, batch).steps(self.length), np.array([0.0, steps]))
             losses.append(shared.dressed_excess(task, path)[-1])
-        return xr.Dataset({"excess": ("batch", np.array(losses), shared.EXCESS)}, coords={"batch": list(self.batches)})
+            norm = path.attention_signal**2 * task.attention_energy + 1 / task.length + path.attention_noise
+            renewed.append(self.rate * norm[-1] / task.attention_energy)
+        step = {"long_name": "share of the values that a step renews", "units": "1"}
+        return xr.Dataset(
+            {"excess": ("batch", np.array(losses), shared.EXCESS), "renewed": ("batch", np.array(renewed), step)},
+            coords={"batch": list(self.batches)},
+        )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train to the switch and beyond, and measure both moments in all three ways."""
         batch, descent = int(cell["batch"]), str(cell["descent"])
-        task, seed = self._task(), shared.seed_of(key)
+        task, seed = shared.redraw(self._task(), key), shared.seed_of(key)
         first = self._first(task, batch)
         for_held_out, for_fit = (np.random.default_rng([*seed, number]) for number in (1, 2))
         boosted = boost(task, first, seed=seed)
@@ -135,17 +145,19 @@ class L1AgainstSGD(Study):
         smallest, largest = self.batches[0], self.batches[-1]
         last = excess.sel(moment="last")
         plain = last.sel(descent="sgd", stage="raw")
-        ratios = np.log2(plain.values / predicted["excess"].values[:, None])  # (batch, replicate)
+        gentle = [number for number, share in enumerate(predicted["renewed"].values) if share < GENTLE] or [-1]
+        named = ", ".join(str(self.batches[number]) for number in gentle)
+        ratios = np.log2(plain.values / predicted["excess"].values[:, None])[gentle]  # (batches, replicate)
         best_gain = self._gain(excess.sel(moment="best", stage="raw"), "strong")
-        refit_gain = self._gain(last.sel(stage="refit"), "strong")
+        refit_gain = self._gain(last.sel(stage="refit"), "strong").isel(batch=gentle).mean("batch")
         return (
             Verdict.from_samples(
-                "the raw loss of SGD at the end is that of the signal system with its noise, at all batch sizes",
+                f"the raw loss of SGD at the end is that of the signal system with its noise, at batches of {named}",
                 ratios[np.abs(ratios.mean(1)).argmax()],
                 target=0.0,
                 tolerance=0.5,
-                basis="a factor of 1.4 at the worst batch size: corrections of the order eta |A|^2/K_Q, the growth of "
-                "a step in the values, which the system of differential equations leaves out",
+                basis="a factor of 1.4 at the worst of these: where a step renews less than a third of the values, "
+                "eta |A|^2/K_Q < 1/3 by prediction, the noise that it leaves is at most a fifth above that of a flow",
             ),
             Verdict.from_samples(
                 f"with early stopping the penalty improves the raw loss at a batch of {largest}",
@@ -184,14 +196,15 @@ class L1AgainstSGD(Study):
                 basis="the truth itself has a norm of about .7: an answer further away than a half is none",
             ),
             Verdict.from_samples(
-                f"after rounding and a fitted scale the strong penalty still improves the loss at a batch of {largest}",
-                refit_gain.sel(batch=largest).values,
+                f"after rounding and a fitted scale the strong penalty still improves the loss, mean over {named}",
+                refit_gain.values,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
                 resolution=ROUNDING,
                 expected="refuted",
-                basis="an inequality between paired runs at the end of the budget, where no choice of a moment adds "
-                "noise: what is left of the penalty is its bias, the same amount off large and small weights",
+                basis="an inequality between paired runs, in doublings: noise of a weight at a true position is, in "
+                "proportion, as large as the values, which a penalty moves up the valley and the noise of SGD down; "
+                "and the penalty takes the same amount off large and small weights",
             ),
         )
 
@@ -199,7 +212,7 @@ class L1AgainstSGD(Study):
         """Show the loss against the batch size in four ways, and all distances."""
         excess = shared.unstack(trained, "excess")
         panels: list[Panel] = []
-        for moment, stage in (("last", "raw"), ("best", "raw"), ("best", "rounded"), ("best", "refit")):
+        for moment, stage in (("last", "raw"), ("best", "raw"), ("last", "rounded"), ("last", "refit")):
             curves = [
                 spread_curve(
                     self.batches, excess.sel(descent=d, moment=moment, stage=stage).values.T, label, group=group
@@ -244,7 +257,7 @@ class L1AgainstSGD(Study):
         return [(part.excess, part.value, part.attention, part.support) for part in found]
 
     def _task(self) -> BigramTask:
-        return draw_task(np.random.default_rng(self.task_seed), self.vocabulary, self.length, self.sparsity)
+        return draw_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
 
     def _first(self, task: BigramTask, batch: int) -> FirstStage:
         """Return stage one with the study's own growth per step."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import xarray as xr
 
 from manyheads.bigram.finite import State, StepSettings, start
-from manyheads.bigram.task import BigramTask
-from manyheads.bigram.theory.population import excess, gradients
+from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.bigram.theory.signal import SignalPath, SignalSystem, solve_signals
 from manyheads.study import Source
 
@@ -32,6 +33,17 @@ def seed_of(key: jax.Array) -> list[int]:
     return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
 
 
+def redraw(task: BigramTask, key: jax.Array) -> BigramTask:
+    """Return the task of a replicate: its own transition and positions, the same in every cell, and the given weights.
+
+    All tokens are equally frequent and both energies are those of `task`. The signal system and descent without noise
+    depend on nothing else, so one prediction belongs to all replicates.
+    """
+    rng = np.random.default_rng([*seed_of(key), 3])
+    drawn = draw_task(rng, task.vocabulary, task.length, task.sparsity, energy=task.transition_energy)
+    return replace(drawn, weights=task.weights)
+
+
 def lengthen(task: BigramTask, length: int) -> BigramTask:
     """Return the task in a longer context: the same transition and weights, the positions moved apart.
 
@@ -49,17 +61,25 @@ def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
     return table.sel(order).transpose(*axes, "replicate", *rest)
 
 
-def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, steps: int) -> np.ndarray:
-    """Return the excess loss of exact gradient steps with the soft threshold, of that of no knowledge, (steps + 1,)."""
+class Noiseless(NamedTuple):
+    """Excess loss, of that of no knowledge, and the signal of the values, both (steps + 1,)."""
+
+    excess: np.ndarray
+    value_signal: np.ndarray
+
+
+def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, steps: int) -> Noiseless:
+    """Make exact gradient steps with the soft threshold."""
     value, attention = np.array(state.value, float), np.array(state.attention, float)
-    zero, losses = excess(task, *start(task)), []
+    zero, losses, signals = excess(task, *start(task)), [], []
     for _ in range(steps + 1):
         losses.append(excess(task, value, attention) / zero)
+        signals.append(measure_overlaps(task, value, attention).value_signal)
         by_value, by_attention = gradients(task, value, attention)
         value = value - settings.value_rate * by_value
         attention = attention - settings.attention_rate * by_attention
         attention -= np.clip(attention, -settings.threshold, settings.threshold)
-    return np.array(losses)
+    return Noiseless(np.array(losses), np.array(signals))
 
 
 def predict_signals(
