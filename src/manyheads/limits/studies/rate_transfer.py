@@ -144,7 +144,7 @@ class RateTransfer(Study):
             words = "stays within" if stays else "falls by at least"
             verdicts.append(
                 Verdict.from_interval(
-                    f"scaling {SCHEMES[scheme]}: along {LETTERS[axis]} the best rate {words} "
+                    f"{SCHEMES[scheme]} scaling: along {LETTERS[axis]} the best rate {words} "
                     f"{ALLOWED_DECADES if stays else DRIFTS:g} decades over a factor of eight",
                     Interval(low, high, found.drift.fit.interval.level),
                     figure=middle,

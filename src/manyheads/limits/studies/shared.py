@@ -19,14 +19,14 @@ from manyheads.limits.task import Lesson, digits_lesson, text_lesson
 from manyheads.study import Cell, Source
 
 SCHEMES: dict[str, str] = {
-    "limits": "N, H and L, both exponents 1",
-    "half-logit": "N, H and L, logit exponent 1/2",
-    "half-depth": "N, H and L, depth exponent 1/2",
-    "mup": "width alone",
-    "mup-half-logit": "width alone, logit exponent 1/2",
+    "limits": "limits (1, 1)",
+    "half-logit": "limits (1/2, 1)",
+    "half-depth": "limits (1, 1/2)",
+    "mup": "width only",
+    "mup-half-logit": "width only (1/2)",
     "standard": "standard",
 }
-"""Names of schemes, as cells and flags have them, and what people call them."""
+"""Names of schemes, as cells and flags have them, and in pictures; in brackets the exponents of logits and of depth."""
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
