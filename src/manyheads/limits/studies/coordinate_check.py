@@ -322,9 +322,9 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         row_labels=("outputs", "stream", "logits", "queries, own weights", "values, own weights"),
         column_labels=tuple(f"along {LETTERS[axis]}" for axis in sizes),
         note="In brackets the exponents of logits and of depth. Lines are means over replicates, bands reach over all. "
-        "Flat is consistent; with a logit (depth) exponent 1/2 the query weights' own motion falls by half a doubling for "
-        "each doubling of N (L). A scheme stands only along axes where its networks are its own: standard and width only "
-        "are one network along L.",
+        "Flat is consistent; with a logit (depth) exponent 1/2 the query weights' own motion falls by half a doubling "
+        "for each doubling of N (L). A scheme stands only along axes where its networks are its own: standard and width "
+        "only are one network along L.",
     )
 
 
@@ -337,7 +337,7 @@ def _exponents(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         f"Exponents after {study._setting[2][-1]} steps, with the half-width of their 99% intervals",
         ("scaling", "axis", "outputs", "stream", "logits", "queries", "values"),
         tuple(rows),
-        note="Scalings with their exponents of logits and of depth. * refuted: outside what is prescribed by more than a "
+        note="In brackets the exponents of logits and of depth. * refuted: outside what is prescribed by more than a "
         "quarter; ? not decided.",
     )
 
