@@ -191,8 +191,8 @@ class Scaling(Study):
             column_labels=tuple(DRAWN.values()),
             log_y=True,
             note="Root mean square change since the start, on a batch that is not trained on; bands reach from the "
-            "smallest to the largest seed. With the table's numbers the larger model follows the smaller one; with the "
-            "smaller one's own init and rate, and logits and branches left as they are, it leaves it.",
+            "smallest to the largest seed. With the table's numbers the larger model follows the smaller one. Plain: "
+            "the usual init, the demo's rate and epsilon for all weights, branches added as they are.",
         )
 
 

@@ -1,0 +1,272 @@
+"""`manyheads scale`, `scale audit` and `scale check`: what they print, run, find and refuse."""
+
+import json
+from typing import get_args
+
+import jax
+import numpy as np
+import pytest
+
+from manyheads.attention import Shape
+from manyheads.cli import main
+from manyheads.cli.scale import Scale
+from manyheads.limits import Parametrization
+from manyheads.limits.finite import QUANTITIES
+from manyheads.limits.parametrization import FORMS
+from manyheads.limits.schemes import OPTIMIZERS, SCHEMES
+
+FROM_TO = ("--base", "8,4,2", "--to", "8,8,6")
+GPT2 = {"model_type": "gpt2", "n_embd": 24, "n_head": 3, "n_layer": 4, "vocab_size": 20, "n_positions": 8}
+
+
+@pytest.fixture
+def call(capsys):
+    """Run `manyheads scale` in this process; return its exit status, output and complaints."""
+
+    def command(*words):
+        status = main(["scale", *map(str, words)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return command
+
+
+def test_the_choices_are_those_of_the_theory():
+    fields = Scale.__dataclass_fields__
+    assert get_args(fields["optimizer"].type) == OPTIMIZERS
+    assert get_args(fields["scheme"].type) == SCHEMES
+    assert get_args(fields["form"].type) == FORMS
+
+
+def test_numbers_follow_from_what_was_tuned(call):
+    status, out, _ = call(*FROM_TO, "--rate", 0.01, "--epsilon", 1e-6, "--weight-decay", 0.3, "--json")
+    assert status == 0
+    found = json.loads(out)
+    rows = {row["role"]: row for row in found["rows"]}
+    # Twice the width and three times the depth, both exponents one: rate 1/2 in the blocks, epsilon 1/2 and 1/6.
+    assert rows["value"]["absolute"] == pytest.approx({"rate": 0.005, "epsilon": 1e-6 / 6, "weight_decay": 0.6})
+    assert rows["embedding"]["absolute"] == pytest.approx({"rate": 0.01, "epsilon": 1e-6 / 2, "weight_decay": 0.3})
+    assert rows["value"]["initial"] == pytest.approx(2**-0.5)
+    assert found["branch"] == pytest.approx(1 / 3)
+    assert found["logit_scale"] == pytest.approx(8**-0.5)
+
+
+def test_the_base_itself_changes_nothing(call):
+    for scheme in SCHEMES:
+        _, out, _ = call("--base", "8,4,2", "--to", "8,4,2", "--scheme", scheme, "--json")
+        found = json.loads(out)
+        assert found["branch"] == 1
+        for row in found["rows"]:
+            assert [row[name] for name in ("initial", "multiplier", "rate", "epsilon", "weight_decay")] == [1] * 5
+
+
+def test_the_table_for_people_says_where_from_what_and_what_not(call):
+    status, out, _ = call(*FROM_TO, "--rate", 0.01)
+    assert status == 0
+    for words in (
+        "N = 8, H = 8, L = 6",
+        "query, key",
+        "0.005  N^-1 H^-1",
+        "outside the theory",
+        "batch size",
+        "× 0.3333",
+    ):
+        assert words in out
+    assert "γ" not in out
+    _, out, _ = call(*FROM_TO, "--form", "multiplier", "--richness", 2, "--optimizer", "sgd")
+    assert "multiplier" in out
+    assert "γ" in out
+    assert "epsilon" not in out
+
+
+def test_a_config_or_its_folder_as_base_and_target(call, folder):
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    _, by_file, _ = call("--base", "8,4,2", "--to", "config.json", "--json")
+    _, by_folder, _ = call("--base", "8,4,2", "--to", folder, "--json")
+    assert json.loads(by_file) == json.loads(by_folder)
+    assert json.loads(by_file)["shape"] == {"key_dim": 8, "heads": 3, "depth": 4}
+    assert any("tied" in remark for remark in json.loads(by_file)["outside"])
+    (folder / "small.json").write_text(json.dumps(GPT2 | {"n_layer": 2, "n_inner": 48}))
+    _, out, _ = call("--base-config", "small.json", "--to", "config.json")
+    assert "hidden width of the MLP: 2 d at the base and 4 d here" in out
+
+
+@pytest.mark.parametrize("flags", [(), ("--optimizer", "sgd", "--weight-decay", 0.1), ("--weight-decay", 0.1)])
+def test_the_optax_program_runs_and_gives_each_weight_its_rate(call, flags):
+    _, program, _ = call("--base", "4,2,1", "--to", "4,4,2", "--rate", 0.01, "--snippet", "optax", *flags)
+    namespace = {}
+    exec(program, namespace)
+    model = namespace["model"]
+    gradients = jax.tree.map(lambda leaf: 1.0 + 0 * leaf, model.weights)
+    updates, _ = namespace["optimizer"].update(gradients, namespace["state"], model.weights)
+    optimizer = "sgd" if "sgd" in flags else "adam"
+    table = Parametrization(base=Shape(4, 2, 1), optimizer=optimizer).table(Shape(4, 4, 2))
+    decay = 0.1 if flags else 0.0
+    # The first step of Adam moves every entry by its rate, as gradient descent does for a gradient of one; the decay's
+    # share of a weight does not depend on its class.
+    moved = np.asarray(updates.blocks.value) + decay * 0.01 * np.asarray(model.weights.blocks.value)
+    np.testing.assert_allclose(moved, -0.01 * table["value"].rate, rtol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("flags", [(), ("--logit-exponent", 0.5, "--depth-exponent", 0.75, "--richness", 2)])
+def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, flags):
+    theory = (
+        "--base",
+        "4,2,1",
+        "--to",
+        "8,4,2",
+        "--rate",
+        0.01,
+        "--weight-decay",
+        0.1,
+        "--optimizer",
+        optimizer,
+        *flags,
+    )
+    _, program, _ = call(*theory, "--snippet", "torch")
+    (folder / f"written_{optimizer}{len(flags)}.py").write_text(program)
+    (folder / f"given_{optimizer}{len(flags)}.py").write_text(
+        f"from written_{optimizer}{len(flags)} import ROLES, model, optimizer\n"
+        "norms = {'*attention_norm.weight': 'attention_gain', '*mlp_norm.weight': 'mlp_gain'}\n"
+        "roles = {'*' + end: role for end, role in ROLES.items() if 'norm' not in end}\n"
+        "def made():\n    return model, optimizer, {**norms, 'final_norm.weight': 'final_gain', **roles}\n"
+        "def forgotten():\n"
+        "    optimizer.param_groups[1]['lr'] *= 4\n"
+        "    return made()\n"
+    )
+    spread = dict.fromkeys(("query", "key", "value", "output", "mlp_in", "unembedding"), 8**-0.5)
+    spread |= {"embedding": 1, "positional": 1, "mlp_out": 32**-0.5, "norm": 1, "final_norm": 1}
+    (folder / "spreads.json").write_text(json.dumps(spread))
+    asked = (*theory, "--spreads", "spreads.json", "--applied", "--strict")
+    import sys
+
+    sys.path.insert(0, str(folder))
+    status, out, err = call("audit", f"given_{optimizer}{len(flags)}:made", *asked)
+    assert status == 0, out + err
+    assert ", 0 wrong" in out
+    status, out, _ = call("audit", f"given_{optimizer}{len(flags)}:forgotten", *asked, "--json")
+    assert status == 1
+    faults = [each for each in json.loads(out)["findings"] if not each["right"]]
+    assert {each["quantity"] for each in faults} == {"rate"}
+    assert [each["factor"] for each in faults] == pytest.approx([4] * len(faults))
+
+
+@pytest.mark.torch
+def test_the_program_for_a_model_of_transformers_runs_and_passes_the_audit(call, folder):
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    _, program, _ = call("--base", "8,2,2", "--to", "config.json", "--rate", 0.01, "--snippet", "torch")
+    (folder / "written_hf.py").write_text(program + "\n\ndef made():\n    return model, optimizer\n")
+    status, out, err = call(
+        "audit", "written_hf:made", "--base", "8,2,2", "--rate", 0.01, "--weight-decay", 0.0, "--strict"
+    )
+    assert status == 0, out + err
+    assert ", 0 wrong" in out
+
+
+@pytest.fixture
+def planted(monkeypatch, rng):
+    """Let everything move alike at every size, or the stream grow; let the best rate stay, or fall with the size."""
+    growth = {"residual": 0.0, "rate": 0.0}
+
+    def measure_lesson(lesson, parametrization, recipe, rate, checkpoints):
+        def measure(shape, seed):
+            size = shape.heads
+            noise = 0.01 * rng.normal(size=(len(QUANTITIES), len(checkpoints)))
+            return {
+                name: size ** growth.get(name, 0.0) * np.exp(each) for name, each in zip(QUANTITIES, noise, strict=True)
+            }
+
+        return measure
+
+    def sweep_losses(lesson, parametrization, shape, recipe, rates, key):
+        best = np.log10(rates[len(rates) // 2]) + growth["rate"] * np.log10(shape.heads / 4) + 0.01 * rng.normal()
+        return np.repeat((np.log10(rates) - best)[:, None] ** 2, recipe.steps, 1)
+
+    monkeypatch.setattr("manyheads.limits.measure_lesson", measure_lesson)
+    monkeypatch.setattr("manyheads.limits.sweep_losses", sweep_losses)
+    return growth
+
+
+def test_a_check_that_holds(call, planted):
+    status, out, err = call("check", "--transfer", "--strict")
+    assert status == 0
+    assert "consistent along heads" in out
+    assert "transfers" in out
+    # Announced before the work, and on standard error.
+    assert "(8, 2, 2), (8, 4, 2), (8, 16, 2), 8 seeds, 24 trainings of 25 steps" in err
+    assert "168 trainings of 60 steps" in err
+
+
+def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, planted):
+    planted |= {"residual": 0.7, "rate": -1.0}
+    status, out, _ = call("check", "--transfer", "--json", "--rates", 1e-5, 1, 11)
+    assert status == 0
+    found = json.loads(out)
+    broken = [each for each in found["coordinate_check"]["growths"] if each["outcome"] == "refuted"]
+    assert {each["quantity"] for each in broken} == {"residual"}
+    assert broken[0]["exponent"] == pytest.approx(0.7, abs=0.1)
+    assert found["transfer_check"]["outcome"] == "refuted"
+    status, out, _ = call("check", "--strict", "--seeds", 3)
+    assert status == 1
+    assert "BREAKS along heads" in out
+    assert "residual stream after the last block: H^0.7" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--base", "8,4", "--to", "8,4,2"), "expected N,H,L, three integers"),
+        (("--base", "8,x,2", "--to", "8,4,2"), "'8,x,2'"),
+        (("--base", "8,0,2", "--to", "8,4,2"), "positive integers"),
+        (("--to", "8,4,2"), "--base or --base-config is missing"),
+        (("--base", "8,4,2"), "--to is missing"),
+        (("--base", "8,4,2", "--to", "absent.json"), "a config.json that exists"),
+        (("--base", "8,4,2", "--base-config", "x", "--to", "8,4,2"), "exclude each other"),
+        ((*FROM_TO, "--logit-exponent", "0.7"), "1/2 and 1"),
+        ((*FROM_TO, "--snippet", "optax"), "needs --rate"),
+        ((*FROM_TO, "--rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
+        ((*FROM_TO, "--rate", "-1"), "positive"),
+        (("check", "--sizes", "4"), "differ along no axis"),
+        (("check", "--seeds", "1"), "at least two"),
+        (("check", "--steps", "5", "4"), "increasing"),
+        (("check", "--text", "x.txt"), "belongs to --task text"),
+        (("check", "--rates", "1", "2", "3"), "belongs to --transfer"),
+        (("check", "--base", "config.json"), "expected N,H,L"),
+        (("audit", "nothing", "--base", "8,4,2"), "package.module:function"),
+        (("audit", "os:getcwd", "--base", "8,4,2", "--rate", "1"), "expected (model, optimizer)"),
+        (("audti",), "did you mean 'audit'?"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(call, words, said):
+    status, out, err = call(*words)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "status"),
+    [
+        ({"model_type": "mamba"}, "known are gpt2", 3),
+        (GPT2 | {"n_head": 5}, "no multiple of heads=5", 3),
+        (
+            {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 9},
+            "4 heads of dimension 32 make 128, but the residual stream has width 64",
+            2,
+        ),
+    ],
+)
+def test_a_config_that_the_theory_does_not_describe_is_refused(call, folder, config, said, status):
+    (folder / "config.json").write_text(json.dumps(config))
+    found, _, err = call("--base", "8,4,2", "--to", "config.json")
+    assert found == status
+    assert said in err
+
+
+def test_help_names_both_subcommands(call):
+    status, out, _ = call("--help")
+    assert status == 0
+    assert "manyheads scale audit" in out
+    assert "manyheads scale check" in out
