@@ -280,6 +280,8 @@ def test_audits_are_refused_where_there_is_nothing_to_audit():
         p.audit(model, [], TUNED)
     with pytest.raises(UsageError, match="no group with params"):
         p.audit(model, [{"lr": 0.1}], TUNED)
+    with pytest.raises(UsageError, match=r"group 0 says no weight_decay: audit the optimizer itself"):
+        p.audit(model, [{"lr": 0.1, "params": []}], TUNED)
     with pytest.raises(UsageError, match=r"SGD is audited against optimizer='adam'.*optimizer='sgd'"):
         p.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), TUNED)
     other = build("llama", BASE)

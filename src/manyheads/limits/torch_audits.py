@@ -67,6 +67,9 @@ def _rows(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Mapping[s
         )
     if not rows or not all("params" in row for row in rows):
         raise UsageError("no group with params: make the groups by Parametrization.torch_groups(model, tuned)")
+    for key in ("lr", "weight_decay", *(["eps"] if p.optimizer == "adam" and rows is groups else [])):
+        if short := [number for number, row in enumerate(rows) if key not in row]:
+            raise UsageError(f"group {short[0]} says no {key}: audit the optimizer itself, which fills in its defaults")
     adam = any("eps" in row for row in rows)
     if rows is not groups and adam != (p.optimizer == "adam"):
         raise UsageError(
@@ -105,13 +108,12 @@ def _collect(
                 doubled.append(Finding(name, role, "rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
             start = _measure(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
-            keys = (
-                "initial_lr" if "initial_lr" in row else "lr",
-                "eps" if p.optimizer == "adam" else "",
-                "weight_decay",
+            has[name] = Has(
+                rate=float(row.get("initial_lr", row["lr"])),  # a tensor, perhaps
+                epsilon=float(row["eps"]) if p.optimizer == "adam" else None,
+                weight_decay=float(row["weight_decay"]),
+                **start,
             )
-            numbers = (row.get(key) for key in keys)  # a rate may be a tensor
-            has[name] = Has(*(None if number is None else float(number) for number in numbers), **start)
     return has, tuple(doubled)
 
 
