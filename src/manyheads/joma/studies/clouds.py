@@ -51,11 +51,11 @@ class Clouds(Study):
     name: ClassVar[str] = "joma/clouds"
     claim: ClassVar[str] = "SGD on isotropic clouds follows theorem 3's flow, and strays from it as 1/sqrt(samples)"
     source: ClassVar[Source] = Source(
-        "tian2023",
+        "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon S. Du",
-        2023,
-        venue="ICLR 2024",
+        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
+        2024,
+        venue="ICLR",
         identifier="2310.00535",
         locus="theorem 3; the fluctuations are derived here",
     )

@@ -50,11 +50,11 @@ class LatentTreeStudy(Study):
         "leaves of a latent tree occur together as theorem 5 says: often for siblings, by chance afar"
     )
     source: ClassVar[Source] = Source(
-        "tian2023",
+        "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon S. Du",
-        2023,
-        venue="ICLR 2024",
+        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
+        2024,
+        venue="ICLR",
         identifier="2310.00535",
         locus="theorem 5; at any branching, and the control, are ours",
     )

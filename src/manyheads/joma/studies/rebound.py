@@ -62,11 +62,11 @@ class Rebound(Study):
         "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken"
     )
     source: ClassVar[Source] = Source(
-        "tian2023",
+        "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon S. Du",
-        2023,
-        venue="ICLR 2024",
+        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
+        2024,
+        venue="ICLR",
         identifier="2310.00535",
         locus="section 4, figures 4 and 7; why, and when not, is derived here",
     )

@@ -54,11 +54,11 @@ class SalientFirst(Study):
         "salient components are learned first: ln(1/deficit) = exp(mu²/2) t - B(mu), B in closed form"
     )
     source: ClassVar[Source] = Source(
-        "tian2023",
+        "tian2024joma",
         "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon S. Du",
-        2023,
-        venue="ICLR 2024",
+        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
+        2024,
+        venue="ICLR",
         identifier="2310.00535",
         locus="theorem 4; exact time, offset and the law of the squared loss are derived here",
     )
