@@ -323,8 +323,8 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         column_labels=tuple(f"along {LETTERS[axis]}" for axis in sizes),
         note="In brackets the exponents of logits and of depth. Lines are means over replicates, bands reach over all. "
         "Flat is consistent; with a logit (depth) exponent 1/2 the query weights' own motion falls by half a doubling "
-        "for each doubling of N (L). A scheme stands only along axes where its networks are its own: standard and width "
-        "only are one network along L.",
+        "for each doubling of N (L). A scheme stands only along axes where its networks are its own: along L standard "
+        "and width only are one network.",
     )
 
 
