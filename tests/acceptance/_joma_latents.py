@@ -80,5 +80,6 @@ FIGURES = (
         study,
         {"name": "joma/neurons", "replicates": 8},
         command=RUN.format("joma/neurons", 8),
+        revision=2,
     ),
 )

@@ -16,6 +16,7 @@ from manyheads.joma.neurons import (
     best_correlations,
     pool_neurons,
     score_layers,
+    swap_labels,
     tabulate_neurons,
 )
 
@@ -75,6 +76,13 @@ def test_the_table_has_all_controls_and_the_network_learns(table):
     assert not np.allclose(scores.trained, scores.shuffled)
 
 
+def test_no_label_is_swapped_for_itself(seed):
+    for key in jax.random.split(jax.random.key(seed), 20):
+        swapped = np.asarray(swap_labels(jnp.arange(4), 4, key))
+        assert sorted(swapped) == [0, 1, 2, 3]
+        assert (swapped != np.arange(4)).all()
+
+
 def test_intervals_and_gains_are_those_of_the_differences():
     trained = np.array([[0.9, 0.5], [0.8, 0.6], [0.85, 0.4]])
     table = NeuronTable(NeuronScores(trained, trained - 0.1, trained, trained, trained, np.ones(3)))
@@ -94,6 +102,7 @@ def test_settings_that_mean_nothing_are_refused():
     for change, says in (
         ({"layers": 1}, "2 levels of latents"),
         ({"hierarchy": HierarchyShape((5,), leaves=6)}, "lies between"),
+        ({"hierarchy": HierarchyShape((5, 1), leaves=6)}, "one label"),
         ({"tested": 5}, "twice or more"),
         ({"steps": 0}, "positive"),
     ):

@@ -74,6 +74,8 @@ class NeuronSetting:
         levels = len(self.hierarchy.sizes) - 1
         if levels < 1:
             raise UsageError(f"sizes={self.hierarchy.sizes}: a level of latents lies between the leaves and the labels")
+        if self.hierarchy.labels < 2:
+            raise UsageError(f"sizes={self.hierarchy.sizes}: with one label there is nothing to learn")
         if self.layers < levels:
             raise UsageError(f"layers={self.layers}: {levels} levels of latents are compared with one layer each")
         if min(self.width, self.steps, self.batch) < 1 or self.tested < 2 * self.hierarchy.labels:
@@ -225,8 +227,7 @@ def train_and_score(setting: NeuronSetting, key: jax.Array, centred: bool = True
     )
     labels = jnp.arange(setting.tested, dtype=jnp.int32) % setting.hierarchy.labels
     batch = hierarchy.expand(labels, for_test)
-    swapped = jax.random.permutation(for_permutation, setting.hierarchy.labels)[labels]
-    other = hierarchy.expand(swapped, for_test)
+    other = hierarchy.expand(swap_labels(labels, setting.hierarchy.labels, for_permutation), for_test)
 
     def look(weights: Any) -> tuple[jax.Array, jax.Array]:
         neurons, outputs = pool_neurons(with_weights(untrained, weights), batch)
@@ -274,6 +275,14 @@ def tabulate_neurons(setting: NeuronSetting, keys: jax.Array, centred: bool = Tr
         raise UsageError(f"{len(keys)} key: intervals need two seeds or more")
     scores = [train_and_score(setting, key, centred) for key in keys]
     return NeuronTable(jax.tree.map(lambda *seeds: np.stack([np.asarray(each) for each in seeds]), *scores))
+
+
+def swap_labels(labels: Any, count: int, key: jax.Array) -> Any:
+    """Give every label of `count` another one in exchange, one to one.
+
+    A cyclic shift by a random distance: a random permutation would leave one label in its place on average.
+    """
+    return (labels + jax.random.randint(key, (), 1, count, jnp.int32)) % count
 
 
 def shown_cross_entropy(model: Transformer, batch: HierarchyBatch) -> jax.Array:

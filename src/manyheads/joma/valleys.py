@@ -61,8 +61,10 @@ def find_valley(curves: ArrayLike) -> Valley:
 def cross_valleys(curves: ArrayLike) -> Valley:
     """Measure drop and rebound of each replicate at the place where the mean of the *other* replicates is lowest.
 
-    A place that is chosen without the replicate makes both differences unbiased: where curves only fluctuate they are
-    zero on average, and their spread over replicates gives an honest interval. They may be negative.
+    A place that is chosen without the replicate makes both differences unbiased at that place: where curves only
+    fluctuate they are zero on average, whatever the noise's memory, and their spread over replicates gives an honest
+    interval. Where there is a valley the others miss its lowest point by their noise, so that both are a little too
+    small on average, never too large. They may be negative.
 
     Parameters
     ----------
