@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from manyheads.bigram import draw_batch, draw_task, predict_screening, screen
-from manyheads.bigram.screening import chi_square, count_pairs
+from manyheads.bigram.screening import chi_square, count_pairs, measure_unevenness
 from manyheads.bigram.studies.screening import ScreeningCost, draw_even, found, search
 from manyheads.bigram.transfer import transfer_scores
 from manyheads.errors import ShapeError, UsageError
@@ -62,6 +62,27 @@ def test_sparse_tables_are_not_judged(rng):
     result = screen(tokens, queries, targets)
     assert len(result.unjudged) == 20
     assert not result.found.any()
+
+
+def test_rare_tokens_are_not_judged_by_a_law_that_does_not_hold(rng):
+    law, size = [0.85, 0.075, 0.075], 600
+    tokens, targets = rng.choice(3, (size, 40), p=law), rng.choice(3, size, p=law)
+    few = screen(tokens, rng.integers(0, 3, size), targets, false_alarm=1e-6)
+    assert len(few.unjudged) == 3
+    many = screen(np.tile(tokens, (30, 1)), np.zeros(30 * size, int), np.tile(targets, 30), vocabulary=3)
+    assert len(many.unjudged) == 2  # the two queries that never occur
+
+
+def test_unevenness_is_the_variance_of_shuffled_tables(rng):
+    answers, tokens = np.repeat([0, 1, 2], [150, 40, 10]), np.repeat([0, 1, 2], [160, 25, 15])
+    tables = np.zeros((4000, 3, 3), int)
+    for table in tables:
+        np.add.at(table, (rng.permutation(answers), tokens), 1)
+    statistics, excess = chi_square(tables)[0], measure_unevenness(tables)
+    assert np.ptp(excess) < 1e-12  # the sums are all that counts
+    assert excess[0] > 0.1
+    # the fourth moment is some ten times the square of the second: a standard error of 5%, and terms of 1 / n
+    assert statistics.var() == pytest.approx(8 * (1 + excess[0]), rel=0.3)
 
 
 def test_the_law_of_samples_is_that_of_sampling(rng):

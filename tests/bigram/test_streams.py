@@ -39,12 +39,18 @@ def test_the_two_parts_of_a_split_share_no_symbol(rng):
         ([0, 1, 0], 4, "4 lags reach beyond the stream: its 3 symbols"),
         ([0, 1, 7, 1, 0], 2, "from 0 to 7: a vocabulary of 3"),
         ([0, -1, 1, 0], 2, "from -1 to 1"),
-        ([2, 2, 2, 2, 2], 2, "all 3 targets are symbol 2"),
+        ([2, 2, 2, 2, 2], 2, "all 5 symbols are 2"),
+        ([0, 2, 2, 2, 2], 2, "all 3 targets are symbol 2"),
     ],
 )
 def test_streams_that_are_none_are_refused_with_the_figure(stream, lags, message):
     with pytest.raises(UsageError, match=message):
         read_streams(stream, lags, vocabulary=3)
+
+
+def test_a_stream_that_never_changes_says_nothing_of_any_target(rng):
+    with pytest.raises(UsageError, match="all 50 symbols are 0"):
+        read_streams(np.zeros(50, int), 2, targets=rng.integers(0, 2, 50))
 
 
 def test_arrays_that_are_no_streams_are_refused():

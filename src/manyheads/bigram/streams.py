@@ -95,8 +95,8 @@ def read_streams(
     ShapeError
         Streams that are no rows of integers, or targets of another shape.
     UsageError
-        An empty stream, symbols outside the vocabulary, lags that no stream is long enough for, or a target that never
-        changes.
+        An empty stream, symbols outside the vocabulary, lags that no stream is long enough for, or symbols or targets
+        that never change.
 
     Examples
     --------
@@ -143,6 +143,10 @@ def _check_symbols(symbols: np.ndarray, targets: np.ndarray, vocabulary: int | N
     size = high + 1 if vocabulary is None else vocabulary
     if low < 0 or high >= size:
         raise UsageError(f"symbols run from {low} to {high}: a vocabulary of {size} has 0 to {size - 1}")
+    if symbols.min() == symbols.max():
+        raise UsageError(
+            f"all {len(symbols)} symbols are {symbols[0]}: no lag says anything; give a stream of two symbols or more"
+        )
     if targets.min() == targets.max():
         raise UsageError(
             f"all {len(targets)} targets are symbol {targets[0]}: nothing is left to predict; give a stream of two "

@@ -43,7 +43,8 @@ class ScreeningCost(Study):
         Tokens, and positions that each of them looks at.
     searches
         Searches of a replicate, each with positions and samples of its own; their geometric mean is its figure. The
-        shortest contexts are searched four times as often.
+        same search at another length sees the same queries, answers and tokens that count, so that the luck of those
+        does not blur the growth.
     task
         Which transition and weights: the number of a draw.
     """
@@ -97,9 +98,9 @@ class ScreeningCost(Study):
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Draw samples until screening puts all positions first; train by gradient descent where that is affordable."""
         length = int(cell["length"])
-        rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), length])
-        turns = self.searches * max(1, min(4, max(self.lengths) // (4 * length)))  # short contexts cost next to nothing
-        figures = [search(rng, self._task(length, rng), _screened)[0] for _ in range(turns)]
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))  # the same at every length
+        turns = [turn.spawn(2) for turn in rng.spawn(self.searches)]
+        figures = [search(samples, self._task(length, places), _screened)[0] for places, samples in turns]
         samples = float(np.exp(np.log(figures).mean()))
         trained = length <= self.trained_length
         gradient = self._train(self._task(length, rng), int(rng.integers(2**31))) if trained else np.nan
@@ -225,7 +226,8 @@ def search(rng: np.random.Generator, task: BigramTask, score: Scores) -> np.ndar
     Parameters
     ----------
     rng
-        Where the samples come from.
+        Where the samples come from. Tasks that differ in their lengths and positions alone see the same queries and
+        answers under the same generator.
     task
         A task whose tokens are equally frequent.
     score
@@ -237,13 +239,16 @@ def search(rng: np.random.Generator, task: BigramTask, score: Scores) -> np.ndar
         (R,): the geometric middle of the last look at which it was wrong and the first at which it is right.
     """
     counts = np.zeros((task.vocabulary, task.length, task.vocabulary, task.vocabulary), np.int32)
+    told, rest = rng.spawn(2)
     drawn, before, looks = 0, 0, float(FIRST)
     result: np.ndarray | None = None
     while drawn < MOST:
-        while drawn < int(looks):
-            size = min(int(looks) - drawn, max(1, ENTRIES // task.length))
-            counts += count_pairs(*draw_even(rng, task, size), task.vocabulary)
-            drawn += size
+        answers = draw_answers(told, task, int(looks) - drawn)
+        drawn = int(looks)
+        size = max(1, ENTRIES // task.length)
+        for begin in range(0, len(answers[0]), size):
+            queries, own, targets = (part[begin : begin + size] for part in answers)
+            counts += count_pairs(draw_around(rest, task, queries, own), queries, targets, task.vocabulary)
         right = found(task, score(counts))
         result = np.full(len(right), np.nan) if result is None else result
         result[np.isnan(result) & right] = (max(before, FIRST / GROWTH) * drawn) ** 0.5
@@ -264,14 +269,27 @@ def found(task: BigramTask, scores: np.ndarray) -> np.ndarray:
 
 def draw_even(rng: np.random.Generator, task: BigramTask, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw what `draw_batch` draws when all tokens are equally frequent, ten times as fast."""
+    queries, own, targets = draw_answers(rng, task, size)
+    return draw_around(rng, task, queries, own), queries, targets
+
+
+def draw_answers(rng: np.random.Generator, task: BigramTask, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw queries (B,), the tokens at the positions each looks at (B, Q), and answers (B,): nothing of the length."""
     if np.ptp(task.stationary) > 1e-9:
         raise UsageError("the tokens of this task are not equally frequent: use draw_batch")
-    tokens = rng.integers(0, task.vocabulary, (size, task.length), dtype=np.uint8)
     queries = rng.integers(0, task.vocabulary, size)
+    own = rng.integers(0, task.vocabulary, (size, task.sparsity), dtype=np.uint8)
     chosen = (rng.random((size, 1)) >= np.cumsum(task.weights, 1)[queries, :-1]).sum(1)
-    attended = tokens[np.arange(size), task.positions[queries, chosen]]
+    attended = own[np.arange(size), chosen]
     targets = (rng.random((size, 1)) >= np.cumsum(task.transition, 0)[:-1, attended].T).sum(1)
-    return tokens, queries, targets
+    return queries, own, targets
+
+
+def draw_around(rng: np.random.Generator, task: BigramTask, queries: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Draw contexts (B, T) around the tokens that the queries look at."""
+    tokens = rng.integers(0, task.vocabulary, (len(queries), task.length), dtype=np.uint8)
+    np.put_along_axis(tokens, task.positions[queries], own, 1)
+    return tokens
 
 
 def _screened(counts: np.ndarray) -> np.ndarray:
