@@ -11,6 +11,7 @@ from manyheads.attention.losses import cross_entropy
 from manyheads.attention.training import with_weights
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, Recipe, digits_lesson, measure_motion, sweep_losses, text_lesson
+from manyheads.limits.finite import TWINS
 
 BASE = Shape(4, 2, 2)
 SHAPE = Shape(8, 2, 2)
@@ -56,6 +57,15 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     assert found.logits[1] == pytest.approx(rms(a_now - a_before), rel=1e-3)
     assert found.logits_start == pytest.approx(rms(a_before), rel=1e-4)
     assert found.head_variance[1] == pytest.approx(a_now.var(axis=2).mean(), rel=1e-3)
+    keys = [for_model, *(jax.random.fold_in(for_model, number) for number in range(1, TWINS))]
+    twins = [initialise(config, P.scaling(SHAPE, config.inputs), key).record(probe) for key in keys]
+    each = [np.einsum("lbhqn,lbhkn->lbhqk", twin.layers.queries, twin.layers.keys) for twin in twins]
+    assert found.head_variance_start == pytest.approx(
+        logit**2 * np.mean([a.var(axis=2).mean() for a in each]), rel=1e-3
+    )
+    stack = np.stack([np.asarray(twin.layers.stream[-1], np.float64).reshape(-1, SHAPE.width) for twin in twins])
+    kernels = stack @ stack.transpose(0, 2, 1) / SHAPE.width
+    assert found.kernel_spread == pytest.approx(np.sqrt(kernels.var(axis=0, ddof=1).mean()), rel=1e-3)
     streams = [now.start, now.layers.stream[0]]
     moved = []
     for layer, stream in enumerate(streams):

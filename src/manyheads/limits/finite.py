@@ -151,6 +151,16 @@ class Motion(NamedTuple):
     loss: Any  # on the probe batch
 
 
+TWINS = 6
+"""Networks drawn beside each other to see how much they differ before training."""
+
+
+class _Start(NamedTuple):
+    outputs: jax.Array  # (..., outputs)
+    stream: jax.Array  # (..., T, d) after the last block
+    logits: jax.Array  # (L, ..., H, T, T)
+
+
 QUANTITIES: dict[str, str] = {
     "outputs": "outputs",
     "residual": "residual stream after the last block",
@@ -211,11 +221,15 @@ def _motion(
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, factors.scaling, for_model, jnp.float32)
     probe = batches(for_probe)
-    # Twice the same call: the loop makes one compiled body of both.
-    twins = jnp.stack([for_model, jax.random.fold_in(for_model, 1)])
-    befores = jax.lax.map(lambda key: initialise(config, factors.scaling, key, jnp.float32).record(probe[0]), twins)
-    before = jax.tree.map(lambda value: value[0], befores)
-    kernels = jax.vmap(_kernel)(befores.layers.stream[:, -1])  # (2, tokens, tokens)
+    others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, TWINS))
+    keys = jnp.concatenate([for_model[None], others])
+
+    def begin(key: jax.Array) -> _Start:
+        record = initialise(config, factors.scaling, key, jnp.float32).record(probe[0])
+        return _Start(record.outputs, record.layers.stream[-1], _logits(record))
+
+    starts = jax.lax.map(begin, keys)  # one compiled body for all
+    before = jax.tree.map(lambda value: value[0], starts)
     tx = _optimiser(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -233,9 +247,8 @@ def _motion(
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
     return moved._replace(
         logits_start=moved.logits_start[0],
-        head_variance_start=moved.head_variance_start[0],
-        # Two independent networks differ by the root of two of one network's spread.
-        kernel_spread=_rms(kernels[0] - kernels[1]) / 2**0.5,
+        head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
+        kernel_spread=jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()),
     )
 
 
@@ -245,7 +258,7 @@ def _kernel(stream: jax.Array) -> jax.Array:
     return rows @ rows.T / rows.shape[-1]
 
 
-def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -> Motion:
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Motion:
     now = model.record(probe[0])
     logits = _logits(now)
     z = _block_inputs(model, now)  # (L, ..., T, d)
@@ -257,13 +270,13 @@ def _moved(start: Transformer, before: Record, model: Transformer, probe: Any) -
 
     return Motion(
         outputs=_rms(now.outputs - before.outputs),
-        residual=_rms(now.layers.stream[-1] - before.layers.stream[-1]),
-        logits=_rms(logits - _logits(before)),
+        residual=_rms(now.layers.stream[-1] - before.stream),
+        logits=_rms(logits - before.logits),
         query_by_weights=by_weights("query"),
         value_by_weights=by_weights("value"),
-        logits_start=_rms(_logits(before)),
-        head_variance_start=jnp.var(_logits(before), axis=-3).mean(),
-        kernel_spread=jnp.zeros(()),  # of the start alone
+        logits_start=_rms(before.logits),
+        head_variance_start=jnp.zeros(()),  # of the start, and put in there
+        kernel_spread=jnp.zeros(()),
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(model, probe),
     )
