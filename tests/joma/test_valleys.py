@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.valleys import correlate_within, cross_valleys, find_valley, hold_last
+from manyheads.joma.valleys import correlate_within, cross_rises, cross_valleys, find_valley, hold_last
 
 
 def test_a_valley_is_what_a_search_finds(rng):
@@ -43,6 +43,24 @@ def test_noise_alone_has_a_valley_by_itself_and_none_across_seeds(rng):
     crossed = cross_valleys(noise).rebound.mean(0)  # (2000,)
     assert abs(crossed.mean()) < 5 * crossed.std() / 2000**0.5
     assert find_valley(noise).rebound.mean() > 1.0  # the mean of six minima is 1.27 below that of the last value
+
+
+def test_a_rise_after_a_drop_is_where_the_others_rise_most(rng):
+    curves = rng.normal(size=(4, 3, 9))
+    expected = np.zeros((4, 3))
+    for replicate in range(4):
+        for row, mean in enumerate(np.delete(curves, replicate, axis=0).mean(0)):
+            pairs = [(s, t) for s in range(1, 9) for t in range(s, 9) if mean[s] < mean[:s].min()]
+            low, high = max(pairs, key=lambda pair: mean[pair[1]] - mean[pair[0]], default=(0, 0))
+            expected[replicate, row] = curves[replicate, row, high] - curves[replicate, row, low]
+    np.testing.assert_allclose(cross_rises(curves), expected)
+    # Up first and then down for good is no rebound, and neither is noise: five standard errors, as below.
+    assert (cross_rises(np.tile([2.0, 3.0, 1.0, 0.5], (3, 1))) == 0).all()
+    noise = cross_rises(rng.normal(size=(4, 2000, 6))).mean(0)
+    assert abs(noise.mean()) < 5 * noise.std() / 2000**0.5
+    assert np.isnan(cross_rises(np.full((2, 3), np.nan))).all()
+    with pytest.raises(UsageError, match="two replicates"):
+        cross_rises(np.zeros((1, 4)))
 
 
 def test_a_diverged_run_keeps_what_it_had_reached():

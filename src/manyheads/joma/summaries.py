@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from manyheads.joma.valleys import Valley, correlate_within, cross_valleys, find_valley, hold_last
+from manyheads.joma.valleys import Valley, correlate_within, cross_rises, cross_valleys, find_valley, hold_last
 
 Array = NDArray[np.float64]
 
@@ -41,9 +41,10 @@ class Summary:
         rebound at that moment.
     best_rate
         The rate of the lowest mean best loss, by depth.
-    top, ranks
-        At the best rate, each replicate at the place that the others name, mean over depths (R,): entropy of the top
-        layer; stable rank, mean over layers.
+    bottom, top, ranks
+        At the best rate, each replicate at the places that the others name, mean over depths (R,): entropy of the
+        bottom layer; of the top layer where there are several; stable rank, mean over layers. A rebound is the largest
+        rise after a drop here, whatever follows: see `cross_rises`.
     bottom_at_highest
         (R,), last entropy of the bottom layer at the highest rate, mean over depths.
     """
@@ -62,6 +63,7 @@ class Summary:
     early_loss: dict[float, Array]
     early_rebound: dict[float, Array]
     best_rate: dict[int, float]
+    bottom: Valley
     top: Valley
     ranks: Valley
     bottom_at_highest: Array
@@ -102,7 +104,8 @@ def summarise(trained: xr.Dataset, random_rank: float) -> Summary:
         early_loss={share: _by_seed(loss[..., until], best) for share, until in moments.items()},
         early_rebound={share: _by_seed(so_far[share], best) for share in moments},
         best_rate=chosen,
-        top=_mean_valley([entropy[cell, :, depth[cell] - 1] for cell in at_best]),
+        bottom=_mean_valley([entropy[cell, :, 0] for cell in at_best]),
+        top=_mean_valley([entropy[cell, :, depth[cell] - 1] for cell in at_best if depth[cell] > 1]),
         ranks=_mean_valley([rank[cell, :, : depth[cell]].mean(1) for cell in at_best]),
         bottom_at_highest=entropy[rate == rate.max(), :, 0, -1].mean(0),
     )
@@ -126,12 +129,15 @@ def _by_seed(x: Array, y: Array, groups: Array | None = None) -> Array:
 
 
 def _mean_valley(curves: list[Array]) -> Valley:
-    """Return the mean over depths of the valleys of (R, S) curves, each replicate at the place that the others name."""
+    """Return the mean over depths of the drops and rises of (R, S) curves, each replicate where the others say."""
     # A single seed has no others. It decides nothing in any case: its interval is infinite.
-    measure = cross_valleys if len(curves[0]) > 1 else find_valley
-    parts = [measure(curve) for curve in curves]
+    if len(curves[0]) == 1:
+        parts = [find_valley(curve) for curve in curves]
+        rises = [part.rebound for part in parts]
+    else:
+        parts, rises = [cross_valleys(curve) for curve in curves], [cross_rises(curve) for curve in curves]
     return Valley(
         np.mean([part.drop for part in parts], 0),
-        np.mean([part.rebound for part in parts], 0),
+        np.mean(rises, 0),
         np.asarray([part.place for part in parts]),
     )

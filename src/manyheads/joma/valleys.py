@@ -90,6 +90,52 @@ def cross_valleys(curves: ArrayLike) -> Valley:
     return Valley(*_ends(values, place), place)
 
 
+def cross_rises(curves: ArrayLike) -> Array:
+    """Measure by how much each replicate rises between the two moments between which the *others'* mean rises most.
+
+    The first moment is one at which the others' mean is lower than ever before, the start apart: what is measured is a
+    rise after a drop, and a second drop later on does not hide it, as it hides the rebound of `cross_valleys`. As there
+    the moments know nothing of the replicate: on noise alone the mean is zero. Where the others never rise it is zero.
+
+    Parameters
+    ----------
+    curves
+        (replicates, ..., time) of at least two replicates of one system.
+
+    Returns
+    -------
+    Array
+        (replicates, ...).
+
+    Raises
+    ------
+    UsageError
+        A single replicate has no others; or a curve is NaN in parts.
+
+    Examples
+    --------
+    Down, up, and down again:
+
+    >>> curves = [[3.0, 1.0, 2.0, 0.5], [3.0, 1.2, 2.2, 0.4], [3.1, 1.0, 2.1, 0.6]]
+    >>> cross_rises(curves).round(6).tolist(), cross_valleys(curves).rebound.tolist()
+    ([1.0, 1.0, 1.1], [0.0, 0.0, 0.0])
+    """
+    values = _as_curves(curves)
+    if values.ndim < 2 or len(values) < 2:
+        raise UsageError(f"curves of shape {values.shape}: two replicates or more in front tell each other the moments")
+    others = (values.sum(0) - values) / (len(values) - 1)
+    best, rises = np.zeros(values.shape[:-1]), np.zeros(values.shape[:-1])
+    for low in range(1, values.shape[-1] - 1):
+        lowest = others[..., low] < others[..., :low].min(-1)
+        high = low + np.where(np.isnan(others[..., low:]), -np.inf, others[..., low:]).argmax(-1)
+        rise, own = (
+            np.take_along_axis(each, high[..., None], -1)[..., 0] - each[..., low] for each in (others, values)
+        )
+        better = lowest & (rise > best)
+        best, rises = np.where(better, rise, best), np.where(better, own, rises)
+    return np.where(np.isnan(values[..., 0]), np.nan, rises)
+
+
 def hold_last(curves: ArrayLike) -> Array:
     """Continue a curve that becomes infinite or NaN with its last finite value: what a run that diverged had reached.
 

@@ -73,10 +73,11 @@ def test_a_correlation_that_the_rate_makes_vanishes_within_it(rng):
 def test_verdicts_follow_the_curves(rng):
     outcomes = {verdict.claim: verdict.outcome for verdict in RealText().compare(LEVELS, rate_decides(rng))}
     assert outcomes["within a learning rate the bounce is highly correlated with low validation loss"] == "refuted"
-    assert outcomes["at the best rate the entropy of the top layer drops"] == "holds"
-    assert outcomes["at the best rate it then rebounds"] == "holds"
+    for layer in ("bottom", "top"):
+        assert outcomes[f"at the best rate the entropy of the {layer} layer drops"] == "holds"
+        assert outcomes[f"at the best rate the {layer} layer's entropy then rebounds"] == "holds"
     assert outcomes["at the best rate the lower MLP's stable rank drops"] == "holds"
-    assert outcomes["at the best rate it then rebounds as well"] != "holds"
+    assert outcomes["at the best rate the lower MLP's stable rank then rebounds"] != "holds"
     collapsed = {verdict.claim: verdict.outcome for verdict in RealText().compare(LEVELS, rate_decides(rng, 0.001))}
     assert collapsed["at the highest rate every head of the bottom layer ends one-hot"] == "holds"
 
