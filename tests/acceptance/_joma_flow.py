@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance.attention import RUN, study
@@ -24,11 +25,11 @@ HORIZON = 40.0
 def draw(rule: Rule, sizes: Sizes, seeds: int) -> tuple[Network, Setting, CrossEntropy]:
     """Draw one task for each seed, stacked; call with 64-bit types enabled."""
 
-    def one(key):
-        first, second, third = jax.random.split(key, 3)
-        return draw_network(sizes, rule, first), draw_setting(sizes, second), draw_upper(sizes, third)
-
-    return jax.jit(jax.vmap(one))(jax.vmap(jax.random.key)(np.arange(seeds)))
+    tasks = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        tasks.append((draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
 
 
 def follow(rule: Rule, queries: int, seeds: int, contexts: int = 40, records: int = 50):

@@ -1,7 +1,6 @@
 """What a layer learns from: draws keep the assumptions, and whatever breaks one is refused by name."""
 
 import equinox as eqx
-import jax
 import numpy as np
 import pytest
 
@@ -51,9 +50,3 @@ def test_contexts_and_shapes_that_make_no_sense_are_refused(rng):
 def test_rules_that_make_no_sense_are_refused(fields):
     with pytest.raises(UsageError, match=next(iter(fields))):
         Rule(**fields)
-
-
-def test_a_key_draws_within_a_traced_function(seed):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    drawn = jax.vmap(lambda key: draw_setting(Sizes(), key))(keys)
-    assert drawn.contexts.shape == (3, 40, 12)

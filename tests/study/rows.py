@@ -84,7 +84,7 @@ SMALL = {
         ),
         2,
     ),
-    "joma/winners": (Winners(tokens=3, contexts=4, records=4, level=2.0), 2),
+    "joma/winners": (Winners(tokens=3, contexts=4, records=4, level=3.0), 2),
     # The first two train the same networks, by the same compiled programs.
     "limits/coordinate-check": (
         CoordinateCheckStudy(

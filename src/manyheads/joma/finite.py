@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.joma.task import Rule, Setting, Sizes, drawn
+from manyheads.joma.task import Rule, Setting, Sizes
 
 Loss: TypeAlias = Callable[[jax.Array, Setting], jax.Array]
 
@@ -58,32 +58,17 @@ class ConstantPull(eqx.Module):
 
 
 def draw_network(
-    sizes: Sizes, rule: Rule, source: np.random.Generator | jax.Array, spread: tuple[float, float] = (0.2, 0.3)
+    sizes: Sizes, rule: Rule, rng: np.random.Generator, spread: tuple[float, float] = (0.2, 0.3)
 ) -> Network:
-    """Draw normal logits and weights with the given standard deviations; linear attention starts about one.
-
-    `source` is a NumPy generator or a JAX key, as for `draw_setting`.
-    """
-
-    def draw(sizes: Sizes, key: jax.Array) -> Network:
-        for_logits, for_weights = jax.random.split(key)
-        shape = (sizes.queries, sizes.tokens)
-        logits = spread[0] * jax.random.normal(for_logits, shape, dtype=float) + (rule.attention == "linear")
-        own = (sizes.queries,) if rule.own_weights else ()
-        weights = jax.random.normal(for_weights, (*own, sizes.width, sizes.neurons), dtype=float)
-        return Network(logits, spread[1] * weights)
-
-    return drawn(draw, sizes, source)
+    """Draw normal logits and weights with the given standard deviations, float64; linear attention starts about one."""
+    logits = spread[0] * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
+    own = (sizes.queries,) if rule.own_weights else ()
+    return Network(logits, spread[1] * rng.normal(size=(*own, sizes.width, sizes.neurons)))
 
 
-def draw_upper(sizes: Sizes, source: np.random.Generator | jax.Array) -> CrossEntropy:
-    """Draw the upper layer behind a cross-entropy: normal, variance 1/K."""
-
-    def draw(sizes: Sizes, key: jax.Array) -> CrossEntropy:
-        shape = (sizes.classes, sizes.neurons)
-        return CrossEntropy(jax.random.normal(key, shape, dtype=float) * sizes.neurons**-0.5)
-
-    return drawn(draw, sizes, source)
+def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
+    """Draw the upper layer behind a cross-entropy: normal, variance 1/K, float64."""
+    return CrossEntropy(rng.normal(size=(sizes.classes, sizes.neurons)) * sizes.neurons**-0.5)
 
 
 def attend(rule: Rule, logits: jax.Array, contexts: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optimistix
 
 from manyheads._precision import follows_caller
@@ -120,7 +121,8 @@ def flow(network: Network, setting: Setting, loss: Loss, rule: Rule, steps: Step
     >>> path.network.logits.shape, bool(path.losses[-1] < path.losses[0])
     ((5, 1, 4), True)
     """
-    return _flow(network, setting, loss, rule, jnp.asarray(steps.step, float), jnp.asarray(steps.stride), steps.records)
+    clock = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
+    return _flow(network, setting, loss, rule.traced(), *clock, steps.records)
 
 
 @eqx.filter_jit
@@ -133,14 +135,19 @@ def _flow(
     return _record(network, setting, loss, rule, lambda _, state: _rk4(derivative, state, step), step, stride, records)
 
 
+RK4 = ((0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))  # where each stage starts on the last one, its weight
+
+
 def _rk4(derivative: Any, state: Network, step: jax.Array) -> Network:
-    first = derivative(state)
-    second = derivative(_moved(state, first, step / 2))
-    third = derivative(_moved(state, second, step / 2))
-    fourth = derivative(_moved(state, third, step))
-    return jax.tree.map(
-        lambda y, a, b, c, d: y + step / 6 * (a + 2 * b + 2 * c + d), state, first, second, third, fourth
-    )
+    def stage(carry: tuple[Network, Network], shares: tuple[jax.Array, jax.Array]) -> Any:
+        slope, end = carry
+        slope = derivative(_moved(state, slope, step * shares[0]))
+        return (slope, _moved(end, slope, step * shares[1])), None
+
+    # A scan, and not four calls: the field is compiled once, which takes half the time, and runs as fast.
+    shares = jax.tree.map(lambda column: jnp.asarray(column, step.dtype), (np.asarray(RK4[0]), np.asarray(RK4[1])))
+    still = jax.tree.map(jnp.zeros_like, state)
+    return jax.lax.scan(stage, (still, state), shares)[0][1]
 
 
 def _moved(state: Network, direction: Network, by: Any) -> Network:
@@ -191,7 +198,7 @@ def _descend_on(
     network: Network, setting: Setting, loss: Loss, rule: Rule, steps: Steps, key: Any, size: int | None
 ) -> Path:
     rate, stride = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
-    return _descend(network, setting, loss, rule, (rate, stride, key), (steps.records, size))
+    return _descend(network, setting, loss, rule.traced(), (rate, stride, key), (steps.records, size))
 
 
 @eqx.filter_jit
@@ -239,7 +246,10 @@ def flow_adaptively(network: Network, setting: Setting, loss: Loss, rule: Rule, 
 
 @follows_caller
 def _flow_adaptively(network: Network, setting: Setting, loss: Loss, rule: Rule, until: Adaptive) -> Path:
-    return _adaptive(network, setting, loss, rule, until)
+    numbers = ("horizon", "rtol", "atol", "limit", "margin", "crossings")
+    clock = {name: jnp.asarray(getattr(until, name), float) for name in numbers}
+    bounded = math.isfinite(until.limit)
+    return _adaptive(network, setting, loss, rule.traced(), clock, (until.records, bounded))
 
 
 class _Front(eqx.Module):
@@ -254,17 +264,20 @@ class _Front(eqx.Module):
 
 
 @eqx.filter_jit
-def _adaptive(network: Network, setting: Setting, loss: Loss, rule: Rule, until: Adaptive) -> Path:
+def _adaptive(
+    network: Network, setting: Setting, loss: Loss, rule: Rule, clock: dict[str, jax.Array], counts: tuple[int, bool]
+) -> Path:
+    records = counts[0]
     start = jax.tree.map(jnp.asarray, network)
     gates = forward(start, setting, rule)[1] > 0 if rule.activation == "relu" else None
-    no, ticks = jnp.asarray(False), jnp.arange(1, until.records + 1)
+    no, ticks = jnp.asarray(False), jnp.arange(1, records + 1)
     front = _Front(jnp.zeros(()), start, gates, no, no, jnp.asarray(0))
 
     def piece(front: _Front, tick: jax.Array) -> tuple[_Front, tuple[jax.Array, Network]]:
-        target = until.horizon * tick / until.records
+        target = clock["horizon"] * tick / records
         front = jax.lax.while_loop(
             lambda front: (front.time < target) & ~front.stopped & ~front.failed,
-            lambda front: _segment(front, target, (setting, loss, rule), until),
+            lambda front: _segment(front, target, (setting, loss, rule), clock, counts),
             front,
         )
         kept = jax.tree.map(lambda y: jnp.where(front.failed, jnp.nan, y), (front.time, front.network))
@@ -285,9 +298,15 @@ class _Halving(optimistix.Bisection):
         return width <= 4 * jnp.finfo(width.dtype).eps * jnp.abs(y), optimistix.RESULTS.successful
 
 
-def _segment(front: _Front, target: jax.Array, problem: tuple[Setting, Loss, Rule], until: Adaptive) -> _Front:
+def _segment(
+    front: _Front,
+    target: jax.Array,
+    problem: tuple[Setting, Loss, Rule],
+    clock: dict[str, jax.Array],
+    counts: tuple[int, bool],
+) -> _Front:
     """Go on to the next event or to `target`."""
-    setting, loss, rule = problem
+    (setting, loss, rule), (_, bounded) = problem, counts
     held = front.gates
 
     def inside(state: Network) -> jax.Array:
@@ -295,17 +314,17 @@ def _segment(front: _Front, target: jax.Array, problem: tuple[Setting, Loss, Rul
         if held is None:
             return jnp.asarray(jnp.inf)
         before = forward(state, setting, rule)[1]
-        return jnp.where(held, before, -before).min() + until.margin
+        return jnp.where(held, before, -before).min() + clock["margin"]
 
     def below(state: Network) -> jax.Array:
         """Return how far the largest |v| is from the limit."""
-        return until.limit - jnp.abs(token_weights(setting, state.weights)).max()
+        return clock["limit"] - jnp.abs(token_weights(setting, state.weights)).max()
 
     def condition(t: jax.Array, y: Network, args: Any, **unused: Any) -> jax.Array:
         return jnp.minimum(inside(y), below(y))  # one condition: of several, diffrax takes the first, not the earliest
 
     root = _Halving(rtol=0.0, atol=0.0, flip=True)  # type: ignore[call-arg]  # its norm has a default
-    events = held is not None or math.isfinite(until.limit)
+    events = held is not None or bounded
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda time, state, args: field(state, setting, loss, rule, held)),
         diffrax.Dopri8(),
@@ -313,8 +332,9 @@ def _segment(front: _Front, target: jax.Array, problem: tuple[Setting, Loss, Rul
         target,
         None,
         front.network,
-        stepsize_controller=diffrax.PIDController(rtol=until.rtol, atol=until.atol),
+        stepsize_controller=diffrax.PIDController(rtol=clock["rtol"], atol=clock["atol"]),
         event=diffrax.Event(condition, root) if events else None,
+        adjoint=diffrax.ForwardMode(),  # nothing is differentiated backwards, and this one is compiled sooner
         throw=False,
         max_steps=100_000,
     )
@@ -323,8 +343,8 @@ def _segment(front: _Front, target: jax.Array, problem: tuple[Setting, Loss, Rul
     gates, crossings = held, front.crossings
     if held is not None:
         before = forward(state, setting, rule)[1]
-        crossed = jnp.where(held, before, -before) < -until.margin / 2
+        crossed = jnp.where(held, before, -before) < -clock["margin"] / 2
         gates, crossings = held ^ crossed, crossings + crossed.sum()
     finite = jnp.isfinite(time) & jnp.isfinite(state.logits).all() & jnp.isfinite(state.weights).all()
-    good = (diffrax.is_successful(solution.result) | met) & finite & (crossings <= until.crossings)
+    good = (diffrax.is_successful(solution.result) | met) & finite & (crossings <= clock["crossings"])
     return _Front(time, state, gates, met & (below(state) < inside(state)), ~good, crossings)

@@ -25,7 +25,7 @@ DYNAMICS: dict[str, str] = {
 """What a lower layer learns under: the first two saturate with attention, the third without, the fourth never ends."""
 
 
-def relax(targets: Any, times: Any, law: Law = EXP, normalised: bool = False) -> Any:
+def relax(targets: Any, times: Any, law: Law = EXP, normalised: Any = False) -> Any:
     r"""Log deficits of components that relax to their targets, from :math:`\dot L = r(\mu(1 - e^{-L}))`.
 
     Parameters
@@ -37,7 +37,8 @@ def relax(targets: Any, times: Any, law: Law = EXP, normalised: bool = False) ->
     law
         How attention speeds up a component.
     normalised
-        Whether the rates are divided by their mean over the components that have a target, as in softmax attention.
+        Whether the rates are divided by their mean over the components that have a target, as in softmax attention; a
+        boolean, traced or not.
 
     Returns
     -------
@@ -52,18 +53,17 @@ def relax(targets: Any, times: Any, law: Law = EXP, normalised: bool = False) ->
     >>> bool(np.allclose(found, find_log_deficit([1.0, 2.0], [[0.5], [2.0]]), rtol=1e-8))
     True
     """
-    return _followed(_relax, (targets, times), (law, normalised))
+    return _followed(_relax, (targets, times, normalised), (law,))
 
 
-@partial(jax.jit, static_argnames=("law", "normalised"))
-def _relax(targets: jax.Array, times: jax.Array, law: Law, normalised: bool) -> jax.Array:
+@partial(jax.jit, static_argnames="law")
+def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: Law) -> jax.Array:
     present = targets > 0
 
     def rates(t: Any, deficit: jax.Array, args: Any) -> jax.Array:
         log_rate = law.log_rate(-targets * jnp.expm1(-deficit), targets, jnp)
-        if not normalised:
-            return jnp.exp(log_rate)
-        return present.sum() * jax.nn.softmax(log_rate, where=present)
+        mean = jax.nn.logsumexp(log_rate, where=present) - jnp.log(present.sum())
+        return jnp.where(present, jnp.exp(log_rate - normalised * mean), 0)
 
     return _solve(rates, jnp.zeros_like(targets), times, (1e-10, 1e-12))
 
@@ -97,15 +97,22 @@ def relax_layer(wanted: Any, start: Any, times: Any, dynamics: Dynamics = "exp")
     """
     if dynamics not in DYNAMICS:
         raise UsageError(f"dynamics={dynamics!r}: expected one of {', '.join(DYNAMICS)}")
-    return _followed(_relax_layer, (wanted, start, times), (dynamics,))
+    return _followed(_relax_layer, (wanted, start, times, *map(float, SWITCHES[dynamics])), ())
 
 
-@partial(jax.jit, static_argnames="dynamics")
-def _relax_layer(wanted: jax.Array, start: jax.Array, times: jax.Array, dynamics: str) -> jax.Array:
+SWITCHES = {"exp": (1, 0, 1), "softmax": (1, 1, 1), "uniform": (0, 0, 1), "linear": (1, 1, 0)}
+"""Whether attention learns, whether it is normalised, whether components saturate: numbers, so that one compiled
+program serves all dynamics."""
+
+
+@jax.jit
+def _relax_layer(
+    wanted: jax.Array, start: jax.Array, times: jax.Array, learns: jax.Array, normalised: jax.Array, fades: jax.Array
+) -> jax.Array:
     def rates(t: Any, weights: jax.Array, args: Any) -> jax.Array:
-        z = (weights**2).sum(0) / 2  # (M,)
-        speed = {"exp": jnp.exp(z), "uniform": jnp.ones_like(z)}.get(dynamics, z.size * jax.nn.softmax(z))
-        return (wanted - weights * (dynamics != "linear")) * speed
+        z = learns * (weights**2).sum(0) / 2  # (M,)
+        mean = jax.nn.logsumexp(z) - jnp.log(z.size)
+        return (wanted - fades * weights) * jnp.exp(z - normalised * mean)
 
     return _solve(rates, start, times, (1e-8, 1e-10))
 

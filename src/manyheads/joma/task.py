@@ -71,8 +71,7 @@ class Sizes:
             )
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(eqx.Module):
     r"""The layer and how it learns.
 
     A sample with token frequencies x and query q gives the attention b, the features f and the hidden values h,
@@ -105,14 +104,14 @@ class Rule:
         No such attention or activation; a temperature or ratio that is not positive; a negative decay.
     """
 
-    attention: Attention = "softmax"
-    activation: str | Activation = "relu"
-    temperature: float = 1.0
-    rate_ratio: float = 1.0
-    decay: float = 0.0
-    own_weights: bool = False
+    attention: Attention = eqx.field(default="softmax", static=True)
+    activation: str | Activation = eqx.field(default="relu", static=True)
+    temperature: Any = 1.0
+    rate_ratio: Any = 1.0
+    decay: Any = 0.0
+    own_weights: bool = eqx.field(default=False, static=True)
 
-    def __post_init__(self) -> None:
+    def __check_init__(self) -> None:
         if self.attention not in ATTENTIONS:
             raise UsageError(f"attention={self.attention!r}: give one of {', '.join(ATTENTIONS)}")
         if isinstance(self.activation, str) and self.activation not in ACTIVATIONS:
@@ -121,6 +120,10 @@ class Rule:
         if not (self.temperature > 0 and self.rate_ratio > 0 and self.decay >= 0):
             given = f"temperature={self.temperature}, rate_ratio={self.rate_ratio}, decay={self.decay}"
             raise UsageError(f"{given}: the first two must be positive, the third not negative")
+
+    def traced(self) -> Rule:
+        """Return the rule with its numbers as arrays: one compiled program then serves all temperatures and rates."""
+        return jax.tree.map(lambda number: jnp.asarray(number, float), self)
 
     @property
     def function(self) -> Activation:
@@ -215,38 +218,16 @@ def _check_values(
         raise UsageError(f"queries must lie in 0..{asked.shape[1] - 1} and labels must not be negative")
 
 
-def draw_setting(sizes: Sizes, source: np.random.Generator | jax.Array) -> Setting:
-    """Draw Dirichlet contexts, uniform queries and labels, and a random orthonormal frame of embeddings.
+def draw_setting(sizes: Sizes, rng: np.random.Generator) -> Setting:
+    """Draw Dirichlet contexts, uniform queries and labels, and a random orthonormal frame of embeddings, in float64.
 
-    Parameters
-    ----------
-    sizes
-        Shapes and concentration.
-    source
-        A NumPy generator: the arrays are NumPy's, in double precision. A JAX key: they are JAX's, in the caller's.
+    On the host, so that nothing is compiled for it: to sweep over seeds, stack settings and vmap over them.
     """
-    return drawn(_draw_setting, sizes, source)
-
-
-def drawn(draw: Callable[[Any, jax.Array], Any], given: Any, source: np.random.Generator | jax.Array) -> Any:
-    """Call `draw(given, key)`: on the host in double precision for a NumPy generator, as the caller does for a key."""
-    from manyheads._precision import to_numpy
-
-    if not isinstance(source, np.random.Generator):
-        return draw(given, source)
-    with jax.enable_x64(True):
-        return to_numpy(draw(given, jax.random.key(int(source.integers(2**62)))))
-
-
-def _draw_setting(sizes: Sizes, key: jax.Array) -> Setting:
-    for_contexts, for_queries, for_labels, for_frame = jax.random.split(key, 4)
-    alpha = jnp.full(sizes.tokens, sizes.concentration, dtype=float)
-    frame = jax.random.normal(for_frame, (sizes.width, sizes.tokens + sizes.queries), dtype=float)
-    frame = jnp.linalg.qr(frame)[0]
+    frame = np.linalg.qr(rng.normal(size=(sizes.width, sizes.tokens + sizes.queries)))[0]
     return Setting(
-        jax.random.dirichlet(for_contexts, alpha, (sizes.contexts,), dtype=float),
-        jax.random.randint(for_queries, (sizes.contexts,), 0, sizes.queries),
-        jax.random.randint(for_labels, (sizes.contexts,), 0, sizes.classes),
+        rng.dirichlet(np.full(sizes.tokens, sizes.concentration), sizes.contexts),
+        rng.integers(sizes.queries, size=sizes.contexts),
+        rng.integers(sizes.classes, size=sizes.contexts),
         frame[:, : sizes.tokens],
         frame[:, sizes.tokens :],
     )

@@ -1,5 +1,6 @@
 """Theorem 1: relations against flows, the velocity against automatic differentiation, refusals by assumption."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -77,8 +78,8 @@ def test_the_softmax_velocity_is_the_gradient(rng):
     sizes = Sizes(tokens=6, contexts=12, classes=3, neurons=5, width=12)
     network, setting, upper = draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
     with jax.enable_x64(True):
-        b, _ = forward(network, setting, rule)
-        g, moving = pulls(network, setting, upper, rule), field(network, setting, upper, rule)
+        b, _ = eqx.filter_jit(forward)(network, setting, rule)
+        g, moving = (eqx.filter_jit(f)(network, setting, upper, rule) for f in (pulls, field))
     growth, correction = softmax_velocity(rule, b, g, token_weights(setting, network.weights))
     assert np.abs(growth - correction - np.asarray(moving.logits)[0]).max() < 1e-12
     assert np.abs(growth).max() > 1e-4

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manyheads.errors import ShapeError
 from manyheads.joma.relaxation import relax
 from manyheads.joma.theory.rebound import (
     BOUNCE,
     entropy_curve,
     entropy_of,
     entropy_rate,
+    final_rank_slope,
     late_gap,
     linear_entropy_curve,
     measure_bounce,
@@ -40,6 +42,20 @@ def test_exact_curves_are_those_of_the_solver(rng):
     times = np.array([0.1, 0.5, 2.0, 20.0])
     v = -targets * np.expm1(-relax(targets, times))
     np.testing.assert_allclose(entropy_curve(targets, times), entropy_of(v**2 / 2), atol=1e-8)
+
+
+def test_the_final_slope_of_the_stable_rank_is_a_difference_quotient(rng):
+    wanted, start = rng.normal(size=(2, 4, 3))
+
+    def rank(passed):
+        layer = start + passed * (wanted - start)
+        return (layer**2).sum() / np.linalg.norm(layer, 2) ** 2
+
+    slope = (rank(1 + 1e-6) - rank(1 - 1e-6)) / 2e-6
+    assert final_rank_slope(wanted, start) == pytest.approx(slope / (2 * rank(1.0)), abs=1e-7)
+    assert final_rank_slope(wanted, -start) == pytest.approx(-final_rank_slope(wanted, start))
+    with pytest.raises(ShapeError, match="one shape"):
+        final_rank_slope(wanted, start[:2])
 
 
 def test_entropy_ends_on_the_side_that_leading_order_says(rng):

@@ -16,9 +16,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.finite import attend, draw_network, draw_upper, token_weights
+from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
 from manyheads.joma.paths import Path, Steps, descend, flow
-from manyheads.joma.task import Rule, Sizes, draw_setting
+from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
 from manyheads.joma.theory.invariants import (
     SoftmaxForm,
     conserved,
@@ -65,8 +65,8 @@ class Invariants(Study):
         identifier="2310.00535",
         locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here",
     )
-    vectorised: ClassVar[bool] = True
-
+    # Not vectorised: one program for each attention and activation serves all cells and replicates, while a vectorised
+    # study compiles one for every cell, which takes longer than to run them.
     activations: tuple[str, ...] = ("identity", "gelu", "relu")
     tokens: int = 12
     queries: int = 3
@@ -112,10 +112,8 @@ class Invariants(Study):
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Follow one layer, under flow, under flow with decay, and under descent at every rate."""
         rule = Rule(str(cell["attention"]), str(cell["activation"]))  # type: ignore[arg-type]
-        sizes = Sizes(self.tokens, int(cell["queries"]), int(cell["contexts"]), neurons=self.neurons)
-        for_setting, for_network, for_upper = jax.random.split(key, 3)
-        setting, upper = draw_setting(sizes, for_setting), draw_upper(sizes, for_upper)
-        task = (draw_network(sizes, rule, for_network), setting, upper)
+        task = self._task(rule, key, int(cell["queries"]), int(cell["contexts"]))
+        setting = task[1]
         path = flow(*task, rule, Steps.until(self.horizon, self.step, self.records))
         weights, logits = token_weights(setting, path.network.weights), path.network.logits
         alone = conserved_per_query(rule, logits, weights)
@@ -138,12 +136,23 @@ class Invariants(Study):
             },
         )
 
-    def _unsteady(self, task: Any, rule: Rule, queries: int) -> dict[str, Any]:
+    def _task(self, rule: Rule, key: jax.Array, queries: int, contexts: int) -> tuple[Network, Setting, CrossEntropy]:
+        """Draw a task in arrays of one size: a single query is one that all contexts ask, a single context repeated."""
+        sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
+        for_setting, for_network, for_upper = np.random.default_rng(np.asarray(jax.random.key_data(key))).spawn(3)
+        drawn = draw_setting(sizes, for_setting)
+        rows = np.zeros(self.contexts, int) if contexts == 1 else np.arange(self.contexts)
+        asked = drawn.queries if queries > 1 else np.zeros(self.contexts, int)
+        frame = drawn.token_embeddings, drawn.query_embeddings
+        setting = Setting(drawn.contexts[rows], asked, drawn.labels[rows], *frame)
+        return draw_network(sizes, rule, for_network), setting, draw_upper(sizes, for_upper)
+
+    def _unsteady(self, task: tuple[Network, Setting, CrossEntropy], rule: Rule, queries: int) -> dict[str, Any]:
         """Return the departures under descent and under decay; NaN in the cells where they are not looked at."""
-        slips, withered = jnp.full(len(self.rates), jnp.nan), jnp.asarray(jnp.nan)
+        slips, withered = np.full(len(self.rates), np.nan), np.nan
         if rule.attention != "softmax" and rule.activation == DRIFTING and queries == 1:
             paths = [descend(*task, rule, Steps(rate, round(self.horizon / rate), 1)) for rate in self.rates]
-            slips = jnp.stack([_departure(rule, task[1], path) for path in paths])
+            slips = np.stack([_departure(rule, task[1], path) for path in paths])
             falling = replace(rule, decay=self.decay)
             path = flow(*task, falling, Steps.until(self.horizon, self.step, self.records))
             # Exp attention has no law to ask the library for: its relation is held against linear attention's.
@@ -155,16 +164,14 @@ class Invariants(Study):
             "withered": ((), withered, ATTRIBUTES["withered"]),
         }
 
-    def _states(self, rule: Rule, setting: Any, path: Path, squares: jax.Array) -> dict[str, Any]:
+    def _states(self, rule: Rule, setting: Setting, path: Path, squares: np.ndarray) -> dict[str, Any]:
         """Return what the softmax form is made of: logits, summed squares, mean attention; NaN for other attention."""
-        logits = path.network.logits[:, 0]  # (S, M)
-        mean = attend(rule, logits[:, None], setting.contexts).mean(1)
-        states = {"logits": logits, "squares": squares, "attention": mean}
-        kept = rule.attention == "softmax"
-        return {
-            f"state_{name}": (("time", "token"), value if kept else jnp.full_like(value, jnp.nan), STATES[name])
-            for name, value in states.items()
-        }
+        states = dict.fromkeys(STATES, np.full(squares.shape, np.nan))
+        if rule.attention == "softmax":
+            logits = path.network.logits[:, 0]  # (S, M)
+            mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(setting.contexts)).mean(1))
+            states = {"logits": logits, "squares": squares, "attention": mean}
+        return {f"state_{name}": (("time", "token"), value, STATES[name]) for name, value in states.items()}
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
         """Hold equalities to rounding, forms that are none to a tenth, shapes to chance."""
@@ -368,11 +375,11 @@ STATES = {
 }
 
 
-def _largest(values: Any) -> Any:
-    return jnp.abs(values).max()
+def _largest(values: np.ndarray) -> float:
+    return float(np.abs(values).max())
 
 
-def _departure(rule: Rule, setting: Any, path: Path) -> jax.Array:
+def _departure(rule: Rule, setting: Setting, path: Path) -> float:
     weights = token_weights(setting, path.network.weights)
     return _largest(drift(rule, path.times, path.network.logits, weights))
 

@@ -23,6 +23,7 @@ from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, V
 
 EXACT = 1e-10
 SHARE = 0.98  # of the blow-up time: that far paths are compared
+LONGEST = 400.0  # blow-up times: softmax attention takes that long to the level
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,18 @@ class Winners(Study):
         identifier="2310.00535",
         locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here",
     )
-    vectorised: ClassVar[bool] = True
-
+    # Not vectorised: one program for each attention then serves both of its paths and all replicates.
     tokens: int = 12
     contexts: int = 40
     records: int = 40
     level: float = 6.0
 
     def __post_init__(self) -> None:
-        if self.tokens < 2 or self.records < 2 or not 1 < self.level <= 7:
+        if self.tokens < 2 or self.records < 2 or not 2.5 < self.level <= 7:
             raise UsageError(
                 f"tokens={self.tokens}, records={self.records}, level={self.level}: two or more of the first, and a "
-                "level in (1, 7]: beyond, the time left to the blow-up is below the rounding of the time itself"
+                f"level in (2.5, 7]: below, a path ends before {SHARE} of the blow-up time; beyond, the time left to "
+                "it is below the rounding of the time itself"
             )
 
     @classmethod
@@ -82,22 +83,25 @@ class Winners(Study):
         """Follow one layer to just before the blow-up time of exp attention, and from the start to the level."""
         rule = Rule(str(cell["attention"]), "identity")  # type: ignore[arg-type]
         contexts = 1 if rule.attention == "softmax" else self.contexts
-        for_setting, for_pulls = jax.random.split(key)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         sizes = Sizes(self.tokens, contexts=contexts, neurons=1, width=self.tokens + 1)
-        setting = draw_setting(sizes, for_setting)
-        pulls = 0.5 + jax.random.normal(for_pulls, (contexts, 1), dtype=float)
+        setting = draw_setting(sizes, rng)
+        pulls = 0.5 + rng.normal(size=(contexts, 1))
         gains = (pulls * setting.contexts).mean(0)  # (M,)
         # Time is counted in units of the blow-up time, which the pulls' scale sets: every path ends at the same times.
-        loss = ConstantPull(pulls * (jnp.pi / 2) ** 0.5 / jnp.abs(gains).max())
-        begun = jnp.full((1, self.tokens), float(rule.attention == "linear"))
-        start = Network(begun, jnp.zeros((sizes.width, 1)))
-        near = flow_adaptively(start, setting, loss, rule, Adaptive(SHARE, self.records, 1e-12, 1e-14))
-        until = Adaptive(400.0, 1, 1e-12, 1e-14, limit=self.level)
-        last = flow_adaptively(start, setting, loss, rule, until)
+        loss = ConstantPull(pulls * (np.pi / 2) ** 0.5 / np.abs(gains).max())
+        begun = np.full((1, self.tokens), float(rule.attention == "linear"))
+        start = Network(begun, np.zeros((sizes.width, 1)))
+        near, last = (
+            flow_adaptively(start, setting, loss, rule, Adaptive(horizon, self.records, 1e-12, 1e-14, limit=self.level))
+            for horizon in (SHARE, LONGEST)
+        )
         end = token_weights(setting, last.network.weights[-1])[:, 0]
-        attention = attend(rule, last.network.logits[-1], setting.contexts).mean(0)
+        attention = np.asarray(attend(rule, jnp.asarray(last.network.logits[-1]), jnp.asarray(setting.contexts))).mean(
+            0
+        )
         observed = {
-            "gain": ("token", gains / jnp.abs(gains).max() * (jnp.pi / 2) ** 0.5),
+            "gain": ("token", gains / np.abs(gains).max() * (np.pi / 2) ** 0.5),
             "weights": (("time", "token"), token_weights(setting, near.network.weights)[..., 0]),
             "end": ("token", end),
             "end_time": ((), last.times[-1]),
@@ -124,7 +128,7 @@ class Winners(Study):
         half = [common_ratio(path["gain"], path["weights"][-1], 0.5) for path in exp]
         other = [common_ratio(path["gain"], path["end"], 0.5**0.5) for path in softmax]
         won = [_winner(path) for path in exp]
-        won_softmax = [np.abs(path["end"]).argmax() == np.abs(path["gain"]).argmax() for path in softmax]
+        won_softmax = [abs(path["end"][np.abs(path["gain"]).argmax()]) / self.level for path in softmax]
         integrator = "an equality: the integrator's error, 1e-12 a step, summed over the path"
         tenth = "a tenth of the ratio itself"
         return (
@@ -170,10 +174,10 @@ class Winners(Study):
             ),
             Verdict.exact(
                 "under softmax attention, with one context, the token of the largest gain still has the largest weight",
-                float(np.mean(won_softmax)),
+                float(min(won_softmax)),
                 target=1.0,
-                tolerance=0.5 / len(won_softmax),
-                basis="every replicate: gains there are frequencies, and larger attention grows faster",
+                tolerance=EXACT,
+                basis="a path ends where its largest weight is at the level: this one's over it, worst replicate",
             ),
         )
 

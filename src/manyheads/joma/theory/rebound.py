@@ -22,6 +22,9 @@ falls. With a linear activation, :math:`\dot v = \mu e^{v^2/2}`, both s and its 
 time, so their covariance is never negative (Chebyshev): entropy falls all the way to one-hot. With all targets equal it
 does not move. Softmax attention divides all rates by one number: the same path, another clock.
 
+*Stable rank without attention.* The lower layer goes straight from its start :math:`W_0` to what it wants, B, and its
+stable rank :math:`|W|_F^2/\sigma_1^2` need not fall all the way: see `final_rank_slope`.
+
 Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, section 4 and
 figure 4.
 """
@@ -159,6 +162,38 @@ def late_gap(targets: tuple[float, float], log_deficits: tuple[ArrayLike, ArrayL
     """
     (one, two), (first, second) = targets, (np.exp(-np.asarray(part, np.float64)) for part in log_deficits)
     return np.asarray(two**2 * (second - second**2 / 2) - one**2 * (first - first**2 / 2))
+
+
+def final_rank_slope(wanted: ArrayLike, start: ArrayLike) -> float:
+    r"""Slope of the stable rank at the end of a straight line from `start` to `wanted`, over twice the rank there.
+
+    .. math:: \frac{1}{2\,\mathrm{sr}} \frac{d\,\mathrm{sr}}{da}\Big|_{a=1}
+        = \frac{u^\top W_0 v}{\sigma_1(B)} - \frac{\langle B, W_0 \rangle}{|B|_F^2}, \qquad W = (1 - a) W_0 + a B,
+
+    with B's first singular vectors u, v: from the derivatives of :math:`|W|_F^2` and :math:`\sigma_1`. It changes its
+    sign with the start, so a start that is as likely as its negative is followed by a rise at the end in half of all
+    layers, attention or none. Derived here.
+
+    Parameters
+    ----------
+    wanted, start
+        B and :math:`W_0`, shape (K, M); the largest singular value of B is simple.
+
+    Raises
+    ------
+    ShapeError
+        Matrices of different shapes.
+
+    Examples
+    --------
+    >>> final_rank_slope([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]])  # 1/2 - 2/5
+    0.1
+    """
+    b, w = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
+    if b.ndim != 2 or b.shape != w.shape:
+        raise ShapeError(f"wanted {b.shape}, start {w.shape}: expected two matrices of one shape")
+    left, sizes, right = np.linalg.svd(b, full_matrices=False)
+    return float(left[:, 0] @ w @ right[0] / sizes[0] - (b * w).sum() / (b**2).sum())
 
 
 class Bounce(NamedTuple):
