@@ -127,8 +127,8 @@ def screen(
     exclusive or) stay invisible. Context tokens that depend on each other, as in text, make positions stand out on
     which nothing depends directly; `fit_lags` is for those. And it takes :math:`N^2` counters a position: with a large
     vocabulary the tables are sparse until there are :math:`N^3` samples, and such queries are not judged. With rare
-    tokens it takes more: measured here, tables of 200 samples and three tokens of which one has 85% would have made a false
-    position six times as often as `false_alarm` says.
+    tokens it takes more: measured here, tables of 200 samples and three tokens, one of which has 85%, would have made
+    a false position six times as often as `false_alarm` says.
 
     Examples
     --------
