@@ -91,7 +91,8 @@ class TransferCost(Study):
         """Draw samples until the scores of every matrix put all positions first, and test every matrix on a pilot."""
         length = int(cell["length"])
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))  # the same at every length
-        figures, looked = [], []
+        figures: list[np.ndarray] = []
+        looked: list[tuple[float, float, float]] = []
         for turn in rng.spawn(self.searches):
             places, matrices, told, pilots = turn.spawn(4)
             task = self._task(length, places)
