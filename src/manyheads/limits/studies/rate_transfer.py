@@ -189,7 +189,9 @@ def _losses(study: RateTransfer, trained: xr.Dataset) -> Panel:
         return Curve(
             tuple(x[seen].tolist()),
             tuple(losses.mean(0).tolist()),
-            f"size {place + 1} of {len(dict(plan.sizes)[axis])}",
+            f"{LETTERS[axis]} = {size}"
+            if len(plan.sizes) == 1
+            else f"size {place + 1} of {len(dict(plan.sizes)[axis])}",
             group=place,
             low=tuple(losses.min(0).tolist()),
             high=tuple(losses.max(0).tolist()),
