@@ -77,7 +77,7 @@ DEPTH = "--optimizer sgd --axes depth --schemes limits half-depth standard"
 FIGURES = (
     study("limits/coordinate-check", "coordinates-adam", "Adam, 4 and 25 steps: what is flat, what breaks, and where"),
     study("limits/coordinate-check", "coordinates-sgd", "gradient descent, 20 steps", flags=SGD),
-    study("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 32, DEPTH),
+    study("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 16, DEPTH),
     study("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     Figure(
         "plain-slopes-adam",
@@ -92,8 +92,8 @@ FIGURES = (
         "both exponents one, gradient descent: the same along L",
         "|slope| <= 0.35, with its interval",
         plain_slopes,
-        {"replicates": 32, "flags": DEPTH, "optimizer": "sgd", "axes": ["depth"]},
-        command=words_of("limits/coordinate-check", 32, DEPTH),
+        {"replicates": 16, "flags": DEPTH, "optimizer": "sgd", "axes": ["depth"]},
+        command=words_of("limits/coordinate-check", 16, DEPTH),
     ),
     study("limits/rate-transfer", "transfer-digits", "digits, along N: the best rate"),
     study("limits/rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
