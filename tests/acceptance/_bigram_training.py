@@ -145,6 +145,7 @@ FIGURES = [
             study,
             {"name": f"bigram/{name}", "replicates": 8},
             RUN.format(f"bigram/{name}", 8),
+            revision=2,
         )
         for name in STUDIES
     ),
