@@ -196,7 +196,7 @@ class Rebound(Study):
                 "the layers is far from half",
             ),
             Verdict.exact(
-                "without attention it rises at the end where the start leans on the end's first direction more than on it",
+                "without attention it rises at the end if the start leans more on the end's first direction than on it",
                 float(value["uniform"]["agree"].min()),
                 target=1.0,
                 tolerance=1.5 / self.vectors,
