@@ -388,8 +388,9 @@ class SampleLaw(Study):
         for name, value in (("vocabulary", vocabulary), ("noise", noise), ("length", length)):
             if value is not None:
                 chosen &= trained[name] == value
-        found = trained.isel(cell=np.flatnonzero(chosen.values))
-        return found.isel(cell=np.argsort(found["length"].values)).transpose("cell", "replicate")
+        places = np.flatnonzero(chosen.values)
+        rising = places[np.argsort(trained["length"].values[places], kind="stable")]
+        return trained.isel(cell=rising).transpose("cell", "replicate")
 
     def _boost(self, task: BigramTask, system: SignalSystem, seed: list[int]) -> tuple[float, bool]:
         """Train on drawn samples; return the step of the boost, not a number without one, and the side."""
