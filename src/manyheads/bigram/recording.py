@@ -115,7 +115,7 @@ def record(
             )
         )
     steps_done, losses, values, weights, energies, shares = np.array(rows).T
-    return Record(steps_done, losses, values, weights, energies, shares, state)
+    return Record(steps_done.astype(int), losses, values, weights, energies, shares, state)
 
 
 def measure_distances(task: BigramTask, state: State) -> Distances:
