@@ -70,7 +70,7 @@ def single_query(folder: Path, seeds: int) -> Measured:
             logits, weights, _, _ = follow(rule, 3, seeds)
             errors.extend(departure(conserved_per_query(rule, logits, weights)))
     low, high = min(errors), max(errors)
-    return Measured(f"{low:.2f} to {high:.2f}", f"{len(errors)} paths", f"0-{seeds - 1}", low > 0.1)
+    return Measured(f"{low:.2f} to {high:.2f}", f"{len(errors)} paths", f"0-{seeds - 1}", bool(low > 0.1))
 
 
 def events(folder: Path, seeds: int) -> Measured:
@@ -102,7 +102,7 @@ def descent_order(folder: Path, rates: list[float], seeds: int) -> Measured:
                 slips.append(departure(np.asarray(conserved(rule, path.network.logits, weights))))
         fit = fit_exponent(np.asarray(rates), np.stack(slips, axis=1))
         figures.append(f"{attention} {fit.exponent:.4f} [{fit.interval.low:.4f}, {fit.interval.high:.4f}]")
-        passed &= fit.interval.low > 0.95 and fit.interval.high < 1.05
+        passed = passed and bool(fit.interval.low > 0.95 and fit.interval.high < 1.05)
     return Measured("; ".join(figures), f"99% intervals over {seeds} seeds", f"0-{seeds - 1}", passed)
 
 
@@ -135,7 +135,7 @@ def softmax(folder: Path, contexts: int, limit: float | None, seeds: int) -> Mea
     figure = f"moving mean {max(moving):.1e}; fixed mean {min(fixed):.2f} to {max(fixed):.2f}"
     extent = f"shape of the fixed mean {min(shapes):.3f} to {max(shapes):.3f}, of squares alone "
     extent += f"{min(squares):.3f} to {max(squares):.3f}; {len(fixed)} paths"
-    return Measured(figure, extent, f"0-{seeds - 1}", limit is None or max(moving) < limit)
+    return Measured(figure, extent, f"0-{seeds - 1}", limit is None or bool(max(moving) < limit))
 
 
 def speed(folder: Path, repeats: int) -> Measured:
