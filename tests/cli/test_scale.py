@@ -180,12 +180,15 @@ def planted(monkeypatch, rng):
 
         return measure
 
-    def sweep_losses(lesson, parametrization, shape, recipe, rates, key):
-        best = np.log10(rates[len(rates) // 2]) + growth["rate"] * np.log10(shape.heads / 4) + 0.01 * rng.normal()
-        return np.repeat((np.log10(rates) - best)[:, None] ** 2, recipe.steps, 1)
+    def lesson_losses(lesson, parametrization, recipe):
+        def losses(shape, rates, seed):
+            best = np.log10(rates[len(rates) // 2]) + growth["rate"] * np.log10(shape.heads / 4) + 0.01 * rng.normal()
+            return (np.log10(rates) - best) ** 2
+
+        return losses
 
     monkeypatch.setattr("manyheads.limits.measure_lesson", measure_lesson)
-    monkeypatch.setattr("manyheads.limits.sweep_losses", sweep_losses)
+    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
     return growth
 
 
@@ -228,13 +231,15 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         ((*FROM_TO, "--snippet", "optax"), "needs --rate"),
         ((*FROM_TO, "--rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
         ((*FROM_TO, "--rate", "-1"), "positive"),
-        (("check", "--sizes", "4"), "differ along no axis"),
+        ((*FROM_TO, "--richness", "inf"), "positive"),
+        (("check", "--sizes", "4"), "at least two"),
         (("check", "--seeds", "1"), "at least two"),
         (("check", "--steps", "5", "4"), "increasing"),
         (("check", "--text", "x.txt"), "belongs to --task text"),
         (("check", "--rates", "1", "2", "3"), "belongs to --transfer"),
         (("check", "--base", "config.json"), "expected N,H,L"),
         (("audit", "nothing", "--base", "8,4,2"), "package.module:function"),
+        (("audit", "os:getcwd", "--base", "8,4,2", "--base-config", "x", "--rate", "1"), "exclude each other"),
         (("audit", "os:getcwd", "--base", "8,4,2", "--rate", "1"), "expected (model, optimizer)"),
         (("audti",), "did you mean 'audit'?"),
     ],

@@ -1,5 +1,6 @@
 """Audits: planted mistakes are found and named with their factor, right groups raise no alarm."""
 
+import json
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from tests.limits.torch_models import BASE, FAMILIES, FUSED, build, grown
 from manyheads.attention import Shape
 from manyheads.errors import UsageError
 from manyheads.limits import (
+    Audit,
     Has,
     Parametrization,
     Tuned,
@@ -220,6 +222,15 @@ def test_the_models_own_start_is_right_at_the_base_and_wrong_beyond(family, seed
     audit = p.audit(wide, torch.optim.AdamW(wide.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
     assert {each.quantity for each in audit.faults} == {"initial", "rate", "epsilon", "weight_decay"}
     assert {"the base's" in each.meaning for each in audit.faults if each.quantity == "rate"} == {True}
+
+
+def test_a_decay_that_should_not_be_is_said_and_is_json():
+    want = list_wants(Parametrization(base=BASE), gpt2(WIDE), Tuned(rate=1e-3))[0]
+    has = {want.place.name: Has(want.rate, want.epsilon, 0.1)}
+    audit = Audit(judge([want], has, Tuned(rate=1e-3)))
+    assert audit.faults[0].factor == math.inf
+    assert audit.faults[0].meaning == "it should have none, as at the base"
+    assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["findings"][2]["factor"] is None
 
 
 @pytest.mark.torch

@@ -106,6 +106,11 @@ def test_divergence_is_a_failure(rng):
     assert "diverges along N" in found.growths[0].sentence()
 
 
+def flat(shape, seed):
+    """Measure one at a single checkpoint."""
+    return {name: [1.0] for name in QUANTITIES}
+
+
 def bowl(exponent, spread, width=0.5):
     """Return losses whose best rate drifts by a power of N, with a spread of the optimum over seeds (decades)."""
 
@@ -202,6 +207,11 @@ def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypa
         lambda: transfer_check([BASE, BASE], RATES, bowl(0, 0)),
         lambda: transfer_check([BASE, Shape(4, 8, 2)], RATES, bowl(0, 0)),
         lambda: transfer_check(SHAPES, RATES, bowl(0, 0), seeds=(0,)),
+        lambda: transfer_check(SHAPES, RATES, bowl(0, 0.1), seeds=(0, 1, 0)),
+        lambda: coordinate_check(Parametrization(), SHAPES, flat, checkpoints=(4,), seeds=(3, 3)),
+        lambda: coordinate_check(Parametrization(), SHAPES, flat, checkpoints=(20, 4)),
+        lambda: coordinate_check(Parametrization(), SHAPES, flat, checkpoints=(4, 20)),
+        lambda: coordinate_check(Parametrization(), SHAPES[:1], flat, checkpoints=(4,)),
         lambda: coordinate_check(Parametrization(), SHAPES, lambda shape, seed: {"outputs": [1]}, checkpoints=(4,)),
         lambda: shapes_along("width", BASE, (2, 4)),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from manyheads.attention import Shape, initialise
+from manyheads.attention import Shape, initialise, roles
 from manyheads.attention.losses import cross_entropy
 from manyheads.attention.training import with_weights
 from manyheads.errors import UsageError
@@ -33,8 +33,6 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     start = initialise(config, P.scaling(SHAPE, config.inputs), for_model)
     weights = start.weights
     each = {row.role: optax.adam(rate * row.rate, eps=1e-4 * row.epsilon) for row in table.rows}
-    from manyheads.attention import roles
-
     tx = optax.partition(each, roles)
     state = tx.init(weights)
     gradient = jax.jit(jax.grad(lambda w, batch: cross_entropy(with_weights(start, w), batch)))
@@ -89,11 +87,19 @@ def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
     assert not np.allclose(together[0], together[1])
 
 
-def test_gradient_descent_takes_its_own_table(lesson, seed):
-    p = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE)
-    found = measure_motion(lesson, p, BASE, Recipe(), 0.1, (2,), jax.random.key(seed))
-    assert np.isfinite(found.outputs).all()
-    assert found.outputs[0] > 0
+def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(lesson, seed):
+    """One step written out: every weight moves by its class's rate times its gradient."""
+    p, key, rate = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE), jax.random.key(seed), 0.1
+    found = measure_motion(lesson, p, SHAPE, Recipe(), rate, (1,), key, fields=("outputs",))
+    assert [name for name, value in found._asdict().items() if value is not None] == ["outputs"]
+    config, factors = lesson.config(SHAPE), p.table(SHAPE).column("rate")
+    for_model, for_batches, for_probe = jax.random.split(key, 3)
+    start = initialise(config, p.scaling(SHAPE, config.inputs), for_model)
+    batch, probe = lesson.batches(jax.random.fold_in(for_batches, 0)), lesson.batches(for_probe)[0]
+    gradient = jax.jit(jax.grad(lambda w: cross_entropy(with_weights(start, w), batch)))(start.weights)
+    moved = jax.tree.map(lambda role, w, g: w - rate * factors[role] * g, roles(start.weights), start.weights, gradient)
+    change = np.asarray(with_weights(start, moved)(probe) - start(probe), np.float64)
+    assert found.outputs[0] == pytest.approx(np.sqrt(np.mean(change**2)), rel=1e-3)
 
 
 def test_the_text_lesson_predicts_the_next_character():
@@ -114,6 +120,7 @@ def test_the_text_lesson_predicts_the_next_character():
         lambda: Recipe(steps=0),
         lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (4, 4), None),
         lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (), None),
+        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (4,), None, fields=("speed",)),
     ],
 )
 def test_wrong_use_is_refused(call):

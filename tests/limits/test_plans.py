@@ -1,6 +1,8 @@
 """Which networks of a study are one and the same."""
 
+import numpy as np
 import pytest
+import xarray as xr
 
 from manyheads.attention import Shape
 from manyheads.errors import UsageError
@@ -40,6 +42,19 @@ def test_all_rates_of_a_search_are_in_the_frame():
     rates = study.rates()
     assert rates[6] == pytest.approx(study.lowest)
     assert len(rates) == study.points + 12
+
+
+def test_best_rates_beyond_the_grid_prove_no_transfer(rng):
+    study = RateTransfer(schemes=("limits",), key_dims=(4, 8, 32))
+    cells = study.cells()
+    coords = {name: ("cell", [cell[name] for cell in cells]) for name in cells[0]}
+    best = (("replicate", "cell"), 0.01 * np.exp(0.05 * rng.normal(size=(8, 3))))
+    for last, outcome in (("inside", "holds"), ("above", "inconclusive")):
+        where = np.full((8, 3), "inside", dtype=object)
+        where[5, 2] = last
+        trained = xr.Dataset({"best_rate": best, "outcome": (("replicate", "cell"), where)}, coords=coords)
+        (verdict,) = study.compare(trained, trained)
+        assert verdict.outcome == outcome
 
 
 @pytest.mark.parametrize(

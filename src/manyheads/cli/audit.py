@@ -59,6 +59,8 @@ class Audit(Theory):
             )
         if self.rate is None:
             raise UsageError("--rate is missing: give the learning rate that was tuned at the base")
+        if self.base and self.base_config:
+            raise UsageError("--base and --base-config exclude each other")
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())

@@ -100,7 +100,7 @@ class Scaling(Study):
         schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
         lesson, recipe = self._lesson(), Recipe(epsilon=1e-8)
         moved = [
-            measure_motion(lesson, scheme, shape, recipe, self.rate, self.steps, key)._asdict()
+            measure_motion(lesson, scheme, shape, recipe, self.rate, self.steps, key, fields=tuple(DRAWN))._asdict()
             for scheme in schemes.values()
         ]
         return xr.Dataset(
@@ -111,6 +111,7 @@ class Scaling(Study):
                     {"long_name": f"motion of {module}", "units": "1"},
                 )
                 for name, module in QUANTITIES.items()
+                if name in DRAWN
             },
             coords={
                 "scheme": ("scheme", list(schemes), {"long_name": "numbers"}),

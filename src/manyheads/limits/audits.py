@@ -100,8 +100,11 @@ class Audit:
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
-        return {"passed": self.passed, **asdict(self)}
+        """Return everything as plain values, for JSON, which has no infinity: such a factor is None there."""
+        found = asdict(self)
+        for each in found["findings"]:
+            each["factor"] = each["factor"] if math.isfinite(each["factor"]) else None
+        return {"passed": self.passed, **found}
 
     def __str__(self) -> str:
         """Lay out what is wrong; parameters with the same fault share a line."""
@@ -267,6 +270,8 @@ def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float) -> 
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
         return f"{cause}; beside its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
+    if not tuned.weight_decay or not want.weight_decay:
+        return "it should have none, as at the base"
     share = _over((own.rate or 0.0) * actual, tuned.rate * tuned.weight_decay)
     return f"{cause}; with its rate, a step takes away {share:.3g} times the share of the weight that it took"
 

@@ -33,13 +33,15 @@ def find_axis(shapes: Sequence[Shape]) -> tuple[Axis, list[int]]:
     Raises
     ------
     UsageError
-        They differ along none or along several, or a size is there twice.
+        Fewer than two; they differ along none or along several; or a size is there twice.
 
     Examples
     --------
     >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
     ('key_dim', [4, 8])
     """
+    if len(shapes) < 2:
+        raise UsageError(f"{len(shapes)} sizes: a power of the size needs at least two, and three to be sharp")
     moving = [axis for axis in AXES if len({getattr(shape, axis) for shape in shapes}) > 1]
     if len(moving) != 1:
         found = " and ".join(LETTERS[axis] for axis in moving) or "no axis"
@@ -48,3 +50,21 @@ def find_axis(shapes: Sequence[Shape]) -> tuple[Axis, list[int]]:
     if len(set(sizes)) < len(sizes):
         raise UsageError(f"sizes {sizes} along {LETTERS[moving[0]]}: give each of them once")
     return moving[0], sizes
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that make no sample: a seed that is there twice is one network, and would pass for certainty.
+
+    Raises
+    ------
+    UsageError
+        Fewer than two, or one twice.
+
+    Examples
+    --------
+    >>> check_seeds(range(8))
+    """
+    if len(seeds) < 2:
+        raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"seeds {list(seeds)}: give each of them once, or one network counts as several")

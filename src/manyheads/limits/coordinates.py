@@ -19,7 +19,7 @@ import numpy as np
 
 from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.axes import AXES, LETTERS, Axis, find_axis
+from manyheads.limits.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
 from manyheads.limits.parametrization import Parametrization
 from manyheads.limits.powers import ONE, Power
@@ -279,7 +279,8 @@ def coordinate_check(
     Raises
     ------
     UsageError
-        Shapes that differ along none or several axes; fewer than two seeds; a measurement without a quantity.
+        Shapes that differ along none or several axes; fewer than two seeds, or one twice; checkpoints that do not rise;
+        a measurement without a quantity, or with another number of checkpoints.
 
     Examples
     --------
@@ -291,11 +292,19 @@ def coordinate_check(
     'holds'
     """
     axis, sizes = find_axis(shapes)
-    if len(seeds) < 2:
-        raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
+    check_seeds(seeds)
+    if not checkpoints or list(checkpoints) != sorted(set(checkpoints)):
+        raise UsageError(f"checkpoints={tuple(checkpoints)}: give numbers of updates in rising order")
     rows = [[measure(shape, seed) for shape in shapes] for seed in seeds]
     if missing := set(QUANTITIES) - set(rows[0][0]):
         raise UsageError(f"measure returned no {', '.join(sorted(missing))}")
+    for name in QUANTITIES:
+        for cell in (cell for row in rows for cell in row):
+            if np.shape(cell[name]) != (len(checkpoints),):
+                raise UsageError(
+                    f"measure returned {name} of shape {np.shape(cell[name])}: give one number a checkpoint, "
+                    f"({len(checkpoints)},)"
+                )
     motions = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
     growths = judge_growths(parametrization, axis, sizes, motions, checkpoints, tolerance[axis])
     return CoordinateCheck(growths, motions)
@@ -341,7 +350,7 @@ def measure_lesson(
 
     def measure(shape: Shape, seed: int) -> Mapping[str, Any]:
         key = jax.random.key(seed)
-        found = measure_motion(lesson, parametrization, shape, recipe, rate, tuple(checkpoints), key)
-        return found._asdict()
+        steps, followed = tuple(checkpoints), tuple(QUANTITIES)
+        return measure_motion(lesson, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
 
     return measure

@@ -137,7 +137,7 @@ def _side_by_side(setting: Setting, batches: Any, members: int) -> int:
 
 
 class Motion(NamedTuple):
-    """Root mean squares over a probe batch, one number a checkpoint unless said otherwise."""
+    """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
 
     outputs: Any  # change of the outputs
     residual: Any  # change of the stream after the last block
@@ -179,6 +179,8 @@ def measure_motion(
     rate: float,
     checkpoints: tuple[int, ...],
     key: jax.Array,
+    *,
+    fields: tuple[str, ...] = Motion._fields,
 ) -> Motion:
     """Train one network and measure at some steps how far everything has moved from its start.
 
@@ -192,6 +194,8 @@ def measure_motion(
         Numbers of steps, increasing.
     key
         For weights, batches and the probe batch.
+    fields
+        What to measure, of `Motion`; less is compiled sooner.
 
     Returns
     -------
@@ -201,35 +205,45 @@ def measure_motion(
     Raises
     ------
     UsageError
-        The checkpoints do not increase from at least one.
+        The checkpoints do not increase from at least one, or an unknown field.
     """
+    if unknown := set(fields) - set(Motion._fields):
+        raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Motion._fields)}")
     if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
         raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
     factors = factors_of(parametrization, shape, lesson, recipe)
     setting = Setting(lesson.config(shape), parametrization.optimizer)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
-    found = _motion(setting, lesson.batches, factors, jnp.float32(rate), bounds, key)
+    found = _motion((setting, frozenset(fields)), lesson.batches, factors, jnp.float32(rate), bounds, key)
     return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
 
 
 @partial(jax.jit, static_argnums=0)
 def _motion(
-    setting: Setting, batches: Any, factors: Factors, rate: jax.Array, bounds: jax.Array, key: jax.Array
+    asked: tuple[Setting, frozenset[str]],
+    batches: Any,
+    factors: Factors,
+    rate: jax.Array,
+    bounds: jax.Array,
+    key: jax.Array,
 ) -> Motion:
+    setting, fields = asked
     config = setting.config
+    twins = TWINS if fields & {"head_variance_start", "kernel_spread"} else 1
     for_model, for_batches, for_probe = jax.random.split(key, 3)
-    start = initialise(config, factors.scaling, for_model, jnp.float32)
     probe = batches(for_probe)
-    others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, TWINS))
+    others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
     keys = jnp.concatenate([for_model[None], others])
 
-    def begin(key: jax.Array) -> _Start:
-        record = initialise(config, factors.scaling, key, jnp.float32).record(probe[0])
-        return _Start(record.outputs, record.layers.stream[-1], _logits(record))
+    def begin(key: jax.Array) -> tuple[_Start, Any]:
+        model = initialise(config, factors.scaling, key, jnp.float32)
+        record = model.record(probe[0])
+        return _Start(record.outputs, record.layers.stream[-1], _logits(record)), model.weights
 
-    starts = jax.lax.map(begin, keys)  # one compiled body for all
-    before = jax.tree.map(lambda value: value[0], starts)
+    starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
+    before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
+    start = Transformer(weights, factors.scaling, config)
     tx = _optimiser(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -242,14 +256,21 @@ def _motion(
     def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Motion]:
         state = jax.lax.fori_loop(span[0], span[1], advance, state)
         model = Transformer(state[0], factors.scaling, config)
-        return state, _moved(start, before, model, probe)
+        return state, _only(fields, _moved(start, before, model, probe))
 
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
-    return moved._replace(
-        logits_start=moved.logits_start[0],
+    spread = jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()) if twins > 1 else None
+    whole = moved._replace(
+        logits_start=_rms(before.logits),
         head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
-        kernel_spread=jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()),
+        kernel_spread=spread,
     )
+    return _only(fields, whole)
+
+
+def _only(fields: frozenset[str], motion: Motion) -> Motion:
+    """Leave out what nobody asked for, so that it is not compiled."""
+    return Motion(**{name: value if name in fields else None for name, value in motion._asdict().items()})
 
 
 def _kernel(stream: jax.Array) -> jax.Array:
@@ -274,11 +295,11 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -
         logits=_rms(logits - before.logits),
         query_by_weights=by_weights("query"),
         value_by_weights=by_weights("value"),
-        logits_start=_rms(before.logits),
-        head_variance_start=jnp.zeros(()),  # of the start, and put in there
-        kernel_spread=jnp.zeros(()),
+        logits_start=None,  # of the start, and put in there
+        head_variance_start=None,
+        kernel_spread=None,
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
-        loss=cross_entropy(model, probe),
+        loss=cross_entropy(lambda _: now.outputs, probe),
     )
 
 

@@ -89,8 +89,8 @@ class Parametrization:
             raise UsageError(f"logit_exponent={self.logit_exponent}: the limits exist for 1/2 and 1")
         if not 0.5 <= self.depth_exponent <= 1:
             raise UsageError(f"depth_exponent={self.depth_exponent}: the limits exist between 1/2 and 1")
-        if not self.richness > 0:
-            raise UsageError(f"richness={self.richness}: it is positive")
+        if not 0 < self.richness < float("inf"):
+            raise UsageError(f"richness={self.richness}: it is a positive number")
         if self.scheme != "limits" and self.richness != 1:
             raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} knows no richness")
 

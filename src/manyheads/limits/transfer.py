@@ -16,7 +16,7 @@ import numpy as np
 
 from manyheads.attention.scaling import Shape
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits.axes import LETTERS, Axis, find_axis
+from manyheads.limits.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.finite import Recipe, sweep_losses
 from manyheads.limits.parametrization import Parametrization
 from manyheads.limits.task import Lesson
@@ -251,7 +251,7 @@ def transfer_check(
     Raises
     ------
     UsageError
-        Shapes along none or several axes, fewer than two seeds, rates that are no grid.
+        Shapes along none or several axes, fewer than two seeds or one twice, rates that are no grid.
     CertificateError
         A best rate at an end of the widest grid.
 
@@ -265,8 +265,7 @@ def transfer_check(
     drifts by a factor 0.50 [0.50, 0.50] per doubling of N
     """
     axis, sizes = find_axis(shapes)
-    if len(seeds) < 2:
-        raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
+    check_seeds(seeds)
 
     def best(shape: Shape, seed: int) -> float:
         found = search_optimum(rates, lambda grid: losses(shape, grid, seed), widenings)

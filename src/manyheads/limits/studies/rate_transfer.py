@@ -141,22 +141,28 @@ class RateTransfer(Study):
                 continue  # short runs of a shallow task: no law is known for it, the table shows what is measured
             found = self.drift(trained, scheme, axis)
             middle, low, high = found.decades
+            interval = Interval(low, high, found.drift.fit.interval.level)
+            # Optima beyond the grid count as its end, and ends stay where they are: that proves no transfer.
+            unknown = stays and not self._inside(trained, scheme, axis)
             words = "stays within" if stays else "falls by at least"
             verdicts.append(
                 Verdict.from_interval(
                     f"{SCHEMES[scheme]} scaling: along {LETTERS[axis]} the best rate {words} "
                     f"{ALLOWED_DECADES if stays else DRIFTS:g} decades over a factor of eight",
-                    Interval(low, high, found.drift.fit.interval.level),
+                    interval.widened(math.inf) if unknown else interval,
                     figure=middle,
                     target=0.0 if stays else -DRIFTS,
                     tolerance=ALLOWED_DECADES if stays else (math.inf, 0.0),
                     basis="half way from no drift to the root of the size, 0.45 decades, rounded up"
                     if stays
                     else f"half way from {ALLOWED_DECADES:g} to a rate in inverse proportion to the size, 0.90 decades",
-                    replicates_needed=found.drift.replicates_needed if stays else None,
+                    replicates_needed=found.drift.replicates_needed if stays and not unknown else None,
                 )
             )
         return tuple(verdicts)
+
+    def _inside(self, trained: xr.Dataset, scheme: str, axis: Axis) -> bool:
+        return bool((self.plan().along(trained, "outcome", scheme, axis) == "inside").all())
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the loss against the rate by size, the best rate against the size, and the drifts."""
@@ -165,7 +171,8 @@ class RateTransfer(Study):
     def drift(self, trained: xr.Dataset, scheme: str, axis: Axis) -> TransferCheck:
         """Return the drift of the best rate of a scheme along an axis.
 
-        A best rate beyond the widest grid counts as its end, which makes a drift smaller than it is.
+        A best rate beyond the widest grid counts as its end, which makes a drift smaller than it is: no claim that a
+        rate stays is decided by it.
         """
         plan = self.plan()
         return judge_drift(axis, dict(plan.sizes)[axis], plan.along(trained, "best_rate", scheme, axis))
