@@ -99,16 +99,29 @@ def test_a_path_that_cannot_end_says_so(rng):
         flow_adaptively(*task, rule, Adaptive(40.0, 2, crossings=-1))
 
 
-def test_paths_vmap_over_seeds(rng):
-    rule = Rule("exp", "relu")
+@pytest.mark.parametrize("follow", [flow, descend])
+def test_paths_vmap_over_seeds(rng, follow):
+    rule, steps = Rule("exp", "relu"), Steps(0.1, 2, 3)
     tasks = [draw(rng, rule) for _ in range(2)]
     with jax.enable_x64(True):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
-        follow = jax.vmap(lambda *task: flow(*task, rule, Steps(0.1, 2, 3)))
-        together = np.asarray(follow(*stacked).network.logits)
-    alone = np.stack([flow(*task, rule, Steps(0.1, 2, 3)).network.logits for task in tasks])
+        together = np.asarray(jax.vmap(lambda *task: follow(*task, rule, steps))(*stacked).network.logits)
+    alone = np.stack([follow(*task, rule, steps).network.logits for task in tasks])
     assert together.shape == (2, 4, 2, 5)
     assert np.abs(together - alone).max() < 1e-12
+    assert np.abs(together[0] - together[1]).max() > 1e-6
+
+
+def test_batches_vmap_over_keys(rng, seed):
+    rule, steps = Rule("linear", "square", rate_ratio=0.5), Steps(0.1, 1, 2)
+    task, keys = draw(rng, rule), jax.random.split(jax.random.key(seed), 2)
+    with jax.enable_x64(True):
+        traced = jax.tree.map(jnp.asarray, task)
+        together = np.asarray(jax.vmap(lambda key: descend(*traced, rule, steps, (key, 3)).network.weights)(keys))
+    alone = np.stack([descend(*task, rule, steps, (key, 3)).network.weights for key in keys])
+    assert alone.dtype == np.float64  # a key does not decide the precision
+    assert np.abs(together - alone).max() < 1e-12
+    assert np.abs(together[0] - together[1]).max() > 1e-6
 
 
 def test_descent_is_the_step_written_out_and_batches_differ(rng, seed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -184,13 +185,43 @@ def descend(
 ) -> Path:
     """Follow plain gradient descent with learning rate `steps.step`; times are learning rate times steps.
 
+    Precision and tracing are those of `flow`.
+
     Parameters
     ----------
     batch
         None for all samples in each step; or a key and a number of samples, drawn with replacement in each step.
+
+    Examples
+    --------
+    Two seeds as one program, each with its own task and its own batches:
+
+    >>> import numpy as np
+    >>> from manyheads.joma.finite import draw_network, draw_upper
+    >>> from manyheads.joma.task import Sizes, draw_setting
+    >>> rule, sizes = Rule("exp", "gelu"), Sizes(tokens=4, contexts=6, neurons=3, width=8)
+    >>> def draw(seed):
+    ...     rng = np.random.default_rng(seed)
+    ...     return draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
+    >>> tasks = jax.tree.map(lambda *leaves: jnp.stack(leaves), draw(0), draw(1))
+    >>> def follow(key, *task):
+    ...     return descend(*task, rule, Steps(0.1, stride=5, records=4), (key, 3))
+    >>> jax.vmap(follow)(jax.random.split(jax.random.key(0), 2), *tasks).network.logits.shape
+    (2, 5, 1, 4)
     """
     key, size = (None, None) if batch is None else batch
+    if size is not None:
+        with contextlib.suppress(jax.errors.TracerArrayConversionError):  # a traced key stays one
+            # As NumPy, so that a key, which has no precision, does not decide the path's.
+            key = _Seed(np.asarray(jax.random.key_data(key)), jax.random.key_impl(key))
     return _descend_on(network, setting, loss, rule, steps, key, size)
+
+
+class _Seed(eqx.Module):
+    """A key on the host."""
+
+    data: Any
+    generator: Any = eqx.field(static=True)
 
 
 @follows_caller
@@ -205,6 +236,8 @@ def _descend_on(
 def _descend(network: Network, setting: Setting, loss: Loss, rule: Rule, clock: Any, counts: Any) -> Path:
     (rate, stride, key), (records, size) = clock, counts
     setting = jax.tree.map(jnp.asarray, setting)
+    if isinstance(key, _Seed):
+        key = jax.random.wrap_key_data(key.data, impl=key.generator)
 
     def advance(number: jax.Array, state: Network) -> Network:
         seen = setting
