@@ -88,7 +88,13 @@ SMALL = {
     # The first two train the same networks, by the same compiled programs.
     "limits/coordinate-check": (
         CoordinateCheckStudy(
-            axes=("key_dim",), base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1, 2), batch=16, networks=1
+            axes=("key_dim",),
+            schemes=("limits", "half-logit", "standard"),
+            base=(4, 2, 1),
+            key_dims=(4, 8),
+            checkpoints=(1, 2),
+            batch=16,
+            networks=1,
         ),
         2,
     ),

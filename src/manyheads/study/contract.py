@@ -162,7 +162,8 @@ def check_falsifiability(trial: Trial) -> None:
     """Check that every claim can fail: it is refuted as it is, or some distortion of the data changes its outcome."""
     import numpy as np
 
-    fixed = {verdict.claim for verdict in _compare(trial) if verdict.outcome != "refuted"}
+    before = _compare(trial)
+    fixed = {verdict.claim for verdict in before if verdict.outcome != "refuted"}
     for distorted in _distortions(trial.tree["trained"].to_dataset()):
         try:
             with np.errstate(all="ignore"):  # nonsense may divide by zero
@@ -170,7 +171,7 @@ def check_falsifiability(trial: Trial) -> None:
         except (ValueError, ArithmeticError, ManyheadsError):
             continue  # nonsense was refused, which says nothing of the single claims
         outcomes = {verdict.claim: verdict.outcome for verdict in other}
-        fixed &= {verdict.claim for verdict in _compare(trial) if outcomes.get(verdict.claim) == verdict.outcome}
+        fixed &= {verdict.claim for verdict in before if outcomes.get(verdict.claim) == verdict.outcome}
     _require(not fixed, trial.study, f"claims that no data can change: {sorted(fixed)}")
 
 

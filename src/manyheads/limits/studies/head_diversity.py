@@ -148,7 +148,7 @@ class HeadDiversity(Study):
         sizes = np.asarray(self.key_dims, float)
         for power in (-1.0, CAPTION):
             guide = start * (sizes / sizes[0]) ** power
-            curves.append(Curve(tuple(sizes), tuple(guide.tolist()), f"N^{power:g}", "reference", 4))
+            curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), f"N^{power:g}", "reference", 4))
         return Lines(
             "Variance of attention logits over heads",
             "key dimension N",
