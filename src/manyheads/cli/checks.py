@@ -207,7 +207,8 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
         numbers = None if fit is None else [fit.interval.low, fit.interval.high]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
         exponent = None if fit is None else fit.exponent
-        growths.append(kept | {"exponent": exponent, "interval": numbers, "sentence": growth.sentence()})
+        said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}
+        growths.append(kept | {"exponent": exponent, "interval": numbers} | said)
     data: dict[str, Any] = {"coordinate_check": {"outcome": check.outcome, "growths": growths}}
     if found is not None:
         fitted, low, high = found.decades

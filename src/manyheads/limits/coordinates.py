@@ -67,8 +67,6 @@ class Growth:
         Allowed deviation, above `required` and below `least`.
     outcome
         "holds", "refuted" or "inconclusive".
-    seeds_needed
-        Seeds that would decide an inconclusive one; None if that cannot be said.
     least
         The lowest exponent that a consistent scaling may show at these sizes and times: `required`, or less where a
         random sum dominates at first.
@@ -82,8 +80,16 @@ class Growth:
     required: float
     tolerance: float
     outcome: Outcome
-    seeds_needed: int | None
     least: float
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Seeds that would decide an inconclusive one; None if that cannot be said, or where nothing is open."""
+        if self.outcome != "inconclusive" or self.fit is None or len(self.fit.replicate_exponents) < 2:
+            return None
+        # A search, and so made only for the few growths of which somebody asks.
+        region = (self.required - self.least + self.tolerance, self.tolerance)
+        return replicates_to_decide(self.fit.replicate_exponents, self.required, region)
 
     def sentence(self) -> str:
         """Say it for people."""
@@ -100,7 +106,8 @@ class Growth:
         if self.outcome == "refuted":
             direction = "grows" if self.fit.exponent > self.required else "shrinks"
             return f"{found}: {direction} against {wanted}"
-        more = f"{self.seeds_needed} seeds would decide" if self.seeds_needed else "more seeds are needed"
+        needed = self.seeds_needed
+        more = f"{needed} seeds would decide" if needed else "more seeds are needed"
         return f"{found}: not decided against {wanted}, {more}"
 
 
@@ -236,14 +243,11 @@ def check_growth(
     if low > required:
         raise UsageError(f"least={least} is above required={required}: it is the lowest exponent that is right")
     if not np.isfinite(values).all():
-        return Growth(quantity, module, axis, step, None, required, tolerance, "refuted", None, low)
+        return Growth(quantity, module, axis, step, None, required, tolerance, "refuted", low)
     fit = fit_exponent(sizes, values)
     region = (required - low + tolerance, tolerance)
     outcome = decide(fit.exponent, fit.interval, required, region)
-    needed = None
-    if outcome == "inconclusive" and len(fit.replicate_exponents) > 1:
-        needed = replicates_to_decide(fit.replicate_exponents, required, region)
-    return Growth(quantity, module, axis, step, fit, required, tolerance, outcome, needed, low)
+    return Growth(quantity, module, axis, step, fit, required, tolerance, outcome, low)
 
 
 Measure = Callable[[Shape, int], Mapping[str, Any]]  # (shape, seed) -> quantity -> (checkpoints,)
