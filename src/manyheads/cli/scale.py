@@ -160,6 +160,8 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
 
     if not os.path.exists(path):
         raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
+        raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
     model = read_config(path)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     if key_dim * heads != model.width:
