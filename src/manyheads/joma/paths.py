@@ -209,6 +209,7 @@ def descend(
     >>> jax.vmap(follow)(jax.random.split(jax.random.key(0), 2), *tasks).network.logits.shape
     (2, 5, 1, 4)
     """
+    key: Any
     key, size = (None, None) if batch is None else batch
     if size is not None:
         with contextlib.suppress(jax.errors.TracerArrayConversionError):  # a traced key stays one
