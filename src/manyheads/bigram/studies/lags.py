@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +14,7 @@ import xarray as xr
 from manyheads.bigram.lags import LagFit, LagSettings, fit_lags
 from manyheads.bigram.screening import screen
 from manyheads.bigram.streams import lag_information, plant_lags, read_streams
+from manyheads.bigram.studies.shared import SOURCE
 from manyheads.data import Vocabulary, build_vocabulary, load_text
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve
@@ -47,14 +48,8 @@ class PlantedLags(Study):
 
     name: ClassVar[str] = "bigram/lags"
     claim: ClassVar[str] = "one shared transition finds planted lags of real text where counting lag by lag is misled"
-    source: ClassVar[Source] = Source(
-        "ren2024",
-        "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
-        "Yunwei Ren and Zixuan Wang and Jason D. Lee",
-        2024,
-        venue="NeurIPS",
-        identifier="2410.23438",
-        locus="the model; fitting it to streams by alternating least squares, and planting, are ours",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
     )
 
     text: Path | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -13,6 +13,7 @@ import xarray as xr
 from manyheads.bigram.finite import Diverged, descend, start
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.bigram.settings import FirstStage
+from manyheads.bigram.studies.shared import SOURCE
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.laws import stage_one_samples
 from manyheads.errors import UsageError
@@ -51,13 +52,8 @@ class ScreeningCost(Study):
 
     name: ClassVar[str] = "bigram/screening"
     claim: ClassVar[str] = "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)"
-    source: ClassVar[Source] = Source(
-        "ren2024",
-        "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
-        "Yunwei Ren and Zixuan Wang and Jason D. Lee",
-        2024,
-        venue="NeurIPS",
-        identifier="2410.23438",
+    source: ClassVar[Source] = replace(
+        SOURCE,
         locus="abstract: training from scratch is polynomial in the length; screening and its law are derived here",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -11,6 +11,7 @@ import xarray as xr
 
 from manyheads.bigram.screening import predict_screening
 from manyheads.bigram.studies.screening import GROWTH, draw_even, search
+from manyheads.bigram.studies.shared import SOURCE
 from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError
@@ -41,13 +42,8 @@ class TransferCost(Study):
 
     name: ClassVar[str] = "bigram/transfer"
     claim: ClassVar[str] = "a value matrix of correlation rho finds the positions in C/rho^2 samples"
-    source: ClassVar[Source] = Source(
-        "ren2024",
-        "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
-        "Yunwei Ren and Zixuan Wang and Jason D. Lee",
-        2024,
-        venue="NeurIPS",
-        identifier="2410.23438",
+    source: ClassVar[Source] = replace(
+        SOURCE,
         locus="abstract: a positive correlation suffices for transfer; the law in rho and the test are derived here",
     )
 

@@ -5,7 +5,7 @@ Not only where the neuron goes is predicted, but also how far single samples thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -16,6 +16,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.mixtures import Mixture, Training, train_neuron
 from manyheads.joma.nonlinearities import find_nonlinearity
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.theory.clouds import predict_fluctuations
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
@@ -50,15 +51,7 @@ class Clouds(Study):
 
     name: ClassVar[str] = "joma/clouds"
     claim: ClassVar[str] = "SGD on isotropic clouds follows theorem 3's flow, and strays from it as 1/sqrt(samples)"
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="theorem 3; the fluctuations are derived here",
-    )
+    source: ClassVar[Source] = replace(SOURCE, locus="theorem 3; the fluctuations are derived here")
     vectorised: ClassVar[bool] = True
 
     samples: tuple[int, ...] = (4096, 16384, 65536)

@@ -18,6 +18,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
 from manyheads.joma.paths import Path, Steps, descend, flow
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
 from manyheads.joma.theory.invariants import (
     SoftmaxForm,
@@ -56,14 +57,8 @@ class Invariants(Study):
 
     name: ClassVar[str] = "joma/invariants"
     claim: ClassVar[str] = "logits and weights keep a relation: exact for linear and exp attention, a shape for softmax"
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
     )
     # Not vectorised: one program for each attention and activation serves all cells and replicates, while a vectorised
     # study compiles one for every cell, which takes longer than to run them.

@@ -6,7 +6,7 @@ form does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -17,6 +17,7 @@ from scipy.stats import norm
 
 from manyheads.errors import UsageError
 from manyheads.joma.latents import LatentTree, binary_tree
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.theory.trees import heights, marginals, predict_cooccurrence, unroll
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
@@ -49,15 +50,7 @@ class LatentTreeStudy(Study):
     claim: ClassVar[str] = (
         "leaves of a latent tree occur together as theorem 5 says: often for siblings, by chance afar"
     )
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="theorem 5; at any branching, and the control, are ours",
-    )
+    source: ClassVar[Source] = replace(SOURCE, locus="theorem 5; at any branching, and the control, are ours")
     vectorised: ClassVar[bool] = True
 
     depth: int = 6

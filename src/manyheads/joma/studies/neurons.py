@@ -7,7 +7,7 @@ against permuted latents, and in the other layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -17,6 +17,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.latents import HierarchyShape
 from manyheads.joma.neurons import NeuronSetting, train_and_score
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.study import Cell, Listing, Panel, Source, Study, Verdict
 
 SCORES = {
@@ -49,15 +50,7 @@ class Neurons(Study):
 
     name: ClassVar[str] = "joma/neurons"
     claim: ClassVar[str] = "hidden neurons follow latents as well before training as after: a maximum over many neurons"
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="table 1; its controls are added here",
-    )
+    source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
 
     lower: tuple[int, ...] = (10, 20)
     upper: tuple[int, ...] = (20, 30)

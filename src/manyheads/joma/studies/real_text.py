@@ -7,7 +7,7 @@ are characters and blocks are pre-norm; the paper's are words and post-norm. So 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from manyheads.data import TextWindows, load_text, read_characters
 from manyheads.errors import UsageError
 from manyheads.joma.observation import look_at
 from manyheads.joma.pictures import real_text_panels
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.summaries import EARLY, Summary, summarise
 from manyheads.joma.theory.rebound import BOUNCE
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
@@ -64,14 +65,8 @@ class RealText(Study):
 
     name: ClassVar[str] = "joma/real-text"
     claim: ClassVar[str] = "on real text attention entropy drops: does it rebound, where, and does it tell of the loss?"
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own"
     )
 
     text: Path | None = None

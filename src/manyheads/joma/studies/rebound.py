@@ -7,7 +7,7 @@ classification by cross-entropy, which always wants more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from manyheads.errors import UsageError
 from manyheads.joma.finite import CrossEntropy, Network, token_weights
 from manyheads.joma.paths import Steps, descend
 from manyheads.joma.relaxation import DYNAMICS, Descent, relax, relax_layer, train_layer
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.task import Rule, Setting
 from manyheads.joma.theory.rebound import BOUNCE, Bounce, entropy_of, final_rank_slope
 from manyheads.joma.theory.salient import EXP, UNIFORM, Law
@@ -60,15 +61,7 @@ class Rebound(Study):
     claim: ClassVar[str] = (
         "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken"
     )
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="section 4, figures 4 and 7; why, and when not, is derived here",
-    )
+    source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; why, and when not, is derived here")
     # Not vectorised: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240
     resolution: float = 0.25

@@ -6,7 +6,7 @@ theorem's; with the squared loss the order is the same, and the rates are others
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -16,6 +16,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.relaxation import LOSSES, Descent, train_components
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.theory.salient import (
     EXP,
     REGRESSION,
@@ -53,14 +54,8 @@ class SalientFirst(Study):
     claim: ClassVar[str] = (
         "salient components are learned first: ln(1/deficit) = exp(mu²/2) t - B(mu), B in closed form"
     )
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="theorem 4; exact time, offset and the law of the squared loss are derived here",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="theorem 4; exact time, offset and the law of the squared loss are derived here"
     )
     vectorised: ClassVar[bool] = True
 

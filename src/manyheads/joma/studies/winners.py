@@ -5,7 +5,7 @@ The flow of logits and weights is integrated as it stands and held against the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -17,6 +17,7 @@ from scipy.special import erf, erfc
 from manyheads.errors import UsageError
 from manyheads.joma.finite import ConstantPull, Network, attend, token_weights
 from manyheads.joma.paths import Adaptive, flow_adaptively
+from manyheads.joma.studies.shared import SOURCE
 from manyheads.joma.task import Rule, Sizes, draw_setting
 from manyheads.joma.theory.winners import blowup_time, common_ratio, linear_attention_at, reaching_time, weights_at
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
@@ -42,14 +43,8 @@ class Winners(Study):
 
     name: ClassVar[str] = "joma/winners"
     claim: ClassVar[str] = "with a linear activation one token takes all: which, when, and where the others stop"
-    source: ClassVar[Source] = Source(
-        "tian2024joma",
-        "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
-        "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
-        2024,
-        venue="ICLR",
-        identifier="2310.00535",
-        locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here"
     )
     # Not vectorised: one program for each attention then serves both of its paths and all replicates.
     tokens: int = 12

@@ -1,0 +1,12 @@
+"""What the studies of this wing share: their source."""
+
+from manyheads.study import Source
+
+SOURCE = Source(
+    "tian2024joma",
+    "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
+    "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
+    2024,
+    venue="ICLR",
+    identifier="2310.00535",
+)
