@@ -266,7 +266,7 @@ def tabulate_neurons(setting: NeuronSetting, keys: jax.Array, centred: bool = Tr
 
     Examples
     --------
-    >>> setting = NeuronSetting(HierarchyShape((3, 3, 3), leaves=5), width=2, layers=2, steps=2, batch=2, tested=6)
+    >>> setting = NeuronSetting(HierarchyShape((6, 6, 6), leaves=9), width=2, layers=2, steps=2, batch=2, tested=12)
     >>> table = tabulate_neurons(setting, jax.random.split(jax.random.key(0), 2))
     >>> table.scores.trained.shape, len(table.intervals()["untrained"]), len(table.gains("shuffled"))
     ((2, 2), 2, 2)

@@ -186,7 +186,7 @@ def final_rank_slope(wanted: ArrayLike, start: ArrayLike) -> float:
 
     Examples
     --------
-    >>> final_rank_slope([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]])  # 1/2 - 2/5
+    >>> round(final_rank_slope([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]), 12)  # 1/2 - 2/5
     0.1
     """
     b, w = np.asarray(wanted, np.float64), np.asarray(start, np.float64)
