@@ -56,6 +56,7 @@ class ScreeningCost(Study):
         SOURCE,
         locus="abstract: training from scratch is polynomial in the length; screening and its law are derived here",
     )
+    revision: ClassVar[int] = 2
 
     lengths: tuple[int, ...] = (250, 1000, 4000, 16_000)
     trained_length: int = 1000

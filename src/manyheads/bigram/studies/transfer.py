@@ -46,6 +46,7 @@ class TransferCost(Study):
         SOURCE,
         locus="abstract: a positive correlation suffices for transfer; the law in rho and the test are derived here",
     )
+    revision: ClassVar[int] = 2
 
     correlations: tuple[float, ...] = (1.0, 0.7, 0.5, 0.35, 0.25)
     lengths: tuple[int, ...] = (250, 2000, 16_000)

@@ -51,6 +51,7 @@ class Neurons(Study):
     name: ClassVar[str] = "joma/neurons"
     claim: ClassVar[str] = "hidden neurons follow latents as well before training as after: a maximum over many neurons"
     source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
+    revision: ClassVar[int] = 2
 
     lower: tuple[int, ...] = (10, 20)
     upper: tuple[int, ...] = (20, 30)
