@@ -2,6 +2,7 @@
 
 import pytest
 from tests.acceptance._lane import Figure, Lane, Measured, find_wings
+from tests.acceptance._studies import run_study, words_of
 
 
 @pytest.fixture
@@ -75,3 +76,14 @@ def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():
     for figures in wings.values():
         assert len({figure.name for figure in figures}) == len(figures)
         assert all(figure.claim and figure.required for figure in figures)
+
+
+def test_a_study_is_run_as_typed_and_its_verdicts_come_back(tmp_path):
+    command = f"{words_of('tests.study.toys:Walk', 3, '--seed 2', str(tmp_path))} --workers 1"
+    assert command.startswith("manyheads study run tests.study.toys:Walk --replicates 3 --seed 2 --store ")
+    path, verdicts = run_study(command)
+    again, same = run_study(command)  # nothing is left to do, and other runs beside it do not matter
+    assert path == again
+    assert path.is_relative_to(tmp_path)
+    assert verdicts == same
+    assert {row["outcome"] for row in verdicts} <= {"holds", "refuted", "inconclusive"}

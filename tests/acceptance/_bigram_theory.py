@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
-from tests.acceptance.attention import RUN, study
+from tests.acceptance._studies import study, words_of
 from tests.bigram.theory.test_noise import sample_gradients, state_at
 from tests.bigram.theory.test_population import enumerate_task
 
@@ -197,6 +197,6 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "bigram/sample-law", "replicates": 8},
-        command=RUN.format("bigram/sample-law", 8),
+        command=words_of("bigram/sample-law", 8),
     ),
 )

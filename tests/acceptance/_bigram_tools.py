@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.acceptance.attention import study
+from tests.acceptance._studies import study, words_of
 
 from manyheads.bigram import (
     Batch,
@@ -137,7 +137,7 @@ FIGURES = [
             "every outcome as expected",
             study,
             {"name": f"bigram/{name}", "replicates": 8},
-            command=f"manyheads study run bigram/{name} --replicates 8",
+            command=words_of(f"bigram/{name}", 8),
         )
         for name in ("lags", "screening", "transfer")
     ),

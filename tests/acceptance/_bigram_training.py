@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.acceptance.attention import RUN, study
+from tests.acceptance._studies import study, words_of
 
 from manyheads.bigram.finite import State, StepSettings, start
 from manyheads.bigram.recording import record
@@ -144,7 +144,7 @@ FIGURES = [
             "every outcome as expected",
             study,
             {"name": f"bigram/{name}", "replicates": 8},
-            RUN.format(f"bigram/{name}", 8),
+            words_of(f"bigram/{name}", 8),
             revision=2,
         )
         for name in STUDIES

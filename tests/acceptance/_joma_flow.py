@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.acceptance.attention import RUN, study
+from tests.acceptance._studies import study, words_of
 
 from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
 from manyheads.joma.paths import Adaptive, Steps, descend, flow, flow_adaptively
@@ -210,6 +210,6 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "joma/winners", "replicates": 8},
-        command=RUN.format("joma/winners", 8),
+        command=words_of("joma/winners", 8),
     ),
 )

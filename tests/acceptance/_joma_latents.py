@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.acceptance.attention import RUN, study
+from tests.acceptance._studies import study, words_of
 
 from manyheads.joma.latents import binary_tree
 from manyheads.joma.snapping import follow_snapping, make_cooccurrence
@@ -71,7 +71,7 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "joma/scan-and-snap", "replicates": 8},
-        command=RUN.format("joma/scan-and-snap", 8),
+        command=words_of("joma/scan-and-snap", 8),
     ),
     Figure(
         "neurons",
@@ -79,7 +79,7 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "joma/neurons", "replicates": 8},
-        command=RUN.format("joma/neurons", 8),
+        command=words_of("joma/neurons", 8),
         revision=2,
     ),
 )

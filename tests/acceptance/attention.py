@@ -5,32 +5,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance._lane import ROOT, Figure, Measured
+from tests.acceptance._lane import Figure, Measured
+from tests.acceptance._studies import study, words_of
 from tests.attention.test_conversion import FORMS, MASKS, draw_layer
 
 from manyheads.attention import attention_entropy
 from manyheads.attention.masks import evaluate
-from manyheads.study import open_run
-from manyheads.study.store import find_runs
-
-STORE = ROOT / ".acceptance" / "runs"
-RUN = "manyheads study run {} --replicates {} --store .acceptance/runs"
-COMMAND = "from manyheads.cli import main; raise SystemExit(main())"
-
-
-def study(folder: Path, name: str, replicates: int) -> Measured:
-    """Run a registered study on the command line, which goes on where it was killed, and read its verdicts."""
-    words = RUN.format(name, replicates).split()[1:]
-    subprocess.run([sys.executable, "-c", COMMAND, *words], cwd=ROOT, check=True)
-    (runs,) = [runs for runs in find_runs(STORE / name) if runs.header["seed"] == 0]
-    table = open_run(runs.path)["verdicts"].to_dataset()
-    shown, extents = [], []
-    for claim in table["claim"].values:
-        row = {key: table[key].sel(claim=claim).item() for key in table.data_vars}
-        shown.append(f"{claim}: {row['outcome']}, {row['figure']:.4g}")
-        extents.append(f"[{row['low']:.4g}, {row['high']:.4g}]")
-    passed = bool((table["outcome"] == table["expected"]).all())
-    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
 
 
 def entropy_error(folder: Path, lengths: list[int], logits: list[float], seeds: int) -> Measured:
@@ -152,7 +132,7 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "attention/costs", "replicates": 8},
-        command=RUN.format("attention/costs", 8),
+        command=words_of("attention/costs", 8),
     ),
     Figure(
         "order-blindness",
@@ -160,6 +140,6 @@ FIGURES = (
         "every verdict as expected",
         study,
         {"name": "attention/order-blindness", "replicates": 8},
-        command=RUN.format("attention/order-blindness", 8),
+        command=words_of("attention/order-blindness", 8),
     ),
 )

@@ -60,13 +60,16 @@ def test_a_killed_run_resumes_and_equals_an_uninterrupted_one(tmp_path, seed, rn
     whole = run(Walk(), replicates=12, seed=seed, store=tmp_path / "whole", progress=False)
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", CRASHING, str(tmp_path / "torn"), str(seed)], env=environment)
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "torn").rglob("units/*/*")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(float(rng.uniform(0, 0.15)))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        command = [sys.executable, "-c", CRASHING, str(tmp_path / "torn"), str(seed)]
+        with subprocess.Popen(command, env=environment) as process:
+            try:
+                deadline = time.monotonic() + 60
+                # One level at a time: a walk of the whole tree would enter folders that the run is renaming.
+                while not list(tmp_path.glob("torn/*/*/*/units/*/*")) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                time.sleep(float(rng.uniform(0, 0.15)))
+            finally:
+                process.send_signal(signal.SIGKILL)
     kept = {path: path.stat().st_mtime_ns for store in find_runs(tmp_path / "torn") for path in store.finished()}
     assert kept
     resumed = run(Walk(), replicates=12, seed=seed, store=tmp_path / "torn", progress=False)

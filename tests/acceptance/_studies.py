@@ -1,0 +1,33 @@
+"""Figures that are the verdicts of a registered study, run on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.acceptance._lane import ROOT, Measured
+
+COMMAND = "from manyheads.cli import main; raise SystemExit(main())"
+STORE = ".acceptance/runs"
+
+
+def words_of(name: str, replicates: int, flags: str = "", store: str = STORE) -> str:
+    """Return the command as it is typed."""
+    return " ".join(f"manyheads study run {name} --replicates {replicates} {flags} --store {store}".split())
+
+
+def run_study(command: str) -> tuple[Path, list[dict]]:
+    """Run a command, which goes on where it was killed; return the folder of its run and the verdicts."""
+    words = [*command.split()[1:], "--json"]
+    done = subprocess.run([sys.executable, "-c", COMMAND, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    answer = json.loads(done.stdout)
+    return ROOT / answer["store"], answer["verdicts"]
+
+
+def study(folder: Path, name: str, replicates: int, flags: str = "") -> Measured:
+    """Run a registered study and compare its verdicts with the expected ones."""
+    _, found = run_study(words_of(name, replicates, flags))
+    shown = [f"{row['claim']}: {row['outcome']}, {row['figure']:.4g}" for row in found]
+    extents = ["[{:.4g}, {:.4g}]".format(*row["interval"]) for row in found]
+    passed = all(row["outcome"] == row["expected"] for row in found)
+    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
