@@ -6,6 +6,7 @@ from . import data as data
 from . import errors as errors
 from . import joma as joma
 from . import limits as limits
+from . import recovery as recovery
 from . import spectra as spectra
 from . import statistics as statistics
 from . import study as study

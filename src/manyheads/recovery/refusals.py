@@ -1,0 +1,75 @@
+"""What cannot be recovered, by name: each refusal says which figure failed, its threshold, and what to do.
+
+Nothing in this wing returns a layer that failed its own checks. Where a fit or a verification ended with a layer that
+did not pass, the refusal carries it as `result`, for a reader who wants to look at it.
+"""
+
+from typing import Any
+
+from manyheads.errors import CertificateError, ManyheadsError
+
+
+class RecoveryRefused(CertificateError):
+    """Base of the refusals of this wing: a certificate of the recovery failed.
+
+    Attributes
+    ----------
+    result
+        What the recovery had when it was refused, None where there is nothing to show.
+    """
+
+    def __init__(self, message: str, *, measured: float, threshold: float, result: Any = None):
+        super().__init__(message, measured=measured, threshold=threshold)
+        self.result = result
+
+
+class DesignError(RecoveryRefused):
+    """The inputs do not span the space: some direction of the layer is never seen."""
+
+
+class CertificateShortage(RecoveryRefused):
+    """Too few rows certify an affine relation between the heads: more examples, or fewer heads, are needed."""
+
+
+class HullGapError(RecoveryRefused):
+    """The spectrum of the certificates has no gap: the affine hull of the heads cannot be told from noise."""
+
+
+class EffectiveSumError(RecoveryRefused):
+    """The projections nearly cancel, so that the sum of projections says nothing about the heads."""
+
+
+class NoFit(RecoveryRefused):
+    """No number of heads explains the held-out examples to the error that was asked for."""
+
+
+class HeadSeparationError(RecoveryRefused):
+    """The responses of the heads cannot be told apart: no real, separated eigen-decomposition was found."""
+
+
+class DependentValuesError(RecoveryRefused):
+    """What the heads read is linearly dependent: their number is not determined by pairs of tokens."""
+
+
+class RankBudgetError(RecoveryRefused):
+    """The output spaces of the heads are too large to be disjoint: full-rank or collinear heads."""
+
+
+class FitError(RecoveryRefused):
+    """A fit to the answers of the oracle did not reach the accuracy that its noise allows, or has no single answer."""
+
+
+class VerificationError(RecoveryRefused):
+    """The recovered layer fails on fresh sequences: the oracle is no such layer, or the recovery went wrong."""
+
+
+class NotALayer(RecoveryRefused):
+    """The answers break a rule that every layer of this form obeys: linear at one token, the same at each call."""
+
+
+class OracleError(ManyheadsError, RuntimeError):
+    """The oracle raised, or answered with another shape, another dtype or NaN; what was answered before is kept."""
+
+
+class BudgetSpent(ManyheadsError, RuntimeError):
+    """The calls, tokens or seconds that were allowed are spent; stored answers are kept, and a larger budget goes on."""

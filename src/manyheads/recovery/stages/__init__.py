@@ -1,0 +1,1 @@
+"""The six stages of the provable learner, one idea a file."""

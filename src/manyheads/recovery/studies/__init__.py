@@ -1,0 +1,1 @@
+"""Claims about recovering attention layers, each beside layers that are really learned or extracted."""
