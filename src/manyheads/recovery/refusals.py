@@ -72,4 +72,4 @@ class OracleError(ManyheadsError, RuntimeError):
 
 
 class BudgetSpent(ManyheadsError, RuntimeError):
-    """The calls, tokens or seconds that were allowed are spent; stored answers are kept, and a larger budget goes on."""
+    """The calls, tokens or seconds allowed are spent; stored answers are kept, and a larger budget goes on."""
