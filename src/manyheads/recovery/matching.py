@@ -1,0 +1,179 @@
+"""How close a recovered layer is to the planted one: heads are matched, then weights and functions are compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import ShapeError, UsageError
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LayerErrors:
+    r"""Errors of the weights of a recovered layer, each the largest over matched heads.
+
+    Attributes
+    ----------
+    theta, projection
+        :math:`\max_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F`, and the same of W.
+    key_bias
+        The same of :math:`\beta_i`; 0 where neither layer has one.
+    bias
+        :math:`\|c - \hat c\| / \|c\|`; 0 where neither layer has one.
+    permutation
+        :math:`\pi`: planted head i is recovered head permutation[i].
+    """
+
+    theta: float
+    projection: float
+    key_bias: float
+    bias: float
+    permutation: tuple[int, ...]
+
+    @property
+    def worst(self) -> float:
+        """The largest of the four errors."""
+        return max(self.theta, self.projection, self.key_bias, self.bias)
+
+
+def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp]:
+    r"""Find the order of the recovered heads that fits the planted ones best.
+
+    The permutation minimises :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
+    problem, solved exactly). Heads whose attention matrices agree to rounding are ordered by their projections.
+
+    Parameters
+    ----------
+    truth, found
+        Layers of the same dimension and with the same number of heads.
+
+    Returns
+    -------
+    permutation (m,): planted head i is recovered head permutation[i], so found.theta[permutation] lines up.
+
+    Raises
+    ------
+    ShapeError
+        Another dimension or number of heads: functions can still be compared, heads cannot.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery.task import planted_layer
+    >>> layer = planted_layer(np.random.default_rng(0), dim=4, heads=3)
+    >>> shuffled = type(layer)(layer.theta[[2, 0, 1]], layer.projection[[2, 0, 1]])
+    >>> match_heads(layer, shuffled).tolist()
+    [1, 2, 0]
+    """
+    if truth.theta.shape != found.theta.shape:
+        raise ShapeError(
+            f"layers with theta of shapes {truth.theta.shape} and {found.theta.shape}: heads can be matched when "
+            "dimension and number of heads agree; compare the functions with function_error"
+        )
+    cost = _distances(truth.theta, found.theta) + 1e-9 * np.minimum(_distances(truth.projection, found.projection), 1.0)
+    return linear_sum_assignment(cost)[1]
+
+
+def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
+    """Return the relative errors of all weights under the best matching of heads.
+
+    A planted weight that is zero, or a bias that only the recovered layer has, has no relative error; it is measured
+    against the largest head (theta, projection), the attention matrix of its head (key bias), or the largest
+    projection (bias).
+
+    Parameters
+    ----------
+    truth, found
+        Layers of the same dimension and with the same number of heads.
+
+    Raises
+    ------
+    ShapeError
+        Another dimension or number of heads.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery.task import planted_layer
+    >>> layer = planted_layer(np.random.default_rng(0), dim=4, heads=2, bias=True)
+    >>> other = type(layer)(layer.theta[::-1] * 1.01, layer.projection[::-1], bias=layer.bias * 0.5)
+    >>> errors = compare_layers(layer, other)
+    >>> round(errors.theta, 12), errors.projection, errors.bias, errors.permutation
+    (0.01, 0.0, 0.5, (1, 0))
+    """
+    order = match_heads(truth, found)
+    heads, dim = truth.heads, truth.dim
+    beta, found_beta = _or_zero(truth.key_bias, (heads, dim)), _or_zero(found.key_bias, (heads, dim))[order]
+    shift, found_shift = _or_zero(truth.bias, (1, dim)), _or_zero(found.bias, (1, dim))
+    theta, projection = _sizes(truth.theta), _sizes(truth.projection)
+    return LayerErrors(
+        theta=_worst(truth.theta, found.theta[order], theta.max()),
+        projection=_worst(truth.projection, found.projection[order], projection.max()),
+        key_bias=_worst(beta, found_beta, theta),
+        bias=_worst(shift, found_shift, projection.max()),
+        permutation=tuple(int(head) for head in order),
+    )
+
+
+def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any], x: Array) -> float:
+    r"""Return the relative mean squared error of one function of sequences against another.
+
+    :math:`\sum_n \|f(x_n) - g(x_n)\|^2 / \sum_n \|f(x_n)\|^2`, the estimate on the sequences x of
+    :math:`E\|f - g\|^2 / E\|f\|^2`.
+
+    Parameters
+    ----------
+    truth, found
+        f and g: layers, or any functions (n, k, d) -> (n, k, d).
+    x
+        Sequences (n, k, d), fresh ones if either function was fitted.
+
+    Raises
+    ------
+    ShapeError
+        The two functions answer with different shapes.
+    UsageError
+        f is zero on all of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> function_error(lambda x: x, lambda x: 0.9 * x, np.ones((3, 2, 4)))  # doctest: +ELLIPSIS
+    0.0099999...
+    """
+    expected, answered = np.asarray(truth(x), np.float64), np.asarray(found(x), np.float64)
+    if expected.shape != answered.shape:
+        raise ShapeError(f"answers of shapes {expected.shape} and {answered.shape}: compare functions of the same kind")
+    size = float(np.sum(expected**2))
+    if size == 0:
+        raise UsageError("the true function is zero on all sequences: a relative error is not defined")
+    return float(np.sum((expected - answered) ** 2)) / size
+
+
+def _sizes(weights: Any) -> Array:
+    """Return the Frobenius norm of each head's weight, (m,)."""
+    return np.sqrt(np.sum(np.square(np.asarray(weights, np.float64)), axis=tuple(range(1, np.ndim(weights)))))
+
+
+def _or_zero(weight: Any, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape) if weight is None else np.asarray(weight, np.float64).reshape(shape)
+
+
+def _distances(truth: Any, found: Any) -> Array:
+    """Return the relative distance of every planted to every recovered head, (m, m)."""
+    sizes = _sizes(truth)
+    scale = np.where(sizes > 0, sizes, max(sizes.max(), np.finfo(float).tiny))
+    return np.stack([_sizes(found - one) / size for one, size in zip(truth, scale, strict=True)])
+
+
+def _worst(truth: Array, found: Array, instead: Any) -> float:
+    """Return the largest relative error over heads; zero weights are measured against `instead`, and then one."""
+    sizes = _sizes(truth)
+    scale = np.where(sizes > 0, sizes, instead)
+    return float(np.max(_sizes(found - truth) / np.where(scale > 0, scale, 1.0)))
