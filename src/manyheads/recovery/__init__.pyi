@@ -1,13 +1,21 @@
 # lazy_loader reads a stub of relative imports only.
+from . import evaluation as evaluation
 from . import matching as matching
+from . import oracles as oracles
 from . import refusals as refusals
 from . import results as results
 from . import task as task
+from .evaluation import evaluate_layer as evaluate_layer
 from .matching import LayerErrors as LayerErrors
 from .matching import compare_layers as compare_layers
 from .matching import function_error as function_error
 from .matching import match_heads as match_heads
+from .oracles import Budget as Budget
+from .oracles import Counts as Counts
+from .oracles import Oracle as Oracle
+from .oracles import OracleSettings as OracleSettings
 from .refusals import RecoveryRefused as RecoveryRefused
+from .results import Extracted as Extracted
 from .results import Recovery as Recovery
 from .results import Stage as Stage
 from .task import gpt_layer as gpt_layer

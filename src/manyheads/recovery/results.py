@@ -1,8 +1,10 @@
 """What a recovery returns: the layer, how it was found, stage by stage, and a certificate on fresh sequences."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -15,6 +17,40 @@ class Stage:
     name: str
     figures: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What a method of extraction hands over, before it is verified.
+
+    Attributes
+    ----------
+    layer
+        The layer in the form (Theta, W), float64.
+    stages
+        The stages in the order in which they ran.
+    acts_on
+        What the layer acts on, in words: the tokens themselves, or what a LayerNorm makes of them.
+    prepare
+        Maps tokens (n, k, d) to what the layer acts on; None where that is the tokens.
+    predict
+        Maps tokens (n, k, d) to answers (n, k, d) where `layer` alone cannot (positions that turn queries and keys).
+        None: the layer, applied to what `prepare` returns.
+    """
+
+    layer: "AttentionLayer"
+    stages: tuple[Stage, ...] = ()
+    acts_on: str = "the tokens"
+    prepare: Callable[[np.ndarray], np.ndarray] | None = None
+    predict: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Apply what was extracted to tokens (n, k, d), in float64."""
+        from manyheads.recovery.evaluation import evaluate_layer
+
+        if self.predict is not None:
+            return self.predict(x)
+        return evaluate_layer(self.layer, x if self.prepare is None else self.prepare(x))
 
 
 @dataclass(frozen=True)
