@@ -1,10 +1,12 @@
 # lazy_loader reads a stub of relative imports only.
+from . import answers as answers
 from . import evaluation as evaluation
 from . import matching as matching
 from . import oracles as oracles
 from . import refusals as refusals
 from . import results as results
 from . import task as task
+from .answers import Answers as Answers
 from .evaluation import evaluate_layer as evaluate_layer
 from .matching import LayerErrors as LayerErrors
 from .matching import compare_layers as compare_layers

@@ -5,6 +5,7 @@ complete by construction. What the user's function returns is checked before any
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -153,6 +154,7 @@ class Oracle:
         self._tallies: dict[str, Counts] = {}
         self._name = "other"
         self._started, self._mark = time.monotonic(), time.process_time()
+        self._say: Callable[[str], None] | None = None
 
     @classmethod
     def of(cls, layer: "AttentionLayer", **settings: Any) -> "Oracle":
@@ -195,6 +197,22 @@ class Oracle:
             self._tick("own_seconds")
             self._name = before
 
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Show on standard error, while the block runs, the stage and what was asked so far, if the settings say so."""
+        show = self.settings.progress
+        if not (sys.stderr.isatty() if show is None else show):
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status("asking the oracle") as status:
+            self._say = status.update
+            try:
+                yield
+            finally:
+                self._say = None
+
     def __call__(self, x: np.ndarray, read: Read = "last") -> np.ndarray:
         """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d), float64."""
         x = np.ascontiguousarray(x, np.float64)
@@ -227,12 +245,25 @@ class Oracle:
 
     def _answer(self, x: np.ndarray, read: Read) -> np.ndarray:
         if self.answers is None:
-            y = self.ask(x)
-            return y if read == "all" else self._last(y)
-        return self.answers.complete(self, x, read)
+            return self._fresh(x, read)
+        self.answers.attach(self)
+        keys = self.answers.keys(x, read)
+        found = self.answers.find(keys)
+        missing = np.array([answer is None for answer in found])
+        if not missing.all():
+            known = x[~missing]
+            self._afford(*known.shape[:2])
+            self._count(known, known.size if read == "all" else known[:, -1].size, len(known))
+        if missing.any():
+            fresh = iter(self.answers.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
+            found = [next(fresh) if answer is None else answer for answer in found]
+        return np.stack([answer for answer in found if answer is not None])
 
-    def _last(self, y: np.ndarray) -> np.ndarray:
-        """Keep the last rows (n, d), and count that no others were read."""
+    def _fresh(self, x: np.ndarray, read: Read) -> np.ndarray:
+        """Ask, and keep the rows that are read; no others are counted as read."""
+        y = self.ask(x)
+        if read == "all":
+            return y
         tally = self._tallies[self._name]
         self._tallies[self._name] = replace(tally, numbers=tally.numbers - y.size + y[:, -1].size)
         return y[:, -1]
@@ -255,6 +286,9 @@ class Oracle:
         norm = float(np.sqrt((x * x).sum(-1).max()))
         one = Counts(len(x), x.shape[0] * x.shape[1], numbers, norm, stored)
         self._tallies[self._name] = self._tallies.get(self._name, Counts()) + one
+        if self._say is not None:
+            total = self.total
+            self._say(f"{self._name}: {total.calls:,} calls, {total.tokens:,} tokens, {total.stored:,} from the store")
 
     def _tick(self, clock: str) -> None:
         now = time.process_time()
