@@ -1,0 +1,400 @@
+r"""Fits of the pair net: one hidden layer of logistic units with vector outputs, for many probes at once.
+
+What a pair of tokens shows is a net in the features of the query,
+
+.. math:: y_n = \sum_i \big(\sigma(f_n \cdot \vartheta_i - s_n) - b_n\big) C_i, \qquad \sigma(x) = 1 / (1 + e^{-x})
+
+with features f_n (p,), known shifts s_n and baselines b_n; unknown are the slopes theta_i (p,) and the values C_i (D,)
+of the m heads. The values are eliminated (they solve a linear least-squares problem), the slopes are found by
+Levenberg and Marquardt's method with Kaufman's form of the Jacobian, for all probes of a stage together.
+
+Two guards stand between a fit and its use. A fit that follows another one from probe to probe may end in a solution
+whose heads are exchanged, with a perfect residual: heads are therefore matched to those of the reference by the least
+total cost, and a match is refused unless its worst pair is clearly better than the best pair that was not made.
+
+References
+----------
+Golub and Pereyra (1973), The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
+separate, SIAM J. Numer. Anal. 10; Kaufman (1975), A variable projection method for solving separable nonlinear least
+squares problems, BIT 15. The net of the pairs, its shifts and the margin are ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.special import expit
+
+from manyheads.errors import ShapeError
+from manyheads.recovery.refusals import FitError
+
+Array = NDArray[np.float64]
+
+EPS = float(np.finfo(np.float64).eps)
+
+MEMORY = 2**28
+"""Bytes that the normal matrices and Jacobians of one block of probes may take."""
+
+MARGIN = 0.5
+"""Largest matched cost over smallest unmatched cost at which a match of heads still counts as clear.
+
+Measured here on trained layers: heads exchanged without any other sign had margins above one; right fits stay below a
+third.
+"""
+
+
+@dataclass(frozen=True)
+class NetDesign:
+    """What was asked: features (n, p), and for each row the shift of all logits and the baseline of all units.
+
+    The unit of head i in row n is sigma(f_n . theta_i - s_n) - b_n. A last feature of ones is an offset. With
+    b_n = sigma(-s_n) a head that ignores the tokens has the unit zero: such heads leave the net.
+    """
+
+    features: Array
+    shifts: Array
+    baselines: Array
+
+    @classmethod
+    def of(cls, features: Any, shifts: Any = 0.0, *, centred: bool = False) -> "NetDesign":
+        """Return the design of these features and shifts; `centred` takes off the unit of a head without logits."""
+        features = np.asarray(features, np.float64)
+        if features.ndim != 2 or not features.size:
+            raise ShapeError(f"features of shape {features.shape}: expected (rows, features)")
+        shifts = np.broadcast_to(np.asarray(shifts, np.float64), features.shape[:1]).copy()
+        return cls(features, shifts, expit(-shifts) if centred else np.zeros_like(shifts))
+
+    def units(self, slopes: Array) -> Array:
+        """Units (..., n, m) of the heads with these slopes (..., m, p)."""
+        return self._gates(slopes) - self.baselines[:, None]
+
+    def _gates(self, slopes: Array) -> Array:
+        gates: Array = expit(self.features @ np.swapaxes(slopes, -1, -2) - self.shifts[:, None])
+        return gates
+
+
+class PairNets(NamedTuple):
+    """Nets of many probes: slopes (..., m, p), values (..., m, D), relative residual (...)."""
+
+    slopes: Array
+    values: Array
+    residual: Array
+
+    def one(self, index: int) -> "PairNets":
+        """Return the net of one probe."""
+        return PairNets(self.slopes[index], self.values[index], self.residual[index])
+
+    def permuted(self, order: Any) -> "PairNets":
+        """Return the same single net with its heads in another order."""
+        return PairNets(self.slopes[order], self.values[order], self.residual)
+
+
+class Match(NamedTuple):
+    """Heads of one net matched to another: order, cost of the worst pair made, and its ratio to the best pair not made.
+
+    `order[i]` is the head of the found net that continues head i of the reference.
+    """
+
+    order: NDArray[np.intp]
+    cost: float
+    margin: float
+
+
+class Followed(NamedTuple):
+    """Nets at probes that were followed from a reference: the accepted ones, and what it took.
+
+    Attributes
+    ----------
+    nets
+        Nets of all probes, heads in the order of the reference.
+    steps
+        (b,) step of each probe, `step` halved as often as its guards asked for.
+    accepted
+        (b,) whether all guards passed.
+    halvings
+        Halvings of all probes together.
+    margin
+        (b,) margin of each match.
+    """
+
+    nets: PairNets
+    steps: Array
+    accepted: NDArray[np.bool_]
+    halvings: int
+    margin: Array
+
+
+def fit_nets(
+    design: NetDesign, answers: Any, slopes: Any, *, iterations: int = 60, tolerance: float = 1e-7
+) -> PairNets:
+    r"""Fit the pair net to the answers at each probe, from the same or from given slopes.
+
+    .. math:: \min_\vartheta \| Y - H(\vartheta) H(\vartheta)^+ Y \|^2
+
+    Parameters
+    ----------
+    design
+        Features (n, p), shifts and baselines, the same for all probes.
+    answers
+        Y (n, D) of one probe, or (b, n, D) of many.
+    slopes
+        Starting slopes (m, p), or (b, m, p) one per probe. Features should be of order one: damping is relative to
+        the size of each parameter's derivative, so their scale does not change the steps.
+    iterations, tolerance
+        At most so many steps; a probe ends when its squared residual falls by less than this share.
+
+    Returns
+    -------
+    PairNets
+        Values (m, D) solve the linear problem at the final slopes; `residual` is |Y - H C| / |Y|. Whether it is small
+        enough is for the caller to say: it depends on the noise.
+
+    Raises
+    ------
+    ShapeError
+        Shapes that do not fit.
+    FitError
+        The fit left the finite numbers at some probe.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> design = NetDesign.of(np.c_[rng.normal(size=(12, 2)), np.ones(12)])
+    >>> slopes, values = rng.normal(size=(2, 3)), rng.normal(size=(2, 5))
+    >>> found = fit_nets(design, design.units(slopes) @ values, slopes + 0.1)
+    >>> bool(np.allclose(found.slopes, slopes)), bool(found.residual < 1e-12)
+    (True, True)
+    """
+    answers, slopes = np.asarray(answers, np.float64), np.asarray(slopes, np.float64)
+    single = answers.ndim == 2
+    answers = answers[None] if single else answers
+    slopes = np.array(np.broadcast_to(slopes, (len(answers), *slopes.shape[-2:])))
+    rows, width = design.features.shape
+    if answers.ndim != 3 or answers.shape[1] != rows or slopes.shape[2] != width or rows < slopes.shape[1]:
+        raise ShapeError(
+            f"answers {answers.shape} and slopes {slopes.shape} do not fit {rows} rows of {width} features: expected "
+            "(probes, rows, outputs) and (heads, features), with at least as many rows as heads"
+        )
+    heads = slopes.shape[1]
+    block = max(1, int(MEMORY / (8 * (3 * (heads * width) ** 2 + 3 * rows * heads * width + rows * rows))))
+    parts = []
+    for first in range(0, len(answers), block):
+        fit = _Fit(design, answers[first : first + block], slopes[first : first + block])
+        parts.append(fit.run(iterations, tolerance))
+    nets = PairNets(*map(np.concatenate, zip(*parts, strict=True)))
+    if not all(np.isfinite(part).all() for part in nets):
+        raise FitError("a fit of the pair net left the finite numbers", measured=np.inf, threshold=1.0)
+    return nets.one(0) if single else nets
+
+
+class _Fit:
+    """Levenberg and Marquardt over a block of probes, each with its own damping."""
+
+    def __init__(self, design: NetDesign, answers: Array, slopes: Array):
+        self.design, self.slopes = design, slopes
+        self.basis: Array | None = None
+        if answers.shape[2] > answers.shape[1]:  # outputs beyond the rows only turn: Y = Y' Q^T, exactly
+            self.basis, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
+            answers = np.swapaxes(triangle, 1, 2)
+        self.answers = answers
+        self.total = (answers**2).sum((1, 2)) + np.finfo(np.float64).tiny
+        self.damping = np.full(len(answers), 1e-3)
+        self.loss = self._residual(slopes, np.arange(len(answers)))[1]
+
+    def run(self, iterations: int, tolerance: float) -> tuple[Array, Array, Array]:
+        active = np.arange(len(self.answers))
+        for _ in range(iterations):
+            if not len(active):
+                break
+            before = self.loss[active].copy()
+            moved = self._step(active)
+            fall = (before - self.loss[active]) / np.maximum(before, np.finfo(np.float64).tiny)
+            floor = self.loss[active] / self.total[active] < (EPS / 8) ** 2
+            active = active[moved & (fall >= tolerance) & ~floor]
+        everything = np.arange(len(self.answers))
+        values = self._values(self.slopes, everything)
+        if self.basis is not None:
+            values = values @ np.swapaxes(self.basis, 1, 2)
+        return self.slopes, values, np.sqrt(self.loss / self.total)
+
+    def _residual(self, slopes: Array, which: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Residual (b, n, D), its square, and the orthonormal basis of the units (b, n, m)."""
+        basis = np.linalg.qr(self.design.units(slopes))[0]
+        rest = self.answers[which] - basis @ (np.swapaxes(basis, 1, 2) @ self.answers[which])
+        return rest, (rest**2).sum((1, 2)), basis
+
+    def _values(self, slopes: Array, which: NDArray[np.intp]) -> Array:
+        """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
+        basis, triangle = np.linalg.qr(self.design.units(slopes))
+        diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
+        top = diagonal.max(1, keepdims=True) + np.finfo(np.float64).tiny
+        # An exactly repeated unit would divide by zero; a pivot at rounding level leaves its value finite and useless.
+        lift = np.where(diagonal < EPS * top, EPS * top, 0.0)
+        triangle = triangle + lift[:, :, None] * np.eye(triangle.shape[1])
+        return np.linalg.solve(triangle, np.swapaxes(basis, 1, 2) @ self.answers[which])
+
+    def _normal(self, which: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
+        slopes, features = self.slopes[which], self.design.features
+        rest, _, basis = self._residual(slopes, which)
+        values = self._values(slopes, which)
+        gates = self.design._gates(slopes)
+        slant = gates * (1 - gates)  # (b, n, m)
+        probes, rows, heads = slant.shape
+        width = features.shape[1]
+        jacobian = (slant[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
+        pull = slant * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
+        right = (np.swapaxes(pull, 1, 2) @ features).reshape(probes, heads * width)
+        jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
+        matrix = np.swapaxes(jacobian, 1, 2) @ jacobian
+        gram = values @ np.swapaxes(values, 1, 2)
+        matrix = matrix.reshape(probes, heads, width, heads, width) * gram[:, :, None, :, None]
+        return matrix.reshape(probes, heads * width, heads * width), right
+
+    def _step(self, active: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """One accepted step per probe where one is found; which probes moved."""
+        matrix, right = self._normal(active)
+        size = matrix.shape[1]
+        diagonal = np.diagonal(matrix, axis1=1, axis2=2)
+        scale = np.sqrt(diagonal + 1e-14 * diagonal.mean(1, keepdims=True) + np.finfo(np.float64).tiny)
+        matrix = matrix / scale[:, :, None] / scale[:, None, :]
+        right = right / scale
+        moved = np.zeros(len(active), bool)
+        for _ in range(8):
+            open_ = np.flatnonzero(~moved)
+            if not len(open_):
+                break
+            which = active[open_]
+            damped = matrix[open_] + self.damping[which, None, None] * np.eye(size)
+            try:
+                step = np.linalg.solve(damped, right[open_, :, None])[..., 0] / scale[open_]
+            except np.linalg.LinAlgError:
+                self.damping[which] *= 10
+                continue
+            trial = self.slopes[which] + step.reshape(len(which), *self.slopes.shape[1:])
+            loss = self._residual(trial, which)[1]
+            better = loss < self.loss[which]
+            kept = which[better]
+            self.slopes[kept], self.loss[kept] = trial[better], loss[better]
+            self.damping[kept] = np.maximum(self.damping[kept] / 10, 1e-15)
+            self.damping[which[~better]] *= 8
+            moved[open_[better]] = True
+        return moved
+
+
+def match_net(found: PairNets, reference: PairNets) -> Match:
+    """Match the heads of one net to those of a reference by the least total cost of their relative changes.
+
+    The cost of a pair is |C' - C|^2 / (|C|^2 + .2 mean |C|^2) + .3 |theta' - theta|^2 / (|theta|^2 + mean |theta|^2).
+    Both are pooled with the mean over heads: with per-head scales a head of small slopes was exchanged.
+
+    Examples
+    --------
+    >>> net = PairNets(np.eye(2), np.eye(2), np.zeros(()))
+    >>> match_net(net.permuted([1, 0]), net).order.tolist()
+    [1, 0]
+    """
+    values, slopes = ((part**2).sum(1) for part in (reference.values, reference.slopes))
+    tiny = np.finfo(np.float64).tiny
+    apart = ((found.values[None] - reference.values[:, None]) ** 2).sum(-1)
+    turned = ((found.slopes[None] - reference.slopes[:, None]) ** 2).sum(-1)
+    cost = apart / (values + 0.2 * values.mean() + tiny)[:, None]
+    cost += 0.3 * turned / (slopes + slopes.mean() + tiny)[:, None]
+    heads, order = linear_sum_assignment(cost)
+    worst = float(cost[heads, order].max())
+    cost[heads, order] = np.inf
+    return Match(order, worst, worst / max(float(cost.min()), tiny))
+
+
+def follow_nets(
+    design: NetDesign,
+    ask: Callable[[Array], Array],
+    reference: PairNets,
+    probes: Array,
+    *,
+    step: float,
+    allowed: float,
+    halvings: int = 6,
+) -> Followed:
+    """Fit the nets at `step` times each probe, from the reference at zero; halve the step where a guard objects.
+
+    Parameters
+    ----------
+    design
+        The same rows at every probe.
+    ask
+        Takes displacements (b, d), returns the answers (b, n, D) there; called once per round of halvings.
+    reference
+        The net at zero displacement: start of all fits, and what their heads are matched to.
+    probes
+        (b, d) displacements of the step one.
+    step
+        First step, the same for all probes.
+    allowed
+        Largest relative residual of a right fit: the residual is a certificate of the fit.
+    halvings
+        At most so many per probe; then the probe is returned as not accepted.
+
+    Returns
+    -------
+    Followed
+        All probes, the best fit of each, and which are accepted.
+    """
+    count = len(probes)
+    steps, margin, accepted = np.full(count, float(step)), np.full(count, np.inf), np.zeros(count, bool)
+    score, kept = np.full(count, np.inf), steps.copy()
+    nets: list[PairNets | None] = [None] * count
+    spent, pending = 0, np.arange(count)
+    for turn in range(halvings + 1):
+        found = fit_nets(design, ask(steps[pending, None] * probes[pending]), reference.slopes)
+        for row, probe in enumerate(pending):
+            net = found.one(row)
+            match = match_net(net, reference)
+            objection = max(float(net.residual) / allowed, 1.0) * max(match.margin / MARGIN, 1.0)
+            if objection < score[probe]:
+                nets[probe], score[probe] = net.permuted(match.order), objection
+                margin[probe], kept[probe] = match.margin, steps[probe]
+            accepted[probe] = score[probe] <= 1.0
+        pending = pending[~accepted[pending]]
+        if not len(pending) or turn == halvings:
+            break
+        steps[pending] /= 2
+        spent += len(pending)
+    stacked = PairNets(*(np.stack(part) for part in zip(*nets, strict=True)))
+    return Followed(stacked, kept, accepted, spent, margin)
+
+
+def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
+    r"""Root mean square error of slopes and of values per unit of independent noise in the answers, (m,) and (m,).
+
+    The least-squares estimate errs by J^+ times the noise, J the Jacobian in slopes and values together; values err
+    inside the space that the answers span, whose coordinates are used.
+
+    Examples
+    --------
+    Twice the values at the same gates halve the error of the slopes and leave that of the values:
+
+    >>> rng = np.random.default_rng(0)
+    >>> design = NetDesign.of(rng.normal(size=(9, 2)))
+    >>> slopes, values = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
+    >>> once, twice = (net_amplification(design, PairNets(slopes, c * values, np.zeros(()))) for c in (1, 2))
+    >>> np.round(once[0] / twice[0], 6).tolist(), np.round(once[1] / twice[1], 6).tolist()
+    ([2.0, 2.0], [1.0, 1.0])
+    """
+    heads, width = net.slopes.shape
+    values = np.linalg.qr(net.values.T)[1].T  # (m, m') coordinates in the space of the values
+    outputs, rows = values.shape[1], len(design.features)
+    gates = design._gates(net.slopes)
+    units = gates - design.baselines[:, None]
+    slant = gates * (1 - gates)
+    by_slopes = np.einsum("ni,np,io->noip", slant, design.features, values).reshape(rows * outputs, heads * width)
+    by_values = np.einsum("ni,op->noip", units, np.eye(outputs)).reshape(rows * outputs, heads * outputs)
+    jacobian = np.concatenate([by_slopes, by_values], axis=1)
+    size = np.sqrt((jacobian**2).sum(0)) + np.finfo(np.float64).tiny
+    back = np.linalg.pinv(jacobian / size, rcond=8 * EPS) / size[:, None]
+    spread = (back**2).sum(1)
+    slopes, found = spread[: heads * width].reshape(heads, width), spread[heads * width :].reshape(heads, outputs)
+    return np.sqrt(slopes.mean(1)), np.sqrt(found.mean(1))

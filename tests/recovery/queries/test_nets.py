@@ -1,0 +1,148 @@
+"""The pair net: planted nets come back, the residual certifies, exchanged heads are seen, steps are halved."""
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares
+
+from manyheads.errors import ShapeError
+from manyheads.recovery.queries.nets import (
+    MARGIN,
+    NetDesign,
+    PairNets,
+    fit_nets,
+    follow_nets,
+    match_net,
+    net_amplification,
+)
+
+
+def draw(rng, rows=24, width=4, heads=3, outputs=7, shifts=0.0, centred=False):
+    """A design with an offset, and a net on it."""
+    features = np.concatenate([rng.normal(size=(rows, width - 1)), np.ones((rows, 1))], axis=1)
+    design = NetDesign.of(features, shifts, centred=centred)
+    return design, 1.5 * rng.normal(size=(heads, width)), rng.normal(size=(heads, outputs))
+
+
+def test_units_are_the_logistic_function_of_shifted_logits(rng):
+    design, slopes, _ = draw(rng, shifts=np.linspace(-1, 1, 24), centred=True)
+    logits = design.features @ slopes.T
+    direct = 1 / (1 + np.exp(design.shifts[:, None] - logits)) - 1 / (1 + np.exp(design.shifts[:, None]))
+    np.testing.assert_allclose(design.units(slopes), direct, rtol=1e-12, atol=1e-15)
+    assert np.abs(design.units(0 * slopes)).max() == 0
+
+
+@pytest.mark.parametrize("outputs", [3, 7, 40])  # fewer and more outputs than rows
+def test_planted_nets_come_back_at_every_probe(rng, outputs):
+    design, slopes, values = draw(rng, rows=30, outputs=outputs)
+    many = slopes + 0.2 * rng.normal(size=(5, *slopes.shape))
+    targets = values + 0.2 * rng.normal(size=(5, *values.shape))
+    found = fit_nets(design, design.units(many) @ targets, slopes)
+    assert found.residual.max() < 1e-13
+    np.testing.assert_allclose(found.slopes, many, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(found.values, targets, rtol=0, atol=1e-8)
+
+
+def test_fit_ends_where_an_independent_solver_ends(rng):
+    """With noise the minimum is no zero: SciPy's trust region on slopes and values together finds the same."""
+    design, slopes, values = draw(rng, rows=40, heads=2, outputs=3)
+    noisy = design.units(slopes) @ values + 1e-2 * rng.normal(size=(40, 3))
+    found = fit_nets(design, noisy, slopes, tolerance=1e-13)
+
+    def rest(flat):
+        return (design.units(flat[:8].reshape(2, 4)) @ flat[8:].reshape(2, 3) - noisy).ravel()
+
+    other = least_squares(rest, np.r_[slopes.ravel(), values.ravel()], xtol=1e-14, ftol=1e-14, gtol=1e-14)
+    assert abs(2 * other.cost / (noisy**2).sum() / found.residual**2 - 1) < 1e-8
+    np.testing.assert_allclose(found.slopes.ravel(), other.x[:8], rtol=0, atol=1e-4)
+
+
+def test_shifts_settle_the_signs_that_a_centred_net_leaves_open(rng):
+    """Centred at shift zero the net is odd: (theta, C) and (-theta, -C) agree; a shift tells them apart."""
+    features = rng.normal(size=(24, 3))
+    slopes, values = rng.normal(size=(2, 3)), rng.normal(size=(2, 5))
+    odd, shifted = (NetDesign.of(features, s, centred=True) for s in (0.0, np.tile([0.0, 0.7], 12)))
+    np.testing.assert_allclose(odd.units(-slopes) @ -values, odd.units(slopes) @ values, atol=1e-13)
+    wrong = shifted.units(-slopes) @ -values
+    assert np.abs(wrong - shifted.units(slopes) @ values).max() > 1e-2 * np.abs(wrong).max()
+
+
+def test_equal_heads_do_not_break_the_fit(rng):
+    design, slopes, values = draw(rng, heads=2)
+    slopes[1] = slopes[0]
+    found = fit_nets(design, design.units(slopes) @ values, slopes)
+    assert np.isfinite(found.values).all()
+    assert found.residual < 1e-12
+
+
+def test_shapes_that_do_not_fit_are_refused(rng):
+    design, slopes, _ = draw(rng)
+    with pytest.raises(ShapeError, match="expected"):
+        fit_nets(design, np.zeros((23, 7)), slopes)
+    with pytest.raises(ShapeError, match="features"):
+        NetDesign.of(np.zeros(3))
+
+
+def test_match_finds_the_order_and_its_margin(rng):
+    slopes, values = rng.normal(size=(5, 6)), rng.normal(size=(5, 8))
+    net = PairNets(slopes, values, np.zeros(()))
+    order = rng.permutation(5)
+    near = PairNets(slopes + 0.05 * rng.normal(size=slopes.shape), values * 1.03, np.zeros(()))
+    match = match_net(near.permuted(order), net)
+    np.testing.assert_array_equal(order[match.order], np.arange(5))
+    assert match.margin < MARGIN
+    mixed = PairNets(slopes, (values + values[::-1]) / 2, np.zeros(()))
+    assert match_net(mixed, net).margin > match.margin
+
+
+def test_one_head_always_matches(rng):
+    net = PairNets(rng.normal(size=(1, 3)), rng.normal(size=(1, 4)), np.zeros(()))
+    assert match_net(net, net).margin < MARGIN
+
+
+def test_followed_probes_keep_the_order_of_the_reference(rng):
+    """Values and slopes that are linear in the probe: each accepted net is the planted one, in the same order."""
+    design, slopes, values = draw(rng, rows=40, heads=4, outputs=9)
+    turn = rng.normal(size=(6, *slopes.shape))
+    pull = rng.normal(size=(6, *values.shape))
+
+    def ask(shift):
+        return design.units(slopes + np.tensordot(shift, turn, 1)) @ (values + np.tensordot(shift, pull, 1))
+
+    reference = fit_nets(design, ask(np.zeros((1, 6)))[0], slopes)
+    found = follow_nets(design, ask, reference, np.eye(6), step=0.8, allowed=1e-11)
+    assert found.accepted.all()
+    expected = values + found.steps[:, None, None] * pull
+    np.testing.assert_allclose(found.nets.values, expected, rtol=0, atol=1e-7)
+
+
+def test_a_fit_that_leaves_a_residual_is_halved_and_then_refused(rng):
+    design, slopes, values = draw(rng, rows=30)
+    disturb = rng.normal(size=(30, 7))
+    asked = []
+
+    def ask(shift):
+        asked.append(len(shift))
+        return design.units(slopes) @ values + (np.abs(shift).sum(1) > 0.3)[:, None, None] * disturb
+
+    reference = PairNets(slopes, values, np.zeros(()))
+    found = follow_nets(design, ask, reference, np.array([[1.0], [0.0]]), step=1.0, allowed=1e-9)
+    assert found.accepted.all()
+    assert found.steps.tolist() == [0.25, 1.0]
+    assert found.halvings == 2
+    assert asked == [2, 1, 1]
+    always = follow_nets(design, lambda s: ask(s + 1), reference, np.array([[1.0]]), step=1.0, allowed=1e-9, halvings=2)
+    assert not always.accepted.any()
+
+
+def test_amplification_predicts_the_spread_of_noisy_fits(rng):
+    """200 fits: a ratio of standard deviations errs by 1 / sqrt(2 * 200 * 4), relatively; a third is over 10 of that."""
+    design, slopes, values = draw(rng, rows=40, heads=2, outputs=4, shifts=np.linspace(-1, 1, 40), centred=True)
+    clean = design.units(slopes) @ values
+    slope_gain, value_gain = net_amplification(design, PairNets(slopes, values, np.zeros(())))
+    noise = 1e-5
+    found = fit_nets(design, clean + noise * rng.normal(size=(200, *clean.shape)), slopes)
+    onto = values.T @ np.linalg.pinv(values.T)  # errors inside the space of the values
+    spread = np.sqrt((((found.values - values) @ onto) ** 2).sum(-1).mean(0) / 2)
+    np.testing.assert_allclose(spread / noise, value_gain, rtol=1 / 3)
+    spread = np.sqrt(((found.slopes - slopes) ** 2).mean((0, 2)))
+    np.testing.assert_allclose(spread / noise, slope_gain, rtol=1 / 3)
