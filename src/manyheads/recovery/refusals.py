@@ -67,9 +67,17 @@ class NotALayer(RecoveryRefused):
     """The answers break a rule that every layer of this form obeys: linear at one token, the same at each call."""
 
 
+class IllConditioned(RecoveryRefused):
+    """The system that defines a layer is so ill-conditioned that its weights would cancel."""
+
+
 class OracleError(ManyheadsError, RuntimeError):
     """The oracle raised, or answered with another shape, another dtype or NaN; what was answered before is kept."""
 
 
 class BudgetSpent(ManyheadsError, RuntimeError):
     """The calls, tokens or seconds allowed are spent; stored answers are kept, and a larger budget goes on."""
+
+
+class NotExtractable(ManyheadsError, ValueError):
+    """A part of a checkpoint that is no layer which queries determine; the message says why, and nothing was asked."""
