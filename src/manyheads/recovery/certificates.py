@@ -1,0 +1,219 @@
+"""What is known of a recovered layer: a statement on fresh sequences, true whatever the layer, oracle or method.
+
+Let e be the squared error of a sequence drawn from a distribution D, averaged over its rows and columns, relative to
+the mean square of the answers. Of n fresh sequences let E* be the largest error. Then
+
+    with confidence 1 - delta:   P_D(e > E*) <= eps,   eps = 1 - delta^(1/n).
+
+For, if q is the least number with P(e > q) <= eps, then the inequality fails only where E* < q, so that all n errors
+are below q, which has probability P(e < q)^n <= (1 - eps)^n = delta. Nothing is assumed about e: this is the order
+statistic of S. S. Wilks (Ann. Math. Statist. 12 (1941) 91-96). A bound on the mean of e would need one on its tail,
+which no finite number of answers gives; only E[min(e, 1)] <= E* + eps follows. The statement says nothing of events
+rarer than eps, nor of sequences that D does not draw.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.oracles import Oracle
+
+Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
+"""A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""
+
+
+@dataclass(frozen=True)
+class GaussianSequences:
+    """Sequences of Gaussian tokens whose length and scale are drawn evenly, and independently, for each sequence."""
+
+    lengths: tuple[int, ...] = (2, 4, 8, 16)
+    scales: tuple[float, ...] = (0.5, 1.0, 2.0)
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise UsageError(f"lengths {self.lengths}: give at least one, all of them positive")
+        if not self.scales or not all(0 < scale < np.inf for scale in self.scales):
+            raise UsageError(f"scales {self.scales}: give at least one, all of them positive")
+
+    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
+        """Draw `count` sequences, those of a length stacked."""
+        lengths, scales = rng.choice(self.lengths, count), rng.choice(self.scales, count)
+        return [
+            rng.standard_normal((int((lengths == k).sum()), k, dim)) * scales[lengths == k, None, None]
+            for k in dict.fromkeys(self.lengths)
+            if (lengths == k).any()
+        ]
+
+    def __str__(self) -> str:
+        lengths, scales = (", ".join(f"{value:g}" for value in values) for values in (self.lengths, self.scales))
+        return f"Gaussian tokens of scale {scales} in sequences of length {lengths}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The statement about a recovered layer, and whether its error is small enough.
+
+    Attributes
+    ----------
+    largest_error
+        E*: the largest of the errors, squared and relative to the mean square of the answers.
+    median_error
+        The median of the errors; an observation, no bound.
+    exceeding
+        eps: at most this share of the sequences of D has a larger error, with the confidence.
+    confidence
+        1 - delta.
+    sequences
+        n, how many fresh sequences were asked.
+    tolerance
+        The error that was allowed.
+    mean_square
+        The mean square of the answers, which is the unit of the errors.
+    distribution
+        D, in words.
+    """
+
+    largest_error: float
+    median_error: float
+    exceeding: float
+    confidence: float
+    sequences: int
+    tolerance: float
+    mean_square: float
+    distribution: str
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the largest error is within the tolerance."""
+        return bool(self.largest_error <= self.tolerance)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return the figures, whether they suffice, and the sentence, as JSON can hold them."""
+        return {
+            name: value if not isinstance(value, float) or np.isfinite(value) else str(value)
+            for name, value in asdict(self).items()
+        } | {"accepted": self.accepted, "statement": str(self)}
+
+    def __str__(self) -> str:
+        return (
+            f"With confidence 1 - {1 - self.confidence:.2g}, at most {100 * self.exceeding:.2g}% of the sequences have "
+            f"a relative squared error above {self.largest_error:.2g} ({self.sequences} fresh ones, median "
+            f"{self.median_error:.2g}; {self.distribution})."
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How a recovered layer is verified.
+
+    Attributes
+    ----------
+    sequences
+        n, fresh sequences.
+    confidence
+        1 - delta.
+    tolerance
+        Largest relative squared error that is accepted.
+    distribution
+        D: draws the sequences. Its text says in the certificate what it draws.
+    """
+
+    sequences: int = 400
+    confidence: float = 1 - 1e-4
+    tolerance: float = 1e-6
+    distribution: Draw = GaussianSequences()
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1:
+            raise UsageError(f"{self.sequences} sequences: verification needs at least one; there is no way without")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence {self.confidence}: give a number between 0 and 1")
+        if not self.tolerance > 0:
+            raise UsageError(f"tolerance {self.tolerance}: give a positive relative squared error")
+
+
+def certify(
+    oracle: Oracle,
+    predict: Callable[[np.ndarray], np.ndarray],
+    rng: np.random.Generator,
+    settings: Verification | None = None,
+) -> Certificate:
+    """Compare a recovered layer with its oracle on fresh sequences, and state what that proves.
+
+    Parameters
+    ----------
+    oracle
+        Asked about the sequences, all rows, in the stage "verification".
+    predict
+        The recovered layer: (n, k, d) -> (n, k, d). It must not depend on what `rng` draws.
+    rng
+        Draws the sequences; used for nothing else, neither before nor after.
+    settings
+        Number of sequences, confidence, tolerance, distribution.
+
+    Returns
+    -------
+    Certificate; whether it is good enough is for the caller to ask (`accepted`). A prediction that is not finite has an
+    infinite error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle, certify
+    >>> certificate = certify(Oracle(lambda x: 2 * x, 3), lambda x: 2.001 * x, np.random.default_rng(0))
+    >>> certificate.accepted, round(certificate.exceeding, 3)
+    (False, 0.023)
+    """
+    settings = settings or Verification()
+    with oracle.stage("verification"):
+        errors, squares = sequence_errors(oracle, predict, rng, settings.sequences, settings.distribution)
+    size = float(squares.mean())
+    relative = errors / size if size > 0 else np.where(errors > 0, np.inf, 0.0)
+    return Certificate(
+        largest_error=float(relative.max()),
+        median_error=float(np.median(relative)),
+        exceeding=exceeding_share(settings.sequences, settings.confidence),
+        confidence=settings.confidence,
+        sequences=settings.sequences,
+        tolerance=settings.tolerance,
+        mean_square=size,
+        distribution=_describe(settings.distribution),
+    )
+
+
+def exceeding_share(sequences: int, confidence: float) -> float:
+    """Return eps = 1 - delta^(1/n): the share of sequences that may exceed the largest of n errors.
+
+    Examples
+    --------
+    >>> from manyheads.recovery.certificates import exceeding_share
+    >>> round(exceeding_share(400, 1 - 1e-4), 4)
+    0.0228
+    """
+    return float(-np.expm1(np.log1p(-confidence) / sequences))
+
+
+def sequence_errors(
+    oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean squared error of each of `count` sequences, and the mean square of each answer, (n,) both."""
+    stacks = draw(rng, count, oracle.dim)
+    if sum(map(len, stacks)) != count:
+        raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")
+    errors, squares = [], []
+    for x in stacks:
+        y = oracle(x, read="all")
+        with np.errstate(all="ignore"):
+            left = np.mean((np.asarray(predict(x), np.float64) - y) ** 2, axis=(1, 2))
+        errors.append(np.where(np.isfinite(left), left, np.inf))
+        squares.append(np.mean(y**2, axis=(1, 2)))
+    return np.concatenate(errors), np.concatenate(squares)
+
+
+def _describe(draw: Draw) -> str:
+    """Return what a distribution says of itself, or its name."""
+    name = getattr(draw, "__qualname__", None)  # of a function
+    return str(draw) if name is None else f"sequences drawn by {name}"
