@@ -1,0 +1,116 @@
+"""Layers of checkpoints as oracles: the sub-module of transformers against the layer that the weights say."""
+
+import numpy as np
+import pytest
+from tests.limits.torch_models import FAMILIES, build
+
+from manyheads.attention import Shape
+from manyheads.checkpoints import attention_weights, open_checkpoint
+from manyheads.errors import UsageError
+from manyheads.recovery import checkpoint_oracle, evaluate_layer, rotary_theta, true_layer
+from manyheads.recovery.refusals import NotExtractable
+
+pytestmark = pytest.mark.torch
+
+SHAPE = Shape(8, 2, 2)
+EPSILON = {"gpt2": 1e-5, "opt": 1e-5, "vit": 1e-12}
+UNBIASED = {"gpt_neox": {"attention_bias": False}}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, seed):
+    """Write a random model of a family, once; return its folder."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    folders = {}
+
+    def write(family, **changes):
+        key = (family, *sorted(changes.items()))
+        if key not in folders:
+            model = build(family, SHAPE, **changes)
+            with torch.no_grad():
+                for weight in model.parameters():  # also biases and gains, which start at zero and one
+                    weight.normal_(0.0, 0.4)
+            folders[key] = tmp_path_factory.mktemp(family)
+            transformers.utils.logging.disable_progress_bar()
+            model.save_pretrained(folders[key])
+        return folders[key]
+
+    return write
+
+
+def attend_turned(path, layer, x):
+    """Evaluate a layer with rotary positions row by row from Theta at every offset."""
+    with open_checkpoint(path) as checkpoint:
+        weights = attention_weights(checkpoint, layer)
+    length, groups = x.shape[1], weights.query.shape[0] // weights.key.shape[0]
+    thetas = [rotary_theta(path, layer, offset) for offset in range(length)]
+    y = np.zeros_like(x)
+    for head in range(weights.query.shape[0]):
+        projection = weights.value[head // groups].astype(float) @ weights.output[head].astype(float)
+        for row in range(length):
+            logits = np.stack([x[:, row] @ thetas[row - key][head] for key in range(row + 1)], 1)  # (n, keys, d)
+            logits = np.einsum("nkd,nkd->nk", logits, x[:, : row + 1])
+            pattern = np.exp(logits - logits.max(-1, keepdims=True))
+            pattern /= pattern.sum(-1, keepdims=True)
+            y[:, row] += np.einsum("nk,nkd->nd", pattern, x[:, : row + 1]) @ projection
+    return y
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen2"])
+def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
+    path = saved(family, **UNBIASED.get(family, {}))
+    x = rng.normal(size=(3, 6, SHAPE.width))
+    oracle = checkpoint_oracle(path, 1)
+    y = oracle(x)
+    assert (oracle.dim, oracle.residual, oracle.normalised, y.dtype) == (SHAPE.width, False, False, np.float64)
+    assert oracle.rotary == (family in ("llama", "gpt_neox"))
+    assert oracle.causal == (family not in ("bert", "vit"))
+    expected = attend_turned(path, 1, x) if oracle.rotary else evaluate_layer(true_layer(path, 1), x)
+    # transformers keeps rotary frequencies in float32, which turns the angles by up to 1e-7 of themselves.
+    assert np.abs(y - expected).max() <= (1e-6 if oracle.rotary else 1e-12) * np.abs(y).max()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "vit"])
+def test_a_block_sees_its_tokens_through_the_norm(family, saved, rng):
+    path = saved(family)
+    x = rng.normal(size=(3, 5, SHAPE.width))
+    oracle = checkpoint_oracle(path, 0, through="block")
+    assert (oracle.residual, oracle.normalised) == (True, True)
+    centred = x - x.mean(-1, keepdims=True)
+    u = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON[family])
+    expected = x + evaluate_layer(true_layer(path, 0, through="block"), u)
+    assert np.abs(oracle(x) - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+def test_float32_is_computed_in_float32(saved, rng):
+    path = saved("gpt2")
+    x = rng.normal(size=(3, 5, SHAPE.width))
+    exact, rough = checkpoint_oracle(path, 0)(x), checkpoint_oracle(path, 0, dtype="float32")(x)
+    assert rough.dtype == np.float32
+    assert 1e-9 < np.abs(exact - rough).max() / np.abs(exact).max() < 1e-5
+
+
+def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
+    reasons = {
+        ("bert", "block"): "after the residual sum",
+        ("llama", "block"): "a norm in front of rotary positions",
+        ("qwen2", "attention"): "rotary positions and biases",
+        ("gpt_neox", "attention"): "rotary positions and biases",
+    }
+    for (family, through), reason in reasons.items():
+        with pytest.raises(NotExtractable, match=reason):
+            checkpoint_oracle(saved(family), 0, through=through)
+    path = saved("gpt2")
+    with pytest.raises(UsageError, match="layer 2 of a model with layers 0 to 1"):
+        checkpoint_oracle(path, 2)
+    with pytest.raises(UsageError, match="through = 'mlp'"):
+        checkpoint_oracle(path, 0, through="mlp")
+    with pytest.raises(UsageError, match="a folder with config"):
+        checkpoint_oracle(path / "config.json", 0)
+    with pytest.raises(UsageError, match="rotary positions"):
+        true_layer(saved("llama"), 0)
+    with pytest.raises(UsageError, match="no rotary positions"):
+        rotary_theta(path, 0, 1)
