@@ -119,14 +119,20 @@ class Verification:
         Largest relative squared error that is accepted.
     distribution
         D: draws the sequences. Its text says in the certificate what it draws.
+    rounds
+        How many certificates may be drawn until one is accepted. Each has the share delta/rounds of the doubt, so
+        that the confidence holds for whichever is shown.
     """
 
     sequences: int = 400
     confidence: float = 1 - 1e-4
     tolerance: float = 1e-6
     distribution: Draw = GaussianSequences()
+    rounds: int = 1
 
     def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"{self.rounds} rounds: at least one certificate is drawn")
         if self.sequences < 1:
             raise UsageError(f"{self.sequences} sequences: verification needs at least one; there is no way without")
         if not 0 < self.confidence < 1:
@@ -175,7 +181,7 @@ def certify(
     return Certificate(
         largest_error=float(relative.max()),
         median_error=float(np.median(relative)),
-        exceeding=exceeding_share(settings.sequences, settings.confidence),
+        exceeding=exceeding_share(settings.sequences, 1 - (1 - settings.confidence) / settings.rounds),
         confidence=settings.confidence,
         sequences=settings.sequences,
         tolerance=settings.tolerance,

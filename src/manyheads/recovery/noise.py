@@ -59,6 +59,8 @@ class Noise:
         Whether the last row depends on the order of the earlier tokens.
     dtype
         The floating-point type of the answers.
+    dim
+        Token dimension.
     """
 
     level: float
@@ -70,6 +72,7 @@ class Noise:
     centred: bool
     positional: bool
     dtype: str
+    dim: int
 
 
 def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> Noise:
@@ -121,7 +124,16 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         if not level <= LARGEST:
             raise NotALayer("the answers are too noisy to tell heads apart", measured=level, threshold=LARGEST)
     return Noise(
-        level, repeat, affine, order, later <= known, normalised, centred, order > known, str(oracle.answer_dtype)
+        level=level,
+        repeat=repeat,
+        affine=affine,
+        order=order,
+        causal=later <= known,
+        normalised=normalised,
+        centred=centred,
+        positional=order > known,
+        dtype=str(oracle.answer_dtype),
+        dim=oracle.dim,
     )
 
 

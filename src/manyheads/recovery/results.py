@@ -8,6 +8,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
+    from manyheads.recovery.noise import Noise
+    from manyheads.recovery.oracles import Counts
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,36 @@ class Recovery:
         The stages in the order in which they ran.
     method
         Name of the method that produced it.
+    reason
+        Why this method was chosen.
+    counts
+        What every stage asked of the oracle, the verification included.
+    noise
+        What was measured of the oracle before anything else.
+    tried
+        What was tried, in order, and what came of it.
+    extracted
+        What the method handed over, which can also answer for tokens that a LayerNorm precedes.
     """
 
     layer: "AttentionLayer"
     certificate: Any
     stages: tuple[Stage, ...]
     method: str
+    reason: str = ""
+    counts: Mapping[str, "Counts"] = field(default_factory=dict)
+    noise: "Noise | None" = None
+    tried: tuple[str, ...] = ()
+    extracted: Extracted | None = None
 
     @property
     def heads(self) -> int:
         """Number of heads that were found."""
         return self.layer.heads
+
+    @property
+    def total(self) -> "Counts":
+        """What was asked of the oracle in all."""
+        from manyheads.recovery.oracles import Counts
+
+        return sum(self.counts.values(), Counts())

@@ -1,0 +1,290 @@
+"""The front door of extraction: a function is asked, a method chosen, tried, verified; a layer or a refusal leaves.
+
+Nothing leaves unverified, whatever the method: on layers that were trained, heads can be exchanged between two probes
+with every internal check in order, and only fresh sequences show it (measured here).
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery import methods
+from manyheads.recovery.answers import Answers
+from manyheads.recovery.certificates import Certificate, Draw, GaussianSequences, Verification, certify, sequence_errors
+from manyheads.recovery.noise import Noise, oracle_noise
+from manyheads.recovery.oracles import Budget, Oracle, OracleSettings
+from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
+from manyheads.recovery.results import Extracted, Recovery
+
+Method = Literal["auto", "slices", "bounded", "sphere", "rotary"]
+
+SELECTION = 20
+"""Sequences on which an attempt is judged before the certificate is drawn."""
+
+CERTIFICATES = 2
+"""How often a certificate may be drawn; the confidence holds for all of them together."""
+
+
+@dataclass(frozen=True)
+class ExtractionOptions:
+    """What is known of the function, and what an extraction may cost.
+
+    Attributes
+    ----------
+    causal
+        Whether a token attends to itself and to earlier ones only; None finds out.
+    residual
+        Whether the function adds its input to what the layer gives: x + F(x) or x + F(LN(x)).
+    normalised
+        Whether the function normalises its tokens first, F(LN(x)); None finds out.
+    rotary
+        Whether queries and keys are turned by their positions.
+    stochastic
+        Accept a function that answers the same question differently each time, as noise.
+    accurate
+        Spend more calls on more digits.
+    tries
+        How many seeds a method is tried with.
+    verify, confidence, tolerance
+        Fresh sequences of the certificate, its confidence, and the largest relative squared error that is accepted.
+    distribution
+        Draws the sequences of the verification: what the certificate speaks of.
+    budget
+        What may be asked in all.
+    store
+        Folder in which answers are kept; an interrupted extraction goes on where it stopped, to the same bits.
+    dtype, batch, progress
+        As in `OracleSettings`.
+    """
+
+    causal: bool | None = None
+    residual: bool = False
+    normalised: bool | None = None
+    rotary: bool = False
+    stochastic: bool = False
+    accurate: bool = False
+    tries: int = 3
+    verify: int = 400
+    confidence: float = 1 - 1e-4
+    tolerance: float = 1e-6
+    distribution: Draw = field(default_factory=GaussianSequences)
+    budget: Budget = field(default_factory=Budget)
+    store: str | os.PathLike[str] | None = None
+    dtype: str = "float64"
+    batch: int = 1 << 14
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise UsageError(f"tries = {self.tries}: a method is tried with at least one seed")
+        self.verification()
+
+    def verification(self) -> Verification:
+        """Return how the result is verified."""
+        return Verification(self.verify, self.confidence, self.tolerance, self.distribution, CERTIFICATES)
+
+    def oracle(self) -> OracleSettings:
+        """Return how the function is asked."""
+        return OracleSettings(
+            causal=self.causal is not False,
+            residual=self.residual,
+            dtype=self.dtype,
+            batch=self.batch,
+            budget=self.budget,
+            progress=self.progress,
+        )
+
+
+def extract_layer(
+    function: Callable[[Any], Any],
+    dim: int,
+    *,
+    method: Method = "auto",
+    noise: float | None = None,
+    seed: int = 0,
+    options: ExtractionOptions | None = None,
+) -> Recovery:
+    """Find the weights of a multi-head attention layer by asking it.
+
+    y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
+
+    Number of heads, ranks, biases and weights are found. A key bias shared by all queries is invisible, Theta_i and
+    W_i are determined, their factors are not; heads with the same pattern are one head.
+
+    Parameters
+    ----------
+    function
+        Takes sequences (n, k, d) as a NumPy array and returns answers of the same shape, in any floating-point type:
+        NumPy, JAX, or a tensor of PyTorch. It must answer for every length k.
+    dim
+        Token dimension d.
+    method
+        "slices" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
+        "sphere" is for functions that normalise their tokens; "rotary" for positions that turn queries and keys.
+        "auto" chooses by what is measured, and the result says which, and why.
+    noise
+        Relative noise of the answers; None measures it.
+    seed
+        Everything that is drawn follows from it.
+    options
+        What is known of the function, and what the extraction may cost.
+
+    Returns
+    -------
+    Recovery: the layer, float64, in the form (Theta, W); its certificate; counts of calls, tokens and numbers; what was
+    measured, what was tried.
+
+    Raises
+    ------
+    NotALayer
+        The answers break a rule that every attention layer obeys.
+    VerificationError
+        What was found fails on fresh sequences; it is carried as `result`.
+    RecoveryRefused
+        Or a subclass: what the last attempt stumbled over; the others are in its notes.
+    OracleError
+        The function raised, or answered with another shape, dtype, or NaN.
+    BudgetSpent
+        More calls, tokens or seconds are needed than were allowed.
+    FileRefused
+        `options.store` holds answers of another function.
+    UsageError
+        Arguments that cannot mean what was asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import manyheads as mh
+    >>> from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer
+    >>> layer = gpt_layer(np.random.default_rng(0), 16, 2)
+    >>> found = mh.extract_layer(lambda x: evaluate_layer(layer, x), 16)
+    >>> found.heads, found.method, found.certificate.accepted
+    (2, 'slices', True)
+    >>> compare_layers(layer, found.layer).theta < 1e-6
+    True
+
+    References
+    ----------
+    The form of the layer is that of S. Chen, Y. Li, "Provably learning a multi-head attention layer", arXiv 2402.04084
+    (equation 1). The designs of the queries are derived here; see the modules of `manyheads.recovery.queries`.
+    """
+    options = options or ExtractionOptions()
+    if method not in ("auto", *methods.METHODS):
+        raise UsageError(f"method {method!r}: one of auto, {', '.join(methods.METHODS)}")
+    if noise is not None and not 0 < noise < 1:
+        raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
+    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5 + options.tries)]
+    answers = None if options.store is None else Answers(options.store)
+    oracle = Oracle(function, dim, options.oracle(), answers)
+    with oracle.showing():
+        measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)
+        oracle.settings = methods.settle(oracle.settings, options, measured)
+        level = measured.level if noise is None else noise
+        plan = methods.plan_attempts(method, level, measured, options)
+        return _Extraction(oracle, options, measured, level, streams[1:3]).run(plan, streams[3:])
+
+
+class _Extraction:
+    """The attempts of one extraction, until one of them is verified."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        options: ExtractionOptions,
+        measured: Noise,
+        level: float,
+        streams: list[np.random.Generator],
+    ):
+        self.oracle, self.options, self.measured, self.level = oracle, options, measured, level
+        self.selection, self.certification = streams
+        self.tried: list[str] = []
+        self.refusals: list[RecoveryRefused] = []
+        self.best: tuple[float, methods.Attempt, Extracted] | None = None
+        self.certificates = 0
+        self.rejected: Recovery | None = None
+
+    def run(self, plan: list[methods.Attempt], streams: list[np.random.Generator]) -> Recovery:
+        """Make the attempts of the plan until one is verified.
+
+        The certificate is drawn for the first attempt that is right on sequences of its own, which are not used again:
+        choosing by them does not favour the certificate. Where none is, the best one is certified, and refused.
+        """
+        for attempt, rng in zip(plan, streams, strict=False):
+            if not self._is_due(attempt) or self.certificates == CERTIFICATES:
+                continue
+            error = self._try(attempt, rng)
+            if error is not None and error <= self.options.tolerance:
+                recovery = self._certify()
+                if recovery.certificate.accepted:
+                    return recovery
+        if self.best is None:
+            refusal = self.refusals[-1]
+            for line in self.tried[:-1]:
+                refusal.add_note(line)
+            raise refusal
+        raise self._rejection(self.rejected or self._certify())
+
+    def _is_due(self, attempt: methods.Attempt) -> bool:
+        if attempt.after == "unverified":
+            return self.best is not None
+        if attempt.after == "ranks":
+            return self.best is None and any(isinstance(refusal, RankBudgetError) for refusal in self.refusals)
+        return True
+
+    def _try(self, attempt: methods.Attempt, rng: np.random.Generator) -> float | None:
+        """Run one attempt; return the largest error on fresh sequences, None where it was refused."""
+        name = f"{attempt.method}{', accurate' if attempt.accurate else ''}"
+        try:
+            found = methods.run_method(attempt, self.oracle, self.level, rng)
+        except RecoveryRefused as refusal:
+            self.refusals.append(refusal)
+            self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
+            return None
+        with self.oracle.stage("selection"):
+            errors, squares = sequence_errors(self.oracle, found, self.selection, SELECTION, self.options.distribution)
+        error = float(errors.max() / max(float(squares.mean()), np.finfo(float).tiny))
+        self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
+        if self.best is None or error < self.best[0]:
+            self.best = error, attempt, found
+        return error
+
+    def _certify(self) -> Recovery:
+        assert self.best is not None
+        _, attempt, found = self.best
+        self.certificates += 1
+        certificate = certify(self.oracle, found, self.certification, self.options.verification())
+        recovery = Recovery(
+            layer=found.layer,
+            certificate=certificate,
+            stages=found.stages,
+            method=attempt.method,
+            reason=attempt.reason,
+            counts=dict(self.oracle.counts),
+            noise=self.measured,
+            tried=tuple(self.tried),
+            extracted=found,
+        )
+        if not certificate.accepted:
+            self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
+            self.rejected = recovery
+            # A better one is looked for; this one would be chosen again for its luck on the selection.
+            self.best = float("inf"), attempt, found
+        return recovery
+
+    def _rejection(self, recovery: Recovery) -> VerificationError:
+        certificate: Certificate = recovery.certificate
+        error = VerificationError(
+            f"the layer that was found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: "
+            "the function is no such layer, it is too noisy, or the recovery went wrong; another seed, accurate=True "
+            "or a larger tolerance may help, and the error carries what was found as its result",
+            measured=certificate.largest_error,
+            threshold=certificate.tolerance,
+            result=recovery,
+        )
+        for line in self.tried:
+            error.add_note(line)
+        return error

@@ -1,0 +1,165 @@
+"""The methods of extraction by name: which one suits an oracle, in what order they are tried, and how one is run."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from manyheads.errors import ManyheadsError
+from manyheads.recovery.noise import Noise
+from manyheads.recovery.oracles import Oracle, OracleSettings
+from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
+from manyheads.recovery.results import Extracted
+
+if TYPE_CHECKING:
+    from manyheads.recovery.extraction import ExtractionOptions
+
+EXACT = 1e-10
+"""Noise up to which the design that divides by small differences is chosen."""
+
+WIDEST = 256
+"""Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of one method, and when it is made.
+
+    Attributes
+    ----------
+    method, accurate
+        What is run.
+    reason
+        Why this method.
+    after
+        "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks":
+        only where an earlier one was refused because the output spaces of the heads are not disjoint.
+    """
+
+    method: str
+    accurate: bool
+    reason: str
+    after: Literal["always", "unverified", "ranks"] = "always"
+
+
+def settle(settings: OracleSettings, options: "ExtractionOptions", measured: Noise) -> OracleSettings:
+    """Return the settings of the oracle with what was found out; refuse what contradicts the options.
+
+    Raises
+    ------
+    NotALayer
+        The function is causal, or is not, against what was said; or it depends on positions, and nothing was said.
+    """
+    if options.causal not in (None, measured.causal):
+        found, said = (("", "not "), ("not ", ""))[not measured.causal]
+        raise NotALayer(
+            f"the function is {found}causal, and was said {said}to be: say causal={measured.causal}, or None",
+            measured=float(measured.causal),
+            threshold=float(not measured.causal),
+        )
+    if measured.positional and not options.rotary:
+        raise NotALayer(
+            "exchanging two earlier tokens changes the last row: the function adds or turns by positions. If its "
+            "queries and keys are rotated, say rotary=True; other positions are taken out by the caller",
+            measured=measured.order,
+            threshold=10 * measured.level,
+        )
+    return dataclasses.replace(settings, causal=measured.causal)
+
+
+def plan_attempts(method: str, level: float, measured: Noise, options: "ExtractionOptions") -> list[Attempt]:
+    """Return what is tried, in this order: the method with several seeds, then what may still help."""
+    if method == "auto":
+        method, reason = _choose(level, measured, options)
+    else:
+        reason = "asked for"
+    plan = [Attempt(method, options.accurate, reason)] * options.tries
+    if not options.accurate:
+        plan.append(Attempt(method, True, "more calls for more digits", "unverified"))
+    if method == "slices" and reason != "asked for" and measured.dim <= WIDEST:
+        plan.append(Attempt("bounded", True, "the output spaces of the heads are not disjoint", "ranks"))
+    return plan
+
+
+def _choose(level: float, measured: Noise, options: "ExtractionOptions") -> tuple[str, str]:
+    if options.rotary:
+        return "rotary", "queries and keys are turned by their positions"
+    if options.normalised or (options.normalised is None and measured.normalised):
+        return "sphere", "the function normalises its tokens"
+    if level <= EXACT:
+        return "slices", f"the relative noise {level:.1g} is at most {EXACT:g}"
+    return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
+
+
+def _slices(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+    from manyheads.recovery.queries.by_slices import ACCURATE, SliceSettings, extract_by_slices
+
+    return extract_by_slices(oracle, level, rng, ACCURATE if accurate else SliceSettings())
+
+
+def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+    from manyheads.recovery.queries.bounded import extract_bounded
+
+    return extract_bounded(oracle, level, rng)
+
+
+def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+    from manyheads.recovery.queries.sphere import extract_on_sphere
+
+    return extract_on_sphere(oracle, level, rng)
+
+
+def _rotary(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+    from manyheads.recovery.queries.rotary import extract_rotary
+
+    return extract_rotary(oracle, level, rng)
+
+
+Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
+METHODS: Mapping[str, Runner] = MappingProxyType(
+    {"slices": _slices, "bounded": _bounded, "sphere": _sphere, "rotary": _rotary}
+)
+"""The methods by name: oracle, noise level, generator, accurate or not."""
+
+
+def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
+    """Run a method; what arithmetic throws leaves as a refusal.
+
+    Raises
+    ------
+    RecoveryRefused
+        Of the method; `FitError` for a decomposition that did not converge, or numbers that are not finite.
+    """
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of what is checked below
+            found = METHODS[attempt.method](oracle, level, rng, attempt.accurate)
+    except ManyheadsError:
+        raise
+    except (np.linalg.LinAlgError, ArithmeticError) as error:
+        raise _not_finite(attempt, error) from error
+    except ValueError as error:
+        # SciPy says by ValueError, in several wordings, that it was handed NaN; anything else is a mistake of ours.
+        if not any(word in str(error).lower() for word in ("nan", "inf", "numeric")):
+            raise
+        raise _not_finite(attempt, error) from error
+    if not all(np.isfinite(np.asarray(part)).all() for part in _parameters(found)):
+        raise _not_finite(attempt, "the layer found has weights that are not finite")
+    return found
+
+
+def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
+    return FitError(
+        f"the arithmetic of method {attempt.method!r} broke down ({error}): the answers fit no layer of this form",
+        measured=float("nan"),
+        threshold=float("nan"),
+    )
+
+
+def _parameters(found: Extracted) -> list[Any]:
+    layer = found.layer
+    return [part for part in (layer.theta, layer.projection, layer.key_bias, layer.bias) if part is not None]
