@@ -1,0 +1,179 @@
+r"""Forms from logits: the first offset from two sketches, every further one from a small core, and how heads turn.
+
+At offset 1, with fresh tokens A and sketch tokens U (few), the logits give C = A~ Theta U^T and R = U~ Theta A^T, and a
+matrix whose rank is below the number of sketch tokens is
+
+.. math:: \Theta = (A^{~+} C) \, (\tilde U \Theta U^\top)^+ \, (R A^{+\top}).
+
+Its column space L and row space K are those of W_Q and W_K, hence of every other offset, where only the core M of
+Theta^(t) = L M^(t) K^T is unknown: a linear problem in r² numbers for any set of pairs. At offset 0 only pairs of a token
+with itself are visible, which determines the symmetric part of the form, and all of M where L and K are independent
+(2 r <= d in general position).
+
+Rotations compose: M^(t+1) = G M^(t), with G = L^+ W_Q R_1 W_Q^+ L similar to a rotation. G from two offsets gives all
+forms, at offset 0 and beyond those that were asked about; its eigenvalues are exp(+-i omega_f), so frequencies are
+found, not needed. With biases the last column of a form is L (G^(t-1) - 1) b' + const: the same G. Derived here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.queries.nets import Array
+from manyheads.recovery.queries.rotary_logits import Ledger
+from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.rotary_layer import Turns
+
+CUT = 1e-6
+"""Singular values of a core above this share of the largest are never cut."""
+
+
+def extend(tokens: Array) -> Array:
+    """Append a one to tokens (n, d)."""
+    return np.concatenate([tokens, np.ones((len(tokens), 1))], axis=1)
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Where the forms of one head live: L (d + 1, r), K (d, r), orthonormal columns, and the core M at offset 1."""
+
+    left: Array
+    right: Array
+    core: Array
+
+    @property
+    def rank(self) -> int:
+        """Rank r."""
+        return self.core.shape[0]
+
+
+def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, biased: bool) -> Spaces:
+    """Find the form of one head at offset 1 from its two sketches.
+
+    Parameters
+    ----------
+    sketch
+        Logits (N, n) of fresh queries on sketch keys.
+    back
+        Logits (n, N) of sketch queries on fresh keys.
+    fresh, few
+        The fresh tokens (N, d), spanning, and the sketch tokens (n, d).
+    noise
+        Relative error of a logit.
+    biased
+        Whether forms have a last row and column.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank of the head is not below the number of sketch tokens.
+    """
+    queries = extend(fresh) if biased else fresh
+    columns = np.linalg.lstsq(queries, sketch, rcond=None)[0]  # Theta U^T, (d or d + 1, n)
+    rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U~ Theta, (n, d)
+    u, s, v = np.linalg.svd(rows @ few.T)
+    rank = gap_rank(s, max(CUT, 100 * noise))
+    if rank >= len(few) and len(few) < fresh.shape[1]:
+        raise RankBudgetError(
+            f"no gap in the singular values of an attention matrix among {len(few)} sketch tokens: allow more of them",
+            measured=float(s[-1] / s[0]),
+            threshold=max(CUT, 100 * noise),
+        )
+    left, front = np.linalg.qr(columns @ v[:rank].T)
+    right, rear = np.linalg.qr((u[:, :rank].T @ rows).T)
+    if not biased:
+        left = np.concatenate([left, np.zeros((1, rank))])
+    return Spaces(left, right, front / s[:rank] @ rear.T)
+
+
+def gap_rank(values: Array, cut: float) -> int:
+    """Return the rank at the widest gap (in ratio) of descending singular values that ends below `cut`; all if none.
+
+    Examples
+    --------
+    >>> gap_rank(np.array([1.0, 0.1, 1e-9, 1e-10]), 1e-6)
+    2
+    """
+    if values[0] <= 0:
+        return 0
+    logs = np.log(np.maximum(values / values[0], 1e-300))
+    gaps = [(logs[k] - logs[k + 1], k + 1) for k in range(len(values) - 1) if logs[k + 1] < np.log(cut)]
+    gap, rank = max(gaps, default=(0.0, len(values)))
+    return rank if gap > np.log(20.0) else len(values)
+
+
+def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array, biased: bool) -> tuple[Array, float]:
+    """Return the core (r, r), or (r, r + 1) with the last column of the form, and the relative residual.
+
+    Parameters
+    ----------
+    spaces
+        Where the forms of the head live.
+    queries, keys, logits
+        Pairs of tokens (N, d) at one offset, and the logits (N,) of this head.
+    biased
+        Whether forms have a last row and column.
+    """
+    left = extend(queries) @ spaces.left
+    right = keys @ spaces.right
+    right = extend(right) if biased else right
+    features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
+    size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
+    core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
+    rest = np.linalg.norm(features / size @ core - logits) / (np.linalg.norm(logits) + np.finfo(np.float64).tiny)
+    return (core / size).reshape(left.shape[1], right.shape[1]), float(rest)
+
+
+def assemble(spaces: Spaces, core: Array) -> Array:
+    """Return the form (d + 1, d + 1) of a core (r, r) or (r, r + 1)."""
+    rank, dim = spaces.rank, len(spaces.right)
+    rows = np.zeros((rank, dim + 1))
+    rows[:, :dim] = core[:, :rank] @ spaces.right.T
+    if core.shape[1] > rank:
+        rows[:, dim] = core[:, rank]
+    return spaces.left @ rows
+
+
+def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
+    """Return how heads turn, from their cores at consecutive offsets from 1 on, at least two of them.
+
+    Raises
+    ------
+    FitError
+        The core of a head at offset 1 is singular: it is not known how it turns.
+    """
+    left, turn, first, shift = [], [], [], []
+    for space, known in zip(spaces, cores, strict=True):
+        rank, offsets = space.rank, sorted(t for t in known if t >= 1)
+        one = np.concatenate([known[t][:, :rank] for t in offsets[:-1]], axis=1)
+        two = np.concatenate([known[t][:, :rank] for t in offsets[1:]], axis=1)
+        if rank and np.linalg.cond(one) > 1e12:
+            raise FitError(
+                "an attention matrix is singular on its own spaces: how it turns from one offset to the next is not "
+                "determined",
+                measured=float(np.linalg.cond(one)),
+                threshold=1e12,
+            )
+        step = np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
+        constant = np.zeros(rank)
+        if known[offsets[0]].shape[1] > rank:
+            powers = [np.linalg.matrix_power(step, t - 1) - np.eye(rank) for t in offsets]
+            constant = np.linalg.lstsq(
+                np.concatenate(powers), np.concatenate([known[t][:, rank] for t in offsets]), rcond=1e-10
+            )[0]
+        left.append(space.left)
+        turn.append(step)
+        first.append(np.concatenate([known[1][:, :rank] @ space.right.T, constant[:, None]], axis=1))
+        shift.append(constant)
+    return Turns(tuple(left), tuple(turn), tuple(first), tuple(shift))
+
+
+def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
+    """Return, for every offset of a ledger, the worst relative error over heads of the logits that the turns predict."""
+    found = {}
+    for offset in np.unique(ledger.offset).tolist():
+        queries, keys, logits = ledger.at(offset)
+        predicted = np.einsum("nd,mde,ne->nm", extend(queries), turns.form(offset), extend(keys), optimize=True)
+        size = np.linalg.norm(logits, axis=0) + 1e-3 * np.linalg.norm(logits) + np.finfo(np.float64).tiny
+        found[offset] = float((np.linalg.norm(predicted - logits, axis=0) / size).max())
+    return found
