@@ -318,6 +318,8 @@ def follow_nets(
     step: float,
     allowed: float,
     halvings: int = 6,
+    fit: Callable[[Array], PairNets] | None = None,
+    witness: Callable[[Array, PairNets], Array] | None = None,
 ) -> Followed:
     """Fit the nets at `step` times each probe, from the reference at zero; halve the step where a guard objects.
 
@@ -337,6 +339,11 @@ def follow_nets(
         Largest relative residual of a right fit: the residual is a certificate of the fit.
     halvings
         At most so many per probe; then the probe is returned as not accepted.
+    fit
+        Fits answers (b, n, D), starting from the reference; None: `fit_nets`.
+    witness
+        A third guard, asked about nets that passed the other two: takes displacements (b, d) and their nets, heads in
+        the order of the reference, and returns a figure for each, above 1 where it objects. None: no third guard.
 
     Returns
     -------
@@ -349,22 +356,31 @@ def follow_nets(
     nets: list[PairNets | None] = [None] * count
     spent, pending = 0, np.arange(count)
     for turn in range(halvings + 1):
-        found = fit_nets(design, ask(steps[pending, None] * probes[pending]), reference.slopes)
+        answers = ask(steps[pending, None] * probes[pending])
+        found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
+        matches = [match_net(found.one(row), reference) for row in range(len(pending))]
+        found = _stack([found.one(row).permuted(match.order) for row, match in enumerate(matches)])
+        objection = np.maximum(found.residual / allowed, 1.0)
+        objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)
+        fine = np.flatnonzero(objection <= 1.0)
+        if witness is not None and len(fine):
+            chosen = PairNets(*(part[fine] for part in found))
+            objection[fine] = np.maximum(witness((steps[pending, None] * probes[pending])[fine], chosen), 1.0)
         for row, probe in enumerate(pending):
-            net = found.one(row)
-            match = match_net(net, reference)
-            objection = max(float(net.residual) / allowed, 1.0) * max(match.margin / MARGIN, 1.0)
-            if objection < score[probe]:
-                nets[probe], score[probe] = net.permuted(match.order), objection
-                margin[probe], kept[probe] = match.margin, steps[probe]
-            accepted[probe] = score[probe] <= 1.0
+            if objection[row] < score[probe]:
+                nets[probe], score[probe] = found.one(row), objection[row]
+                margin[probe], kept[probe] = matches[row].margin, steps[probe]
+        accepted[pending] = score[pending] <= 1.0
         pending = pending[~accepted[pending]]
         if not len(pending) or turn == halvings:
             break
         steps[pending] /= 2
         spent += len(pending)
-    stacked = PairNets(*(np.stack(part) for part in zip(*nets, strict=True)))
-    return Followed(stacked, kept, accepted, spent, margin)
+    return Followed(_stack(nets), kept, accepted, spent, margin)
+
+
+def _stack(nets: "list[PairNets] | list[PairNets | None]") -> PairNets:
+    return PairNets(*(np.stack(part) for part in zip(*nets, strict=True)))
 
 
 def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
