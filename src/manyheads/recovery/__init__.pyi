@@ -18,6 +18,7 @@ from . import refusals as refusals
 from . import results as results
 from . import tangents as tangents
 from . import task as task
+from . import unmasking as unmasking
 from .answers import Answers as Answers
 from .certificates import Certificate as Certificate
 from .certificates import GaussianSequences as GaussianSequences

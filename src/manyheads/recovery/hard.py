@@ -6,15 +6,18 @@ nothing. Where they differ, what attention adds to the first row is a function o
 .. math:: u = \sum_{j \in S} (x_{1j} - x_{2j}) = \sum_{t} z_t, \qquad z = (x_{1j}, -x_{2j})_{j \in S},
 
 a sum of 2|S| signs over a hidden set S of coordinates. A function of such a sum has a Fourier energy at each degree,
-computed here exactly (`guarantees`). Nothing that correlates labels with functions of few coordinates sees the rest.
+computed here exactly (`guarantees`). Nothing that correlates labels with functions of few coordinates sees the rest,
+and the gradient of a squared loss is such a correlation.
 
 Derived here, after the idea of the hard instances of Chen and Li, whose own constructions differ:
 
 * `parity_layer`: m heads, |S| = m, all energy at degree 2m - 1. Layers with different S have orthogonal signals.
 * `wave_layer`: a square wave in u whose teeth are the heads. With period 4 it is the parity of all 2|S| signs as far as
-  the heads reach; longer periods are learning with rounding, over covariates in {-1, 0, 1}. The labels are free of
-  noise, and for period 4 Gaussian elimination over the field of two elements finds S: these layers are hard for
-  learners that use correlations or gradients, and no cryptographic object.
+  the heads reach; longer periods are learning with rounding, over covariates in {-1, 0, 1}.
+
+Hard is meant for learners that use correlations with the labels, or gradients: the squares of a parity layer's labels
+give S away, and Gaussian elimination finds that of a wave with period 4, because labels have no noise
+(`manyheads.recovery.unmasking`). Neither family is a cryptographic object.
 
 References
 ----------
@@ -33,6 +36,7 @@ from scipy.special import comb
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery.evaluation import evaluate_layer
 from manyheads.recovery.refusals import IllConditioned
 
 Array: TypeAlias = NDArray[np.float64]
@@ -281,7 +285,7 @@ def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
     """
     tokens = np.asarray(x, np.float64)
     uniform = tokens.mean(axis=-2, keepdims=True) @ np.sum(layer.projection, axis=0)
-    return np.asarray(layer(tokens)) - uniform - (0 if layer.bias is None else layer.bias)
+    return evaluate_layer(layer, tokens) - uniform - (0 if layer.bias is None else layer.bias)
 
 
 def _check_hidden(dim: int, hidden: Iterable[int]) -> tuple[int, ...]:
