@@ -5,6 +5,7 @@ complete by construction. What the user's function returns is checked before any
 """
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import BudgetSpent, OracleError
+from manyheads.study.progress import announce
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -154,7 +156,8 @@ class Oracle:
         self._tallies: dict[str, Counts] = {}
         self._name = "other"
         self._started, self._mark = time.monotonic(), time.process_time()
-        self._say: Callable[[str], None] | None = None
+        self._say: Callable[..., None] | None = None
+        self._chatty = False  # whether every batch is worth a word, or every stage
 
     @classmethod
     def of(cls, layer: "AttentionLayer", **settings: Any) -> "Oracle":
@@ -195,6 +198,8 @@ class Oracle:
             yield
         finally:
             self._tick("own_seconds")
+            if not self._chatty:
+                self._report()
             self._name = before
 
     @contextlib.contextmanager
@@ -206,8 +211,10 @@ class Oracle:
             return
         from rich.console import Console
 
-        with Console(stderr=True).status("asking the oracle") as status:
-            self._say = status.update
+        console = Console(stderr=True)
+        with console.status("asking the oracle") if console.is_terminal else contextlib.nullcontext() as status:
+            self._say = functools.partial(announce, show=True) if status is None else status.update
+            self._chatty = status is not None
             try:
                 yield
             finally:
@@ -286,6 +293,10 @@ class Oracle:
         norm = float(np.sqrt((x * x).sum(-1).max()))
         one = Counts(len(x), x.shape[0] * x.shape[1], numbers, norm, stored)
         self._tallies[self._name] = self._tallies.get(self._name, Counts()) + one
+        if self._chatty:
+            self._report()
+
+    def _report(self) -> None:
         if self._say is not None:
             total = self.total
             self._say(f"{self._name}: {total.calls:,} calls, {total.tokens:,} tokens, {total.stored:,} from the store")
