@@ -10,7 +10,8 @@ import safetensors.numpy
 from manyheads.checkpoints import TensorFile
 from manyheads.errors import FileRefused, UsageError
 from manyheads.recovery import gpt_layer, load_layer, planted_layer, save_layer
-from manyheads.recovery.files import FORMAT, LayerFileRefused, is_layer_file
+from manyheads.recovery.files import PLAIN, TURNED, LayerFileRefused, is_layer_file
+from manyheads.recovery.rotary_layer import RotaryLayer, planted_rotary_layer
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -28,6 +29,32 @@ def test_what_is_written_comes_back_to_the_bit(full, rng, tmp_path):
         assert file.metadata["from"] == "a test"
     assert set(safetensors.numpy.load_file(path)) == {"theta", "projection", *(("key_bias", "bias") if full else ())}
     assert sorted(os.listdir(tmp_path)) == ["layer.safetensors"]  # no temporary file is left
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_layer_with_positions_comes_back_with_all_its_offsets(goes_on, rng, tmp_path):
+    layer = planted_rotary_layer(rng, 6, 3)
+    if not goes_on:
+        layer = RotaryLayer(layer.forms[:4], layer.projection)
+    found = load_layer(save_layer(tmp_path / "layer.safetensors", layer))
+    assert isinstance(found, RotaryLayer)
+    assert np.array_equal(found.forms, layer.forms)
+    assert (found.turns is None) == (not goes_on)
+    x = rng.normal(size=(2, 20 if goes_on else 4, 6))  # 16 offsets are listed
+    assert np.array_equal(found(x), layer(x))
+
+
+def test_a_head_without_its_turn_is_refused(rng, tmp_path):
+    path = save_layer(tmp_path / "layer.safetensors", planted_rotary_layer(rng, 4, 2))
+    arrays = safetensors.numpy.load_file(path)
+    for spoilt in (
+        {name: array for name, array in arrays.items() if name != "turn.1"},
+        arrays | {"first.0": arrays["first.0"][:, :-1].copy()},
+        arrays | {"forms": arrays["forms"][0]},
+    ):
+        safetensors.numpy.save_file(spoilt, path, {"format": TURNED, "causal": "yes"})
+        with pytest.raises(LayerFileRefused):
+            load_layer(path)
 
 
 def test_a_layer_that_cannot_be_kept_leaves_the_old_file(rng, tmp_path):
@@ -50,17 +77,17 @@ def rewrite(path, change, **metadata):
     layer = gpt_layer(rng, 3, 2, rank=1)
     arrays = {name: getattr(layer, name) for name in ("theta", "projection", "key_bias", "bias")}
     change(arrays)
-    safetensors.numpy.save_file(arrays, path, {"format": FORMAT, "causal": "yes"} | metadata)
+    safetensors.numpy.save_file(arrays, path, {"format": PLAIN, "causal": "yes"} | metadata)
     return path
 
 
 CHANGES = {
     "theta has shape": lambda arrays: arrays.update(theta=arrays["theta"][:, :2]),
-    "projection has shape": lambda arrays: arrays.update(projection=arrays["projection"][:1]),
+    "projection has shape": lambda arrays: arrays.update(projection=arrays["projection"][:, :1]),
     "key_bias has shape": lambda arrays: arrays.update(key_bias=arrays["key_bias"][:, :2]),
     "bias has shape": lambda arrays: arrays.update(bias=arrays["bias"][None]),
     "bias is F32": lambda arrays: arrays.update(bias=arrays["bias"].astype(np.float32)),
-    "holds the tensors": lambda arrays: arrays.pop("projection"),
+    "holds the tensors": lambda arrays: arrays.pop("theta"),
     "holds the tensors ": lambda arrays: arrays.update(other=arrays["bias"]),
     "bias holds NaN": lambda arrays: arrays["bias"].__setitem__(0, np.inf),
 }

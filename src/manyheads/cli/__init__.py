@@ -37,6 +37,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("report",): Command("manyheads.cli.report:Report", "write one HTML file over the runs in a store"),
     ("cite",): Command("manyheads.cli.cite:Cite", "BibTeX for exactly what a study or a store rests on"),
     ("count",): Command("manyheads.cli.count:Count", "how many FLOPs and bytes, exactly, under which convention?"),
+    ("extract",): Command(
+        "manyheads.cli.extract:Extract", "which weights does an attention layer have that only answers questions?"
+    ),
     ("scale",): Command(
         "manyheads.cli.scale:Scale", "which init, rate and epsilon does every weight need at another shape?"
     ),

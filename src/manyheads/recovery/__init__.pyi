@@ -24,7 +24,6 @@ from .certificates import Certificate as Certificate
 from .certificates import GaussianSequences as GaussianSequences
 from .certificates import Verification as Verification
 from .certificates import certify as certify
-from .checkpoint_layers import rotary_theta as rotary_theta
 from .checkpoint_layers import true_layer as true_layer
 from .checkpoint_oracles import CheckpointOracle as CheckpointOracle
 from .checkpoint_oracles import checkpoint_oracle as checkpoint_oracle

@@ -15,15 +15,24 @@ from pathlib import Path
 import numpy as np
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
-from manyheads.checkpoints import AttentionWeights, Checkpoint, Family, attention_weights, fit_family, open_checkpoint
+from manyheads.checkpoints import (
+    AttentionWeights,
+    Checkpoint,
+    Family,
+    Rotary,
+    attention_weights,
+    fit_family,
+    open_checkpoint,
+)
 from manyheads.checkpoints.tables import Role
 from manyheads.errors import UsageError
 from manyheads.recovery.checkpoint_oracles import Through
+from manyheads.recovery.rotary_layer import RotaryLayer
 
 
 def true_layer(
     path: Path | str, layer: int, *, through: Through = "attention", follow_links: bool = False
-) -> AttentionLayer:
+) -> AttentionLayer | RotaryLayer:
     """Return the layer that the stored weights of a checkpoint say, in float64.
 
     Parameters
@@ -38,10 +47,14 @@ def true_layer(
     follow_links
         Whether files may be symbolic links.
 
+    Returns
+    -------
+    AttentionLayer, or RotaryLayer where queries and keys are turned by their positions.
+
     Raises
     ------
     UsageError
-        The layer has rotary positions, and so no single Theta: see `rotary_theta`.
+        No such layer; a block whose attention has rotary positions; rotary angles that the configuration rescales.
     CheckpointRefused
         The folder cannot be read safely, or its family is unknown.
     """
@@ -49,40 +62,14 @@ def true_layer(
         family = fit_family(checkpoint)
         weights = attention_weights(checkpoint, layer, family)
         if weights.facts.rotary is not None:
-            raise UsageError(f"layer {layer} of {path} has rotary positions: its Theta depends on the offset")
+            if through == "block":
+                raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm and rotary positions")
+            return _turned(weights, weights.facts.rotary)
         found = _widened(weights).merged()
         if through == "attention":
             return found
         gain, shift = _norm(checkpoint, family, layer, found.dim)
     return layer_behind_norm(found, gain, shift)
-
-
-def rotary_theta(path: Path | str, layer: int, offset: int, *, follow_links: bool = False) -> np.ndarray:
-    """Return Theta at one offset of a layer with rotary positions, (m, d, d).
-
-    The logit of a query x that stands `offset` places after a key y is x^T Theta y.
-
-    Raises
-    ------
-    UsageError
-        The layer has no rotary positions, or a configuration that rescales their angles.
-    """
-    with open_checkpoint(path, follow_links=follow_links) as checkpoint:
-        weights = attention_weights(checkpoint, layer)
-    rotary = weights.facts.rotary
-    if rotary is None:
-        raise UsageError(f"layer {layer} of {path} has no rotary positions: see true_layer")
-    half = rotary.dims // 2
-    turned = np.array(_widened(weights).query)  # (H, d, N)
-    angles = offset * rotary.frequencies()
-    cosine, sine = np.cos(angles), np.sin(angles)
-    first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
-    # A query at p and a key at p - offset: q R(p)^T R(p - offset) k. Turning the query by `offset` does the same.
-    turned[..., :half] = first * cosine - second * sine
-    turned[..., half : 2 * half] = second * cosine + first * sine
-    groups = weights.query.shape[0] // weights.key.shape[0]
-    key = np.repeat(np.asarray(weights.key, np.float64), groups, 0)
-    return weights.scale * turned @ key.swapaxes(1, 2)
 
 
 def layer_behind_norm(layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray) -> AttentionLayer:
@@ -112,6 +99,30 @@ def layer_behind_norm(layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray
         key_bias=project(gain * (beta + np.einsum("d,mde->me", shift, theta))),
         bias=bias + np.einsum("d,mde->e", shift, projection),
         causal=layer.causal,
+    )
+
+
+def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
+    """Return a layer with rotary positions in float64."""
+    wide = _widened(weights)
+    groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
+    # A checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
+    half = rotary.dims // 2
+    turned, still = np.arange(rotary.dims), np.arange(rotary.dims, rank)
+    middle = len(still) // 2
+    order = np.concatenate([turned[:half], still[:middle], turned[half:], still[middle:]])
+
+    def biased(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:  # (m, d, N) -> (m, d + 1, N)
+        row = np.zeros((len(weight), 1, rank)) if bias is None else bias[:, None, :]
+        return np.concatenate([weight, row], axis=1)[..., order]
+
+    merged = wide.merged()  # projections and output bias are the same with and without positions
+    return RotaryLayer.of_projections(
+        wide.scale * biased(wide.query, wide.query_bias),
+        np.repeat(biased(wide.key, wide.key_bias), groups, axis=0),
+        np.asarray(merged.projection),
+        rotary.frequencies(),
+        bias=None if merged.bias is None else np.asarray(merged.bias),
     )
 
 

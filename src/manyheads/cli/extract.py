@@ -1,0 +1,263 @@
+"""`manyheads extract`: from a layer that only answers questions to its weights, with a certificate."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT, load_function
+
+if TYPE_CHECKING:
+    from manyheads.recovery import ExtractionOptions, Recovery
+
+Whole = Annotated[Optional[int], ABSENT]
+Number = Annotated[Optional[float], ABSENT]
+OF_CHECKPOINTS: Mapping[str, Any] = {"layer": None, "through": "attention", "dtype": "float64"}
+OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": False}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked: a function, what is said of it, and, where weights are known, the layer that they say."""
+
+    function: Callable[[Any], Any]
+    dim: int
+    about: str
+    truth: Callable[[], Any] | None = None
+    causal: bool | None = None
+    residual: bool = False
+    normalised: bool | None = None
+    rotary: bool = False
+    dtype: str = "float64"
+
+
+@dataclass(frozen=True)
+class Extract:
+    """Extract an attention layer, exactly, from its answers alone, and say how far the result can be trusted.
+
+    ORACLE is package.module:function, which maps sequences (n, k, d) to answers (n, k, d); a layer that was saved as
+    safetensors; or a Hugging Face checkpoint folder, with --layer. Weights that are known score the answer, and are
+    used for nothing else.
+    """
+
+    oracle: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ORACLE", help_behavior_hint="")]
+    """What is asked: a function, a saved layer, or a checkpoint."""
+    layer: Whole = None
+    """Which layer of a checkpoint, from 0."""
+    through: Literal["attention", "block"] = "attention"
+    """Ask the attention of a checkpoint alone, or with the LayerNorm in front of it and the residual sum."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """In what a checkpoint computes."""
+    dim: Whole = None
+    """Token dimension of a function that does not say it."""
+    residual: bool = False
+    """The function adds its input to what the layer gives."""
+    rotary: bool = False
+    """The function turns queries and keys by their positions (RoPE)."""
+    method: Literal["auto", "slices", "bounded", "sphere", "rotary"] = "auto"
+    """How to ask; auto measures the answers and chooses."""
+    accurate: bool = False
+    """Ask more, for more digits."""
+    noise: Number = None
+    """Relative noise of the answers; measured if absent."""
+    budget: Whole = None
+    """Most calls; a call is one sequence."""
+    seed: int = 0
+    """Root of all randomness."""
+    tolerance: float = 1e-6
+    """Largest relative squared error of a fresh sequence that is accepted."""
+    verify: int = 400
+    """Fresh sequences on which the result is verified."""
+    store: Annotated[Optional[Path], ABSENT] = None
+    """Folder that keeps the answers: the same command goes on where it was interrupted."""
+    output: Path = Path("extracted.safetensors")
+    """File for the recovered layer; its certificate (.json) and a report (.html) are written beside it."""
+    json: bool = False
+    """Print JSON instead of sentences."""
+
+    def run(self) -> int:
+        """Extract, write the three files, print what was found, and return the exit status.
+
+        Raises
+        ------
+        UsageError
+            Flags that do not go together, or an oracle that cannot be found.
+        RecoveryRefused
+            Nothing could be extracted that stands up to fresh sequences; no file is written.
+        """
+        from manyheads.recovery import extract_layer
+        from manyheads.study.progress import announce
+
+        start, processor = time.monotonic(), time.process_time()
+        self._refuse()
+        target = self._find()
+        announce(f"asking {target.about}, tokens of dimension {target.dim}")
+        found = extract_layer(
+            target.function,
+            target.dim,
+            method=self.method,
+            noise=self.noise,
+            seed=self.seed,
+            options=self._options(target),
+        )
+        taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - processor}
+        summary = self._summarise(target, found, taken)
+        self._write(target, found, summary)
+        if self.json:
+            print(json.dumps(summary, indent=1))
+        else:
+            print("\n".join(_as_text(summary)))
+        return 0
+
+    # What is asked
+
+    def _refuse(self) -> None:
+        """Refuse before anything is asked what would be refused afterwards."""
+        from manyheads.errors import UsageError
+
+        if self.output.suffix != ".safetensors":
+            raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
+        if not self.output.parent.is_dir():
+            raise UsageError(f"--output {self.output}: there is no folder {self.output.parent}; make it first")
+        for name, least in (("dim", 1), ("layer", 0), ("budget", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"--{name} {value}: give a whole number of at least {least}")
+
+    def _find(self) -> Target:
+        from manyheads.errors import UsageError
+
+        path = Path(self.oracle)
+        if not path.is_dir() and (unfit := self._given(OF_CHECKPOINTS)):
+            raise UsageError(f"{unfit}: for checkpoint folders only, and {self.oracle} is none")
+        if path.exists() and (unfit := self._given(OF_FUNCTIONS)):
+            raise UsageError(f"{unfit}: for functions only; what {self.oracle} holds is known")
+        if path.is_dir():
+            return self._open(path)
+        if path.exists():
+            return _load(path)
+        if ":" in self.oracle:
+            return self._import()
+        raise UsageError(f"{self.oracle}: no such file or folder, and no package.module:function; give one of these")
+
+    def _given(self, defaults: Mapping[str, Any]) -> str:
+        return ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual)
+
+    def _open(self, path: Path) -> Target:
+        """Return a layer of a checkpoint folder."""
+        from manyheads.errors import UsageError
+        from manyheads.recovery import checkpoint_oracle, true_layer
+
+        if self.layer is None:
+            raise UsageError(f"--layer is missing: say which layer of {path}, from 0")
+        number, through = self.layer, self.through
+        oracle = checkpoint_oracle(path, number, through=through, dtype=self.dtype)
+        return Target(
+            oracle,
+            oracle.dim,
+            oracle.about,
+            lambda: true_layer(path, number, through=through),
+            oracle.causal,
+            oracle.residual,
+            oracle.normalised,
+            oracle.rotary,
+            oracle.dtype,
+        )
+
+    def _import(self) -> Target:
+        """Return a function, with what its attributes say of it."""
+        from manyheads.errors import UsageError
+
+        function = load_function(self.oracle)
+        dim = getattr(function, "dim", None) if self.dim is None else self.dim
+        if dim is None:
+            raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
+        return Target(
+            function,
+            dim,
+            self.oracle,
+            causal=getattr(function, "causal", None),
+            residual=self.residual or getattr(function, "residual", False),
+            normalised=getattr(function, "normalised", None),
+            rotary=self.rotary or getattr(function, "rotary", False),
+            dtype=getattr(function, "dtype", "float64"),
+        )
+
+    def _options(self, target: Target) -> "ExtractionOptions":
+        from manyheads.recovery import Budget, ExtractionOptions
+
+        return ExtractionOptions(
+            causal=target.causal,
+            residual=target.residual,
+            normalised=target.normalised,
+            rotary=target.rotary,
+            dtype=target.dtype,
+            accurate=self.accurate,
+            verify=self.verify,
+            tolerance=self.tolerance,
+            budget=Budget(calls=self.budget),
+            store=self.store,
+        )
+
+    # What is said
+
+    def _summarise(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
+        """Return everything that is printed and kept, as JSON can hold it."""
+        from manyheads.recovery.summaries import summarise_recovery
+
+        files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
+        said = {"oracle": target.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
+        truth = None if target.truth is None else target.truth()
+        return {**said, **summarise_recovery(found, truth), **taken, "files": files}
+
+    def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
+        from manyheads.recovery import save_layer
+        from manyheads.recovery.pictures import recovery_section
+        from manyheads.study.disk import write_json
+        from manyheads.study.reports import write_report
+
+        save_layer(self.output, found.layer, {"extracted from": target.about})
+        write_json(Path(summary["files"]["json"]), summary)
+        section = recovery_section(found, summary)
+        write_report([section], Path(summary["files"]["html"]), "manyheads: an extracted layer", target.about)
+
+
+def _load(path: Path) -> Target:
+    """Return a layer that was saved."""
+    from manyheads.errors import UsageError
+    from manyheads.recovery import evaluate_layer, load_layer
+    from manyheads.recovery.files import is_layer_file
+
+    if path.suffix == ".safetensors" and not is_layer_file(path):
+        raise UsageError(f"{path} holds no saved layer; of a checkpoint give the folder, with --layer")
+    layer = load_layer(path)
+    return Target(lambda x: evaluate_layer(layer, x), layer.dim, str(path), lambda: layer, causal=layer.causal)
+
+
+def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Say it for people, a line each."""
+    from manyheads.recovery.summaries import say_ranks
+
+    ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))
+    asked, files = summary["asked"], summary["files"]
+    yield "heads    {}; rank of Theta {}, of W {}".format(summary["heads"], *ranks)
+    yield f"acts on  {summary['acts_on']}"
+    yield f"error    {summary['certificate']['statement']}"
+    yield (
+        f"asked    {asked['calls']:,} calls, {asked['tokens']:,} tokens; {asked['numbers']:,} numbers read, "
+        f"{summary['numbers_per_parameter']:.3g} for each free parameter"
+    )
+    yield (
+        f"took     {summary['seconds']:.1f} s; {summary['cpu_seconds']:.1f} CPU s, of which "
+        f"{asked['oracle_seconds']:.1f} in the oracle"
+    )
+    yield f"method   {summary['method']}: {summary['reason']}"
+    if errors := summary["against_weights"]:
+        yield f"truth    {', '.join(f'{name} {value:.2g}' for name, value in errors.items())}"
+    yield f"written  {files['safetensors']}; its certificate {files['json']}; a report {files['html']}"
