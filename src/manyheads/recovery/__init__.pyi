@@ -16,6 +16,8 @@ from . import oracles as oracles
 from . import polishing as polishing
 from . import refusals as refusals
 from . import results as results
+from . import six_stages as six_stages
+from . import stages as stages
 from . import tangents as tangents
 from . import task as task
 from . import unmasking as unmasking
@@ -53,6 +55,9 @@ from .refusals import RecoveryRefused as RecoveryRefused
 from .results import Extracted as Extracted
 from .results import Recovery as Recovery
 from .results import Stage as Stage
+from .six_stages import learn_in_six_stages as learn_in_six_stages
+from .stages.settings import LITERAL as LITERAL
+from .stages.settings import StageSettings as StageSettings
 from .task import gpt_layer as gpt_layer
 from .task import planted_layer as planted_layer
 from .task import sequences as sequences

@@ -1,0 +1,114 @@
+"""The six-stage learner of a multi-head attention layer, to be read beside the outline of its paper.
+
+======  ======================================================  =========================================
+stage   what it finds                                           where
+======  ======================================================  =========================================
+1       the sum of projections, crudely                         `manyheads.recovery.stages.crude_sum`
+2       the affine hull of the attention matrices               `manyheads.recovery.stages.hull`
+3       the sum of projections, from rows where heads agree     `manyheads.recovery.stages.refined_sum`
+4       the hull again, with the better sum                     `manyheads.recovery.stages.hull`
+5       the span of the attention matrices                      `manyheads.recovery.stages.span`
+6       heads in the span and projections by least squares,     `manyheads.recovery.stages.fit`,
+        then all matrices at once                               `manyheads.recovery.polishing`
+======  ======================================================  =========================================
+
+The number of heads is not given: stages two to six run for 1, 2, ... heads, until examples that were held out are
+explained. Whatever the stages say, the error on the held-out examples decides; what they say names the reason of a
+refusal.
+
+Everything up to stage five is a sum or a rank over examples, and works on shards (`manyheads.recovery.stages.shards`).
+Biases and causal masks are outside the theory and outside this learner: such layers end as a refusal.
+
+References
+----------
+S. Chen, Y. Li, "Provably learning a multi-head attention layer", arXiv 2402.04084 (STOC 2025). What is published there
+is selectable stage by stage (`manyheads.recovery.stages.settings.LITERAL`); the default forms are worked out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.refusals import HullGapError
+from manyheads.recovery.results import Recovery
+from manyheads.recovery.stages.settings import StageSettings
+from manyheads.recovery.stages.shards import Pair, Shard
+from manyheads.recovery.stages.span import span_of
+from manyheads.recovery.stages.workbench import Workbench
+
+
+def learn_in_six_stages(
+    examples: Pair | Iterable[Shard],
+    heads: int | None = None,
+    *,
+    settings: StageSettings | None = None,
+    rng: np.random.Generator,
+    executor: Executor | None = None,
+) -> Recovery:
+    """Learn a multi-head attention layer, and its number of heads, from examples.
+
+    Parameters
+    ----------
+    examples
+        (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one.
+    heads
+        Number of heads; None to find it.
+    settings
+        Forms, sizes and thresholds.
+    rng
+        Starts of stage six, and the sequences of its fits.
+    executor
+        Works on the shards: any `concurrent.futures.Executor`; None for this thread.
+
+    Returns
+    -------
+    The recovery, with method "six-stage"; seconds of its stages are CPU seconds of this process.
+
+    Raises
+    ------
+    DesignError
+        Inputs that do not span the space.
+    CertificateShortage
+        Too few rows in which heads can agree.
+    EffectiveSumError, HullGapError, NoFit
+        The held-out error stayed above the tolerance: because projections nearly cancel, because no hull stands out, or
+        for neither reason. The error carries the best layer as `result`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery.task import planted_layer, sequences
+    >>> rng = np.random.default_rng(0)
+    >>> layer, x = planted_layer(rng, dim=4, heads=2), sequences(rng, 4000, 2, 4, distribution="gaussian")
+    >>> found = learn_in_six_stages((x, layer(x)), rng=rng)
+    >>> found.heads, found.certificate["held_out_error"] < 1e-24
+    (2, True)
+    """
+    settings = settings or StageSettings()
+    if heads is not None and heads < 1:
+        raise UsageError(f"heads={heads}: give one or more, or None to find the number")
+    bench = Workbench.open(examples, settings, rng, executor)
+
+    crude = bench.crude_sum()  # stage 1
+    for count in (heads,) if heads else range(1, settings.most_heads + 1):
+        try:
+            hull = bench.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
+            refined = bench.refined_sum(hull)  # stage 3
+            hull = bench.hull("hull", refined, count)  # stage 4
+        except HullGapError:
+            continue  # another number of heads may have a hull that stands out
+        span = span_of(hull)  # stage 5
+        bench.fit(span, count)  # stage 6, for this number of heads
+        if bench.is_enough():
+            attempt = bench.polish()  # stage 6, for the best number so far
+            if attempt.error < bench.threshold(settings.tolerance):
+                return bench.recovery(attempt)
+    if not bench.polished and bench.fitted:
+        attempt = bench.polish()
+        if attempt.error < bench.threshold(settings.tolerance):
+            return bench.recovery(attempt)
+    raise bench.refusal()

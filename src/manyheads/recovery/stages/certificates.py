@@ -1,0 +1,166 @@
+r"""Rows in which all heads agree, found without knowing the heads: the tests of stages two and four.
+
+Where all heads put the same weights lambda on the tokens of a row, its label is sum_j lambda_j z_j with z_j = x_j W_S,
+a point of the simplex of the z. Conversely a label in that simplex comes, for projections in general position, from
+heads that agree. So every row of every sequence is a test: fit lambda, with sum one, by least squares; what remains, as
+a share of the spread of the z, is the *misfit*, and rows are ranked by it. With g = (z_j - z_1)_j>1 (k-1, d) the fit is
+
+.. math:: \lambda_{2..k} = (g g^\top)^{-1} g (y_r - z_1), \qquad \lambda_1 = 1 - \sum_{j>1} \lambda_j .
+
+A certified row says <x_r^T (x_j - x_l), Theta_i> = ln(lambda_j / lambda_l) for every head i and all tokens j, l. How
+much each of these counts follows from how lambda moves with the logits, D = diag(lambda) - lambda lambda^T: with e_j
+the error of logit j, D e is the change of lambda to first order. Rows of R, with R^T R the part of D^2 for j, l > 1,
+make k-1 equations
+
+.. math:: \langle x_r^\top u_s, \Theta\rangle = t_s, \quad u = R (x_j - x_1)_{j>1}, \quad
+          t = R (\ln\lambda_j - \ln\lambda_1)_{j>1}
+
+whose squared errors sum to |D e|^2, whichever token is called the first. Equations of weights near zero fade out.
+
+References
+----------
+S. Chen, Y. Li, arXiv 2402.04084: certificates by an affine fit. Ranking, and the equations' weights, are worked out
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+BLOCK = 20_000  # sequences that are worked on at a time
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Equations on the attention matrices from rows in which the heads agree.
+
+    Attributes
+    ----------
+    query
+        x_r, (n, d).
+    mixes
+        u, (n, k - 1, d).
+    targets
+        t, (n, k - 1): x_r Theta u_s^T = t_s for each head's Theta.
+    trust
+        Weight of each row, (n,), from 1 for a perfect row to 0 for the worst that is kept.
+    """
+
+    query: Array
+    mixes: Array
+    targets: Array
+    trust: Array
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    def misses(self, basis: Array, heights: Array) -> Array:
+        """Return x_r B_s u^T - h_s t, (n, k - 1, s), for matrices B (s, d, d) with heights h (s,)."""
+        asked = np.tensordot(self.query, basis, axes=(1, 1))  # (n, s, d)
+        return np.matmul(self.mixes, asked.transpose(0, 2, 1)) - self.targets[..., None] * heights
+
+
+def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
+    """Fit every label as an affine combination of the projected tokens.
+
+    Parameters
+    ----------
+    x, y
+        Examples (N, k, d).
+    total
+        Sum of projections, or an estimate, (d, d).
+
+    Returns
+    -------
+    lambda (N, k, k), rows sum to one and entries may be negative, and the misfit (N, k): the norm of what remains over
+    the Frobenius norm of the z about their mean.
+
+    Examples
+    --------
+    One head agrees with itself: with the true sum its weights are read off, and nothing remains.
+
+    >>> import numpy as np
+    >>> from manyheads.recovery.task import planted_layer, sequences
+    >>> rng = np.random.default_rng(0)
+    >>> layer, x = planted_layer(rng, dim=6, heads=1), sequences(rng, 40, 3, 6, distribution="gaussian")
+    >>> weights, misfit = fit_simplex(x, layer(x), layer.projection[0])
+    >>> np.abs(weights - layer.weights(x)[:, 0]).max() < 1e-12, misfit.max() < 1e-12
+    (True, True)
+    """
+    z = x @ total
+    across = z[:, 1:] - z[:, :1]  # (N, k-1, d)
+    gram = across @ across.transpose(0, 2, 1)
+    ridge = 1e-13 * np.trace(gram, axis1=1, axis2=2) + np.finfo(float).tiny  # tokens that coincide get weight zero
+    gram = gram + ridge[:, None, None] * np.eye(gram.shape[1])
+    above = y - z[:, :1]  # (N, k, d)
+    solved = np.linalg.solve(gram, across @ above.transpose(0, 2, 1)).transpose(0, 2, 1)  # (N, k, k-1)
+    left = above - solved @ across
+    spread = np.sqrt(np.square(z - z.mean(1, keepdims=True)).sum((1, 2)))  # (N,)
+    misfit = np.sqrt(np.square(left).sum(-1)) / np.maximum(spread, np.finfo(float).tiny)[:, None]
+    return np.concatenate([1 - solved.sum(-1, keepdims=True), solved], -1), misfit
+
+
+def measure_quality(x: Array, y: Array, total: Array, floor: float) -> Array:
+    """Return the misfit of every row (N, k), made worse where the smallest weight is below twice the floor.
+
+    It grows without bound as that weight falls to the floor and is infinite below: such rows say nothing that can be
+    trusted about a logarithm. Nothing here jumps, so that rounding decides nothing.
+    """
+    parts = []
+    for begin in range(0, len(x), BLOCK):
+        weights, misfit = fit_simplex(x[begin : begin + BLOCK], y[begin : begin + BLOCK], total)
+        parts.append(_penalise(weights, misfit, floor))
+    return np.concatenate(parts)
+
+
+def certify(x: Array, y: Array, total: Array, floor: float, threshold: float) -> Certificates:
+    """Return the certificates of the rows whose quality is below a threshold.
+
+    Their trust is (1 - (quality / threshold)^2)^2: it ends at zero where rows are no longer kept, so that ties there,
+    which sequences of signs have by the dozen, do not matter.
+    """
+    parts = []
+    for begin in range(0, len(x), BLOCK):
+        tokens = x[begin : begin + BLOCK]
+        weights, misfit = fit_simplex(tokens, y[begin : begin + BLOCK], total)
+        quality = _penalise(weights, misfit, floor)
+        sequence, row = np.nonzero(quality < threshold)
+        trust = (1 - (quality[sequence, row] / threshold) ** 2) ** 2
+        parts.append(_equate(tokens[sequence], row, weights[sequence, row], trust))
+    return join(parts)
+
+
+def join(parts: list[Certificates]) -> Certificates:
+    """Return all certificates of several sets."""
+    return Certificates(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "mixes", "targets", "trust"))
+    )
+
+
+def _penalise(weights: Array, misfit: Array, floor: float) -> Array:
+    share = np.clip(weights.min(-1) / floor - 1, 0, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(share > 0, misfit / share, np.inf)
+
+
+def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) -> Certificates:
+    """Return the equations of rows (n,) of sequences (n, k, d) with weights (n, k)."""
+    count, length, _ = tokens.shape
+    moved = (
+        weights[:, :, None] * (np.eye(length) - weights[:, None])[:, :, 1:]
+    )  # D without its first column, (n, k, k-1)
+    square = moved.transpose(0, 2, 1) @ moved  # positive definite, as all weights are positive
+    factor = np.linalg.cholesky(square).transpose(0, 2, 1)  # R
+    logs = np.log(weights)
+    return Certificates(
+        query=tokens[np.arange(count), row],
+        mixes=factor @ (tokens[:, 1:] - tokens[:, :1]),
+        targets=np.einsum("nst,nt->ns", factor, logs[:, 1:] - logs[:, :1]),
+        trust=trust,
+    )

@@ -1,0 +1,189 @@
+"""Examples in shards: what is summed over them, what is ranked over them, and a few rows that are fetched from them.
+
+The stages see examples only through this file. A shard is a pair of arrays, or a function that loads one, so that the
+examples need not fit into memory and a worker can read its own. Sums over shards are those of a single pass up to the
+rounding of the additions; order statistics are exact, because the smallest of a union are among the smallest of its
+parts; rows are fetched by their position in all shards together, so that where the cuts are makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from manyheads.errors import ShapeError, UsageError
+
+Array: TypeAlias = NDArray[np.float64]
+Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
+Shard: TypeAlias = Pair | Callable[[], Pair]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Examples (x, y) in pieces, and who works on them.
+
+    Attributes
+    ----------
+    shards
+        Pairs of arrays (N, k, d), or functions of no argument that return such a pair.
+    counts
+        Sequences of each shard that are used; the others, at its end, are left out.
+    length, dim
+        Tokens k of a sequence, and their dimension d.
+    executor
+        Any `concurrent.futures.Executor`, or None for this thread. One of processes needs shards that can be pickled.
+    """
+
+    shards: tuple[Shard, ...]
+    counts: tuple[int, ...]
+    length: int
+    dim: int
+    executor: Executor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of sequences N."""
+        return sum(self.counts)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows N k: each is a test of its own."""
+        return self.count * self.length
+
+    def map(self, function: Callable[..., Result], *constants: Any) -> list[Result]:
+        """Return function(x, y, *constants) for every shard, in order.
+
+        Parameters
+        ----------
+        function
+            Defined in a module, so that it can be sent to another process.
+        constants
+            The same for all shards.
+        """
+        task = partial(_work, function, constants)
+        return apply(self.executor, task, self.shards, self.counts)
+
+    def smallest(self, function: Callable[..., Array], count: int, *constants: Any) -> Array:
+        """Return the `count` smallest finite values that function(x, y, *constants) has on all shards, sorted.
+
+        Fewer, where fewer are finite.
+        """
+        parts = self.map(_smallest, function, count, *constants)
+        return np.sort(np.concatenate(parts))[:count]
+
+    def take(self, indices: ArrayLike) -> tuple[Array, Array]:
+        """Return the sequences at these places of all shards together, in the order asked for, as (x, y)."""
+        wanted = np.asarray(indices, np.intp)
+        ends = np.cumsum(self.counts)
+        owner = np.searchsorted(ends, wanted, side="right")
+        places = [wanted[owner == shard] - (ends[shard] - self.counts[shard]) for shard in range(len(self.shards))]
+        parts = apply(self.executor, _fetch, self.shards, self.counts, places)
+        back = np.argsort(np.argsort(owner, kind="stable"), kind="stable")
+        return (np.concatenate([part[0] for part in parts])[back], np.concatenate([part[1] for part in parts])[back])
+
+    def without_last(self, count: int) -> Shards:
+        """Return all but the last sequences, wherever the cuts are."""
+        left, counts = self.count - count, []
+        for size in self.counts:
+            counts.append(min(size, max(left, 0)))
+            left -= size
+        return replace(self, counts=tuple(counts))
+
+
+def open_shards(examples: Pair | Iterable[Shard], executor: Executor | None = None) -> Shards:
+    """Check examples, one pair or shards of them, and return them as `Shards`.
+
+    Parameters
+    ----------
+    examples
+        A pair (x, y) of arrays (N, k, d), or shards: each such a pair, or a function that returns one and returns the
+        same whenever it is called.
+    executor
+        Who works on the shards.
+
+    Raises
+    ------
+    ShapeError
+        Arrays that are not (N, k, d), or differ in k or d.
+    UsageError
+        No shard, fewer than two tokens a sequence, NaN or infinite numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.arange(24.0).reshape(4, 3, 2)
+    >>> data = open_shards([(x[:1], x[:1]), lambda: (x[1:], x[1:])])
+    >>> data.count, data.length, data.dim, data.take([3, 0])[0][:, 0, 0].tolist()
+    (4, 3, 2, [18.0, 0.0])
+    """
+    shards = _as_shards(examples)
+    if not shards:
+        raise UsageError("no shard of examples: give a pair (x, y), or an iterable of pairs")
+    shapes = apply(executor, _inspect, shards)
+    if len({shape[1:] for shape in shapes}) > 1:
+        raise ShapeError(f"shards of shapes {sorted(set(shapes))}: all need the same tokens per sequence and dimension")
+    _, length, dim = shapes[0]
+    if length < 2:
+        raise UsageError("sequences of one token: attention shows with two or more")
+    return Shards(shards, tuple(shape[0] for shape in shapes), length, dim, executor)
+
+
+def apply(executor: Executor | None, function: Callable[..., Result], *columns: Iterable[Any]) -> list[Result]:
+    """Return the results of a function over columns of arguments, in order, computed by an executor if there is one."""
+    return list(map(function, *columns) if executor is None else executor.map(function, *columns))
+
+
+def add_up(parts: Sequence[Any]) -> Any:
+    """Return the sum of additive statistics, in the order of the shards."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _as_shards(examples: Any) -> tuple[Shard, ...]:
+    if isinstance(examples, tuple) and len(examples) == 2 and np.ndim(examples[0]) == 3:
+        return (examples,)
+    if callable(examples):
+        return (examples,)
+    return tuple(examples)
+
+
+def _load(shard: Shard, count: int | None = None) -> tuple[Array, Array]:
+    """Return the first sequences of a shard in float64."""
+    pair = shard() if callable(shard) else shard
+    x, y = (np.asarray(part) for part in pair)
+    if x.ndim != 3 or x.shape != y.shape or 0 in x.shape:
+        raise ShapeError(f"a shard of shapes {x.shape} and {y.shape}: expected x and y of one shape (N, k, d)")
+    if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
+        raise ShapeError(f"a shard of dtypes {x.dtype} and {y.dtype}: expected real numbers")
+    return np.ascontiguousarray(x[:count], np.float64), np.ascontiguousarray(y[:count], np.float64)
+
+
+def _inspect(shard: Shard) -> tuple[int, int, int]:
+    x, y = _load(shard)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise UsageError("a shard holds NaN or infinite numbers: leave such sequences out")
+    return x.shape
+
+
+def _work(function: Callable[..., Result], constants: tuple[Any, ...], shard: Shard, count: int) -> Result:
+    return function(*_load(shard, count), *constants)
+
+
+def _fetch(shard: Shard, count: int, places: NDArray[np.intp]) -> tuple[Array, Array]:
+    x, y = _load(shard, count)
+    return x[places], y[places]
+
+
+def _smallest(x: Array, y: Array, function: Callable[..., Array], count: int, *constants: Any) -> Array:
+    values = function(x, y, *constants).ravel()
+    values = values[np.isfinite(values)]
+    return values if len(values) <= count else np.partition(values, count)[:count]
