@@ -200,7 +200,9 @@ class _Extraction:
                 measured=float(sum(self.ranks)),
                 threshold=float(self.oracle.dim),
             )
-        spaces = [np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stack, self.ranks, strict=True)]
+        spaces = [
+            np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stack, self.ranks, strict=True)
+        ]
         inverse = np.linalg.pinv(np.concatenate(spaces))
         parts = np.split(self.total @ inverse, np.cumsum(self.ranks)[:-1], axis=1)
         self.projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
@@ -238,12 +240,14 @@ class _Extraction:
             others = [t for t in listed if t > 2]
             ledger = Ledger.joined([ledger, self._random(reader, dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
-        found = np.array([
-            turns.form(t)
-            if turns is not None and t not in cores[0]
-            else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
-            for t in listed
-        ])
+        found = np.array(
+            [
+                turns.form(t)
+                if turns is not None and t not in cores[0]
+                else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
+                for t in listed
+            ]
+        )
         return RotaryLayer(found, self.projection, self.bias, turns)
 
     def _shorten(self, reader: Reader, kept: int) -> float:

@@ -109,7 +109,9 @@ def find_counted_heads(
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
         net = fit_nets(
-            gate.net, np.repeat(answers[None], STARTS + 1, axis=0), _starts(gate, answers, direction @ total, heads, rng)
+            gate.net,
+            np.repeat(answers[None], STARTS + 1, axis=0),
+            _starts(gate, answers, direction @ total, heads, rng),
         )
         net = net.one(int(np.argmin(net.residual)))
         residual = min(residual, float(net.residual))

@@ -1,0 +1,95 @@
+"""What stands in front of a layer that is only reached through a normalisation: LayerNorm, or RMSNorm, without weights."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """u = (x - mean x) / sqrt(mean (x - mean x)² + epsilon), or without the means.
+
+    Attributes
+    ----------
+    centred
+        Whether the mean is taken off: LayerNorm. Else RMSNorm.
+    epsilon
+        What is added under the root.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Normalisation(centred=True, epsilon=0.0)(np.array([1.0, 3.0]))
+    array([-1.,  1.])
+    """
+
+    centred: bool = True
+    epsilon: float = 1e-5
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Normalise tokens (..., d)."""
+        x = np.asarray(x, np.float64)
+        moved = x - x.mean(-1, keepdims=True) if self.centred else x
+        return moved / np.sqrt((moved**2).mean(-1, keepdims=True) + self.epsilon)
+
+    @property
+    def name(self) -> str:
+        """LayerNorm or RMSNorm."""
+        return "LayerNorm" if self.centred else "RMSNorm"
+
+
+def projected(
+    layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray | None = None, *, centred: bool = True
+) -> AttentionLayer:
+    r"""Return the layer on u that is the same function as `layer` on gain * u + shift.
+
+    .. math:: P G \Theta_i G P,\quad P G (\beta_i + \Theta_i^\top \delta),\quad P G W_i,\quad c + \sum_i \delta W_i,
+              \qquad G = \operatorname{diag}(\gamma)
+
+    with P the projector off the vector of ones where u has mean zero (`centred`), else the identity. This is all
+    that the function of u determines: parts of Theta_i along ones on the side of the queries, and
+    delta^T Theta_i G u of the queries, change whole rows of logits, which the softmax ignores; parts along ones on the other
+    side meet zero.
+
+    Parameters
+    ----------
+    layer
+        The layer behind the normalisation, float64.
+    gain, shift
+        Weights gamma and delta (d,) of the normalisation; no shift is zero.
+    centred
+        Whether u has mean zero: LayerNorm.
+
+    Raises
+    ------
+    ShapeError
+        Weights of another dimension.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import gpt_layer
+    >>> layer, u = gpt_layer(np.random.default_rng(0), 6, 2), Normalisation()(np.random.default_rng(1).normal(size=(3, 6)))
+    >>> gain, shift = np.linspace(0.5, 1.5, 6), np.linspace(-0.2, 0.2, 6)
+    >>> bool(np.allclose(projected(layer, gain, shift)(u), layer(gain * u + shift)))
+    True
+    """
+    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
+    dim = theta.shape[-1]
+    gain = np.asarray(gain, np.float64)
+    shift = np.zeros(dim) if shift is None else np.asarray(shift, np.float64)
+    if gain.shape != (dim,) or shift.shape != (dim,):
+        raise ShapeError(f"gain {gain.shape} and shift {shift.shape}: expected ({dim},) both")
+    off = np.diag(gain) - (np.ones((dim, 1)) @ gain[None] / dim if centred else 0.0)  # P G
+    beta = np.zeros(theta.shape[:2]) if layer.key_bias is None else np.asarray(layer.key_bias, np.float64)
+    constant = np.zeros(dim) if layer.bias is None else np.asarray(layer.bias, np.float64)
+    return AttentionLayer(
+        off @ theta @ off.T,
+        off @ projection,
+        (beta + shift @ theta) @ off.T,
+        constant + (shift @ projection).sum(0),
+        layer.causal,
+    )

@@ -1,0 +1,190 @@
+r"""S4 on the sphere: attention matrices from all rows of sequences whose first token is a base on the sphere.
+
+No zero token exists there, so logits and values are taken relative to a base token u0, the first of every sequence:
+
+.. math:: y_t - c - u_0 W_S = \sum_i \sum_j a_{ij} (x_j - u_0) W_i, \qquad
+          \ln \frac{a_{ij}}{a_{i0}} = \tilde x_t^\top M_i (x_j - u_0), \quad M_i = [\Theta_i; \beta_i^\top],\ \tilde x = (x, 1)
+
+Sequences are [u0, U_g, A_p, U_g]: few sketch tokens U, fresh tokens A that span. Rows of A show M_i on the sketch tokens, the
+second rows of U show the sketch tokens' logits on all of A, and a form of smaller rank than the sketch follows from
+both as in `rotary_forms`. Logits cannot be made small by short tokens; tokens are clustered around u0 instead, which
+shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand twice, and share their weight.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.queries.nets import Array
+from manyheads.recovery.queries.sums import Sums
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25)
+"""Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
+
+LEAST = 1e-3
+"""Smallest weight of a pilot at which a spread is accepted."""
+
+
+@dataclass(frozen=True)
+class SphereRows:
+    """Asks about sequences on the sphere and reads logits relative to the base.
+
+    Attributes
+    ----------
+    ask, sums, projection
+        The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere.
+    basis
+        Orthonormal rows (b, d) that span the tokens.
+    base
+        u0 (d,), of norm sqrt d.
+    """
+
+    ask: Callable[..., Array]
+    sums: Sums
+    projection: Array
+    basis: Array
+    base: Array
+
+    def tokens(self, directions: Array, spread: float) -> Array:
+        """Return tokens on the sphere near the base: directions (n, d) of norm about one, moved by `spread`."""
+        radius = np.linalg.norm(self.base)
+        x = self.base / radius + spread * directions
+        return x * (radius / np.linalg.norm(x, axis=1, keepdims=True))
+
+    def read(self, x: Array, row: int, columns: np.ndarray, copies: np.ndarray, y: Array) -> tuple[Array, float]:
+        """Return logits (n, K, m) of the distinct tokens `columns` in a row of x (n, k, d), and the least weight."""
+        count, heads = len(x), len(self.projection)
+        values = np.einsum("nkd,mde->nkme", x[:, columns] - self.base, self.projection, optimize=True)
+        values = values.reshape(count, -1, x.shape[2])
+        size = np.linalg.norm(values, axis=2, keepdims=True) + np.finfo(np.float64).tiny
+        frame, triangle = np.linalg.qr(np.swapaxes(values / size, 1, 2))
+        try:
+            weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", frame, y[:, row])[..., None])[..., 0]
+        except np.linalg.LinAlgError as error:
+            raise FitError(
+                "the values of different heads are linearly dependent: weights cannot be read",
+                measured=0.0,
+                threshold=1.0,
+            ) from error
+        weights = (weights / size[..., 0]).reshape(count, len(columns), heads)
+        rest = 1 - weights.sum(1, keepdims=True)
+        weights = weights / copies[:, None]
+        least = float(min(weights.min(), rest.min()))
+        return np.log(np.maximum(weights, 1e-14)) - np.log(np.maximum(rest, 1e-14)), least
+
+    def answers(self, x: Array) -> Array:
+        """Ask, and take off what the base alone gives."""
+        rest: Array = self.ask(x, read="all") - self.sums.read(self.base)
+        return rest
+
+
+def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tuple[SphereRows, float]:
+    """Try bases and spreads on a few sequences each; return the widest spread at which no weight is tiny."""
+    radius = np.linalg.norm(rows.base)
+    best: tuple[float, SphereRows, float] | None = None
+    for spread in SPREADS:
+        for _ in range(2):
+            base = rng.standard_normal(len(rows.basis)) @ rows.basis
+            found = SphereRows(rows.ask, rows.sums, rows.projection, rows.basis, base * radius / np.linalg.norm(base))
+            x = found.tokens(_directions(rows.basis, 4 * length, rng), spread).reshape(4, length, -1)
+            x = np.concatenate([np.repeat(found.base[None, None], 4, axis=0), x], axis=1)
+            columns = np.arange(1, length + 1)
+            least = found.read(x, length, columns, np.ones(length), found.answers(x))[1]
+            if best is None or least > best[0]:
+                best = (least, found, spread)
+            if least > LEAST:
+                return found, spread
+    assert best is not None
+    return best[1], best[2]
+
+
+def _directions(basis: Array, count: int, rng: np.random.Generator) -> Array:
+    drawn = rng.standard_normal((count, len(basis))) @ basis
+    directions: Array = drawn / np.sqrt(len(basis))
+    return directions
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """Logits of all heads: of fresh queries on sketch keys (N, n, m), of sketch queries on fresh keys (n, N, m)."""
+
+    few: Array
+    fresh: Array
+    sketch: Array
+    back: Array
+    least: float
+
+
+def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.random.Generator) -> Sketched:
+    """Ask about all blocks of sketch tokens against all blocks of fresh ones, `size` distinct tokens a sequence."""
+    group = max(1, round(0.42 * size))  # the split that needs the fewest tokens
+    block = max(1, size - group)
+    few = -(-few // group) * group
+    spare = len(rows.basis) + 1 + (-(len(rows.basis) + 1)) % block
+    sketch_tokens = rows.tokens(_directions(rows.basis, few, rng), spread)
+    axes = np.concatenate([rows.basis, -rows.basis[: spare - len(rows.basis)]])
+    fresh = rows.tokens(axes, spread)
+    heads = len(rows.projection)
+    forward, back = np.zeros((spare, few, heads)), np.zeros((few, spare, heads))
+    least = 1.0
+    blocks = np.arange(spare).reshape(-1, block)
+    for first in range(0, few, group):
+        mine = np.arange(first, first + group)
+        own = np.repeat(sketch_tokens[None, mine], len(blocks), axis=0)
+        base = np.repeat(rows.base[None, None], len(blocks), axis=0)
+        x = np.concatenate([base, own, fresh[blocks], own], axis=1)
+        y = rows.answers(x)
+        for j in range(block):
+            row = 1 + group + j
+            logits, smallest = rows.read(x, row, np.arange(1, row + 1), np.ones(row), y)
+            forward[blocks[:, j][:, None], mine] = logits[:, :group]
+            least = min(least, smallest)
+        for j in range(group):
+            row, columns = 1 + group + block + j, np.arange(1, 1 + group + block)
+            copies = np.where(columns <= j + 1, 2.0, 1.0)
+            logits, smallest = rows.read(x, row, columns, copies, y)
+            back[mine[j], blocks] = logits[:, group:]
+            least = min(least, smallest)
+    return Sketched(sketch_tokens, fresh, forward, back, least)
+
+
+def solve_forms(rows: SphereRows, seen: Sketched, cut: float) -> tuple[Array, Array, list[int]]:
+    """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank of a head is not below the number of sketch tokens.
+    """
+    from manyheads.recovery.queries.rotary_forms import extend, gap_rank
+
+    radius = np.linalg.norm(rows.base)
+    into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
+    out = np.linalg.pinv((seen.fresh - rows.base) @ rows.basis.T, rcond=1e-12)  # (b, N)
+    keys = (seen.few - rows.base) @ rows.basis.T  # (n, b)
+    theta, beta, ranks = [], [], []
+    for head in range(len(rows.projection)):
+        columns, back = into @ seen.sketch[:, :, head], seen.back[:, :, head] @ out.T
+        u, s, v = np.linalg.svd(back @ keys.T)
+        rank = gap_rank(s, cut)
+        if rank >= len(keys) and len(keys) < keys.shape[1]:
+            raise RankBudgetError(
+                f"no gap in the singular values of an attention matrix among {len(keys)} sketch tokens: allow more of "
+                "them",
+                measured=float(s[-1] / s[0]) if s[0] > 0 else 0.0,
+                threshold=cut,
+            )
+        form = (columns @ v[:rank].T / s[:rank]) @ (u[:, :rank].T @ back)  # (b + 1, b)
+        theta.append(rows.basis.T @ form[:-1] @ rows.basis / radius)
+        beta.append(form[-1] @ rows.basis)
+        ranks.append(rank)
+    return np.array(theta), np.array(beta), ranks
+
+
+def _lift(basis: Array) -> Array:
+    """Return the basis (b, d) with one more coordinate of its own, (b + 1, d + 1)."""
+    lifted = np.zeros((len(basis) + 1, basis.shape[1] + 1))
+    lifted[:-1, :-1], lifted[-1, -1] = basis, 1.0
+    return lifted
