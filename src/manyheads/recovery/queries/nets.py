@@ -46,6 +46,17 @@ third.
 """
 
 
+FLOOR = 1e-6
+"""Share of the mean squared derivative that a parameter without any is damped with.
+
+A saturated gate says nothing of its logit: damped relative to its own derivative alone, it would take any step, and a
+step into the far end of the gate is one without return.
+"""
+
+STEP = 1.0
+"""Most that one step may change the logit of one row through one parameter."""
+
+
 @dataclass(frozen=True)
 class NetDesign:
     """What was asked: features (n, p), and for each row the shift of all logits and the baseline of all units.
@@ -200,6 +211,7 @@ class _Fit:
             self.basis, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
             answers = np.swapaxes(triangle, 1, 2)
         self.answers = answers
+        self.reach = STEP / (np.abs(design.features).max(0) + np.finfo(np.float64).tiny)  # (p,)
         self.total = (answers**2).sum((1, 2)) + np.finfo(np.float64).tiny
         self.damping = np.full(len(answers), 1e-3)
         self.loss = self._residual(slopes, np.arange(len(answers)))[1]
@@ -259,7 +271,7 @@ class _Fit:
         matrix, right = self._normal(active)
         size = matrix.shape[1]
         diagonal = np.diagonal(matrix, axis1=1, axis2=2)
-        scale = np.sqrt(diagonal + 1e-14 * diagonal.mean(1, keepdims=True) + np.finfo(np.float64).tiny)
+        scale = np.sqrt(diagonal + FLOOR * diagonal.mean(1, keepdims=True) + np.finfo(np.float64).tiny)
         matrix = matrix / scale[:, :, None] / scale[:, None, :]
         right = right / scale
         moved = np.zeros(len(active), bool)
@@ -274,7 +286,8 @@ class _Fit:
             except np.linalg.LinAlgError:
                 self.damping[which] *= 10
                 continue
-            trial = self.slopes[which] + step.reshape(len(which), *self.slopes.shape[1:])
+            step = np.clip(step.reshape(len(which), *self.slopes.shape[1:]), -self.reach, self.reach)
+            trial = self.slopes[which] + step
             loss = self._residual(trial, which)[1]
             better = loss < self.loss[which]
             kept = which[better]
@@ -285,11 +298,12 @@ class _Fit:
         return moved
 
 
-def match_net(found: PairNets, reference: PairNets) -> Match:
+def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:
     """Match the heads of one net to those of a reference by the least total cost of their relative changes.
 
-    The cost of a pair is |C' - C|^2 / (|C|^2 + .2 mean |C|^2) + .3 |theta' - theta|^2 / (|theta|^2 + mean |theta|^2).
-    Both are pooled with the mean over heads: with per-head scales a head of small slopes was exchanged.
+    The cost of a pair is |C' - C|^2 / (|C|^2 + .2 mean |C|^2) + .3 |t' - t|^2 / (|t|^2 + mean |t|^2), with t the
+    slopes, or the units of `design`, where one is given: saturated gates say nothing of their logits. Both terms are
+    pooled with the mean over heads: with per-head scales a head of small slopes was exchanged.
 
     Examples
     --------
@@ -297,12 +311,15 @@ def match_net(found: PairNets, reference: PairNets) -> Match:
     >>> match_net(net.permuted([1, 0]), net).order.tolist()
     [1, 0]
     """
-    values, slopes = ((part**2).sum(1) for part in (reference.values, reference.slopes))
+    before, after = reference.slopes, found.slopes
+    if design is not None:
+        before, after = (design.units(slopes).T for slopes in (before, after))
+    values, gates = ((part**2).sum(1) for part in (reference.values, before))
     tiny = np.finfo(np.float64).tiny
     apart = ((found.values[None] - reference.values[:, None]) ** 2).sum(-1)
-    turned = ((found.slopes[None] - reference.slopes[:, None]) ** 2).sum(-1)
+    turned = ((after[None] - before[:, None]) ** 2).sum(-1)
     cost = apart / (values + 0.2 * values.mean() + tiny)[:, None]
-    cost += 0.3 * turned / (slopes + slopes.mean() + tiny)[:, None]
+    cost += 0.3 * turned / (gates + gates.mean() + tiny)[:, None]
     heads, order = linear_sum_assignment(cost)
     worst = float(cost[heads, order].max())
     cost[heads, order] = np.inf
@@ -358,7 +375,7 @@ def follow_nets(
     for turn in range(halvings + 1):
         answers = ask(steps[pending, None] * probes[pending])
         found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
-        matches = [match_net(found.one(row), reference) for row in range(len(pending))]
+        matches = [match_net(found.one(row), reference, design) for row in range(len(pending))]
         found = _stack([found.one(row).permuted(match.order) for row, match in enumerate(matches)])
         objection = np.maximum(found.residual / allowed, 1.0)
         objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)

@@ -1,0 +1,51 @@
+"""S0, one token: attention is 1 on it whatever the heads are, so that the layer is the affine map x W_S + c."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Sums(NamedTuple):
+    """Sum of the projections W_S = sum_i W_i (d, d), and the output bias c (d,)."""
+
+    projection: Array
+    bias: Array
+
+    def read(self, x: Any) -> Array:
+        """Return x W_S + c, what one token (..., d) gives."""
+        answer: Array = x @ self.projection + self.bias
+        return answer
+
+
+def read_sums(oracle: Callable[..., Array], dim: int) -> Sums:
+    r"""Read W_S and c from d + 1 sequences of one token.
+
+    .. math:: F(0) = c, \qquad F(\sqrt d\, e_a) = c + \sqrt d\, e_a W_S
+
+    Parameters
+    ----------
+    oracle
+        Called as ``oracle(x, read="last")`` with x (n, 1, d).
+    dim
+        Token dimension d.
+
+    Returns
+    -------
+    Sums
+        Exact but for the oracle's rounding or noise. That the map is affine at all is not checked here, but where the
+        noise of the oracle is measured.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sums = read_sums(lambda x, read: 2 * x[:, -1] + 1, 3)
+    >>> bool(np.allclose(sums.projection, 2 * np.eye(3))), sums.bias.tolist()
+    (True, [1.0, 1.0, 1.0])
+    """
+    scale = np.sqrt(dim)  # the norm that tokens have in all stages
+    answers = oracle(np.concatenate([np.zeros((1, dim)), scale * np.eye(dim)])[:, None], read="last")
+    return Sums((answers[1:] - answers[0]) / scale, answers[0])
