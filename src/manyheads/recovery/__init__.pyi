@@ -48,8 +48,8 @@ from .oracles import Budget as Budget
 from .oracles import Counts as Counts
 from .oracles import Oracle as Oracle
 from .oracles import OracleSettings as OracleSettings
-from .polishing import PolishSettings as PolishSettings
 from .polishing import Polished as Polished
+from .polishing import PolishSettings as PolishSettings
 from .polishing import polish as polish
 from .refusals import RecoveryRefused as RecoveryRefused
 from .results import Extracted as Extracted
