@@ -1,10 +1,6 @@
 """Stored answers: nothing is asked twice, nobody's answers are mixed, and what is damaged is left as it is."""
 
 import hashlib
-import os
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -151,32 +147,3 @@ def test_of_two_that_ask_the_same_the_first_one_wins(tmp_path):
     assert np.array_equal(one.keep(one_key, x[:, -1]), x[:, -1])
     assert np.array_equal(two.keep(two_key, 5 * x[:, -1]), x[:, -1])
     assert len(Answers(tmp_path)) == len(one) == len(two) == 4
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-from manyheads.recovery import Answers, Oracle
-
-def function(x, asked=[]):
-    asked.append(1)
-    if len(asked) == 6 + 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return np.tanh(x)
-
-oracle = Oracle(function, 3, answers=Answers(sys.argv[1]))
-for size in range(1, 9):
-    oracle(np.full((size, 2, 3), 0.1 * size))
-"""
-
-
-def test_a_killed_process_leaves_whole_batches(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    assert done.returncode == -signal.SIGKILL
-    answers = Answers(tmp_path)
-    assert len(answers) == 1 + 2
-    function = Recorder(np.tanh)
-    oracle = Oracle(function, 3, answers=answers)
-    for size in range(1, 5):
-        assert np.array_equal(oracle(np.full((size, 2, 3), 0.1 * size)), np.tanh(np.full((size, 3), 0.1 * size)))
-    assert function.asked == [*PROBES, (3, 2), (4, 2)]

@@ -96,9 +96,9 @@ def _choose(level: float, measured: Noise, options: "ExtractionOptions") -> tupl
 
 
 def _slices(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.by_slices import ACCURATE, SliceSettings, extract_by_slices
+    from manyheads.recovery.queries.by_slices import SliceSettings, extract_by_slices
 
-    return extract_by_slices(oracle, level, rng, ACCURATE if accurate else SliceSettings())
+    return extract_by_slices(oracle, level, rng, SliceSettings.accurate() if accurate else SliceSettings())
 
 
 def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
@@ -108,9 +108,9 @@ def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: b
 
 
 def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.sphere import extract_on_sphere
+    from manyheads.recovery.queries.sphere import SphereSettings, extract_on_sphere
 
-    return extract_on_sphere(oracle, level, rng)
+    return extract_on_sphere(oracle, level, rng, SphereSettings(extra=10, share=0.4) if accurate else SphereSettings())
 
 
 def _rotary(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
@@ -161,5 +161,6 @@ def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
 
 
 def _parameters(found: Extracted) -> list[Any]:
-    layer = found.layer
-    return [part for part in (layer.theta, layer.projection, layer.key_bias, layer.bias) if part is not None]
+    """Return the arrays of a layer; what it holds besides (forms of other offsets) shows in its predictions."""
+    parts = (getattr(found.layer, name, None) for name in ("theta", "projection", "key_bias", "bias"))
+    return [part for part in parts if part is not None]

@@ -1,0 +1,273 @@
+"""The front door: what is chosen, what is tried again, what is refused, and that nothing leaves unverified."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import manyheads as mh
+from manyheads.errors import UsageError
+from manyheads.recovery import (
+    Answers,
+    Budget,
+    Extracted,
+    ExtractionOptions,
+    compare_layers,
+    evaluate_layer,
+    extract_layer,
+    gpt_layer,
+    methods,
+)
+from manyheads.recovery.refusals import (
+    BudgetSpent,
+    FitError,
+    HeadSeparationError,
+    NotALayer,
+    OracleError,
+    RankBudgetError,
+    VerificationError,
+)
+
+DIM = 16
+
+
+@pytest.fixture
+def layer(rng):
+    return gpt_layer(rng, DIM, 2)
+
+
+@pytest.fixture
+def function(layer):
+    return lambda x: evaluate_layer(layer, x)
+
+
+class Script:
+    """Methods that do what a script says: return a layer this wrong, or raise."""
+
+    def __init__(self, layer, monkeypatch, **script):
+        self.layer, self.script, self.runs = layer, script, []
+        runners = {name: self._runner(name) for name in methods.METHODS}
+        monkeypatch.setattr(methods, "METHODS", runners)
+
+    def _runner(self, name):
+        def run(oracle, level, rng, accurate):
+            self.runs.append((name, accurate))
+            with oracle.stage("asking"):
+                oracle(rng.standard_normal((3, 2, DIM)))
+            outcome = self.script[name].pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            bias = self.layer.bias + outcome  # a squared error of about outcome^2 everywhere
+            return Extracted(dataclasses.replace(self.layer, bias=bias), acts_on="the tokens")
+
+        return run
+
+
+def refusal(kind):
+    return kind("no", measured=1.0, threshold=0.5)
+
+
+def test_a_right_layer_leaves_with_its_evidence(layer, function, monkeypatch):
+    script = Script(layer, monkeypatch, slices=[0.0])
+    found = extract_layer(function, DIM)
+    assert found.layer.bias is not None
+    assert found.certificate.accepted
+    assert found.certificate.sequences == 400
+    assert (found.method, found.heads) == ("slices", 2)
+    assert "noise" in found.reason
+    assert list(found.counts) == ["noise", "asking", "selection", "verification"]
+    assert found.total.calls == sum(counts.calls for counts in found.counts.values()) > 423
+    assert found.noise.level < 1e-14
+    assert script.runs == [("slices", False)]
+    assert mh.extract_layer is extract_layer
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "runs"),
+    [
+        ([refusal(HeadSeparationError), 1.0, 0.0], ["plain", "plain", "plain"]),
+        ([1.0, np.linalg.LinAlgError("Singular matrix"), 1.0, 0.0], ["plain", "plain", "plain", "accurate"]),
+        ([ValueError("array must not contain infs or NaNs"), FloatingPointError("overflow"), 0.0], ["plain"] * 3),
+        ([np.nan, 0.0], ["plain", "plain"]),
+    ],
+)
+def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs):
+    script = Script(layer, monkeypatch, slices=list(outcomes))
+    found = extract_layer(function, DIM)
+    assert found.certificate.accepted
+    assert [accurate for _, accurate in script.runs] == [run == "accurate" for run in runs]
+    assert len(found.tried) == len(runs)
+    assert found.tried[-1].endswith("heads, relative squared error 0")
+
+
+def test_what_is_wrong_is_refused_with_what_was_found(layer, function, monkeypatch):
+    Script(layer, monkeypatch, slices=[1.0, 0.1, 0.3, 0.2])
+    with pytest.raises(VerificationError) as caught:
+        extract_layer(function, DIM)
+    error = caught.value
+    assert not error.result.certificate.accepted
+    assert np.allclose(error.result.layer.bias, layer.bias + 0.1)  # the best of them
+    assert error.measured == error.result.certificate.largest_error > error.threshold == 1e-6
+    assert len(error.__notes__) == 5
+
+
+def test_the_last_refusal_leaves_and_remembers_the_others(layer, function, monkeypatch):
+    Script(layer, monkeypatch, slices=[refusal(HeadSeparationError), refusal(FitError), refusal(HeadSeparationError)])
+    with pytest.raises(HeadSeparationError) as caught:
+        extract_layer(function, DIM)
+    assert [note.split(":")[1] for note in caught.value.__notes__] == [" HeadSeparationError", " FitError"]
+
+
+def test_heads_without_room_go_to_the_bounded_design(layer, function, monkeypatch):
+    script = Script(layer, monkeypatch, slices=[refusal(RankBudgetError)] * 3, bounded=[0.0])
+    found = extract_layer(function, DIM)
+    assert found.method == "bounded"
+    assert "not disjoint" in found.reason
+    assert [name for name, _ in script.runs] == ["slices"] * 3 + ["bounded"]
+    Script(layer, monkeypatch, slices=[refusal(RankBudgetError)] * 3)
+    with pytest.raises(RankBudgetError):
+        extract_layer(function, DIM, method="slices")
+
+
+def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch):
+    """Attempts that are right except on sequences that the selection is unlikely to meet."""
+
+    def almost(found):
+        def predict(x):
+            return evaluate_layer(found.layer, x) + np.where(np.abs(x[:, :1, :1]) > 3.0, 1.0, 0.0)  # one in 40 or so
+
+        return dataclasses.replace(found, predict=predict)
+
+    script = Script(layer, monkeypatch, slices=[0.0] * 4)
+    plain = methods.METHODS["slices"]
+    monkeypatch.setitem(methods.METHODS, "slices", lambda *known: almost(plain(*known)))
+    with pytest.raises(VerificationError) as caught:
+        extract_layer(function, DIM)
+    result = caught.value.result
+    asked = result.counts["verification"].calls
+    assert asked in (400, 800)
+    assert len(script.runs) <= 4
+    share = result.certificate.exceeding
+    assert share == pytest.approx(1 - (1e-4 / 2) ** (1 / 400))
+
+
+def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
+    Script(layer, monkeypatch, slices=[ValueError("operands could not be broadcast together")])
+    with pytest.raises(ValueError, match="broadcast"):
+        extract_layer(function, DIM)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "options", "method"),
+    [
+        (lambda y, x: y.astype(np.float32), {}, "bounded"),
+        (lambda y, x: y + x, {"residual": True}, "slices"),
+        (lambda y, x: y, {"normalised": True}, "sphere"),
+        (lambda y, x: y, {"rotary": True}, "rotary"),
+    ],
+)
+def test_the_method_follows_what_is_measured_and_said(layer, function, monkeypatch, wrap, options, method):
+    Script(layer, monkeypatch, **{method: [0.0]})
+    assert extract_layer(lambda x: wrap(function(x), x), DIM, options=ExtractionOptions(**options)).method == method
+
+
+def test_a_normalisation_is_found_and_answered_for(layer, monkeypatch):
+    def normalise(x):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True))
+
+    Script(layer, monkeypatch, sphere=[0.0])
+    plain = methods.METHODS["sphere"]
+    monkeypatch.setitem(methods.METHODS, "sphere", lambda *a: dataclasses.replace(plain(*a), prepare=normalise))
+    found = extract_layer(lambda x: evaluate_layer(layer, normalise(x)), DIM)
+    assert found.method == "sphere"
+    assert found.noise.normalised
+
+
+@pytest.mark.parametrize(
+    ("break_it", "kind", "word"),
+    [
+        (lambda f: lambda x: f(x)[:, -1], OracleError, "expected the same shape"),
+        (lambda f: lambda x: np.full_like(x, np.nan), OracleError, "NaN"),
+        (lambda f: lambda x: 1 / 0, OracleError, "ZeroDivisionError"),
+        (lambda f: lambda x: f(x) * (1 + 0.1 * np.random.default_rng().random()), NotALayer, "differently"),
+        (lambda f: lambda x: np.tanh(f(x)), NotALayer, "not affine"),
+        (lambda f: lambda x: f(x + np.arange(x.shape[1])[:, None]), NotALayer, "positions"),
+    ],
+)
+def test_bad_functions_are_named(function, break_it, kind, word):
+    with pytest.raises(kind, match=word):
+        extract_layer(break_it(function), DIM)
+
+
+def test_what_contradicts_is_refused(function, rng):
+    both = gpt_layer(rng, DIM, 2, causal=False)
+    with pytest.raises(NotALayer, match="is not causal, and was said to be"):
+        extract_layer(lambda x: evaluate_layer(both, x), DIM, options=ExtractionOptions(causal=True))
+    with pytest.raises(NotALayer, match="is causal, and was said not to be"):
+        extract_layer(function, DIM, options=ExtractionOptions(causal=False))
+    for wrong in ({"method": "magic"}, {"noise": -1.0}, {"noise": 1.0}):
+        with pytest.raises(UsageError):
+            extract_layer(function, DIM, **wrong)
+    for option in ({"tries": 0}, {"verify": 0}, {"tolerance": 0.0}, {"confidence": 1.0}, {"batch": 0}):
+        with pytest.raises(UsageError):
+            extract_layer(function, DIM, options=ExtractionOptions(**option))
+
+
+def test_a_budget_ends_it(function):
+    with pytest.raises(BudgetSpent, match="100 calls"):
+        extract_layer(function, DIM, options=ExtractionOptions(budget=Budget(calls=100)))
+
+
+def test_every_method_says_what_it_needs(layer, function):
+    found = extract_layer(function, DIM)
+    assert found.method == "slices"
+    assert compare_layers(layer, found.layer).worst < 1e-6
+    assert found.total.calls < 1000
+    again = extract_layer(function, DIM)
+    assert np.array_equal(found.layer.theta, again.layer.theta)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
+
+seed, folder = int(sys.argv[1]), sys.argv[2]
+layer, asked = gpt_layer(np.random.default_rng(seed), 16, 2), []
+
+def function(x):
+    asked.append(len(x))
+    if len(asked) == 25:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return evaluate_layer(layer, x)
+
+extract_layer(function, 16, seed=seed, options=ExtractionOptions(store=folder))
+"""
+
+
+def test_an_extraction_that_was_killed_goes_on_to_the_same_bits(tmp_path, seed):
+    words = [sys.executable, "-c", KILLED, str(seed), str(tmp_path / "cut")]
+    assert subprocess.run(words, env=os.environ | {"JAX_PLATFORMS": "cpu"}).returncode == -signal.SIGKILL
+    stored = len(Answers(tmp_path / "cut"))
+    assert stored > 50
+    layer, asked = gpt_layer(np.random.default_rng(seed), 16, 2), []
+
+    def function(x):
+        asked.append(len(x))
+        return evaluate_layer(layer, x)
+
+    resumed, whole = (
+        extract_layer(function, 16, seed=seed, options=ExtractionOptions(store=folder))
+        for folder in (tmp_path / "cut", None)
+    )
+    for name in ("theta", "projection", "key_bias", "bias"):
+        assert np.array_equal(getattr(resumed.layer, name), getattr(whole.layer, name))
+    assert resumed.total.stored == stored
+    probes = resumed.counts["fingerprint"].calls
+    assert probes == 3
+    assert resumed.total.calls == whole.total.calls + probes
+    assert sum(asked) == 2 * whole.total.calls + probes - stored
