@@ -1,4 +1,4 @@
-"""What stands in front of a layer that is only reached through a normalisation: LayerNorm, or RMSNorm, without weights."""
+"""What stands in front of a layer that is only reached through it: LayerNorm or RMSNorm, without weights."""
 
 from dataclasses import dataclass
 
@@ -50,9 +50,8 @@ def projected(
               \qquad G = \operatorname{diag}(\gamma)
 
     with P the projector off the vector of ones where u has mean zero (`centred`), else the identity. This is all
-    that the function of u determines: parts of Theta_i along ones on the side of the queries, and
-    delta^T Theta_i G u of the queries, change whole rows of logits, which the softmax ignores; parts along ones on the other
-    side meet zero.
+    that the function of u determines: G Theta_i^T delta on the side of the queries changes whole rows of logits, which
+    the softmax ignores, and parts along ones meet zero.
 
     Parameters
     ----------
@@ -71,10 +70,12 @@ def projected(
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery import gpt_layer
-    >>> layer, u = gpt_layer(np.random.default_rng(0), 6, 2), Normalisation()(np.random.default_rng(1).normal(size=(3, 6)))
+    >>> from manyheads.recovery import evaluate_layer, gpt_layer
+    >>> layer = gpt_layer(np.random.default_rng(0), 6, 2)
+    >>> u = Normalisation()(np.random.default_rng(1).normal(size=(1, 3, 6)))
     >>> gain, shift = np.linspace(0.5, 1.5, 6), np.linspace(-0.2, 0.2, 6)
-    >>> bool(np.allclose(projected(layer, gain, shift)(u), layer(gain * u + shift)))
+    >>> found = evaluate_layer(projected(layer, gain, shift), u)
+    >>> bool(np.allclose(found, evaluate_layer(layer, gain * u + shift)))
     True
     """
     theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)

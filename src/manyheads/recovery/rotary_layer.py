@@ -4,9 +4,10 @@ With queries and keys turned by their positions, the logit of key j in row r dep
 
     l_i = x_r~^T Theta_i^(r-j) x_j~,   x~ = (x, 1),   Theta_i^(t) = [W_Q; b_Q^T] R_t [W_K; b_K^T]^T,
 
-R_t a rotation of planes by t omega_f. The last row and column of a form hold what the biases of queries and keys do, and are
-zero without them. Two functions of the query alone leave the softmax unchanged, so forms are compared up to a last
-column that is the same at all offsets; at offset 0 key and query are one token and only x~^T Theta^(0) x~ is visible.
+R_t a rotation of planes by t omega_f. The last row and column of a form hold what the biases of queries and keys do,
+and are zero without them. A function of the query alone leaves the softmax unchanged, so forms are compared up to a
+last column that is the same at all offsets; at offset 0 key and query are one token and only x~^T Theta^(0) x~ is
+visible.
 
 Since R_t = R_1^t, all forms of a head follow from one and its turn G, similar to R_1:
 Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eigenvalues of G are the frequencies.
@@ -153,7 +154,7 @@ class RotaryLayer:
         """Number T of offsets whose forms are listed."""
         return len(self.forms)
 
-    def theta(self, offset: int) -> np.ndarray:
+    def attention(self, offset: int) -> np.ndarray:
         """Return the attention matrices (m, d, d) at one offset, without what the biases add."""
         return self.form(offset)[:, :-1, :-1]
 
@@ -211,7 +212,7 @@ def planted_rotary_layer(
     --------
     >>> import numpy as np
     >>> layer = planted_rotary_layer(np.random.default_rng(0), dim=8, heads=2)
-    >>> layer.theta(3).shape, layer.turns.frequencies()[0].round(2).tolist()
+    >>> layer.attention(3).shape, layer.turns.frequencies()[0].round(2).tolist()
     ((2, 8, 8), [1.0, 0.01])
     """
     rank = dim // heads

@@ -4,8 +4,8 @@ S0  One-token sequences give c and the sum of the projections. d + 1 calls.
 S1  The count gate at one direction: the heads, and what they read there (`rotary_gates`). About 25 (m + 1) calls.
 S2  The same net followed to neighbouring directions, without new unknowns: spaces O_i of the values, and
     W_i = W_S O^+ O_i. (r + few) (2 m + 2) calls.
-S3  Walks through two lists of tokens give all logits of the first offset that its sketches need: 2 d (r + few) / k calls
-    of k tokens. Random sequences give the cores of the second and of all other offsets that they happen to show.
+S3  Walks through two lists of tokens give all logits of the first offset that its sketches need: 2 d (r + few) / k
+    calls of k tokens. Random sequences give the core of the second offset, and logits of others that they show.
 S4  How heads turn from one offset to the next: every further offset follows. It is believed only if it predicts
     the logits of all offsets that were read; otherwise every offset up to `offsets` is asked about on its own.
 
@@ -26,10 +26,10 @@ from manyheads.recovery.queries.rotary_gates import ask_counts, find_counted_hea
 from manyheads.recovery.queries.rotary_logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError, RecoveryRefused
 from manyheads.recovery.results import Extracted, Stage
-from manyheads.recovery.rotary_layer import RotaryLayer
+from manyheads.recovery.rotary_layer import RotaryLayer, Turns
 
 SIZE = 0.9
-"""Standard deviation of the logits that are read: larger ones leave some weights too small, smaller ones lose digits."""
+"""Standard deviation of the logits that are read: larger ones leave some weights too small."""
 
 CLEAR = 0.05
 """Weight below which a direction is left out: its errors are twenty times those of the first direction."""
@@ -137,7 +137,8 @@ class _Extraction:
         return Extracted(layer, tuple(self.stages), "the tokens, offset by offset", predict=layer)
 
     def _stage(self, name: str, work: Callable[[dict[str, float]], Any]) -> Any:
-        start, figures = time.process_time(), {}
+        start = time.process_time()
+        figures: dict[str, float] = {}
         with self.oracle.stage(name):
             result = work(figures)
         self.stages.append(Stage(name, figures, time.process_time() - start))
@@ -181,7 +182,7 @@ class _Extraction:
             )
             kept = np.flatnonzero(followed.accepted)
             # Near a direction at which two gates agree, their values are badly separated: rows count by their error.
-            error = np.array([net_amplification(heads.gate.net, followed.nets.one(probe))[1] for probe in kept])
+            error = np.array([net_amplification(heads.gate.net, followed.nets.one(int(probe)))[1] for probe in kept])
             weight = np.minimum(1.0, heads.amplification / error.reshape(len(kept), len(heads.net.values)))
             kept, weight = kept[weight.min(1) > CLEAR], weight[weight.min(1) > CLEAR]
             dropped += len(block) - len(kept)
@@ -228,8 +229,9 @@ class _Extraction:
         ledger = Ledger.joined([walk, self._random(reader, {0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
         cores = self._cores(spaces, ledger, [0, 2], figures)
-        turns = forms.find_turns(spaces, cores)
-        rest = forms.turned_residual(turns, ledger)
+        found = forms.find_turns(spaces, cores)
+        turns: Turns | None = found
+        rest = forms.turned_residual(found, ledger)
         rest = {offset: rest[offset] for offset in rest if offset != 1}
         figures["turned"] = max(rest.values())
         listed = range(self.settings.offsets)
@@ -240,7 +242,7 @@ class _Extraction:
             others = [t for t in listed if t > 2]
             ledger = Ledger.joined([ledger, self._random(reader, dict.fromkeys(others, needed), kept)])
             cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
-        found = np.array(
+        listing = np.array(
             [
                 turns.form(t)
                 if turns is not None and t not in cores[0]
@@ -248,7 +250,7 @@ class _Extraction:
                 for t in listed
             ]
         )
-        return RotaryLayer(found, self.projection, self.bias, turns)
+        return RotaryLayer(listing, self.projection, self.bias, turns)
 
     def _shorten(self, reader: Reader, kept: int) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""

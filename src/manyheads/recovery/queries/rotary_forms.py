@@ -6,9 +6,9 @@ matrix whose rank is below the number of sketch tokens is
 .. math:: \Theta = (A^{~+} C) \, (\tilde U \Theta U^\top)^+ \, (R A^{+\top}).
 
 Its column space L and row space K are those of W_Q and W_K, hence of every other offset, where only the core M of
-Theta^(t) = L M^(t) K^T is unknown: a linear problem in r² numbers for any set of pairs. At offset 0 only pairs of a token
-with itself are visible, which determines the symmetric part of the form, and all of M where L and K are independent
-(2 r <= d in general position).
+Theta^(t) = L M^(t) K^T is unknown: a linear problem in r² numbers for any set of pairs. At offset 0 only pairs of a
+token with itself are visible, which determines the symmetric part of the form, and all of M where L and K are
+independent (2 r <= d in general position).
 
 Rotations compose: M^(t+1) = G M^(t), with G = L^+ W_Q R_1 W_Q^+ L similar to a rotation. G from two offsets gives all
 forms, at offset 0 and beyond those that were asked about; its eigenvalues are exp(+-i omega_f), so frequencies are
@@ -169,7 +169,7 @@ def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
 
 
 def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
-    """Return, for every offset of a ledger, the worst relative error over heads of the logits that the turns predict."""
+    """Return, for every offset of a ledger, the worst relative error of a head of the logits that the turns predict."""
     found = {}
     for offset in np.unique(ledger.offset).tolist():
         queries, keys, logits = ledger.at(offset)

@@ -1,8 +1,8 @@
 r"""The count gate: heads told apart by the NUMBER of zero tokens in front of a token.
 
-Under RoPE a pair of tokens is of little use: the logit of a token on itself and that on its neighbour belong to different
-forms. But a zero token has the logit 0 at every offset, and nothing is read from it. After n zero tokens the last row
-of [0, ..., 0, q] is
+Under RoPE a pair of tokens is of little use: the logit of a token on itself and that on its neighbour belong to
+different forms. But a zero token has the logit 0 at every offset, and nothing is read from it. After n zero tokens the
+last row of [0, ..., 0, q] is
 
 .. math:: y - c = \sum_i \frac{a_i}{a_i + n} W_i^\top q = \sum_i \sigma(s^2 \vartheta_i - \ln n) \, s W_i^\top e,
           \qquad a_i = e^{q^\top \Theta_i^{(0)} q},\ q = s e,\ \vartheta_i = e^\top \Theta_i^{(0)} e
@@ -152,7 +152,7 @@ def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, directio
 
 
 def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.random.Generator) -> Array:
-    """Starting slopes (STARTS + 1, m, 1): the eigenvalues of the linear problem, and random ones."""
+    """Return starting slopes (STARTS + 1, m, 1): the eigenvalues of the linear problem, and random ones."""
     size = float(np.median(gate.scales**2))
     slopes = rng.standard_normal((STARTS + 1, heads, 1)) * rng.choice([0.7, 1.5, 3.0], (STARTS + 1, 1, 1)) / size
     basis = np.linalg.svd(answers, full_matrices=False)[2][:heads]

@@ -1,7 +1,7 @@
 r"""Logits of every pair of tokens of a sequence, by offset, from answers whose projections are known.
 
-Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on all
-distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
+Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on
+all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
 read, but weigh: the first token of every sequence is zero, and what the others leave is the weight of the zeros, so
 
 .. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln Z_i(x_r),
@@ -87,7 +87,7 @@ class Reader:
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def _zero_weight(self, queries: Array, positions: np.ndarray, row: int) -> Array:
-        """ln Z (n, m) of the zeros in front of a row."""
+        """Return ln Z (n, m) of the zeros in front of a row."""
         offsets = positions[row] - np.setdiff1d(np.arange(positions[row]), positions)
         if self.zeros is None:
             return np.full((len(queries), len(self.projection)), np.log(len(offsets)))

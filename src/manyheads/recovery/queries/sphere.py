@@ -1,9 +1,9 @@
 r"""Extraction of a layer behind a normalisation that cannot be bypassed, with or without a residual connection.
 
-The oracle is F(LN(X)) or, its input taken off, X + F(LN(X)), with LN(x) = gamma u + delta, u = (x - mean) / sqrt(var + epsilon).
-Tokens of norm sqrt d and mean zero are u themselves, up to the constant 1 / sqrt(1 + epsilon): everything is asked on this
-sphere. Linear and bilinear forms there determine their matrices up to functions of the query alone, so what is found
-is the layer that acts on u,
+The oracle is F(LN(X)) or, its input taken off, X + F(LN(X)), with LN(x) = gamma u + delta and
+u = (x - mean) / sqrt(var + epsilon). Tokens of norm sqrt d and mean zero are u themselves, up to the constant
+1 / sqrt(1 + epsilon): everything is asked on this sphere. Linear and bilinear forms there determine their matrices up
+to functions of the query alone, so what is found is the layer that acts on u,
 
 .. math:: P G \Theta_i G P,\quad P G (\beta_i + \Theta_i^\top \delta),\quad P G W_i,\quad c + \sum_i \delta W_i
 
@@ -101,10 +101,10 @@ def extract_on_sphere(
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, gpt_layer
+    >>> from manyheads.recovery import Oracle, evaluate_layer, gpt_layer
     >>> from manyheads.recovery.normalisation import Normalisation, projected
     >>> layer, norm = gpt_layer(np.random.default_rng(0), 12, 2, rank=3), Normalisation()
-    >>> block = lambda x: layer(1.1 * norm(x) + 0.1)
+    >>> block = lambda x: evaluate_layer(layer, 1.1 * norm(x) + 0.1)
     >>> found = extract_on_sphere(Oracle(block, 12), 1e-14, np.random.default_rng(1))
     >>> found.acts_on
     'u = (x - mean) / sqrt(variance + 1.0e-05), what a LayerNorm without weights makes of the tokens'
@@ -154,7 +154,8 @@ class _Extraction:
         return Extracted(layer, tuple(self.stages), acts_on, prepare=norm)
 
     def _stage(self, name: str, work: Callable[[dict[str, float]], Any]) -> Any:
-        start, figures = time.process_time(), {}
+        start = time.process_time()
+        figures: dict[str, float] = {}
         with self.oracle.stage(name):
             result = work(figures)
         self.stages.append(Stage(name, figures, time.process_time() - start))
@@ -201,7 +202,7 @@ class _Extraction:
             halvings += found.halvings
             kept = np.flatnonzero(found.accepted)
             # Where gates of two heads nearly agree, their values err more: a row counts by its error.
-            error = np.array([net_amplification(design, found.nets.one(probe))[1] for probe in kept])
+            error = np.array([net_amplification(design, found.nets.one(int(probe)))[1] for probe in kept])
             weight = np.minimum(1.0, heads.amplification / error.reshape(len(kept), -1)).min(1)
             kept, weight = kept[weight > CLEAR], weight[weight > CLEAR]
             dropped += len(block) - len(kept)

@@ -1,7 +1,7 @@
 r"""Pairs of tokens on the sphere: a fixed difference, and as many copies of the query as one likes.
 
-Behind a normalisation only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the difference
-v if and only if they are
+Behind a normalisation only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the
+difference v if and only if they are
 
 .. math:: w + v/2, \quad w - v/2, \qquad w \perp v,\ |w|^2 = d - |v|^2/4 .
 
@@ -16,8 +16,8 @@ z_k = y_k - (w - v/2) W_S - c and z_0 = v W_S,
 
 .. math:: k z_k = (z_0 - z_k) M, \qquad M = \sum_i a_i w_i^+ w_i,\quad w_i = v W_i
 
-is linear in M, whose eigenvalues are the a_i and whose left eigenvectors are the w_i: one sequence of m + 1 tokens shows
-m heads. Several queries share the w_i; the net of all of them has one free logit per head and query. A head that
+is linear in M, whose eigenvalues are the a_i and whose left eigenvectors are the w_i: one sequence of m + 1 tokens
+shows m heads. Several queries share the w_i; the net of all of them has one free logit per head and query. A head that
 ignores the tokens is one with a_i = 1. Derived here.
 """
 
@@ -91,7 +91,7 @@ class SpherePairs:
 
 @dataclass(frozen=True)
 class SphereHeads:
-    """The heads at the first difference: direction (a,), w (n, d), copies, net, and the error of its values per noise."""
+    """The heads at the first difference: direction (a,), w (n, d), copies, net, error of its values per noise."""
 
     direction: Array
     queries: Array
@@ -156,8 +156,8 @@ def _fewer(
 
 
 def _starts(answers: Array, whole: Array) -> Array:
-    """Starting logits (b, m, n) from the pencil of every query of answers (n, copies, m) that has a real frame."""
-    count, copies, heads = answers.shape
+    """Return starting logits (b, m, n) from the pencils of answers (n, copies, m), one per query, that are real."""
+    count, copies, _ = answers.shape
     number = np.arange(1, copies + 1)
     weight = (1 / (1 + number))[:, None]
     starts = []
@@ -190,8 +190,8 @@ def read_normalised_sums(
 
     Returns
     -------
-    W_S, which acts on tokens of norm sqrt d (of mean zero, if centred), and c; the normalisation; an orthonormal basis of
-    the space of the tokens, in random rotation, (d - 1 or d, d).
+    W_S, which acts on tokens of norm sqrt d (of mean zero, if centred), and c; the normalisation; an orthonormal basis
+    of the space of the tokens, in random rotation, (d - 1 or d, d).
 
     Raises
     ------

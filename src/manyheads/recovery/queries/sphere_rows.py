@@ -3,12 +3,13 @@ r"""S4 on the sphere: attention matrices from all rows of sequences whose first 
 No zero token exists there, so logits and values are taken relative to a base token u0, the first of every sequence:
 
 .. math:: y_t - c - u_0 W_S = \sum_i \sum_j a_{ij} (x_j - u_0) W_i, \qquad
-          \ln \frac{a_{ij}}{a_{i0}} = \tilde x_t^\top M_i (x_j - u_0), \quad M_i = [\Theta_i; \beta_i^\top],\ \tilde x = (x, 1)
+          \ln \frac{a_{ij}}{a_{i0}} = \tilde x_t^\top M_i (x_j - u_0)
 
-Sequences are [u0, U_g, A_p, U_g]: few sketch tokens U, fresh tokens A that span. Rows of A show M_i on the sketch tokens, the
-second rows of U show the sketch tokens' logits on all of A, and a form of smaller rank than the sketch follows from
-both as in `rotary_forms`. Logits cannot be made small by short tokens; tokens are clustered around u0 instead, which
-shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand twice, and share their weight.
+with M_i = [Theta_i; beta_i^T] and x~ = (x, 1). Sequences are [u0, U_g, A_p, U_g]: few sketch tokens U, fresh tokens A
+that span. Rows of A show M_i on the sketch tokens, the second rows of U show their logits on all of A, and a form of
+smaller rank than the sketch follows from both as in `rotary_forms`. Logits cannot be made small by short tokens; tokens
+are clustered around u0 instead, which shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand
+twice, and share their weight.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from manyheads.recovery.queries.nets import Array
 from manyheads.recovery.queries.sums import Sums
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
-SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25)
+SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
 """Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
 
-LEAST = 1e-3
+LEAST = 8e-3
 """Smallest weight of a pilot at which a spread is accepted."""
 
 
