@@ -120,6 +120,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
     ),
+    "recovery/hard-instances": Entry(
+        "manyheads.recovery.studies.hard_instances:HardInstances",
+        "a restarted student explains nothing of parity and wave layers, and all of ordinary ones",
+    ),
+    "recovery/acceptance": Entry(
+        "manyheads.recovery.studies.acceptance:Acceptance",
+        "rows are certified as often as softmax vectors agree; the exponent (k-1)(m-1) comes later",
+    ),
 }
 
 

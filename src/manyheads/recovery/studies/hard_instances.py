@@ -1,0 +1,332 @@
+"""`recovery/hard-instances`: layers that a student cannot learn, beside ordinary ones of equal size that it learns.
+
+The same student, with the same number of heads, as many sequences and the same budget of work, meets a parity layer, a
+wave layer, and for each a planted layer of its size. What makes the hard ones hard is known exactly (their Fourier
+energies); what finds their secret at once is shown beside it, so that the hardness is that of the learner and not of
+the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import optimize
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import UsageError
+from manyheads.recovery.evaluation import evaluate_layer
+from manyheads.recovery.hard import guarantees, parity_layer, wave_layer
+from manyheads.recovery.studies.shared import SOURCE, generator
+from manyheads.recovery.tangents import Examples, Tangent
+from manyheads.recovery.task import planted_layer, sequences
+from manyheads.recovery.unmasking import unmask_parity, unmask_wave
+from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+
+Array = NDArray[np.float64]
+
+LAYERS = {
+    "parity": "parity layer",
+    "parity-size": "ordinary layer, same size",
+    "wave": "wave layer",
+    "wave-size": "ordinary layer, size of the wave",
+}
+POINTS = 25  # of a curve of learning
+SOLVED = 1e-10  # unexplained share of the training labels at which no further start is tried
+LOGIT = 0.5  # standard deviation of the logits of a student before it learns
+
+
+@dataclass(frozen=True)
+class HardInstances(Study):
+    """A restarted student explains nothing of parity and wave layers in the work that solves ordinary ones.
+
+    Attributes
+    ----------
+    parity
+        Token dimension and heads of the parity layer; as many coordinates are hidden.
+    wave
+        Token dimension, heads and hidden coordinates of the wave layer, of period 4.
+    samples
+        Sequences of two tokens to learn from, and as many to test on.
+    evaluations
+        Evaluations of the loss and its gradient that a student may spend, over all its starts.
+    """
+
+    name: ClassVar[str] = "recovery/hard-instances"
+    claim: ClassVar[str] = "a restarted student explains nothing of parity and wave layers, and all of ordinary ones"
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
+    )
+
+    parity: tuple[int, int] = (16, 4)
+    wave: tuple[int, int, int] = (12, 6, 4)
+    samples: int = 2500
+    evaluations: int = 500
+
+    def __post_init__(self) -> None:
+        if len(self.parity) != 2 or len(self.wave) != 3:
+            raise UsageError(f"parity={self.parity}, wave={self.wave}: give (d, heads) and (d, heads, hidden)")
+        if self.samples < 100 or self.evaluations < POINTS:
+            raise UsageError(
+                f"samples={self.samples}, evaluations={self.evaluations}: give 100 or more, and {POINTS} or more"
+            )
+        for name in ("parity", "wave"):  # refuses sizes that make no hard layer before work starts
+            self._hard(name, np.random.default_rng(0))
+
+    @classmethod
+    def full(cls) -> HardInstances:
+        """Return the study with a wave of 16 heads over 12 of 24 coordinates, and 8,000 sequences."""
+        return cls(wave=(24, 16, 12), samples=8000, evaluations=1500)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the two hard layers, and for each an ordinary one of its size."""
+        return grid(layer=tuple(LAYERS))
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the Fourier energies of the hard layers' signals, exactly."""
+        rng, found = np.random.default_rng(0), {}
+        for name in ("parity", "wave"):
+            layer, hidden = self._hard(name, rng)
+            found[name] = guarantees(layer, hidden)
+        energies = {
+            f"{name}_energy": (f"{name}_degree", one.energies, _label("Fourier energy of the signal"))
+            for name, one in found.items()
+        }
+        family = [float(one.family) for one in found.values()]
+        return xr.Dataset(
+            {
+                **energies,
+                "family": ("hard", family, _label("layers that differ by the hidden set alone")),
+            },
+            coords={"hard": list(found)},
+        )
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Teach one student, restarted within its budget, and look for the hidden set in the way that finds it."""
+        for_layer, for_data, for_student, for_search = generator(key).spawn(4)
+        name = str(cell["layer"])
+        layer, hidden = self._layer(name, for_layer)
+        x, fresh = (sequences(for_data, self.samples, 2, layer.dim) for _ in range(2))
+        y, labels = evaluate_layer(layer, x), evaluate_layer(layer, fresh)
+        signal, tested = _beyond_linear(x, y, x, y), _beyond_linear(x, y, fresh, labels)
+        done = descend(x, y, layer.heads, self.evaluations, for_student, SOLVED * signal / np.sum(y**2))
+        error = float(np.sum((evaluate_layer(done.layer, fresh) - labels) ** 2))
+        places = np.linspace(0, self.evaluations, POINTS + 1)[1:].astype(int)
+        curve = np.minimum.accumulate(done.losses)[np.minimum(places, len(done.losses)) - 1]
+        return xr.Dataset(
+            {
+                "unexplained": ((), error / tested, _label("unexplained share of the signal, fresh sequences")),
+                "learning": (
+                    "evaluation",
+                    curve * np.sum(y**2) / signal,
+                    _label("unexplained share of the signal, training sequences"),
+                ),
+                "spent": ((), float(len(done.losses)), _label("evaluations of the loss", "evaluations")),
+                "starts": ((), float(done.starts), _label("starts of the student")),
+                "unmasked": (
+                    (),
+                    _unmask(name, hidden, x, y, for_search),
+                    _label("hidden set found by the right question"),
+                ),
+                "low_share": ((), _low_share(layer, hidden), _label("share of the energy at degrees 1 to 2|S| - 2")),
+            },
+            coords={"evaluation": ("evaluation", places.astype(float), _label("evaluations of the loss"))},
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Compare what is left unexplained, and what finds the hidden sets."""
+        table = trained.set_index(cell="layer")
+        half = "half of the signal: the best predictor that a correlational learner can reach explains nothing of it"
+        left = {name: table["unexplained"].sel(cell=name).values for name in LAYERS}
+        ordinary = max(left["parity-size"].max(), left["wave-size"].max())
+        degree = 2 * self.parity[1] - 1
+        return (
+            *(
+                Verdict.from_samples(
+                    f"the student leaves more than half of the signal of a {LAYERS[name]} unexplained",
+                    left[name],
+                    target=1.0,
+                    tolerance=(0.5, float("inf")),
+                    basis=half,
+                )
+                for name in ("parity", "wave")
+            ),
+            Verdict.exact(
+                "within the same work it solves every ordinary layer of the same sizes",
+                float(np.log10(ordinary)),
+                target=-6.0,
+                tolerance=(float("inf"), 0.0),
+                basis="log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
+            ),
+            Verdict.exact(
+                f"all Fourier energy of the parity layer lies at degree {degree} or above",
+                float(table["low_share"].sel(cell="parity").max()),
+                target=0.0,
+                tolerance=(0.0, 1e-20),
+                basis="the square of rounding error in the labels, with three orders to spare",
+            ),
+            *(
+                Verdict.exact(
+                    claim,
+                    float(table["unmasked"].sel(cell=name).values.min()),
+                    target=1.0,
+                    tolerance=0.0,
+                    basis=basis,
+                )
+                for name, claim, basis in (
+                    (
+                        "parity",
+                        "squares of the labels give the hidden set of a parity layer away, in every replicate",
+                        "scores 4/m² apart with standard error 8/(m sqrt(samples))",
+                    ),
+                    (
+                        "wave",
+                        "Gaussian elimination finds the hidden set of a wave of period 4, in every replicate",
+                        "labels without noise are linear equations over two elements",
+                    ),
+                )
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show learning, energies by degree, and the figures of each layer."""
+        table = trained.set_index(cell="layer").transpose("cell", "replicate", "evaluation")
+        places = trained["evaluation"].values
+        curves = [
+            spread_curve(places, table["learning"].sel(cell=name).values, label, group=group)
+            for group, (name, label) in enumerate(LAYERS.items())
+        ]
+        energies = [
+            Curve(
+                tuple(range(predicted[f"{name}_energy"].size)),
+                tuple(np.maximum(predicted[f"{name}_energy"].values, 1e-32).tolist()),
+                LAYERS[name],
+                "predicted",
+                2 * group,
+            )
+            for group, name in enumerate(("parity", "wave"))
+        ]
+        return (
+            Lines(
+                "A student learns, within one budget",
+                "evaluations of the loss and its gradient",
+                "unexplained share of the signal, training",
+                tuple(curves),
+                log_y=True,
+                note="Best of the starts so far; bands reach over replicates. What it explains of the hard layers it "
+                "has learned by heart: on fresh sequences it does worse than nothing.",
+            ),
+            Lines(
+                "Where the signal is",
+                "degree in the hidden signs",
+                "Fourier energy",
+                tuple(energies),
+                log_y=True,
+                note="Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens.",
+            ),
+            self._listing(predicted, table),
+        )
+
+    def _listing(self, predicted: xr.Dataset, table: xr.Dataset) -> Listing:
+        rows = []
+        for name, label in LAYERS.items():
+            cell = table.sel(cell=name)
+            middle = {what: float(cell[what].median()) for what in ("unexplained", "spent", "starts")}
+            family = f"{float(predicted['family'].sel(hard=name)):,.0f}" if name in ("parity", "wave") else ""
+            found = f"{float(cell['unmasked'].mean()):.0%}" if family else ""
+            figures = (f"{middle['unexplained']:.2g}", f"{middle['spent']:.0f}", f"{middle['starts']:g}")
+            rows.append((label, *figures, family, found))
+        columns = ("layer", "unexplained, fresh", "evaluations", "starts", "hidden sets", "found by the right question")
+        note = "Medians over replicates. The right question: squares of labels for parity, elimination for the wave."
+        return Listing("Equal sizes, equal work", columns, tuple(rows), note)
+
+    def _layer(self, name: str, rng: np.random.Generator) -> tuple[AttentionLayer, tuple[int, ...]]:
+        if name in ("parity", "wave"):
+            return self._hard(name, rng)
+        dim, heads = getattr(self, name.removesuffix("-size"))[:2]
+        return planted_layer(rng, dim, heads), ()
+
+    def _hard(self, name: str, rng: np.random.Generator) -> tuple[AttentionLayer, tuple[int, ...]]:
+        dim, heads, size = (*self.parity, self.parity[1]) if name == "parity" else self.wave
+        hidden = tuple(sorted(int(one) for one in 1 + rng.permutation(dim - 1)[:size]))
+        return (parity_layer if name == "parity" else wave_layer)(dim, heads, hidden), hidden
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The best layer of a restarted student, its relative squared loss at every evaluation, and its starts."""
+
+    layer: AttentionLayer
+    losses: Array
+    starts: int
+
+
+def descend(x: Array, y: Array, heads: int, evaluations: int, rng: np.random.Generator, enough: float) -> Descent:
+    """Learn as a user would: L-BFGS on the squared loss from random starts, projections solved for, until it is solved.
+
+    The budget is counted in evaluations of the loss and its gradient, the same work for every layer of one size.
+    """
+    examples, dim, starts = Examples(x, y), x.shape[2], 0
+    losses: list[float] = []
+    best: Tangent | None = None
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        nonlocal best
+        if len(losses) >= evaluations:
+            raise _Spent
+        here = Tangent.at(examples, flat.reshape(heads, dim, dim))
+        if best is None or here.loss < best.loss:
+            best = here
+        losses.append(here.loss)
+        return here.loss, -2 * here.pull(here.residual).ravel() / examples.power
+
+    options = {"maxiter": evaluations, "maxfun": evaluations, "maxcor": 30, "ftol": 1e-16, "gtol": 1e-13}
+    try:
+        while best is None or best.loss > enough:
+            starts += 1
+            start = LOGIT / dim * rng.standard_normal(heads * dim * dim)
+            optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    except _Spent:
+        pass
+    assert best is not None
+    return Descent(best.layer, np.asarray(losses), starts)
+
+
+class _Spent(Exception):
+    """The evaluations are spent."""
+
+
+def _beyond_linear(x: Array, y: Array, fresh: Array, labels: Array) -> float:
+    """Return the squares of labels that the best linear function of both tokens, fitted to (x, y), leaves."""
+    dim = x.shape[2]
+    linear = np.linalg.lstsq(_both(x), y.reshape(-1, dim), rcond=None)[0]
+    return float(np.sum((labels.reshape(-1, dim) - _both(fresh) @ linear) ** 2))
+
+
+def _both(x: Array) -> Array:
+    """Return every token beside the other one of its pair, (n k, 2 d)."""
+    return np.concatenate([x, x[:, ::-1]], axis=-1).reshape(-1, 2 * x.shape[2])
+
+
+def _unmask(name: str, hidden: tuple[int, ...], x: Array, y: Array, rng: np.random.Generator) -> float:
+    """Tell whether the question that suits the layer finds its hidden set; an ordinary layer has none."""
+    if not hidden:
+        return float("nan")
+    try:
+        found = unmask_wave(x, y, rng=rng) if name == "wave" else unmask_parity(x, y, len(hidden))
+    except UsageError:
+        return 0.0
+    return float(found == hidden)
+
+
+def _low_share(layer: AttentionLayer, hidden: tuple[int, ...]) -> float:
+    """Return the share of a hard layer's energy below the degree of a parity layer's."""
+    return guarantees(layer, hidden).share_up_to(2 * len(hidden) - 2) if hidden else float("nan")
+
+
+def _label(name: str, units: str = "1") -> dict[str, str]:
+    return {"long_name": name, "units": units}
