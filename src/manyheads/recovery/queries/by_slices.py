@@ -181,7 +181,7 @@ def _pair_figures(start: Separation) -> dict[str, float]:
         "scale": start.scale,
         "separation": start.separation,
         "residual": float(start.net.residual),
-        "unexplained": start.uniform,
+        "lacking": start.lacking,
         "queries": len(start.queries),
     }
 

@@ -28,7 +28,7 @@ pairs, the shifts by copies and the centred net are derived and measured here.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,8 +136,8 @@ class Separation(NamedTuple):
         Scale of queries at which logits are about one.
     level
         Root mean square error of one entry of the answers.
-    uniform
-        Share of v0 W_S that the heads found lack: rounding, or heads that ignore the tokens.
+    lacking
+        Norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens.
     singular
         Singular values of the answers, down to the first that is not a head.
     separation
@@ -150,7 +150,7 @@ class Separation(NamedTuple):
     net: PairNets
     scale: float
     level: float
-    uniform: float
+    lacking: float
     singular: Array
     separation: float
 
@@ -262,8 +262,8 @@ def _separate_at(
             net = fit_nets(design, flat, start, iterations=100)
             closest = min(closest, float(net.residual))
             if net.residual <= allowed:
-                uniform = _lacking(net, probe, pairs)
-                return Separation(probe, queries, design, net, scale, level, uniform, singular, distance)
+                lacking = _lacking(net, probe, pairs)
+                return Separation(probe, queries, design, net, scale, level, lacking, singular, distance)
     if not real:
         raise HeadSeparationError(
             f"{heads} heads show, and no pencil of {len(jacobians)} Jacobians had real, distinct eigenvalues: the "
@@ -369,6 +369,4 @@ def _start_net(answers: Array, frame: Array, shifts: Array) -> Array | None:
 
 
 def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:
-    whole = probe @ pairs.sums.projection
-    lacking: Any = np.linalg.norm(whole - net.values.sum(0)) / max(np.linalg.norm(whole), np.finfo(float).tiny)
-    return float(lacking)
+    return float(np.linalg.norm(probe @ pairs.sums.projection - net.values.sum(0)))

@@ -104,7 +104,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
     dim, heads = len(start.probe), len(start.net.values)
     reach = np.linalg.norm(start.probe)
     directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
-    levels, uniform = _levels(start), _has_uniform(start)
+    levels, uniform = _levels(start)
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
     wanted = dim if settings.full else min(dim, settings.batch or max(4, enough // 2))
@@ -204,23 +204,17 @@ def _predicted(start: Separation) -> Array:
     return answers
 
 
-def _levels(start: Separation) -> Array:
-    """Predicted norm of the error of a row, per head; of all heads together for what they lack."""
-    if not len(start.net.values):
-        return np.array([start.level * np.sqrt(len(start.probe))])
-    gain = net_amplification(start.design, start.net)[1]
-    rows = start.level * gain * np.sqrt(len(start.net.values))
-    return np.append(rows, np.linalg.norm(rows)) if _has_uniform(start) else rows
+def _levels(start: Separation) -> tuple[Array, bool]:
+    """Predict the norm of the error of a row, per head; say whether the heads lack more than that of v0 W_S.
 
-
-def _has_uniform(start: Separation) -> bool:
-    """Whether the heads lack more of v0 W_S than the noise explains."""
+    What they lack is a head of its own, that ignores the tokens, with the errors of all others together.
+    """
     if not len(start.net.values):
-        return True
-    gain = net_amplification(start.design, start.net)[1]
-    explained = start.level * np.linalg.norm(gain) * np.sqrt(len(start.net.values))
-    whole = np.linalg.norm(start.net.values.sum(0)) / max(1 + start.uniform, 1e-300)
-    return bool(start.uniform * whole > CLEAR * explained)
+        return np.array([start.level * np.sqrt(len(start.probe))]), True
+    rows = start.level * net_amplification(start.design, start.net)[1] * np.sqrt(len(start.net.values))
+    explained = float(np.linalg.norm(rows))
+    uniform = start.lacking > CLEAR * explained
+    return (np.append(rows, explained) if uniform else rows), uniform
 
 
 def _stacked(net: PairNets) -> PairNets:
