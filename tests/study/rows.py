@@ -28,7 +28,7 @@ from manyheads.recovery.studies.hard_instances import HardInstances
 
 SMALL = {
     "recovery/hard-instances": (HardInstances((6, 2), (6, 4, 2), samples=300, evaluations=40), 2),
-    "recovery/acceptance": (Acceptance((2,), (2,), (6, 8), (0.1, 0.2), count=400), 2),
+    "recovery/acceptance": (Acceptance((2,), (2,), (6, 8), (0.1, 0.2), layers=1, count=400), 2),
     "joma/clouds": (Clouds(samples=(64, 256), horizon=2.0, neurons=2, activation="identity"), 2),
     "joma/salient-first": (SalientFirst(resolution=0.2), 2),
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
