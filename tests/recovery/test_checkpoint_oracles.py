@@ -12,7 +12,6 @@ from manyheads.recovery.refusals import NotExtractable
 pytestmark = pytest.mark.torch
 
 SHAPE = Shape(8, 2, 2)
-EPSILON = {"gpt2": 1e-5, "opt": 1e-5, "vit": 1e-12}
 # Half of the components are turned: the checkpoint and the layer pair them differently.
 UNBIASED = {"gpt_neox": {"attention_bias": False, "rotary_pct": 0.5}}
 
@@ -56,14 +55,14 @@ def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
     assert np.abs(y - expected).max() <= (1e-6 if oracle.rotary else 1e-12) * np.abs(y).max()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "vit"])
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_a_block_sees_its_tokens_through_the_norm(family, saved, rng):
     path = saved(family)
     x = rng.normal(size=(3, 5, SHAPE.width))
     oracle = checkpoint_oracle(path, 0, through="block")
     assert (oracle.residual, oracle.normalised) == (True, True)
     centred = x - x.mean(-1, keepdims=True)
-    u = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON[family])
+    u = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     expected = x + evaluate_layer(true_layer(path, 0, through="block"), u)
     assert np.abs(oracle(x) - expected).max() <= 1e-12 * np.abs(expected).max()
 
@@ -80,6 +79,7 @@ def test_what_queries_cannot_tell_is_refused_with_the_reason(saved):
     reasons = {
         ("bert", "block"): "after the residual sum",
         ("llama", "block"): "a norm in front of rotary positions",
+        ("vit", "block"): "only causal layers",
         ("qwen2", "attention"): "rotary positions and biases",
         ("gpt_neox", "attention"): "rotary positions and biases",
     }

@@ -64,6 +64,13 @@ def _rebound(scene: Scene) -> Study:
     return Rebound(finished=run and run / "run.json")
 
 
+def _extraction(scene: Scene) -> Study:
+    from manyheads.demo.extraction import Extraction
+
+    run = scene.finished.get("demo/text")
+    return Extraction(text=scene.text, finished=run and run / "run.json")
+
+
 def _order(scene: Scene) -> Study:
     from manyheads.attention.studies.order_blindness import OrderBlindness
 
@@ -105,6 +112,14 @@ CHAPTERS: tuple[Chapter, ...] = (
         "that a layer first narrows its view to what matters most and later widens it again. Here each "
         "layer is asked.",
         _rebound,
+        replicates=4,
+    ),
+    Chapter(
+        "Its weights, from its answers",
+        "The upper attention layer of the same transformers, behind its LayerNorm and its residual connection, is only "
+        "asked: sequences go in, answers come out. From these its weights are computed, head by head. Fresh sequences "
+        "certify how far the result can be trusted, and real text, about which it was never asked, checks it.",
+        _extraction,
         replicates=4,
     ),
     Chapter(

@@ -62,7 +62,9 @@ class Rebound(Study):
         UsageError
             `finished` belongs to a run of another study.
         """
-        return TextTraining().inputs() if self.finished is None else dict(_open(self.finished).header["inputs"])
+        return (
+            TextTraining().inputs() if self.finished is None else dict(open_trainings(self.finished).header["inputs"])
+        )
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the levels without training: uniform causal attention, a random matrix of the MLP's shape."""
@@ -84,7 +86,11 @@ class Rebound(Study):
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Return what was seen of the training with this key."""
-        whole = TextTraining().train(key, cell) if self.finished is None else _read(_open(self.finished), key)
+        whole = (
+            TextTraining().train(key, cell)
+            if self.finished is None
+            else read_training(open_trainings(self.finished), key)
+        )
         return whole[list(SEEN)]
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
@@ -132,18 +138,25 @@ class Rebound(Study):
         if self.finished is None:
             study = TextTraining()
             return study.length, study.key_dim * study.heads
-        fields = _open(self.finished).header["configuration"]
+        fields = open_trainings(self.finished).header["configuration"]
         return int(fields["length"]), int(fields["key_dim"]) * int(fields["heads"])
 
 
-def _open(finished: Path) -> RunStore:
+def open_trainings(finished: Path) -> RunStore:
+    """Return the run of `demo/text` whose ``run.json`` this is.
+
+    Raises
+    ------
+    UsageError
+        It is a run of another study.
+    """
     runs = RunStore(finished.parent)
     if runs.header["study"] != TextTraining.name:
         raise UsageError(f"{finished} holds a run of {runs.header['study']}: give one of {TextTraining.name}")
     return runs
 
 
-def _read(runs: RunStore, key: jax.Array) -> xr.Dataset:
+def read_training(runs: RunStore, key: jax.Array) -> xr.Dataset:
     """Return the stored training with this key, checked.
 
     Raises

@@ -1,14 +1,4 @@
-r"""The layer that the weights of a checkpoint say, to score what was extracted; extraction itself never reads it.
-
-Behind a LayerNorm, :math:`\mathrm{norm}(x) = \gamma \odot u + \delta` with
-:math:`u = (x - \bar x)/\sqrt{\mathrm{var}(x) + \epsilon}`, queries see the layer only through u, which lies in the
-hyperplane :math:`1^\perp`. With :math:`G = \mathrm{diag}(\gamma)` and P the projector on that hyperplane, the layer
-that acts on u is
-
-    Theta' = P G Theta G P,  beta' = P (G beta + G Theta^T delta),  W' = P G W,  c' = c + sum_i W_i^T delta
-
-Gains and shifts on their own, and whatever acts along 1, are not determined by any query.
-"""
+"""The layer that the weights of a checkpoint say, to score what was extracted; extraction itself never reads it."""
 
 from pathlib import Path
 
@@ -27,6 +17,7 @@ from manyheads.checkpoints import (
 from manyheads.checkpoints.tables import Role
 from manyheads.errors import UsageError
 from manyheads.recovery.checkpoint_oracles import Through
+from manyheads.recovery.normalisation import projected
 from manyheads.recovery.rotary_layer import RotaryLayer
 
 
@@ -42,8 +33,8 @@ def true_layer(
     layer
         Which layer, from 0.
     through
-        "attention": acting on the tokens; "block": acting on u, what a LayerNorm makes of the tokens before its gain
-        and shift.
+        "attention": acting on the tokens; "block": acting on u, what the norm makes of the tokens before its gain and
+        shift, and projected on what u can show (see `manyheads.recovery.normalisation`).
     follow_links
         Whether files may be symbolic links.
 
@@ -69,37 +60,7 @@ def true_layer(
         if through == "attention":
             return found
         gain, shift = _norm(checkpoint, family, layer, found.dim)
-    return layer_behind_norm(found, gain, shift)
-
-
-def layer_behind_norm(layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray) -> AttentionLayer:
-    """Return the layer that acts on u in 1's complement where `layer` acts on gain * u + shift.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> layer = AttentionLayer(rng.normal(size=(2, 4, 4)), rng.normal(size=(2, 4, 4)))
-    >>> gain, shift, u = rng.normal(size=4), rng.normal(size=4), rng.normal(size=(3, 4))
-    >>> u -= u.mean(-1, keepdims=True)
-    >>> bool(np.allclose(layer_behind_norm(layer, gain, shift)(u), layer(gain * u + shift)))
-    True
-    """
-    theta, projection = np.asarray(layer.theta), np.asarray(layer.projection)
-    heads, dim, _ = theta.shape
-    beta = np.zeros((heads, dim)) if layer.key_bias is None else np.asarray(layer.key_bias)
-    bias = np.zeros(dim) if layer.bias is None else np.asarray(layer.bias)
-
-    def project(rows: np.ndarray) -> np.ndarray:  # the last axis onto 1's complement
-        return rows - rows.mean(-1, keepdims=True)
-
-    inner = project((gain[:, None] * theta * gain).swapaxes(1, 2)).swapaxes(1, 2)
-    return AttentionLayer(
-        theta=project(inner),
-        projection=project((gain[:, None] * projection).swapaxes(1, 2)).swapaxes(1, 2),
-        key_bias=project(gain * (beta + np.einsum("d,mde->me", shift, theta))),
-        bias=bias + np.einsum("d,mde->e", shift, projection),
-        causal=layer.causal,
-    )
+    return projected(found, gain, shift, centred=weights.facts.norm == "layer")
 
 
 def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:

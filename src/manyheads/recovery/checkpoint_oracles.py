@@ -3,7 +3,7 @@
 Two functions of a block can be asked:
 
 * `attention`: y = attn(x), the attention sub-module with its causal mask and its positions;
-* `block`: y = x + attn(norm(x)), where the norm stands in front of the attention (GPT-2, OPT, ViT), without the MLP.
+* `block`: y = x + attn(norm(x)), where the norm stands in front of a causal attention (GPT-2, OPT), without the MLP.
 
 torch and transformers are imported when an oracle is made. The layer that the weights themselves say, against which an
 answer can be scored, is in `manyheads.recovery.checkpoint_layers`.
@@ -222,9 +222,10 @@ def refuse_what_queries_cannot_tell(family: Family, facts: AttentionFacts, layer
             f"{name} has a norm in front of rotary positions: zero tokens, with which positions are told apart, cannot "
             "be sent through the norm. Ask with through='attention'"
         )
-    if facts.norm != "layer":
+    if not facts.causal:
         raise NotExtractable(
-            f"{name} has an RMS norm; blocks are extracted through a LayerNorm. Ask with through='attention'"
+            f"{name} lets every token see all others behind a norm; only causal layers are extracted through one, "
+            "because all rows of a sequence are read. Ask with through='attention'"
         )
 
 

@@ -1,0 +1,78 @@
+"""The chapter on extraction: the demo's own transformers are asked, and their weights come back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads.attention.transformer import initialise
+from manyheads.demo import CHAPTERS, Scene, TextTraining
+from manyheads.demo import extraction as chapter
+from manyheads.demo.extraction import Extraction, asked_block
+from manyheads.errors import UsageError
+from manyheads.recovery.refusals import VerificationError
+from manyheads.study import check_study, run
+
+SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, seed):
+    trained = run(SMALL, 2, seed, store=tmp_path_factory.mktemp("runs"), progress=False)
+    return Extraction(finished=Path(trained.attrs["path"]) / "run.json", layer=0)
+
+
+def test_it_keeps_the_contract(study, seed):
+    check_study(study, 2, seed)
+
+
+def test_what_is_asked_is_what_the_transformer_computes(study, seed, tmp_path):
+    tree = run(study, 2, seed, store=tmp_path, progress=False)
+    one = tree["trained"].to_dataset().isel(cell=0)
+    for outcome, heads, error in zip(*(one[name].values for name in ("outcome", "heads", "text_error")), strict=True):
+        # Refusals are allowed of transformers as good as untrained; a wrong layer is not. The transformer itself
+        # computes in single precision.
+        assert outcome != "extracted" or (heads == 2 and error < 1e-9)
+    assert "extracted" in one["outcome"].values
+    assert list(tree["verdicts"]["expected"].values) == ["holds"] * 3
+
+
+def test_a_refusal_is_a_result_and_no_claim_holds(study, seed, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise VerificationError("no such layer", measured=1.0, threshold=1e-6)
+
+    monkeypatch.setattr(chapter, "extract_layer", refuse)
+    tree = run(study, 2, seed, store=tmp_path, progress=False)
+    assert set(tree["trained"]["outcome"].values.ravel()) == {"VerificationError"}
+    assert list(tree["verdicts"]["outcome"].values[:2]) == ["refuted"] * 2
+    panels = study.panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
+    assert [row[1] for row in panels[0].rows] == ["VerificationError"] * 2
+
+
+def test_other_trainings_are_refused(study, tmp_path):
+    (tmp_path / "other.txt").write_text("another text " * 200)
+    with pytest.raises(UsageError, match="another text"):
+        Extraction(text=tmp_path / "other.txt", finished=study.finished, layer=0).inputs()
+    with pytest.raises(UsageError, match="layers count from 0"):
+        Extraction(finished=study.finished, layer=1).predict(None)
+
+
+def test_the_chapter_asks_the_transformers_that_were_trained_before():
+    row = next(row for row in CHAPTERS if row.study(Scene(None, {})).name == Extraction.name)
+    asked = row.study(Scene(None, {"demo/text": Path("somewhere")}))
+    assert asked.finished == Path("somewhere/run.json")
+    trained = next(row for row in CHAPTERS if row.study(Scene(None, {})).name == TextTraining.name)
+    assert row.replicates <= trained.replicates
+
+
+def test_a_transformer_of_another_form_is_not_asked():
+    import jax
+
+    from manyheads.attention.configuration import TransformerConfig
+    from manyheads.attention.inputs import TokenInput
+    from manyheads.attention.scaling import Shape, standard_scaling
+
+    config = TransformerConfig(Shape(2, 2, 1), TokenInput(5), length=3, outputs=5, norm="none")
+    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0), np.float32)
+    with pytest.raises(UsageError, match="normalises first"):
+        asked_block(model, 0)
