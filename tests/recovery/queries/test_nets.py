@@ -31,15 +31,18 @@ def test_units_are_the_logistic_function_of_shifted_logits(rng):
     assert np.abs(design.units(0 * slopes)).max() == 0
 
 
-@pytest.mark.parametrize("outputs", [3, 7, 40])  # fewer and more outputs than rows
+@pytest.mark.parametrize("outputs", [4, 40])  # fewer and more outputs than rows
 def test_planted_nets_come_back_at_every_probe(rng, outputs):
-    design, slopes, values = draw(rng, rows=30, outputs=outputs)
-    many = slopes + 0.2 * rng.normal(size=(5, *slopes.shape))
+    design, slopes, values = draw(rng, rows=30, heads=2, outputs=outputs)
+    many = slopes + 0.05 * rng.normal(size=(5, *slopes.shape))
     targets = values + 0.2 * rng.normal(size=(5, *values.shape))
     found = fit_nets(design, design.units(many) @ targets, slopes)
     assert found.residual.max() < 1e-13
-    np.testing.assert_allclose(found.slopes, many, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(found.values, targets, rtol=0, atol=1e-8)
+    # How far a residual of rounding lets the parameters go depends on the draw: measured by their own amplification.
+    gains = [net_amplification(design, found.one(probe)) for probe in range(5)]
+    allowed = 1e-13 * max(max(slope.max(), value.max()) for slope, value in gains)
+    np.testing.assert_allclose(found.slopes, many, rtol=0, atol=allowed)
+    np.testing.assert_allclose(found.values, targets, rtol=0, atol=allowed)
 
 
 def test_fit_ends_where_an_independent_solver_ends(rng):
@@ -135,7 +138,7 @@ def test_a_fit_that_leaves_a_residual_is_halved_and_then_refused(rng):
 
 
 def test_amplification_predicts_the_spread_of_noisy_fits(rng):
-    """200 fits: a ratio of standard deviations errs by 1 / sqrt(2 * 200 * 4), relatively; a third is over 10 of that."""
+    """200 fits: a ratio of standard deviations errs by 1 / sqrt(2 * 200 * 4), relatively; a third is 10 of it."""
     design, slopes, values = draw(rng, rows=40, heads=2, outputs=4, shifts=np.linspace(-1, 1, 40), centred=True)
     clean = design.units(slopes) @ values
     slope_gain, value_gain = net_amplification(design, PairNets(slopes, values, np.zeros(())))

@@ -63,6 +63,8 @@ class Pairs:
         Whether every prefix of a sequence is a sequence.
     noise
         Relative error of the oracle's answers.
+    scales
+        Sizes of the queries that count the heads, in units of the scale at which logits are about one.
     """
 
     oracle: Callable[..., Array]
@@ -71,6 +73,7 @@ class Pairs:
     after: int = 4
     causal: bool = True
     noise: float = EPS
+    scales: tuple[float, ...] = SCALES
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
@@ -288,7 +291,7 @@ def _count_heads(
     wanted = 12
     while True:
         more = wanted - len(queries)
-        scales = np.resize(SCALES, wanted)[len(queries) :, None]
+        scales = np.resize(pairs.scales, wanted)[len(queries) :, None]
         new = scale * scales * rng.standard_normal((more, dim))
         queries = np.concatenate([queries, new])
         answers = np.concatenate([answers, pairs.respond(new, probe)[0]])

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.recovery.queries.nets import EPS
 from manyheads.recovery.queries.slices import rank_by_gap
 from manyheads.recovery.queries.subspaces import Projections
 from manyheads.recovery.refusals import FitError
@@ -40,6 +41,12 @@ Array = NDArray[np.float64]
 
 LOGITS = (1.0, 3.2)
 """Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
+
+AGREEMENT = 1e4
+"""Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
+
+ROUGHEST = 0.05
+"""Disagreement of logits of order one that no noise excuses."""
 
 SMALLEST = 1e-9
 """Weights are read down to this size."""
@@ -121,7 +128,7 @@ def read_rows(
     Raises
     ------
     FitError
-        Weights outside (0, 1), or no scale of tokens at which logits are moderate.
+        Weights outside (0, 1), no scale of tokens at which logits are moderate, or logits that are not bilinear.
     """
     dim = len(bias)
     reader = _Reader(oracle, bias, heads, settings, causal)
@@ -146,10 +153,24 @@ def read_rows(
         if first >= dim or all(rank is not None and rank <= first - 2 for _, rank, _ in found):
             break
         wanted = min(dim, first + max(reader.sketched, first // 2))
+    apart = max(n for _, _, n in found)
+    _check_agreement(apart, heads, noise)
     theta = np.stack([t for t, _, _ in found])
     ranks = np.array([dim if rank is None else rank for _, rank, _ in found], np.intp)
     beta = data.biases @ basis / norm**2
-    return Attentions(theta, beta, ranks, max(n for _, _, n in found), scale, reader.smallest)
+    return Attentions(theta, beta, ranks, apart, scale, reader.smallest)
+
+
+def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
+    """Refuse logits that two sequences disagree on: they are not bilinear in the tokens."""
+    allowed = min(ROUGHEST, AGREEMENT * (max(noise, EPS) * heads.condition + heads.row_error))
+    if not apart <= allowed:
+        raise FitError(
+            "what two sequences say of the same logits differs by more than the noise explains: the logits are not "
+            "bilinear in the tokens (a cap on them, positions), or what the heads read is not known well enough",
+            measured=apart,
+            threshold=allowed,
+        )
 
 
 class _Reader:
