@@ -165,7 +165,8 @@ class _Extraction:
         heads = find_counted_heads(self.oracle, self.bias, self.total, self.noise, self.rng)
         self.length = float(np.median(heads.gate.scales))
         allowed = max(1e-11, 5 * float(heads.net.residual), 30 * self.noise)
-        basis = np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0] * np.linalg.norm(heads.direction)
+        bases = [np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0] for _ in range(3)]
+        basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
         stacks = [heads.net.values[:, None]]  # (m, probes, d)
         floor = max(heads.amplification * max(self.noise, 1e-15), 1e-12)
         dropped, used = 0, 0

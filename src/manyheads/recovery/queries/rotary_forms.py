@@ -27,6 +27,9 @@ from manyheads.recovery.rotary_layer import Turns
 CUT = 1e-6
 """Singular values of a core above this share of the largest are never cut."""
 
+NOTHING = 1e-8
+"""Logits that are all below belong to a head that ignores the tokens."""
+
 
 def extend(tokens: Array) -> Array:
     """Append a one to tokens (n, d)."""
@@ -72,7 +75,7 @@ def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: flo
     columns = np.linalg.lstsq(queries, sketch, rcond=None)[0]  # Theta U^T, (d or d + 1, n)
     rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U~ Theta, (n, d)
     u, s, v = np.linalg.svd(rows @ few.T)
-    rank = gap_rank(s, max(CUT, 100 * noise))
+    rank = 0 if np.abs(sketch).max() < max(NOTHING, 1e3 * noise) else gap_rank(s, max(CUT, 100 * noise))
     if rank >= len(few) and len(few) < fresh.shape[1]:
         raise RankBudgetError(
             f"no gap in the singular values of an attention matrix among {len(few)} sketch tokens: allow more of them",
@@ -120,7 +123,8 @@ def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array, biased
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
-    rest = np.linalg.norm(features / size @ core - logits) / (np.linalg.norm(logits) + np.finfo(np.float64).tiny)
+    rest = np.linalg.norm(features / size @ core - logits)
+    rest /= np.linalg.norm(logits) + NOTHING * np.sqrt(len(logits))
     return (core / size).reshape(left.shape[1], right.shape[1]), float(rest)
 
 

@@ -97,12 +97,15 @@ def find_counted_heads(
         The gates do not move: no head attends by content.
     """
     best: CountedHeads | None = None
-    residual = np.inf
+    residual, moved = np.inf, False
     allowed = max(1e-9, 100 * noise)
     for _ in range(tries):
         direction = rng.standard_normal(len(bias))
         direction *= np.sqrt(len(bias)) / np.linalg.norm(direction)
         scale = _moving_scale(ask, bias, total, direction)
+        if scale is None:
+            continue
+        moved = True
         scales, counts = (part.ravel() for part in np.meshgrid(np.multiply(SCALES, scale), COUNTS, indexing="ij"))
         gate = CountGate(scales, counts)
         answers = ask_counts(ask, bias, gate, direction)[0]
@@ -123,6 +126,12 @@ def find_counted_heads(
             best = found
         if best.amplification < 10 * heads:
             break
+    if not moved:
+        raise HeadSeparationError(
+            "the number of zero tokens does not change what is read: no head attends by content",
+            measured=0.0,
+            threshold=0.35,
+        )
     if best is None:
         raise NotALayer(
             "the responses do not follow the number of zero tokens: zero tokens have logits of their own (biases of "
@@ -133,8 +142,8 @@ def find_counted_heads(
     return best
 
 
-def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, direction: Array) -> float:
-    """Length, relative to sqrt d, at which one zero in front moves the gates, but does not saturate them."""
+def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, direction: Array) -> float | None:
+    """Return the length, relative to sqrt d, at which one zero in front moves the gates without saturating them."""
     scale, even = 1.0, direction @ total / 2
     for _ in range(24):
         answer = ask_counts(ask, bias, CountGate(np.array([scale]), np.array([1])), direction)[0, 0]
@@ -142,13 +151,7 @@ def _moving_scale(ask: Callable[..., Array], bias: Array, total: Array, directio
         if 0.35 < moved < 0.75:
             return scale
         scale *= 1.35 if moved <= 0.35 else 0.8
-    if scale > 100:
-        raise HeadSeparationError(
-            "the number of zero tokens does not change what is read: no head attends by content",
-            measured=float(moved),
-            threshold=0.35,
-        )
-    return scale
+    return scale if scale <= 100 else None
 
 
 def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.random.Generator) -> Array:

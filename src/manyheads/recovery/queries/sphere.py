@@ -181,7 +181,7 @@ class _Extraction:
         """Follow the heads to other differences until the spaces of what they read are exhausted."""
         size, design = len(pairs.near), pairs.design(len(heads.queries), heads.copies)
         start = heads.direction / np.linalg.norm(heads.direction)
-        turn = np.linalg.qr(self.rng.standard_normal((size, size)))[0]
+        turn = np.concatenate([np.linalg.qr(self.rng.standard_normal((size, size)))[0] for _ in range(3)])
         level = pairs.noise * np.sqrt(np.mean(pairs.sums.read(heads.queries) ** 2)) * 4
         levels = level * heads.amplification * np.sqrt(len(heads.net.values))
         probes, values = [pairs.probe(start)[None]], [heads.net.values[:, None]]
@@ -211,12 +211,12 @@ class _Extraction:
             values.append(np.swapaxes(found.nets.values[kept], 0, 1) * weight[:, None])
             stack, rows = np.concatenate(values, axis=1), np.concatenate(probes)
             ranks = find_ranks(stack, levels)
-            if ranks is not None and ranks.max() + self.settings.extra <= len(rows):
+            if ranks is not None and ranks.max() + self.settings.extra <= len(rows) and ranks.max() < size:
                 break
-            if used >= len(turn):
+            if used >= len(turn) or (ranks is not None and ranks.max() >= size):
                 raise RankBudgetError(
-                    f"the output spaces of {len(stack)} heads are not exhausted by {len(rows)} differences: heads of a "
-                    "rank near d / 2 or above it, or answers too noisy to see the ranks",
+                    f"the output spaces of {len(stack)} heads are not exhausted by {len(rows)} differences: heads of "
+                    "nearly full rank, or answers too noisy to see the ranks",
                     measured=float(len(rows)),
                     threshold=float(len(turn)),
                 )

@@ -159,7 +159,7 @@ def solve_forms(rows: SphereRows, seen: Sketched, cut: float) -> tuple[Array, Ar
     RankBudgetError
         The rank of a head is not below the number of sketch tokens.
     """
-    from manyheads.recovery.queries.rotary_forms import extend, gap_rank
+    from manyheads.recovery.queries.rotary_forms import NOTHING, extend, gap_rank
 
     radius = np.linalg.norm(rows.base)
     into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
@@ -169,7 +169,7 @@ def solve_forms(rows: SphereRows, seen: Sketched, cut: float) -> tuple[Array, Ar
     for head in range(len(rows.projection)):
         columns, back = into @ seen.sketch[:, :, head], seen.back[:, :, head] @ out.T
         u, s, v = np.linalg.svd(back @ keys.T)
-        rank = gap_rank(s, cut)
+        rank = 0 if np.abs(seen.sketch[:, :, head]).max() < NOTHING else gap_rank(s, cut)
         if rank >= len(keys) and len(keys) < keys.shape[1]:
             raise RankBudgetError(
                 f"no gap in the singular values of an attention matrix among {len(keys)} sketch tokens: allow more of "
