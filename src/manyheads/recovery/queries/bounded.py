@@ -49,7 +49,7 @@ MISFIT = 4.0
 """A refit is right up to this multiple of the residual at v_0."""
 
 MIRROR = 30.0
-"""A mirror is right up to this multiple of the residual at v_0; an exchange of equal heads makes it of order 1 / noise."""
+"""A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise."""
 
 LEAST = 1e-12
 """Relative residual below which two fits do not differ."""
@@ -158,7 +158,7 @@ def extract_bounded(
         with log.stage("sums"):
             sums = read_sums(oracle, dim)
         with log.stage("pairs"):
-            pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise)
+            pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
             start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
             log.note(_pair_figures(start))
         with log.stage("net"):
