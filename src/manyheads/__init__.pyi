@@ -24,6 +24,7 @@ from .limits import Parametrization as Parametrization
 from .limits import coordinate_check as coordinate_check
 from .limits import transfer_check as transfer_check
 from .recovery import extract_layer as extract_layer
+from .recovery import learn_layer as learn_layer
 from .study import Study as Study
 from .study import cite as cite
 from .study import open_run as open_run

@@ -9,6 +9,8 @@ from . import evaluation as evaluation
 from . import extraction as extraction
 from . import files as files
 from . import hard as hard
+from . import head_count as head_count
+from . import learning as learning
 from . import matching as matching
 from . import methods as methods
 from . import noise as noise
@@ -18,6 +20,7 @@ from . import refusals as refusals
 from . import results as results
 from . import six_stages as six_stages
 from . import stages as stages
+from . import student as student
 from . import tangents as tangents
 from . import task as task
 from . import unmasking as unmasking
@@ -38,6 +41,8 @@ from .extraction import ExtractionOptions as ExtractionOptions
 from .extraction import extract_layer as extract_layer
 from .files import load_layer as load_layer
 from .files import save_layer as save_layer
+from .learning import LearningOptions as LearningOptions
+from .learning import learn_layer as learn_layer
 from .matching import LayerErrors as LayerErrors
 from .matching import compare_layers as compare_layers
 from .matching import function_error as function_error
@@ -58,6 +63,7 @@ from .results import Stage as Stage
 from .six_stages import learn_in_six_stages as learn_in_six_stages
 from .stages.settings import LITERAL as LITERAL
 from .stages.settings import StageSettings as StageSettings
+from .student import StudentSettings as StudentSettings
 from .task import gpt_layer as gpt_layer
 from .task import planted_layer as planted_layer
 from .task import sequences as sequences

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps
-WEAKEST, STRONGEST = 1e-12, 1e6  # damping, in units of the metric's curvature
+WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric's curvature; light hides no gain
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class PolishSettings:
     flat
         It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
         this: the labels are explained as far as they can be.
+    gain
+        It also stops, converged, when a step would lower the error by less than this share of it.
     damping
         Damping of the first step, in units of the metric's curvature.
     """
@@ -50,10 +52,11 @@ class PolishSettings:
     inner: int = 300
     tolerance: float = ROUNDING
     flat: float = 1e-7
+    gain: float = 1e-9
     damping: float = 1e-3
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.inner) < 1 or not min(self.tolerance, self.flat, self.damping) > 0:
+        if min(self.steps, self.inner) < 1 or not min(self.tolerance, self.flat, self.gain, self.damping) > 0:
             raise UsageError(f"{self}: steps and inner are 1 or more, the others positive")
 
 
@@ -189,6 +192,8 @@ def descend(here: Tangent, settings: PolishSettings) -> Polished:
         while damping <= STRONGEST:
             change, expected, used = solve_damped(here, gradient, damping, accuracy, settings.inner)
             products += used
+            if expected <= settings.gain * here.loss and damping <= LIGHT:
+                return Polished(here.layer, tuple(errors), products, cosine, converged=True)
             there = Tangent.at(here.examples, here.theta + change)
             gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
             if not np.isfinite(there.loss) or gain < 1e-3:
