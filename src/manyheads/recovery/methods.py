@@ -102,9 +102,10 @@ def _slices(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bo
 
 
 def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.bounded import extract_bounded
+    from manyheads.recovery.queries.bounded import BoundedSettings, extract_bounded
 
-    return extract_bounded(oracle, level, rng)
+    settings = BoundedSettings(oversampling=3.0, tries=24) if accurate else BoundedSettings()
+    return extract_bounded(oracle, level, rng, settings)
 
 
 def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:

@@ -52,8 +52,15 @@ class Counts:
     own_seconds: float = 0.0
 
     def __add__(self, other: "Counts") -> "Counts":
-        sums = {name: value + getattr(other, name) for name, value in asdict(self).items()}
-        return replace(Counts(**sums), largest_norm=max(self.largest_norm, other.largest_norm))
+        return Counts(
+            self.calls + other.calls,
+            self.tokens + other.tokens,
+            self.numbers + other.numbers,
+            max(self.largest_norm, other.largest_norm),
+            self.stored + other.stored,
+            self.oracle_seconds + other.oracle_seconds,
+            self.own_seconds + other.own_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -276,7 +283,10 @@ class Oracle:
         return y[:, -1]
 
     def _afford(self, calls: int, length: int) -> None:
-        spent, budget = self.total, self.settings.budget
+        budget = self.settings.budget
+        if budget == Budget():
+            return
+        spent = self.total
         after = {
             "calls": spent.calls + calls,
             "tokens": spent.tokens + calls * length,
