@@ -36,6 +36,7 @@ from manyheads.recovery.queries.by_slices import _Log, _pair_figures
 from manyheads.recovery.queries.continuation import Continuation
 from manyheads.recovery.queries.nets import EPS, Followed, NetDesign, PairNets, fit_nets, follow_nets
 from manyheads.recovery.queries.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sums import Sums, read_sums
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.results import Extracted
@@ -79,8 +80,10 @@ class BoundedSettings:
         Queries of the mirror of every probe.
     tries
         Points at which S1 takes Jacobians, per probe.
-    refine
-        Noise from which F5 is run; see `refinement`.
+    refine, work
+        Noise from which F5 is run, and the floating-point operations that it may be expected to take; see `refinement`.
+    excess
+        Numbers in the answers of F5, against the weights.
     """
 
     oversampling: float | None = None
@@ -90,10 +93,14 @@ class BoundedSettings:
     mirrors: int = 3
     tries: int = 12
     refine: float = 1e-5
+    work: float = 1e12
+    excess: float = 12.0
 
     def __post_init__(self) -> None:
         if self.oversampling is not None and not self.oversampling >= 1:
             raise UsageError(f"oversampling={self.oversampling}: a net needs at least as many queries as it has slopes")
+        if not self.excess > 1:
+            raise UsageError(f"excess={self.excess}: a fit needs more numbers than weights")
         if min(self.after, self.tries) < 1 or self.halvings < 0 or self.mirrors < 1 or not 0 < self.step <= 1:
             raise UsageError(f"{self}: counts are positive, and the first step is between 0 and 1")
 
@@ -169,6 +176,11 @@ def extract_bounded(
             log.note(_direction_figures(base, followed, settings))
         layer, lacking = assemble_layer(base, followed, probes, causal)
         log.note({**log.stages[-1].figures, "sum error": lacking})
+        if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
+            with log.stage("refinement"):
+                refined = refine_layer(oracle, layer, rng, excess=settings.excess)
+                layer = refined.layer
+                log.note({name: float(value) for name, value in refined._asdict().items() if name != "layer"})
     except np.linalg.LinAlgError as error:
         raise FitError(
             f"a linear problem had no solution ({error}): the answers are not those of an attention layer",

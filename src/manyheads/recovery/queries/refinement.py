@@ -1,0 +1,124 @@
+r"""F5, the last digits that noise allows: all weights at once, by least squares on random sequences.
+
+An extraction reads differences of answers, and its errors are a multiple of the noise that grows with the shortness of
+its steps. The joint fit of all P weights to N random sequences of k tokens has the least error that is possible,
+
+.. math:: \frac{E \| F - \hat F \|^2}{E \| F \|^2} \approx \sigma^2 \frac{P}{N k d}
+
+with sigma the relative noise, if it starts near enough. Whether it did is measured on held-out sequences, and the
+refined layer is kept only if it explains those better.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.evaluation import evaluate_layer
+from manyheads.recovery.polishing import PolishSettings, polish
+
+Array = NDArray[np.float64]
+
+LENGTH = 4
+"""Tokens of a sequence."""
+
+HELD = 8
+"""One sequence in so many is held out."""
+
+PRODUCTS = 200
+"""Products with the Jacobian that a refinement is expected to take, for the estimate of its work."""
+
+
+class Refined(NamedTuple):
+    """The better layer of the two, and how they compare.
+
+    Attributes
+    ----------
+    layer
+        The refined layer if it explains held-out sequences better, else the one that was given.
+    before, after
+        Relative squared error on held-out sequences, noise included.
+    noise
+        What no layer explains: the residual of the fit, corrected for the weights that were fitted.
+    predicted
+        sigma^2 P / (N k d): the error of the function that least squares should leave.
+    kept
+        Whether the refined layer was the better one.
+    """
+
+    layer: AttentionLayer
+    before: float
+    after: float
+    noise: float
+    predicted: float
+    kept: bool
+
+
+def refinement_size(dim: int, heads: int, excess: float) -> int:
+    """Return the number of sequences whose labels are `excess` times as many as the weights.
+
+    Examples
+    --------
+    >>> refinement_size(8, 2, excess=12)
+    105
+    """
+    return int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))
+
+
+def refinement_work(dim: int, heads: int, excess: float) -> float:
+    """Return the floating-point operations that a refinement is expected to take.
+
+    Examples
+    --------
+    >>> refinement_work(64, 4, excess=12) < 4e11 < refinement_work(128, 8, excess=12)
+    True
+    """
+    return 8.0 * PRODUCTS * refinement_size(dim, heads, excess) * LENGTH * heads * dim**2
+
+
+def refine_layer(
+    oracle: Callable[..., Array], layer: AttentionLayer, rng: np.random.Generator, *, excess: float = 12.0
+) -> Refined:
+    """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
+
+    Parameters
+    ----------
+    oracle
+        Called as ``oracle(x, read="all")``; asked about `refinement_size` sequences, and an eighth more held out.
+    layer
+        The layer that was extracted, with both biases.
+    rng
+        Draws the sequences: standard normal tokens.
+    excess
+        Numbers in the labels, against the weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle, gpt_layer
+    >>> rng = np.random.default_rng(0)
+    >>> truth = gpt_layer(rng, dim=4, heads=2)
+    >>> near = AttentionLayer(1.01 * truth.theta, truth.projection, truth.key_bias, truth.bias, causal=True)
+    >>> refined = refine_layer(Oracle.of(truth), near, rng)
+    >>> refined.kept, refined.after < 1e-6 * refined.before
+    (True, True)
+    """
+    count = refinement_size(layer.dim, layer.heads, excess)
+    x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
+    y = oracle(x, read="all")
+    fitted = polish(layer, x[:count], y[:count], settings=PolishSettings(steps=8, inner=60, flat=1e-4))
+    before, after = (_unexplained(one, x[count:], y[count:]) for one in (layer, fitted.layer))
+    share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
+    noise = fitted.error / (1 - share)
+    kept = after < before
+    return Refined(fitted.layer if kept else layer, before, after, noise, noise * share, kept)
+
+
+def _weights(dim: int, heads: int) -> int:
+    return heads * (2 * dim**2 + dim) + dim
+
+
+def _unexplained(layer: AttentionLayer, x: Array, y: Array) -> float:
+    return float(np.sum((y - evaluate_layer(layer, x)) ** 2) / np.sum(y**2))
