@@ -120,9 +120,17 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
     ),
+    "recovery/violations": Entry(
+        "manyheads.recovery.studies.violations:Violations",
+        "a broken assumption breaks the stages that need it, is refused by name, and is warned of",
+    ),
     "recovery/hard-instances": Entry(
         "manyheads.recovery.studies.hard_instances:HardInstances",
         "a restarted student explains nothing of parity and wave layers, and all of ordinary ones",
+    ),
+    "recovery/noise": Entry(
+        "manyheads.recovery.studies.noise:Noise",
+        "on noisy labels the student reaches the parametric rate, from random starts",
     ),
     "recovery/acceptance": Entry(
         "manyheads.recovery.studies.acceptance:Acceptance",
