@@ -25,11 +25,11 @@ from manyheads.limits.studies.head_diversity import HeadDiversity
 from manyheads.limits.studies.rate_transfer import RateTransfer
 from manyheads.recovery.studies.acceptance import Acceptance
 from manyheads.recovery.studies.hard_instances import HardInstances
-from manyheads.recovery.studies.violations import Violations
 from manyheads.recovery.studies.noise import Noise
+from manyheads.recovery.studies.violations import Violations
 
 SMALL = {
-    "recovery/violations": (Violations(("benign", "cancelled"), dim=4, samples=800, restarts=1), 2),
+    "recovery/violations": (Violations(("benign",), dim=4, samples=300, restarts=1), 2),
     "recovery/hard-instances": (HardInstances((6, 2), (6, 4, 2), samples=300, evaluations=40), 2),
     "recovery/noise": (Noise((0.01, 0.1), dim=3, heads=1, count=120), 2),
     "recovery/acceptance": (Acceptance((2,), (2,), (6, 8), (0.1, 0.2), layers=1, count=400), 2),

@@ -112,8 +112,8 @@ def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumption
       for Boolean tokens).
     * diagonal share: largest :math:`\|\mathrm{diag}\, \Theta_i\|^2 / \|\Theta_i\|_F^2`.
     * trace share: largest :math:`(\mathrm{tr}\, \Theta_i)^2 / \|\Theta_i\|_{op}^2` in units of the stable rank, that
-      is :math:`(\mathrm{tr}\, \Theta_i)^2 / \|\Theta_i\|_F^2`: above one, the logit of a token with itself is shifted
-      by more than a standard deviation.
+      is :math:`(\mathrm{tr}\, \Theta_i)^2 / \|\Theta_i\|_F^2`: above four, the logit of a token with itself is shifted
+      by more than two standard deviations.
     * column share: largest :math:`\max_c \|\Theta_i e_c\|^2 / \|\Theta_i\|_F^2`.
     * ratio of attention norms, of projection norms: largest over smallest Frobenius norm.
     * effective sum: :math:`\|\sum_i W_i\|_F / (\sum_i \|W_i\|_F^2)^{1/2}`.
@@ -217,7 +217,7 @@ def _geometry(theta: Array, projection: Array, inputs: Inputs) -> Iterator[Diagn
     share = float(np.max(np.sum(diagonals**2, axis=1) / squares))
     yield Diagnostic("diagonal share", share, 0.0, 0.5, "tokens that attend to themselves: the six stages")
     trace = float(np.max(np.sum(diagonals, axis=1) ** 2 / squares))
-    yield Diagnostic("trace share", trace, 0.0, 1.0, "tokens that attend to themselves, or never: the crude sum")
+    yield Diagnostic("trace share", trace, 0.0, 4.0, "tokens that attend to themselves, or never: the crude sum")
     column = float(np.max(columns.max(axis=1) / squares))
     yield Diagnostic("column share", column, 0.0, 0.9, "one coordinate decides where a head looks")
     weak = "the weak head drowns: the six stages"
