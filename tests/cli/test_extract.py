@@ -1,0 +1,188 @@
+"""`manyheads extract`: what it asks, writes, prints and refuses; the methods are tested in their own room."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.limits.torch_models import build
+
+from manyheads.attention import Shape
+from manyheads.cli import main
+from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, load_layer, save_layer
+from manyheads.recovery.summaries import Head, free_parameters
+
+DIM, HEADS = 12, 2
+
+
+@pytest.fixture(scope="module")
+def layer(seed):
+    return gpt_layer(np.random.default_rng([seed, 5]), DIM, HEADS)
+
+
+@pytest.fixture
+def oracle(layer):
+    """A module of functions that answer."""
+    asked = []
+
+    def answer(x):
+        asked.append(len(x))
+        return evaluate_layer(layer, x)
+
+    def broken(x):
+        return np.full(x.shape, np.nan)
+
+    def nameless(x):
+        return evaluate_layer(layer, x)
+
+    def interrupted(x):
+        if sum(asked) > 40:
+            raise KeyboardInterrupt
+        return answer(x)
+
+    for function in (answer, broken, interrupted):
+        function.dim = DIM
+    module = type(sys)("oracle_of_this_test")
+    module.answer, module.broken, module.nameless, module.interrupted = answer, broken, nameless, interrupted
+    module.asked, module.mlp = asked, lambda x: np.tanh(x)
+    module.mlp.dim = DIM
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+@pytest.fixture
+def call(capsys):
+    def command(*words):
+        status = main(["extract", *map(str, words)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return command
+
+
+def test_a_function_is_extracted_and_three_files_are_written(call, oracle, layer, folder):
+    status, out, _ = call("oracle_of_this_test:answer", "--verify", 60, "--json")
+    assert status == 0
+    said = json.loads(out)
+    assert (said["heads"], said["dim"], said["theta_ranks"]) == (HEADS, DIM, [DIM // HEADS] * HEADS)
+    assert said["asked"]["calls"] == sum(oracle.asked)
+    assert said["certificate"]["accepted"]
+    assert said["certificate"]["sequences"] == 60
+    assert said["against_weights"] == {}  # nobody knows them
+    errors = compare_layers(layer, load_layer("extracted.safetensors"))
+    assert max(errors.theta, errors.projection) < 1e-5  # of squared function error 1e-6 at most, mostly far below
+    assert json.loads(Path("extracted.json").read_text()) == said
+    page = Path("extracted.html").read_text()
+    for words in ("The recovered heads", "Singular values of W", "With confidence 1 -", "</svg>", "Stage by stage"):
+        assert words in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("https://arxiv", "").replace("https://doi", "")
+
+
+def test_a_saved_layer_is_scored_against_its_own_weights(call, layer):
+    save_layer("mine.safetensors", layer)
+    status, out, err = call("mine.safetensors", "--output", "found.safetensors", "--store", "asked", "--verify", 60)
+    assert status == 0
+    assert f"heads    {HEADS}; rank of Theta {DIM // HEADS}, of W {DIM // HEADS}" in out
+    assert f"truth    heads {HEADS}, theta" in out
+    assert err == ""  # no terminal, no progress
+    first = json.loads(Path("found.json").read_text())
+    assert max(first["against_weights"][name] for name in ("theta", "projection")) < 1e-5
+    # Again with the same store: the same bits, and everything but the probes is answered from it.
+    before = load_layer("found.safetensors")
+    assert call("mine.safetensors", "--output", "found.safetensors", "--store", "asked", "--verify", 60)[0] == 0
+    after = load_layer("found.safetensors")
+    assert all(np.array_equal(getattr(after, name), getattr(before, name)) for name in ("theta", "projection"))
+    again = json.loads(Path("found.json").read_text())["asked"]
+    assert again["stored"] >= again["calls"] - 6
+
+
+def test_an_interrupted_extraction_leaves_its_answers_and_no_files(call, oracle):
+    words = ("--store", "asked", "--verify", 30)
+    status, _, err = call("oracle_of_this_test:interrupted", *words)
+    assert status == 130
+    assert "run the same command again" in err
+    assert not Path("extracted.safetensors").exists()
+    oracle.asked.clear()
+    status, out, _ = call("oracle_of_this_test:answer", *words, "--json")
+    assert status == 0
+    assert json.loads(out)["asked"]["stored"] > 0
+    assert sum(oracle.asked) < json.loads(out)["asked"]["calls"]
+
+
+def test_refusals_have_status_3_say_why_and_write_nothing(call, oracle):
+    for name, words, said in (
+        ("mlp", (), "measured"),
+        ("broken", (), "NaN"),
+        ("answer", ("--budget", 30), "30 calls are allowed"),
+    ):
+        status, out, err = call(f"oracle_of_this_test:{name}", *words)
+        assert (status, out) == (3, "")
+        assert said in err
+        assert not list(Path().glob("extracted*"))
+
+
+def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
+    save_layer("mine.safetensors", layer)
+    Path("checkpoint").mkdir()
+    for words, said in (
+        (("oracle_of_this_test:nameless",), "give the token dimension with --dim"),
+        (("oracle_of_this_test:answer", "--dim", 0), "--dim 0"),
+        (("oracle_of_this_test:answer", "--layer", 1), "--layer: for checkpoint folders only"),
+        (("oracle_of_this_test:answer", "--output", "found.bin"), "ends in .safetensors"),
+        (("oracle_of_this_test:answer", "--output", "no/found.safetensors"), "no folder no"),
+        (("oracle_of_this_test:answer", "--verify", 0), "at least one"),
+        (("oracle_of_this_test:nothing",), "cannot be imported"),
+        (("nowhere",), "no such file or folder"),
+        (("mine.safetensors", "--dim", 3), "--dim: for functions only"),
+        (("checkpoint",), "--layer is missing"),
+        ((), "ORACLE"),
+    ):
+        status, out, err = call(*words)
+        assert (status, out) == (2, ""), (words, err)
+        assert said in err
+    assert call("checkpoint", "--layer", 0)[0] == 3
+    Path("other.safetensors").write_bytes(b"no tensors")
+    assert "holds no saved layer" in call("other.safetensors")[2]
+
+
+def test_free_parameters_are_those_of_the_factors(rng):
+    """A matrix of rank r is a product of factors, up to an invertible r x r matrix: count the tangent directions."""
+    dim, rank = 5, 2
+    factors = rng.normal(size=(dim + 1, rank)), rng.normal(size=(dim, rank))
+    directions = []
+    for place, factor in enumerate(factors):
+        for row, column in np.ndindex(factor.shape):
+            moved = [np.zeros_like(factors[0]), np.zeros_like(factors[1])]
+            moved[place][row, column] = 1
+            directions.append((moved[0] @ factors[1].T + factors[0] @ moved[1].T).ravel())
+    form = np.linalg.matrix_rank(np.stack(directions))
+
+    assert free_parameters(dim, [Head(rank, 0, 1.0, 0.0, 0.0)]) == form + dim
+
+
+@pytest.mark.torch
+def test_a_layer_of_a_checkpoint_is_extracted_and_what_cannot_be_is_refused(call, seed):
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    transformers.utils.logging.disable_progress_bar()
+    model = build("gpt2", Shape(8, 2, 2))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.4)
+    model.save_pretrained("gpt2")
+    status, out, err = call("gpt2", "--layer", 1, "--verify", 60, "--json")
+    assert status == 0, err
+    said = json.loads(out)
+    assert said["oracle"] == "the attention sub-module of layer 1 of gpt2 (gpt2), in float64"
+    assert said["against_weights"]["theta"] < 1e-5
+    status, _, err = call("gpt2", "--layer", 2)
+    assert status == 2
+    assert "layers 0 to 1" in err
+    build("bert", Shape(8, 2, 1)).save_pretrained("bert")
+    status, _, err = call("bert", "--layer", 0, "--through", "block")
+    assert status == 3
+    assert "after the residual sum" in err
