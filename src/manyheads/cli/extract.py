@@ -233,11 +233,15 @@ def _load(path: Path) -> Target:
     from manyheads.errors import UsageError
     from manyheads.recovery import evaluate_layer, load_layer
     from manyheads.recovery.files import is_layer_file
+    from manyheads.recovery.rotary_layer import RotaryLayer
 
     if path.suffix == ".safetensors" and not is_layer_file(path):
         raise UsageError(f"{path} holds no saved layer; of a checkpoint give the folder, with --layer")
     layer = load_layer(path)
-    return Target(lambda x: evaluate_layer(layer, x), layer.dim, str(path), lambda: layer, causal=layer.causal)
+    if isinstance(layer, RotaryLayer):
+        return Target(layer, layer.dim, str(path), lambda: layer, causal=True, rotary=True)
+    plain = layer
+    return Target(lambda x: evaluate_layer(plain, x), plain.dim, str(path), lambda: plain, causal=plain.causal)
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:

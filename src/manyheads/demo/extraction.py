@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -165,8 +165,8 @@ class Extraction(Study):
         if self.finished is None:
             return TextTraining(text=self.text)
         fields = open_trainings(self.finished).header["configuration"]
-        kept = {name: int(fields[name]) for name in ("key_dim", "heads", "depth", "length")}
-        study = replace(TextTraining(text=self.text), **kept)
+        key_dim, heads, depth, length = (int(fields[name]) for name in ("key_dim", "heads", "depth", "length"))
+        study = TextTraining(self.text, key_dim, heads, depth, length)
         if self.layer >= study.depth:
             raise UsageError(f"layer={self.layer} of a transformer of depth {study.depth}: layers count from 0")
         return study
@@ -184,7 +184,8 @@ class Extraction(Study):
         return float(np.sum((answered - expected) ** 2) / np.sum(expected**2))
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Asked:
     """A block's attention in float64, x + layer(gain * norm(x)): what extraction may only call."""
 
     layer: AttentionLayer

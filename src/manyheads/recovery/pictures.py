@@ -1,12 +1,12 @@
 """What a recovered layer looks like: its heads as pictures, their spectra, how much of the stream they share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.results import Recovery, Stage
+from manyheads.recovery.results import Recovery
 from manyheads.recovery.summaries import RANK_TOLERANCE, at_offset_one, describe_heads
 from manyheads.study import Curve, Lines, Listing, Panel, Picture
 from manyheads.study.reports import Section, format_figure
@@ -23,17 +23,23 @@ def layer_panels(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tu
     return (_mosaic(layer), *_spectra(layer), _overlaps(layer, tolerance), _table(layer, tolerance))
 
 
-def stages_panel(stages: Iterable[Stage]) -> Listing:
-    """Return what every stage found and cost, as a table."""
-    rows = tuple(
-        (
-            stage.name,
-            ", ".join(f"{name.replace('_', ' ')} {format_figure(value)}" for name, value in stage.figures.items()),
-            format_figure(round(stage.seconds, 3)),
+def stages_panel(found: Recovery) -> Listing:
+    """Return what every stage asked, found and took, as a table."""
+    figures = {stage.name: stage for stage in found.stages}
+    rows = []
+    for name in dict.fromkeys([*found.counts, *figures]):
+        asked, stage = found.counts.get(name), figures.get(name)
+        said = (
+            "" if stage is None else ", ".join(f"{key} {format_figure(value)}" for key, value in stage.figures.items())
         )
-        for stage in stages
+        cost = ("", "", "") if asked is None else (f"{asked.calls:,}", f"{asked.tokens:,}", f"{asked.numbers:,}")
+        rows.append((name, *cost, "" if stage is None else format_figure(round(stage.seconds, 3)), said))
+    return Listing(
+        "Stage by stage",
+        ("stage", "calls", "tokens", "numbers read", "CPU s", "what it found"),
+        tuple(rows),
+        note="A call is one sequence. Noise is measured before, and the result is selected and verified afterwards.",
     )
-    return Listing("Stage by stage", ("stage", "figures", "CPU s"), rows)
 
 
 def _weights(layer: AttentionLayer) -> tuple[np.ndarray, np.ndarray]:
@@ -42,24 +48,28 @@ def _weights(layer: AttentionLayer) -> tuple[np.ndarray, np.ndarray]:
 
 def _mosaic(layer: AttentionLayer) -> Picture:
     """Lay out |Theta| and below it |W| of every head, each relative to its own largest cell."""
-    columns = min(layer.heads, COLUMNS)
-    bands = []
-    for start in range(0, layer.heads, columns):
-        for weights in _weights(layer):
-            tiles = [_pooled(matrix) for matrix in weights[start : start + columns]]
-            side = len(tiles[0])
-            tiles += [np.full((side, side), np.nan)] * (columns - len(tiles))
-            gap = np.full((side, max(1, side // 12)), np.nan)
-            band = np.concatenate([part for tile in tiles for part in (tile, gap)][:-1], axis=1)
-            bands += [band, np.full((gap.shape[1], band.shape[1]), np.nan)]
-    values = np.concatenate(bands[:-1])
+    rows = -(-layer.heads // COLUMNS)
+    columns = -(-layer.heads // rows)
+    side = min(layer.dim, POOLED)
+    gap = max(1, side // 12)
+    values = np.full((rows * 2 * (side + gap) - gap, columns * (side + gap) - gap), np.nan)
+    marks = [""] * values.shape[0]
+    for head in range(layer.heads):
+        for lower, (name, weights) in enumerate(zip(("Θ", "W"), _weights(layer), strict=True)):
+            top, left = (2 * (head // columns) + lower) * (side + gap), head % columns * (side + gap)
+            values[top : top + side, left : left + side] = _pooled(weights[head])
+            first = head - head % columns
+            last = min(first + columns, layer.heads) - 1
+            marks[top + side // 2] = f"{name} {first}" if first == last else f"{name} {first}-{last}"
     pooled = f", root mean square over blocks of up to {-(-layer.dim // POOLED)} rows" if layer.dim > POOLED else ""
     return Picture(
         "The recovered heads",
-        f"head 0 to {layer.heads - 1}, {columns} a row",
-        "Θ above, W below",
+        "what it is compared with, what it becomes",
+        "head",
         tuple(tuple(map(float, row)) for row in values),
         value_label="size, relative to the largest",
+        x_ticks=("",) * values.shape[1],
+        y_ticks=tuple(marks),
         note=f"What a head compares (Θ) and what it passes on (W), entry by entry{pooled}; each matrix relative to its "
         "own largest cell.",
     )
@@ -160,7 +170,7 @@ def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
     return Section(
         f"{summary['heads']} heads in {summary['dim']} dimensions, from answers alone",
         summary["certificate"]["statement"],
-        (*layer_panels(layer, summary["rank_tolerance"]), stages_panel(found.stages)),
+        (*layer_panels(layer, summary["rank_tolerance"]), stages_panel(found)),
         facts=tuple((name, value) for name, value in facts.items() if value),
         command=summary.get("command", ""),
     )

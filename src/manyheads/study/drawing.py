@@ -177,7 +177,9 @@ def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
     image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest")
     for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
         if ticks:
-            axis.set_ticks(range(len(ticks)), labels=list(ticks), rotation=rotation, fontsize=7.5, family="monospace")
+            shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word
+            places, texts = [place for place, _ in shown], [text for _, text in shown]
+            axis.set_ticks(places, labels=texts, rotation=rotation, fontsize=7.5, family="monospace")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.outline.set_visible(False)
     bar.set_label(panel.value_label)
