@@ -1,5 +1,10 @@
 """Recovery of attention layers, part by part."""
 
-from tests.acceptance import _recovery_certificates, _recovery_sphere, _recovery_trained
+from tests.acceptance import _recovery_certificates, _recovery_hard, _recovery_sphere, _recovery_trained
 
-FIGURES = [*_recovery_certificates.FIGURES, *_recovery_sphere.FIGURES, *_recovery_trained.FIGURES]
+FIGURES = [
+    *_recovery_certificates.FIGURES,
+    *_recovery_hard.FIGURES,
+    *_recovery_sphere.FIGURES,
+    *_recovery_trained.FIGURES,
+]
