@@ -79,7 +79,8 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     Returns
     -------
     lambda (N, k, k), rows sum to one and entries may be negative, and the misfit (N, k): the norm of what remains over
-    the Frobenius norm of the z about their mean.
+    the Frobenius norm of the z about their mean. Where tokens coincide lambda is not determined: the first token then
+    gets all of it, and nothing is certified.
 
     Examples
     --------
@@ -96,10 +97,12 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     z = x @ total
     across = z[:, 1:] - z[:, :1]  # (N, k-1, d)
     gram = across @ across.transpose(0, 2, 1)
-    ridge = 1e-13 * np.trace(gram, axis1=1, axis2=2) + np.finfo(float).tiny  # tokens that coincide get weight zero
-    gram = gram + ridge[:, None, None] * np.eye(gram.shape[1])
+    sizes = np.einsum("nss->ns", gram)
+    distinct = np.linalg.det(gram) > 1e-12 * sizes.prod(-1)
+    gram = np.where(distinct[:, None, None], gram, np.eye(gram.shape[1]))
     above = y - z[:, :1]  # (N, k, d)
     solved = np.linalg.solve(gram, across @ above.transpose(0, 2, 1)).transpose(0, 2, 1)  # (N, k, k-1)
+    solved = np.where(distinct[:, None, None], solved, 0.0)
     left = above - solved @ across
     spread = np.sqrt(np.square(z - z.mean(1, keepdims=True)).sum((1, 2)))  # (N,)
     misfit = np.sqrt(np.square(left).sum(-1)) / np.maximum(spread, np.finfo(float).tiny)[:, None]

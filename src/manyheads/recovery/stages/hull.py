@@ -90,7 +90,8 @@ class Hull:
     def gap(self) -> float:
         """Eigenvalue m + 1 over eigenvalue m."""
         heads = len(self.heights)
-        return float(self.eigenvalues[heads] / max(self.eigenvalues[heads - 1], np.finfo(float).tiny))
+        rounding = max(1e-16 * self.eigenvalues[-1], np.finfo(float).tiny)
+        return float(self.eigenvalues[heads] / max(self.eigenvalues[heads - 1], rounding))
 
     @property
     def nearest(self) -> Array:

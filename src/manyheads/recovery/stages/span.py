@@ -49,5 +49,5 @@ def count_by_gap(eigenvalues: Array) -> int:
     It is right for one or two heads and wrong more often than not for three or more, where false certificates fill the
     gap: `manyheads.recovery.six_stages` finds the number by held-out error.
     """
-    logs = np.log(np.maximum(eigenvalues, np.finfo(float).tiny))
+    logs = np.log(np.maximum(eigenvalues, 1e-14 * eigenvalues[-1]))
     return int(np.argmax(np.diff(logs))) + 1

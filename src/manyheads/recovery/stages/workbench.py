@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[np.float64]
 
 LEAST_GAP = 2.5  # between the eigenvalues above and in a hull: a smaller one is named as the reason of a failure
-LEAST_SUM = 0.2  # effective size of the sum of projections: likewise
+LEAST_SUM = 0.35  # effective size of the sum of projections: likewise; a fifth of the projections' joint norm, or less
 
 
 @dataclass(frozen=True)

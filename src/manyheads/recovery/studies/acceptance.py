@@ -122,11 +122,11 @@ class Acceptance(Study):
                 tolerance=2 * correction,
                 prediction_error=float(drawn.std(ddof=1) / len(drawn) ** 0.5),
                 prediction_dof=len(drawn) - 1,
-                basis="mean logarithm of measured over predicted, over all pairs and thresholds; the leading correction "
-                f"in 1/d is {correction:.3f}, doubled for the next ones",
+                basis="mean logarithm of measured over predicted, over all pairs and thresholds; the leading "
+                f"correction in 1/d is {correction:.3f}, doubled for the next ones",
             ),
             Verdict.from_samples(
-                "where the stages work, acceptance falls with the power (k-1)(m-1) of the threshold",
+                "in the range of use, acceptance falls with the power (k-1)(m-1) of the threshold",
                 np.mean(ratios, 0),
                 target=1.0,
                 tolerance=0.1,
