@@ -17,6 +17,8 @@ DIM = 32
 TRAINED = ("GPT-like", "GPT-like", "GPT-like", "float32", "dead head", "LayerNorm", "residual", "capped logits")
 """What trained layers are made into, the plain one thrice."""
 
+PARTS = ("theta", "projection", "key_bias", "bias")
+
 
 def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLayer]:
     """Train transformers of two layers and four heads on Python's documentation; return their layers on the way."""
@@ -71,7 +73,7 @@ def honest_certificates(folder: Path, layers: int, trained: int, steps: int, new
     """Extract every layer, and compare its certificate with new sequences; goes on where it was killed."""
     record = folder / "outcomes.jsonl"
     outcomes = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    stock = trained_layers(trained, steps, 5)
+    stock = _kept_layers(folder / "trained.npz", trained, steps)
     kinds = [(kind, False) for kind in KINDS] + [(kind, True) for kind in TRAINED]
     with record.open("a") as file:
         for index in range(len(outcomes), layers):
@@ -92,6 +94,19 @@ def honest_certificates(folder: Path, layers: int, trained: int, steps: int, new
             outcomes.append(row)
             print(json.dumps(row), file=file, flush=True)
     return _summarise(outcomes, new, seed)
+
+
+def _kept_layers(path: Path, seeds: int, steps: int) -> list[AttentionLayer]:
+    """Train once, and keep the layers beside the outcomes."""
+    if not path.exists():
+        layers = trained_layers(seeds, steps, 5)
+        stacks = {name: np.stack([getattr(layer, name) for layer in layers]) for name in PARTS}
+        part = path.with_suffix(".part.npz")
+        np.savez(part, **stacks)
+        part.replace(path)
+    with np.load(path) as kept:
+        stacks = [kept[name] for name in PARTS]
+    return [AttentionLayer(*weights, causal=True) for weights in zip(*stacks, strict=True)]
 
 
 def _summarise(outcomes: list[dict[str, Any]], new: int, seed: int) -> Measured:

@@ -9,7 +9,15 @@ from tests.recovery.mixed_layers import CHANGES, IMPOSSIBLE, KINDS, Outcome, bui
 from manyheads.recovery import Certificate
 
 LAYERS, NEW, FALSE_ALARM = 50, 200, 1e-4
-SLOW = {"collinear W": 1, "noise 1e-5": 1, "noise 1e-3": 1, "noise 1e-8": 1, "float32": 2, "capped logits": 2}
+SLOW = {
+    "Theta within 1e-3": 1,
+    "collinear W": 1,
+    "noise 1e-5": 1,
+    "noise 1e-3": 1,
+    "noise 1e-8": 1,
+    "float32": 2,
+    "capped logits": 2,
+}
 """Kinds that take long, and how many of them are looked at here."""
 
 
