@@ -1,10 +1,17 @@
 """Recovery of attention layers, part by part."""
 
-from tests.acceptance import _recovery_certificates, _recovery_hard, _recovery_sphere, _recovery_trained
+from tests.acceptance import (
+    _recovery_certificates,
+    _recovery_hard,
+    _recovery_slices,
+    _recovery_sphere,
+    _recovery_trained,
+)
 
 FIGURES = [
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,
+    *_recovery_slices.FIGURES,
     *_recovery_sphere.FIGURES,
     *_recovery_trained.FIGURES,
 ]

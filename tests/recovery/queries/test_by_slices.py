@@ -62,6 +62,26 @@ def test_shared_keys_and_values(rng):
     assert compare_layers(layer, found.layer).worst < 1e-7
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_layer_that_ignores_its_tokens_is_one_uniform_head(rng, share):
+    layer = gpt_layer(rng, 12, 2)
+    blind = AttentionLayer(0 * layer.theta, share * layer.projection, None, layer.bias, causal=True)
+    found, oracle = extract(blind, rng)
+    assert found.layer.heads == 1
+    np.testing.assert_allclose(found.layer.projection[0], share * layer.projection.sum(0), rtol=0, atol=1e-14)
+    assert oracle.total.calls < 300
+
+
+def test_projections_that_cancel_are_refused(rng):
+    """With W_S = 0 the heads' shares of any probe are linearly dependent."""
+    layer = planted_layer(rng, 12, 3, causal=True)
+    projection = layer.projection.copy()
+    projection[2] = -projection[0] - projection[1]
+    cancelling = AttentionLayer(layer.theta, projection, None, None, causal=True)
+    with pytest.raises(RecoveryRefused):
+        extract(cancelling, rng)
+
+
 @pytest.mark.parametrize(("kind", "heads"), [("dead", 2), ("uniform", 3), ("equal", 2), ("weak", 3)])
 def test_special_heads(rng, kind, heads):
     """A dead head is none, a uniform one is found, equal attention is one head, a weak projection is seen."""

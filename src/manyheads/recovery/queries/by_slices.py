@@ -31,7 +31,7 @@ from manyheads.recovery.queries.pairs import Pairs, Separation, separate_heads
 from manyheads.recovery.queries.rows import Attentions, RowSettings, read_rows
 from manyheads.recovery.queries.slices import ProbeSettings, Stacks, read_slices
 from manyheads.recovery.queries.subspaces import Projections, split_projections
-from manyheads.recovery.queries.sums import read_sums
+from manyheads.recovery.queries.sums import Sums, read_sums
 from manyheads.recovery.refusals import FitError
 from manyheads.recovery.results import Extracted, Stage
 
@@ -135,6 +135,8 @@ def extract_by_slices(
             pairs = Pairs(oracle, sums, settings.before, settings.after, causal, max(noise, EPS))
             start = separate_heads(pairs, dim, rng, oversampling=settings.oversampling, tries=settings.tries)
             log.note(_pair_figures(start))
+        if not len(start.net.values):
+            return _ignoring_tokens(sums, causal, log)
         with log.stage("slices"):
             stacks = read_slices(pairs, start, rng, settings.probes)
             log.note(_slice_figures(stacks))
@@ -151,6 +153,13 @@ def extract_by_slices(
             threshold=1.0,
         ) from error
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=causal)
+    return Extracted(layer, tuple(log.stages))
+
+
+def _ignoring_tokens(sums: Sums, causal: bool, log: "_Log") -> Extracted:
+    """Return the one head, W_S with uniform attention, of a layer in which no pair shows another."""
+    zeros = np.zeros((1, *sums.projection.shape))
+    layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=causal)
     return Extracted(layer, tuple(log.stages))
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 from scipy.optimize import linear_sum_assignment
 from scipy.special import expit
 
@@ -55,6 +56,10 @@ step into the far end of the gate is one without return.
 
 STEP = 1.0
 """Most that one step may change the logit of one row through one parameter."""
+
+
+CHOLESKY = 96
+"""Size from which normal equations are solved one by one, at half the arithmetic, and not in a batch."""
 
 
 @dataclass(frozen=True)
@@ -281,11 +286,7 @@ class _Fit:
                 break
             which = active[open_]
             damped = matrix[open_] + self.damping[which, None, None] * np.eye(size)
-            try:
-                step = np.linalg.solve(damped, right[open_, :, None])[..., 0] / scale[open_]
-            except np.linalg.LinAlgError:
-                self.damping[which] *= 10
-                continue
+            step = _solve_definite(damped, right[open_]) / scale[open_]
             step = np.clip(step.reshape(len(which), *self.slopes.shape[1:]), -self.reach, self.reach)
             trial = self.slopes[which] + step
             loss = self._residual(trial, which)[1]
@@ -296,6 +297,21 @@ class _Fit:
             self.damping[which[~better]] *= 8
             moved[open_[better]] = True
         return moved
+
+
+def _solve_definite(matrices: Array, right: Array) -> Array:
+    """Solve (b, s, s) x = (b, s), by Cholesky where that pays; no step where a matrix is not positive definite."""
+    if matrices.shape[1] < CHOLESKY:
+        try:
+            return np.asarray(np.linalg.solve(matrices, right[..., None])[..., 0], np.float64)
+        except np.linalg.LinAlgError:
+            pass
+    steps = np.zeros_like(right)
+    for matrix, side, step in zip(matrices, right, steps, strict=True):
+        solved, failed = linalg.lapack.dposv(matrix.T, side, overwrite_a=True)[1:]
+        if not failed:
+            step[:] = solved
+    return steps
 
 
 def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:

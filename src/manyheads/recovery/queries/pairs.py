@@ -122,10 +122,15 @@ class Pairs:
         rest: Array = answers - plain
         return rest
 
-    def level(self, queries: Array, probe: Array) -> float:
-        """Root mean square error of one entry of the centred answers, from the size of what is asked."""
-        size = np.sqrt(np.mean(self.sums.read(queries) ** 2)) + np.sqrt(np.mean((probe @ self.sums.projection) ** 2))
-        return float(max(self.noise, 2 * EPS) * size)
+    def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
+        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
+
+        Where the projections cancel in W_S the answers are small beside their terms, which a head's share of the probe
+        bounds, scaled up to the query.
+        """
+        longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
+        parts = self.sums.read(queries), probe @ self.sums.projection, longer * np.asarray(answers)
+        return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
 
 
 class Separation(NamedTuple):
@@ -248,7 +253,7 @@ def _separate_at(
     """One probe: rank, pencils, start, fit."""
     queries, answers, singular, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
-    level = pairs.level(queries, probe)
+    level = pairs.level(queries, probe, answers)
     design = pairs.design(len(queries))
     flat = answers.reshape(-1, dim)
     if heads == 0:
@@ -306,7 +311,7 @@ def _count_heads(
         answers = np.concatenate([answers, pairs.respond(new, probe)[0]])
         flat = answers.reshape(-1, dim)
         _, singular, axes = np.linalg.svd(flat, full_matrices=False)
-        floor = pairs.level(queries, probe) * (np.sqrt(len(flat)) + np.sqrt(dim))
+        floor = pairs.level(queries, probe, answers) * (np.sqrt(len(flat)) + np.sqrt(dim))
         heads = int((singular > SEEN * floor).sum())
         needed = int(np.ceil(oversampling * heads)) + 4
         if wanted >= needed or (heads >= dim and wanted >= 2 * dim):

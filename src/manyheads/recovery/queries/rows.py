@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from manyheads.recovery.queries.nets import EPS
 from manyheads.recovery.queries.slices import rank_by_gap
 from manyheads.recovery.queries.subspaces import Projections
-from manyheads.recovery.refusals import FitError
+from manyheads.recovery.refusals import FitError, RankBudgetError
 
 Array = NDArray[np.float64]
 
@@ -181,11 +181,18 @@ class _Reader:
     ):
         self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, causal
         count, dim = len(heads.projection), len(bias)
-        direct = settings.direct or heads.readers is None
         alive = heads.ranks[heads.ranks > 0]
-        most = dim // count if direct or not len(alive) else int(alive.min())
-        self.direct = direct
-        kept = max(2, min(most, round(settings.share * most))) if most > 1 else 2
+        least = int(alive.min()) if len(alive) else 0
+        self.direct = bool(settings.direct or heads.readers is None or least < 2)
+        most = dim // count if self.direct else least
+        if most < 2:
+            raise RankBudgetError(
+                f"{count} heads in {dim} dimensions, some of rank {least}: rows show the weights of two tokens only "
+                "where every head has rank two, or there are two dimensions per head. Take the bounded method",
+                measured=float(most),
+                threshold=2.0,
+            )
+        kept = max(2, round(settings.share * most))
         # Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
         self.sketched = max(1, round((np.sqrt(2) - 1) * kept))
         self.fresh = max(1, kept - self.sketched)

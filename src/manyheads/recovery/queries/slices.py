@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.queries.nets import EPS, PairNets, follow_nets, net_amplification
+from manyheads.recovery.queries.nets import EPS, PairNets, fit_nets, follow_nets, net_amplification
 from manyheads.recovery.queries.pairs import Pairs, Separation
 from manyheads.recovery.refusals import FitError
 
@@ -80,6 +80,8 @@ class Stacks(NamedTuple):
 def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: ProbeSettings) -> Stacks:
     """Ask probe after probe until every head's output space is exhausted, or there are d probes.
 
+    Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
+
     Parameters
     ----------
     pairs
@@ -114,12 +116,23 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
         answers = pairs.respond(start.queries, start.probe + displacements)
         return answers.reshape(len(displacements), -1, dim)
 
+    size = np.sqrt(len(start.design.features) * dim) * start.level
+    allowed = MISFIT * max(float(start.net.residual), size / max(float(np.linalg.norm(_predicted(start))), 1e-300))
+
+    def fit(answers: Array) -> PairNets:
+        # A fit that creeps far from the noise is on its way to no solution: its step is halved, its end not awaited.
+        found = fit_nets(start.design, answers, start.net.slopes, iterations=40, tolerance=1e-3)
+        near = np.flatnonzero(found.residual <= 1e3 * allowed)
+        if len(near):
+            ended = fit_nets(start.design, answers[near], found.slopes[near])
+            for part, better in zip(found, ended, strict=True):
+                part[near] = better
+        return found
+
     ranks = None
     while used < dim:
         chosen = directions[used : used + wanted] * reach
-        size = np.sqrt(len(start.design.features) * dim) * start.level
-        allowed = MISFIT * max(float(start.net.residual), size / np.linalg.norm(_predicted(start)))
-        found = follow_nets(start.design, ask, start.net, chosen, step=settings.step, allowed=allowed)
+        found = follow_nets(start.design, ask, start.net, chosen, step=settings.step, allowed=allowed, fit=fit)
         used, good = used + len(chosen), found.accepted
         halvings += found.halvings
         dropped += int((~good).sum())
@@ -139,7 +152,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
         if uniform:
             values = np.concatenate([values, (rows @ pairs.sums.projection - values.sum(0))[None]])
         ranks = find_ranks(values, levels)
-        if ranks is not None and not settings.full:
+        if ranks is not None and not settings.full and ranks.sum() <= dim:
             missing = int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - len(rows)
             if missing <= 0:
                 break

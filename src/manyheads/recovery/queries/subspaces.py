@@ -36,7 +36,7 @@ class Projections(NamedTuple):
     condition
         Condition number of O: errors of the output spaces reach the projections times this.
     sum_error
-        |sum_i W_i - W_S| / |W_S|.
+        |sum_i W_i - W_S|, relative to the largest of these matrices.
     row_error
         Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one.
     """
@@ -137,7 +137,8 @@ def _by_probes(sums: Sums, stacks: Stacks) -> Projections:
 
 
 def _errors(projection: Array, sums: Sums, stacks: Stacks) -> tuple[float, float]:
-    whole = np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection)
+    size = max(np.linalg.norm(sums.projection), np.linalg.norm(projection, axis=(1, 2)).max(), np.finfo(float).tiny)
+    whole = np.linalg.norm(projection.sum(0) - sums.projection) / size
     rest = np.linalg.norm(stacks.probes @ projection - stacks.values, axis=2)  # (m, b)
     sizes = np.linalg.norm(stacks.values, axis=2)
     return float(whole), float((rest / np.maximum(np.median(sizes, axis=1), np.finfo(float).tiny)[:, None]).max())
