@@ -331,7 +331,7 @@ def assemble_layer(base: Base, followed: Followed, probes: Array, causal: bool) 
 
     def solve(readings: Array) -> Array:  # (d + 1, m, p) -> (d, m, p): linear in the probe
         flat = np.linalg.lstsq(places, readings.reshape(dim + 1, -1), rcond=None)[0]
-        return flat.reshape(dim, heads, -1)
+        return flat.reshape(dim, *readings.shape[1:])
 
     by_probe = solve(slopes)
     theta, key_bias = by_probe[..., :dim].transpose(1, 2, 0), by_probe[..., dim].T
