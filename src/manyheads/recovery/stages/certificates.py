@@ -105,7 +105,8 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     solved = np.where(distinct[:, None, None], solved, 0.0)
     left = above - solved @ across
     spread = np.sqrt(np.square(z - z.mean(1, keepdims=True)).sum((1, 2)))  # (N,)
-    misfit = np.sqrt(np.square(left).sum(-1)) / np.maximum(spread, np.finfo(float).tiny)[:, None]
+    with np.errstate(over="ignore"):  # tokens that coincide under the sum have no spread: infinitely bad
+        misfit = np.sqrt(np.square(left).sum(-1)) / np.maximum(spread, np.finfo(float).tiny)[:, None]
     return np.concatenate([1 - solved.sum(-1, keepdims=True), solved], -1), misfit
 
 
