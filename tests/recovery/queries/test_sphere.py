@@ -142,3 +142,21 @@ def test_the_widest_gap_decides_a_rank():
     assert gap_rank(np.array([1.0, 0.5, 0.1]), 1e-6) == 3
     assert gap_rank(np.array([1.0, 1e-3, 1e-9, 1e-10]), 1e-6) == 2
     assert gap_rank(np.zeros(3), 1e-6) == 0
+
+
+def test_noise_leaves_fewer_digits_and_no_false_layer(rng):
+    block = Block(rng)
+
+    def noisy(x):
+        y = block(x)
+        return y + 1e-9 * np.sqrt(np.mean(y**2)) * rng.standard_normal(y.shape)
+
+    for left in range(TRIES)[::-1]:
+        try:
+            found = extract_on_sphere(Oracle(noisy, DIM), 1e-9, rng)
+            break
+        except RecoveryRefused:
+            if not left:
+                raise
+    x = rng.standard_normal((5, 6, DIM))
+    assert np.mean((found(x) - block(x)) ** 2) < 1e-6 * np.mean(block(x) ** 2)

@@ -29,6 +29,7 @@ from manyheads.recovery.normalisation import Normalisation
 from manyheads.recovery.queries.nets import EPS, Array, follow_nets, net_amplification
 from manyheads.recovery.queries.slices import Stacks, find_ranks
 from manyheads.recovery.queries.sphere_pairs import (
+    EXACT,
     SphereHeads,
     SpherePairs,
     find_sphere_heads,
@@ -236,11 +237,13 @@ class _Extraction:
         size = max(2, int(self.settings.share * min(self.oracle.dim / len(projection), *ranks)))
         base = np.sqrt(self.oracle.dim) * basis[0]
         rows, spread = choose_base(SphereRows(self.oracle, sums, projection, basis, base), size, self.rng)
-        few = max(ranks) + self.settings.extra
+        # With noise no gap shows: attention is taken to have no larger rank than the values, and verification decides.
+        most = None if self.noise <= EXACT else max(ranks)
+        few = max(ranks) + self.settings.extra * (1 if most is None else 3)
         while True:
             seen = read_sketches(rows, min(few, len(basis)), size, spread, self.rng)
             try:
-                theta, beta, found = solve_forms(rows, seen, max(1e-6, 100 * self.noise))
+                theta, beta, found = solve_forms(rows, seen, max(1e-6, 100 * self.noise), most)
             except RankBudgetError:
                 if few >= len(basis):
                     raise

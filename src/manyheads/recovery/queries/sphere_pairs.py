@@ -35,6 +35,12 @@ from manyheads.recovery.refusals import HeadSeparationError, NotALayer
 FIRST = 10
 """Queries at the first probe."""
 
+EXACT = 1e-10
+"""Relative error of an answer up to which it counts as exact but for rounding."""
+
+WELL_SEPARATED = 100.0
+"""Amplification of noise by a net below which no other difference is tried."""
+
 
 @dataclass(frozen=True)
 class SpherePairs:
@@ -62,6 +68,11 @@ class SpherePairs:
     def radius(self) -> float:
         """Norm of tokens and differences, sqrt d."""
         return float(np.sqrt(self.near.shape[1]))
+
+    @property
+    def repeats(self) -> int:
+        """How many times as many queries and copies are asked of answers with noise as of exact ones."""
+        return 1 if self.noise <= EXACT else 3
 
     def probe(self, direction: Array) -> Array:
         """Return differences (..., d) along directions (..., a) of the first half."""
@@ -100,19 +111,24 @@ class SphereHeads:
     amplification: Array
     allowed: float
 
+    @property
+    def worst(self) -> float:
+        """Largest amplification of noise of a head."""
+        return float(self.amplification.max())
+
 
 def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
-    """Find the heads at a random difference, from the pencils of its queries.
+    """Find the heads at a random difference, from the pencils of its queries; at the best of a few.
 
     Raises
     ------
     HeadSeparationError
         No difference shows heads whose gates fit the answers.
     """
-    residual = np.inf
+    residual, best = np.inf, None
     for _ in range(tries):
         direction = rng.standard_normal(len(pairs.near))
-        v, w, copies = pairs.probe(direction), pairs.queries(FIRST, rng), 6
+        v, w, copies = pairs.probe(direction), pairs.queries(FIRST * pairs.repeats, rng), 6 + 2 * pairs.repeats
         while True:
             answers = pairs.respond(w, v[None], copies)[0]  # (n, copies, d)
             flat = answers.reshape(-1, answers.shape[2])
@@ -131,8 +147,15 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
         nets = fit_nets(design, np.repeat(flat[None], len(starts), axis=0), starts, iterations=100)
         net = nets.one(int(np.argmin(nets.residual)))
         residual = min(residual, float(net.residual))
-        if net.residual <= allowed:
-            return _fewer(pairs, direction, w, answers, net, allowed)
+        if net.residual > allowed:
+            continue
+        found = _fewer(pairs, direction, w, answers, net, allowed)
+        if best is None or (heads, -found.worst) > (len(best.net.values), -best.worst):
+            best = found
+        if best.worst < WELL_SEPARATED:
+            break
+    if best is not None:
+        return best
     raise HeadSeparationError(
         "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
         "behind a normalisation, or its answers are too noisy",
@@ -146,8 +169,8 @@ def _fewer(
 ) -> SphereHeads:
     """Keep as many queries and copies as the net needs at the next differences."""
     heads = len(net.values)
-    copies = min(answers.shape[1], max(4, heads // 2 + 2))
-    kept = min(len(w), heads + 3)
+    copies = min(answers.shape[1], max(4, heads // 2 + 2) * pairs.repeats)
+    kept = min(len(w), (heads + 3) * pairs.repeats)
     part = answers[:kept, :copies].reshape(-1, answers.shape[2])
     design = pairs.design(kept, copies)
     fewer = fit_nets(design, part, net.slopes[:, :kept])

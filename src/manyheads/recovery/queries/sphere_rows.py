@@ -151,8 +151,19 @@ def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.
     return Sketched(sketch_tokens, fresh, forward, back, least)
 
 
-def solve_forms(rows: SphereRows, seen: Sketched, cut: float) -> tuple[Array, Array, list[int]]:
+def solve_forms(
+    rows: SphereRows, seen: Sketched, cut: float, most: int | None = None
+) -> tuple[Array, Array, list[int]]:
     """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches.
+
+    Parameters
+    ----------
+    rows, seen
+        How sequences were asked, and the logits seen.
+    cut
+        Share of the largest singular value below which the gap at the rank must end.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
 
     Raises
     ------
@@ -170,6 +181,8 @@ def solve_forms(rows: SphereRows, seen: Sketched, cut: float) -> tuple[Array, Ar
         columns, back = into @ seen.sketch[:, :, head], seen.back[:, :, head] @ out.T
         u, s, v = np.linalg.svd(back @ keys.T)
         rank = 0 if np.abs(seen.sketch[:, :, head]).max() < NOTHING else gap_rank(s, cut)
+        if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
+            rank = int((s[:most] > 2 * s[most]).sum())
         if rank >= len(keys) and len(keys) < keys.shape[1]:
             raise RankBudgetError(
                 f"no gap in the singular values of an attention matrix among {len(keys)} sketch tokens: allow more of "
