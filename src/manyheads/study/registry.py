@@ -128,9 +128,17 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.hard_instances:HardInstances",
         "a restarted student explains nothing of parity and wave layers, and all of ordinary ones",
     ),
+    "recovery/passive-against-queries": Entry(
+        "manyheads.recovery.studies.passive_against_queries:PassiveAgainstQueries",
+        "random sequences and queries both give the layer; queries save computing, not sequences",
+    ),
     "recovery/noise": Entry(
         "manyheads.recovery.studies.noise:Noise",
         "on noisy labels the student reaches the parametric rate, from random starts",
+    ),
+    "recovery/stages": Entry(
+        "manyheads.recovery.studies.stages:Stages",
+        "six stages, each nearer than the one before; practical forms of two of them are much nearer",
     ),
     "recovery/acceptance": Entry(
         "manyheads.recovery.studies.acceptance:Acceptance",

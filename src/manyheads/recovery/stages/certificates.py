@@ -106,7 +106,7 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     left = above - solved @ across
     spread = np.sqrt(np.square(z - z.mean(1, keepdims=True)).sum((1, 2)))  # (N,)
     with np.errstate(over="ignore"):  # tokens that coincide under the sum have no spread: infinitely bad
-        misfit = np.sqrt(np.square(left).sum(-1)) / np.maximum(spread, np.finfo(float).tiny)[:, None]
+        misfit = np.sqrt(np.square(left).sum(-1)) / np.where(spread > 0, spread, 1.0)[:, None]
     return np.concatenate([1 - solved.sum(-1, keepdims=True), solved], -1), misfit
 
 
