@@ -3,6 +3,7 @@
 from tests.acceptance import (
     _recovery_certificates,
     _recovery_hard,
+    _recovery_passive,
     _recovery_slices,
     _recovery_sphere,
     _recovery_trained,
@@ -11,6 +12,7 @@ from tests.acceptance import (
 FIGURES = [
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,
+    *_recovery_passive.FIGURES,
     *_recovery_slices.FIGURES,
     *_recovery_sphere.FIGURES,
     *_recovery_trained.FIGURES,
