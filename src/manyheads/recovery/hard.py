@@ -6,8 +6,8 @@ nothing. Where they differ, what attention adds to the first row is a function o
 .. math:: u = \sum_{j \in S} (x_{1j} - x_{2j}) = \sum_{t} z_t, \qquad z = (x_{1j}, -x_{2j})_{j \in S},
 
 a sum of 2|S| signs over a hidden set S of coordinates. A function of such a sum has a Fourier energy at each degree,
-computed here exactly (`guarantees`). Nothing that correlates labels with functions of few coordinates sees the rest,
-and the gradient of a squared loss is such a correlation.
+computed here exactly (`guarantees`). Functions of few coordinates do not correlate with high degrees, and a gradient of
+the squared loss is nothing but correlations of labels with functions that the learner has at the time.
 
 Derived here, after the idea of the hard instances of Chen and Li, whose own constructions differ:
 
