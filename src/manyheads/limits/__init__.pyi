@@ -27,6 +27,8 @@ from .coordinates import Growth as Growth
 from .coordinates import check_growth as check_growth
 from .coordinates import coordinate_check as coordinate_check
 from .coordinates import measure_lesson as measure_lesson
+from .ensembles import Network as Network
+from .ensembles import train_networks as train_networks
 from .finite import Motion as Motion
 from .finite import Recipe as Recipe
 from .finite import measure_motion as measure_motion
@@ -35,11 +37,16 @@ from .optimisers import rescale as rescale
 from .parametrization import Parametrization as Parametrization
 from .powers import Power as Power
 from .schemes import Law as Law
+from .solutions import Sampling as Sampling
+from .solutions import infinite_depth as infinite_depth
+from .solutions import infinite_heads as infinite_heads
+from .solutions import infinite_key_dim as infinite_key_dim
 from .tables import Row as Row
 from .tables import Table as Table
 from .task import Lesson as Lesson
 from .task import digits_lesson as digits_lesson
 from .task import text_lesson as text_lesson
+from .theory.problem import Problem as Problem
 from .torch_audits import audit_torch as audit_torch
 from .torch_groups import Reading as Reading
 from .torch_groups import initialise_model as initialise_model
