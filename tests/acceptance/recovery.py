@@ -1,6 +1,7 @@
 """Recovery of attention layers, part by part."""
 
 from tests.acceptance import (
+    _recovery_bounded,
     _recovery_certificates,
     _recovery_hard,
     _recovery_passive,
@@ -10,6 +11,7 @@ from tests.acceptance import (
 )
 
 FIGURES = [
+    *_recovery_bounded.FIGURES,
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,
     *_recovery_passive.FIGURES,
