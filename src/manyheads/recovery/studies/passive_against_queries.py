@@ -1,0 +1,178 @@
+"""`recovery/passive-against-queries`: what it is worth to choose the sequences.
+
+One layer of GPT's shape, with biases and a causal mask, is learned twice: by the student from random sequences, and by
+queries. Both end with the layer; what differs is how many sequences they see, how many numbers they read of the
+answers, and how long they compute. The student is told the number of heads, the form, and what number of sequences
+suffices; the queries find out for themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.recovery.evaluation import evaluate_layer
+from manyheads.recovery.extraction import extract_layer
+from manyheads.recovery.matching import compare_layers
+from manyheads.recovery.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.studies.shared import SOURCE, generator
+from manyheads.recovery.tangents import Examples, Form
+from manyheads.recovery.task import gpt_layer, sequences
+from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+
+HELD_OUT = 50  # sequences that tell the student whether to start again
+RIGHT = 1e-10  # relative squared error at which it does not
+EXACT = -6.0  # log10 of the relative error of matrices that are recovered: of the function's, about the square
+OTHERS = ("noise", "verification")  # stages of an extraction that learn nothing of the layer
+FORM = Form(key_bias=True, bias=True, causal=True)
+
+
+@dataclass(frozen=True)
+class PassiveAgainstQueries(Study):
+    """Random sequences and queries both give the layer; queries save computing, not sequences.
+
+    Attributes
+    ----------
+    dims
+        Token dimensions.
+    heads
+        Of the layers, each of rank dim / heads.
+    length
+        Tokens of a random sequence.
+    labels
+        Numbers read for each free number of the layer that the student has to find.
+    """
+
+    name: ClassVar[str] = "recovery/passive-against-queries"
+    claim: ClassVar[str] = "random sequences and queries both give the layer; queries save computing, not sequences"
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="passive learning is the source's subject; the comparison with queries is made here"
+    )
+
+    dims: tuple[int, ...] = (8, 16, 32)
+    heads: int = 2
+    length: int = 4
+    labels: float = 6.0
+
+    def __post_init__(self) -> None:
+        if not self.dims or list(self.dims) != sorted(set(self.dims)) or self.length < 2 or self.heads < 1:
+            raise UsageError(f"dims={self.dims}, heads={self.heads}, length={self.length}: rising, positive, 2 or more")
+        if any(dim % self.heads for dim in self.dims) or not self.labels >= ENOUGH:
+            raise UsageError(
+                f"dims={self.dims}, labels={self.labels}: multiples of heads={self.heads}, {ENOUGH:g} labels or more"
+            )
+
+    @classmethod
+    def full(cls) -> PassiveAgainstQueries:
+        """Return the study up to 64 dimensions and with four heads."""
+        return cls(dims=(16, 32, 64), heads=4)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every dimension."""
+        return grid(dim=self.dims)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the least number of calls: free numbers of the layer over the numbers that a call's last row has."""
+        # Theta and W of rank d/m cost 2 d^2 - d^2/m numbers a head's pair of d x d/m factors, summed: 4 d^2 - 2 d^2/m.
+        least = [(4 * dim**2 - 2 * dim**2 / self.heads) / dim for dim in self.dims]
+        attributes = {"long_name": "sequences", "units": "1"}
+        return xr.Dataset({"least": ("dim", least, attributes)}, coords={"dim": list(self.dims)})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Learn one layer from random sequences, and by queries."""
+        dim = int(cell["dim"])
+        for_layer, for_data, for_student, for_queries = generator(key).spawn(4)
+        layer = gpt_layer(for_layer, dim, self.heads)
+        free = free_numbers(Examples(np.zeros((1, 1, dim)), np.zeros((1, 1, dim)), FORM), self.heads)
+        count = math.ceil(self.labels * free / (self.length * dim))
+        x, held = (sequences(for_data, n, self.length, dim, distribution="gaussian") for n in (count, HELD_OUT))
+        examples, held_out = (Examples(part, evaluate_layer(layer, part), FORM) for part in (x, held))
+        settings = StudentSettings(labels=self.labels)
+        fit = fit_student(examples, held_out, self.heads, for_student, wanted=RIGHT, settings=settings)
+
+        begun = time.process_time()
+        found = extract_layer(lambda x: evaluate_layer(layer, x), dim, seed=int(for_queries.integers(2**31)))
+        seconds = time.process_time() - begun
+        asked = [counts for stage, counts in found.counts.items() if stage not in OTHERS]
+        errors = [compare_layers(layer, one.layer) for one in (fit, found)]
+        logs = [math.log10(max(error.theta, error.projection, 1e-16)) for error in errors]
+        timed = {"units": "s", "deterministic": False}
+        return xr.Dataset(
+            {
+                "student_sequences": ((), float(count), _label("sequences shown to the student")),
+                "query_sequences": ((), float(sum(one.calls for one in asked)), _label("sequences asked")),
+                "student_numbers": ((), float(count * self.length * dim), _label("numbers read by the student")),
+                "query_numbers": ((), float(sum(one.numbers for one in asked)), _label("numbers read by queries")),
+                "student_error": ((), logs[0], _label("log10 of the student's largest relative error")),
+                "query_error": ((), logs[1], _label("log10 of the queries' largest relative error")),
+                "student_seconds": ((), fit.seconds, {"long_name": "CPU seconds of the student"} | timed),
+                "query_seconds": ((), seconds, {"long_name": "CPU seconds of the queries"} | timed),
+            }
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Ask whether both recover the layer, and which costs more."""
+        table = trained.set_index(cell="dim")
+        largest = table.sel(cell=max(self.dims))
+        sequences_ratio = np.log10(largest["query_sequences"].values / largest["student_sequences"].values)
+        seconds_ratio = np.log10(largest["student_seconds"].values / largest["query_seconds"].values)
+        return (
+            *(
+                Verdict.exact(
+                    f"{who} recover every layer",
+                    float(table[name].max()),
+                    target=EXACT,
+                    tolerance=(math.inf, 0.0),
+                    basis="log10 of the worst relative error of Theta and W over all layers; the function's is smaller",
+                )
+                for who, name in (("random sequences", "student_error"), ("queries", "query_error"))
+            ),
+            Verdict.from_samples(
+                f"queries need fewer sequences than the student, at {max(self.dims)} dimensions",
+                sequences_ratio,
+                target=0.0,
+                tolerance=(math.inf, 0.0),
+                basis="log10 of the ratio, verification left out; all rows of a random sequence inform",
+                expected="refuted",
+                resolution=1e-3,
+            ),
+            Verdict.from_samples(
+                f"queries compute less than the student, at {max(self.dims)} dimensions",
+                seconds_ratio,
+                target=0.0,
+                tolerance=(0.0, math.inf),
+                basis="log10 of the ratio of CPU seconds, verification included for the queries",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show sequences, numbers and seconds by dimension."""
+        table = trained.set_index(cell="dim").transpose("replicate", "cell")
+        pictures = [
+            ("Sequences", "sequences", "sequences"),
+            ("Numbers read", "numbers", "numbers of the answers"),
+            ("Time", "seconds", "CPU seconds"),
+        ]
+        panels = []
+        for title, name, label in pictures:
+            curves = [
+                spread_curve(self.dims, table[f"{who}_{name}"].values, shown, group=group)
+                for group, (who, shown) in enumerate((("student", "student, random sequences"), ("query", "queries")))
+            ]
+            if name == "sequences":
+                least = predicted["least"].values[None]
+                curves.append(spread_curve(self.dims, least, "free numbers / dimension", "reference"))
+            note = "bands: full range of the replicates; verification is not counted"
+            panels.append(Lines(title, "dimension", label, tuple(curves), log_x=True, log_y=True, note=note))
+        return tuple(panels)
+
+
+def _label(text: str) -> dict[str, str]:
+    return {"long_name": text, "units": "1"}
