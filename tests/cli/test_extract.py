@@ -11,7 +11,6 @@ from tests.limits.torch_models import build
 from manyheads.attention import Shape
 from manyheads.cli import main
 from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, load_layer, save_layer
-from manyheads.recovery.summaries import Head, free_parameters
 
 DIM, HEADS = 12, 2
 
@@ -145,21 +144,6 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
     assert call("checkpoint", "--layer", 0)[0] == 3
     Path("other.safetensors").write_bytes(b"no tensors")
     assert "holds no saved layer" in call("other.safetensors")[2]
-
-
-def test_free_parameters_are_those_of_the_factors(rng):
-    """A matrix of rank r is a product of factors, up to an invertible r x r matrix: count the tangent directions."""
-    dim, rank = 5, 2
-    factors = rng.normal(size=(dim + 1, rank)), rng.normal(size=(dim, rank))
-    directions = []
-    for place, factor in enumerate(factors):
-        for row, column in np.ndindex(factor.shape):
-            moved = [np.zeros_like(factors[0]), np.zeros_like(factors[1])]
-            moved[place][row, column] = 1
-            directions.append((moved[0] @ factors[1].T + factors[0] @ moved[1].T).ravel())
-    form = np.linalg.matrix_rank(np.stack(directions))
-
-    assert free_parameters(dim, [Head(rank, 0, 1.0, 0.0, 0.0)]) == form + dim
 
 
 @pytest.mark.torch
