@@ -14,10 +14,12 @@ from . import learning as learning
 from . import matching as matching
 from . import methods as methods
 from . import noise as noise
+from . import normalisation as normalisation
 from . import oracles as oracles
 from . import polishing as polishing
 from . import refusals as refusals
 from . import results as results
+from . import rotary_layer as rotary_layer
 from . import six_stages as six_stages
 from . import stages as stages
 from . import student as student
@@ -49,6 +51,8 @@ from .matching import function_error as function_error
 from .matching import match_heads as match_heads
 from .noise import Noise as Noise
 from .noise import oracle_noise as oracle_noise
+from .normalisation import Normalisation as Normalisation
+from .normalisation import projected as projected
 from .oracles import Budget as Budget
 from .oracles import Counts as Counts
 from .oracles import Oracle as Oracle
@@ -60,6 +64,8 @@ from .refusals import RecoveryRefused as RecoveryRefused
 from .results import Extracted as Extracted
 from .results import Recovery as Recovery
 from .results import Stage as Stage
+from .rotary_layer import RotaryLayer as RotaryLayer
+from .rotary_layer import planted_rotary_layer as planted_rotary_layer
 from .six_stages import learn_in_six_stages as learn_in_six_stages
 from .stages.settings import LITERAL as LITERAL
 from .stages.settings import StageSettings as StageSettings

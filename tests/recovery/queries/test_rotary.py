@@ -142,3 +142,21 @@ def test_a_layer_without_positions_is_one_whose_heads_do_not_turn(rng):
         np.testing.assert_allclose(angles, 0, atol=1e-3)
     x = rng.standard_normal((4, 9, DIM))
     np.testing.assert_allclose(found(x), evaluate_layer(plain, x), atol=1e-6)
+
+
+def test_noise_leaves_fewer_digits(rng):
+    layer = planted_rotary_layer(rng, DIM, HEADS)
+
+    def noisy(x):
+        y = layer(x)
+        return y + 1e-9 * np.sqrt(np.mean(y**2)) * rng.standard_normal(y.shape)
+
+    for left in range(TRIES)[::-1]:
+        try:
+            found = extract_rotary(Oracle(noisy, DIM), 1e-9, rng)
+            break
+        except RecoveryRefused:
+            if not left:
+                raise
+    x = rng.standard_normal((5, 8, DIM))
+    assert np.mean((found(x) - layer(x)) ** 2) < 1e-6 * np.mean(layer(x) ** 2)

@@ -24,12 +24,15 @@ from manyheads.recovery.queries import rotary_forms as forms
 from manyheads.recovery.queries.nets import Array, follow_nets, net_amplification
 from manyheads.recovery.queries.rotary_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary_logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError, RecoveryRefused
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, Stage
 from manyheads.recovery.rotary_layer import RotaryLayer, Turns
 
 SIZE = 0.9
 """Standard deviation of the logits that are read: larger ones leave some weights too small."""
+
+EXACT = 1e-10
+"""Relative error of an answer up to which it counts as exact but for rounding."""
 
 CLEAR = 0.05
 """Weight below which a direction is left out: its errors are twenty times those of the first direction."""
@@ -220,12 +223,13 @@ class _Extraction:
         dim, heads, most = self.oracle.dim, len(self.projection), max(self.ranks)
         kept = max(2, int(self.settings.share * min(dim / heads, *self.ranks)))
         kept -= kept % 2 if kept > 2 else 0
-        few = min(dim, max(most + self.settings.extra, kept))
+        exact = self.noise <= EXACT
+        few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
         reader = Reader(self.oracle, self.bias, self.projection)
         figures["size"] = self._shorten(reader, kept)
         tokens = self._tokens(few), self._basis()
         walk = reader.read(np.concatenate(tokens), alternate(few, dim, kept), np.arange(1, kept + 1))
-        spaces = self._spaces(walk, *tokens)
+        spaces = self._spaces(walk, *tokens, None if exact else most)
         needed = int(self.settings.excess * max(space.rank**2 for space in spaces)) + 4
         ledger = Ledger.joined([walk, self._random(reader, {0: needed, 2: needed}, kept)])
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
@@ -279,7 +283,7 @@ class _Extraction:
             parts.append(reader.read(self._tokens(pieces.size), pieces, positions))
         return Ledger.joined(parts)
 
-    def _spaces(self, walk: Ledger, few: Array, fresh: Array) -> list[forms.Spaces]:
+    def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
         """Find the form of every head at offset 1 from what a walk shows."""
         near = walk.offset == 1
         table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
@@ -287,7 +291,7 @@ class _Extraction:
         first = len(few)
         noise = max(self.noise, 1e-13)
         return [
-            forms.find_spaces(table[first:, :first, head], table[:first, first:, head], fresh, few, noise, False)
+            forms.find_spaces(table[first:, :first, head], table[:first, first:, head], fresh, few, noise, most)
             for head in range(walk.logits.shape[1])
         ]
 
@@ -300,7 +304,7 @@ class _Extraction:
         for offset in offsets:
             queries, keys, logits = ledger.at(offset)
             for head, space in enumerate(spaces):
-                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head], False)
+                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head])
                 worst = max(worst, rest)
         figures["cores"] = worst
         allowed = max(1e-4, 1e5 * self.noise)
@@ -312,6 +316,3 @@ class _Extraction:
                 threshold=allowed,
             )
         return cores
-
-
-__all__ = ["RecoveryRefused", "RotarySettings", "extract_rotary"]

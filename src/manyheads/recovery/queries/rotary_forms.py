@@ -1,9 +1,9 @@
 r"""Forms from logits: the first offset from two sketches, every further one from a small core, and how heads turn.
 
-At offset 1, with fresh tokens A and sketch tokens U (few), the logits give C = A~ Theta U^T and R = U~ Theta A^T, and a
+At offset 1, with fresh tokens A and sketch tokens U (few), the logits give C = A Theta U^T and R = U Theta A^T, and a
 matrix whose rank is below the number of sketch tokens is
 
-.. math:: \Theta = (A^{~+} C) \, (\tilde U \Theta U^\top)^+ \, (R A^{+\top}).
+.. math:: \Theta = (A^+ C) \, (U \Theta U^\top)^+ \, (R A^{+\top}).
 
 Its column space L and row space K are those of W_Q and W_K, hence of every other offset, where only the core M of
 Theta^(t) = L M^(t) K^T is unknown: a linear problem in r² numbers for any set of pairs. At offset 0 only pairs of a
@@ -12,7 +12,7 @@ independent (2 r <= d in general position).
 
 Rotations compose: M^(t+1) = G M^(t), with G = L^+ W_Q R_1 W_Q^+ L similar to a rotation. G from two offsets gives all
 forms, at offset 0 and beyond those that were asked about; its eigenvalues are exp(+-i omega_f), so frequencies are
-found, not needed. With biases the last column of a form is L (G^(t-1) - 1) b' + const: the same G. Derived here.
+found, not needed. All of this without biases of queries and keys. Derived here.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Spaces:
         return self.core.shape[0]
 
 
-def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, biased: bool) -> Spaces:
+def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, most: int | None = None) -> Spaces:
     """Find the form of one head at offset 1 from its two sketches.
 
     Parameters
@@ -63,19 +63,20 @@ def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: flo
         The fresh tokens (N, d), spanning, and the sketch tokens (n, d).
     noise
         Relative error of a logit.
-    biased
-        Whether forms have a last row and column.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
 
     Raises
     ------
     RankBudgetError
         The rank of the head is not below the number of sketch tokens.
     """
-    queries = extend(fresh) if biased else fresh
-    columns = np.linalg.lstsq(queries, sketch, rcond=None)[0]  # Theta U^T, (d or d + 1, n)
-    rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U~ Theta, (n, d)
+    columns = np.linalg.lstsq(fresh, sketch, rcond=None)[0]  # Theta U^T, (d, n)
+    rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U Theta, (n, d)
     u, s, v = np.linalg.svd(rows @ few.T)
     rank = 0 if np.abs(sketch).max() < max(NOTHING, 1e3 * noise) else gap_rank(s, max(CUT, 100 * noise))
+    if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
+        rank = int((s[:most] > 2 * s[most]).sum())
     if rank >= len(few) and len(few) < fresh.shape[1]:
         raise RankBudgetError(
             f"no gap in the singular values of an attention matrix among {len(few)} sketch tokens: allow more of them",
@@ -84,8 +85,7 @@ def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: flo
         )
     left, front = np.linalg.qr(columns @ v[:rank].T)
     right, rear = np.linalg.qr((u[:, :rank].T @ rows).T)
-    if not biased:
-        left = np.concatenate([left, np.zeros((1, rank))])
+    left = np.concatenate([left, np.zeros((1, rank))])  # no biases: nothing in the last row
     return Spaces(left, right, front / s[:rank] @ rear.T)
 
 
@@ -105,8 +105,8 @@ def gap_rank(values: Array, cut: float) -> int:
     return rank if gap > np.log(20.0) else len(values)
 
 
-def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array, biased: bool) -> tuple[Array, float]:
-    """Return the core (r, r), or (r, r + 1) with the last column of the form, and the relative residual.
+def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array) -> tuple[Array, float]:
+    """Return the core (r, r) and the relative residual.
 
     Parameters
     ----------
@@ -114,12 +114,9 @@ def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array, biased
         Where the forms of the head live.
     queries, keys, logits
         Pairs of tokens (N, d) at one offset, and the logits (N,) of this head.
-    biased
-        Whether forms have a last row and column.
     """
     left = extend(queries) @ spaces.left
     right = keys @ spaces.right
-    right = extend(right) if biased else right
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
     size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
     core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
@@ -129,13 +126,13 @@ def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array, biased
 
 
 def assemble(spaces: Spaces, core: Array) -> Array:
-    """Return the form (d + 1, d + 1) of a core (r, r) or (r, r + 1)."""
-    rank, dim = spaces.rank, len(spaces.right)
-    rows = np.zeros((rank, dim + 1))
-    rows[:, :dim] = core[:, :rank] @ spaces.right.T
-    if core.shape[1] > rank:
-        rows[:, dim] = core[:, rank]
-    return spaces.left @ rows
+    """Return the form (d + 1, d + 1) of a core (r, r)."""
+    return spaces.left @ _widen(core @ spaces.right.T)
+
+
+def _widen(rows: Array) -> Array:
+    """Append the column of zeros that forms without biases have."""
+    return np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
 
 
 def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
@@ -146,11 +143,11 @@ def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
     FitError
         The core of a head at offset 1 is singular: it is not known how it turns.
     """
-    left, turn, first, shift = [], [], [], []
+    left, turn, first = [], [], []
     for space, known in zip(spaces, cores, strict=True):
         rank, offsets = space.rank, sorted(t for t in known if t >= 1)
-        one = np.concatenate([known[t][:, :rank] for t in offsets[:-1]], axis=1)
-        two = np.concatenate([known[t][:, :rank] for t in offsets[1:]], axis=1)
+        one = np.concatenate([known[t] for t in offsets[:-1]], axis=1)
+        two = np.concatenate([known[t] for t in offsets[1:]], axis=1)
         if rank and np.linalg.cond(one) > 1e12:
             raise FitError(
                 "an attention matrix is singular on its own spaces: how it turns from one offset to the next is not "
@@ -159,17 +156,10 @@ def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
                 threshold=1e12,
             )
         step = np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
-        constant = np.zeros(rank)
-        if known[offsets[0]].shape[1] > rank:
-            powers = [np.linalg.matrix_power(step, t - 1) - np.eye(rank) for t in offsets]
-            constant = np.linalg.lstsq(
-                np.concatenate(powers), np.concatenate([known[t][:, rank] for t in offsets]), rcond=1e-10
-            )[0]
         left.append(space.left)
         turn.append(step)
-        first.append(np.concatenate([known[1][:, :rank] @ space.right.T, constant[:, None]], axis=1))
-        shift.append(constant)
-    return Turns(tuple(left), tuple(turn), tuple(first), tuple(shift))
+        first.append(_widen(known[1] @ space.right.T))
+    return Turns(tuple(left), tuple(turn), tuple(first), tuple(np.zeros(space.rank) for space in spaces))
 
 
 def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:

@@ -4,11 +4,10 @@ Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are k
 all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
 read, but weigh: the first token of every sequence is zero, and what the others leave is the weight of the zeros, so
 
-.. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln Z_i(x_r),
-          \qquad Z_i(q) = \sum_{t} e^{\zeta_{i,t}(q)}
+.. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln n_r
 
-with the sum over the offsets t of the zeros and zeta their logits, which are 0 without biases. One sequence of k tokens
-shows k (k + 1) / 2 logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
+with n_r the number of zeros in front, whose logits are 0 at every offset. One sequence of k tokens shows k (k + 1) / 2
+logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,20 +52,11 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Reader:
-    """What turns answers into logits: the oracle, c, the projections, and the logits of zero tokens.
-
-    Attributes
-    ----------
-    ask, bias, projection
-        The oracle, c (d,), W (m, d, d).
-    zeros
-        Maps queries (n, d) and an offset t to the logits (n, m) of a zero token there; None: they are 0.
-    """
+    """What turns answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
 
     ask: Callable[..., Array]
     bias: Array
     projection: Array
-    zeros: Callable[[Array, int], Array] | None = None
 
     def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
         """Ask about the sequences that hold tokens[pieces] (n, k) at `positions` (k,) >= 1, and zeros elsewhere."""
@@ -79,19 +69,12 @@ class Reader:
         for row in range(kept):
             weights = _solve(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
             logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
-            logits += self._zero_weight(tokens[pieces[:, row]], positions, row)[:, None]
+            logits += np.log(positions[row] - row)  # zeros in front
             query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
             offset = np.broadcast_to(positions[row] - positions[: row + 1], query.shape)
             columns = (query.ravel(), pieces[:, : row + 1].ravel(), offset.ravel())
             parts.append((*columns, logits.reshape(-1, logits.shape[2])))
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-    def _zero_weight(self, queries: Array, positions: np.ndarray, row: int) -> Array:
-        """Return ln Z (n, m) of the zeros in front of a row."""
-        offsets = positions[row] - np.setdiff1d(np.arange(positions[row]), positions)
-        if self.zeros is None:
-            return np.full((len(queries), len(self.projection)), np.log(len(offsets)))
-        return np.logaddexp.reduce([self.zeros(queries, int(offset)) for offset in offsets], axis=0)
 
 
 def _solve(values: Array, answers: Array) -> Array:
