@@ -7,6 +7,7 @@ from tests.acceptance import (
     _recovery_passive,
     _recovery_slices,
     _recovery_sphere,
+    _recovery_student,
     _recovery_trained,
 )
 
@@ -17,5 +18,6 @@ FIGURES = [
     *_recovery_passive.FIGURES,
     *_recovery_slices.FIGURES,
     *_recovery_sphere.FIGURES,
+    *_recovery_student.FIGURES,
     *_recovery_trained.FIGURES,
 ]

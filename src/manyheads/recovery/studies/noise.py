@@ -106,7 +106,11 @@ class Noise(Study):
             {
                 "error": ((), errors[0], {"long_name": label, "units": "1"}),
                 "attainable": ((), errors[1], {"long_name": f"{label}, polished from the truth", "units": "1"}),
-                "theta": ((), compare_layers(layer, fit.layer).theta, {"long_name": "relative error of Theta"}),
+                "theta": (
+                    (),
+                    compare_layers(layer, fit.layer).theta,
+                    {"long_name": "relative error of Theta", "units": "1"},
+                ),
                 "restarts": ((), float(fit.restarts), {"long_name": "random starts", "units": "1"}),
             }
         )
