@@ -222,7 +222,7 @@ class Extract:
         from manyheads.study.disk import write_json
         from manyheads.study.reports import write_report
 
-        save_layer(self.output, found.layer, {"extracted from": target.about})
+        save_layer(self.output, found.layer, {"extracted from": target.about, "acts on": summary["acts_on"]})
         write_json(Path(summary["files"]["json"]), summary)
         section = recovery_section(found, summary)
         write_report([section], Path(summary["files"]["html"]), "manyheads: an extracted layer", target.about)
@@ -253,10 +253,9 @@ def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     yield "heads    {}; rank of Theta {}, of W {}".format(summary["heads"], *ranks)
     yield f"acts on  {summary['acts_on']}"
     yield f"error    {summary['certificate']['statement']}"
-    yield (
-        f"asked    {asked['calls']:,} calls, {asked['tokens']:,} tokens; {asked['numbers']:,} numbers read, "
-        f"{summary['numbers_per_parameter']:.3g} for each free parameter"
-    )
+    ratio = summary["numbers_per_parameter"]
+    each = "" if ratio is None else f", {ratio:.3g} for each free parameter"
+    yield f"asked    {asked['calls']:,} calls, {asked['tokens']:,} tokens; {asked['numbers']:,} numbers read{each}"
     yield (
         f"took     {summary['seconds']:.1f} s; {summary['cpu_seconds']:.1f} CPU s, of which "
         f"{asked['oracle_seconds']:.1f} in the oracle"

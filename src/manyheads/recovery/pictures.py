@@ -159,7 +159,7 @@ def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
         "method": f"{summary['method']}: {summary['reason']}",
         "acts on": summary["acts_on"],
         "asked": f"{asked['calls']:,} calls, {asked['tokens']:,} tokens, {asked['numbers']:,} numbers read",
-        "free parameters": f"{summary['parameters']:,}",
+        "free parameters": f"{summary['parameters']:,}" if summary["parameters"] else "",
         "largest token": format_figure(asked["largest_norm"]),
         "against the weights": ", ".join(
             f"{name.replace('_', ' ')} {format_figure(value)}" for name, value in summary["against_weights"].items()

@@ -96,14 +96,16 @@ def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
     -------
     dict
         `heads`, `theta_ranks`, `projection_ranks`, `certificate`, `asked` (calls, tokens, numbers in all),
-        `parameters` (free parameters of matrices of these ranks), `numbers_per_parameter`, `stages`, `method`,
+        `parameters` (free parameters of matrices of these ranks; None with rotary positions, as is
+        `numbers_per_parameter`), `stages`, `method`,
         `reason`, `noise`, `tried`, and `against_weights`, which is empty without a truth.
     """
     layer = at_offset_one(found.layer)
     tolerance = rank_tolerance(found)
     heads = describe_heads(layer, tolerance)
     total = asdict(found.total)
-    parameters = free_parameters(layer.dim, heads)
+    # Forms of all offsets hang together by the turns of a head; how many numbers that leaves free is not counted here.
+    parameters = None if isinstance(found.layer, RotaryLayer) else free_parameters(layer.dim, heads)
     acts_on = "the tokens" if found.extracted is None else found.extracted.acts_on
     summary = {
         "heads": found.heads,
@@ -116,7 +118,7 @@ def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
         "asked": total,
         "asked_by_stage": {name: asdict(counts) for name, counts in found.counts.items()},
         "parameters": parameters,
-        "numbers_per_parameter": total["numbers"] / parameters,
+        "numbers_per_parameter": None if parameters is None else total["numbers"] / parameters,
         "stages": [{"name": one.name, "figures": dict(one.figures), "seconds": one.seconds} for one in found.stages],
         "method": found.method,
         "reason": found.reason,
