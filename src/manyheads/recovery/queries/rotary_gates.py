@@ -28,6 +28,8 @@ from manyheads.recovery.refusals import HeadSeparationError, NotALayer
 COUNTS = (1, 2, 4, 8, 16, 32)
 SCALES = (0.5, 0.75, 1.0, 1.3)
 STARTS = 96
+MOST = 16
+"""Heads at most: more gates that differ by one number each are not told apart in float64."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def find_counted_heads(
     NotALayer
         No direction has responses that follow the count gate: biases of queries or keys, or no such layer.
     HeadSeparationError
-        The gates do not move: no head attends by content.
+        The gates do not move: no head attends by content; or there are too many heads.
     """
     best: CountedHeads | None = None
     residual, moved = np.inf, False
@@ -111,6 +113,13 @@ def find_counted_heads(
         answers = ask_counts(ask, bias, gate, direction)[0]
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
+        if heads > MOST:
+            raise HeadSeparationError(
+                f"the answers to one token behind zeros have {heads} dimensions, more heads than the count gate tells "
+                "apart: the function is no layer with rotary positions, or has too many heads, or is too noisy",
+                measured=float(heads),
+                threshold=float(MOST),
+            )
         net = fit_nets(
             gate.net,
             np.repeat(answers[None], STARTS + 1, axis=0),

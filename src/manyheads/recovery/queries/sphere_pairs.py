@@ -30,10 +30,13 @@ from scipy.special import logit
 from manyheads.recovery.normalisation import Normalisation
 from manyheads.recovery.queries.nets import EPS, Array, NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.sums import Sums
-from manyheads.recovery.refusals import HeadSeparationError, NotALayer
+from manyheads.recovery.refusals import HeadSeparationError, NotALayer, RankBudgetError
 
 FIRST = 10
 """Queries at the first probe."""
+
+STARTS = 12
+"""Queries whose pencils are tried."""
 
 EXACT = 1e-10
 """Relative error of an answer up to which it counts as exact but for rounding."""
@@ -124,6 +127,8 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
     ------
     HeadSeparationError
         No difference shows heads whose gates fit the answers.
+    RankBudgetError
+        More heads than d / 2 seem to answer.
     """
     residual, best = np.inf, None
     for _ in range(tries):
@@ -135,6 +140,13 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
             _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
             level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean(pairs.sums.read(w) ** 2)) * 4
             heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
+            if heads > max(4, len(v) // 2):
+                raise RankBudgetError(
+                    f"the answers to pairs have {heads} dimensions, too many for heads with spaces of their own in "
+                    f"dimension {len(v)}: the function is no attention layer, or too noisy",
+                    measured=float(heads),
+                    threshold=float(max(4, len(v) // 2)),
+                )
             if copies >= heads + 2 and len(w) >= heads + 2:
                 break
             copies = heads + 2
@@ -184,7 +196,7 @@ def _starts(answers: Array, whole: Array) -> Array:
     number = np.arange(1, copies + 1)
     weight = (1 / (1 + number))[:, None]
     starts = []
-    for query in range(count):
+    for query in range(min(count, STARTS)):
         z = answers[query]
         pencil = np.linalg.lstsq(weight * (whole - z), weight * number[:, None] * z, rcond=None)[0]
         odds, frame = np.linalg.eig(pencil.T)
