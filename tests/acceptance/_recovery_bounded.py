@@ -1,4 +1,4 @@
-"""Bounded extraction: rounded and noisy oracles, short tokens, odd heads, layers on which heads are easily exchanged."""
+"""Bounded extraction: rounded and noisy oracles, short tokens, odd heads, layers whose heads are easily exchanged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -117,11 +117,7 @@ def odd_layers(rng: np.random.Generator, dim: int) -> list[tuple[str, int, Atten
         ("full rank", 4, planted_layer(rng, dim, 4, key_bias=True, bias=True, causal=True)),
         ("shared", 4, altered(theta=turns @ key, projection=value @ turns)),
         ("collinear", 0, altered(projection=layer.projection[0] * np.r_[1, 0.5, -2, 0.7][:, None, None])),
-        (
-            "parallel pair",
-            0,
-            altered(projection=layer.projection[np.r_[0, 0, 2, 3]] * np.r_[1, -0.6, 1, 1][:, None, None]),
-        ),
+        ("parallel pair", 0, altered(projection=parallel)),
     ]
 
 
