@@ -34,7 +34,7 @@ def random_layers(
         f"Theta {theta:.1e}, W {projection:.1e}, {most:.0f} calls = {most / limit:.2f} x the limit, {own:.1f} CPU s"
     )
     extent = (
-        f"worst of {seeds}; {tokens:.0f} tokens = {tokens / limit:.1f} x, numbers read / d = {numbers / dim / limit:.1f} x"
+        f"worst of {seeds}; {tokens:.0f} tokens = {tokens / limit:.1f} x, numbers / d = {numbers / dim / limit:.1f} x"
         f"; median Theta {np.median([row[0] for row in rows]):.1e}; CPU seconds beside the oracle's"
     )
     passed = max(theta, projection) < error and most <= calls * limit and own < seconds
