@@ -1,14 +1,19 @@
 """The chapter on extraction: the demo's own transformers are asked, and their weights come back."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from manyheads.attention.transformer import initialise
+from manyheads.data import read_characters
 from manyheads.demo import CHAPTERS, Scene, TextTraining
 from manyheads.demo import extraction as chapter
 from manyheads.demo.extraction import Extraction, asked_block
+from manyheads.demo.text import stored_weights
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
 from manyheads.study import check_study, run
@@ -16,10 +21,20 @@ from manyheads.study import check_study, run
 SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory, seed):
-    trained = run(SMALL, 2, seed, store=tmp_path_factory.mktemp("runs"), progress=False)
-    return Extraction(finished=Path(trained.attrs["path"]) / "run.json", layer=0)
+@pytest.fixture
+def study(monkeypatch, tmp_path):
+    """Return the study on a run of which only the weights exist: training them would cost more than all tests here."""
+
+    class Trainings:
+        header: ClassVar = {"inputs": TextTraining().inputs(), "configuration": asdict(SMALL)}
+
+    def read(runs, key):
+        return xr.Dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
+
+    monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
+    monkeypatch.setattr(chapter, "read_training", read)
+    (tmp_path / "run.json").write_text("a stand-in")
+    return Extraction(finished=tmp_path / "run.json", layer=0)
 
 
 def test_it_keeps_the_contract(study, seed):
@@ -27,11 +42,11 @@ def test_it_keeps_the_contract(study, seed):
 
 
 def test_what_is_asked_is_what_the_transformer_computes(study, seed, tmp_path):
-    tree = run(study, 2, seed, store=tmp_path, progress=False)
+    tree = run(study, 2, seed, store=tmp_path / "runs", progress=False)
     one = tree["trained"].to_dataset().isel(cell=0)
     for outcome, heads, error in zip(*(one[name].values for name in ("outcome", "heads", "text_error")), strict=True):
-        # Refusals are allowed of transformers as good as untrained; a wrong layer is not. The transformer itself
-        # computes in single precision.
+        # Refusals are allowed of transformers that never learned anything; a wrong layer is not. The transformer
+        # itself computes in single precision.
         assert outcome != "extracted" or (heads == 2 and error < 1e-9)
     assert "extracted" in one["outcome"].values
     assert list(tree["verdicts"]["expected"].values) == ["holds"] * 3
@@ -42,7 +57,7 @@ def test_a_refusal_is_a_result_and_no_claim_holds(study, seed, tmp_path, monkeyp
         raise VerificationError("no such layer", measured=1.0, threshold=1e-6)
 
     monkeypatch.setattr(chapter, "extract_layer", refuse)
-    tree = run(study, 2, seed, store=tmp_path, progress=False)
+    tree = run(study, 2, seed, store=tmp_path / "runs", progress=False)
     assert set(tree["trained"]["outcome"].values.ravel()) == {"VerificationError"}
     assert list(tree["verdicts"]["outcome"].values[:2]) == ["refuted"] * 2
     panels = study.panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
