@@ -67,7 +67,8 @@ def test_single_precision_is_promoted_and_bears_its_rounding(rng):
 def test_noisy_labels_give_the_heads_and_an_honest_certificate(rng, seed, noise):
     _, x, y = problem(rng, count=1500, dim=4)
     noisy = y + 0.1 * rng.normal(size=y.shape)
-    options = LearningOptions(noise=noise, most_heads=3)
+    few = StudentSettings(restarts=2, polish=PolishSettings(steps=10, inner=40))
+    options = LearningOptions(noise=noise, most_heads=3, student=few)
     found = learn_layer(x, noisy, seed=seed, options=options)
     assert found.heads == 2
     share = 0.01 / np.mean(noisy**2)
