@@ -42,11 +42,20 @@ Array = NDArray[np.float64]
 LOGITS = (1.0, 3.2)
 """Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
 
+FARTHEST = 6.0
+"""Largest logit of the pilot: trained layers have directions of their own, far beyond the quantile."""
+
 AGREEMENT = 1e4
 """Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
 
 ROUGHEST = 0.05
 """Disagreement of logits of order one that no noise excuses."""
+
+HIDDEN = 1e-5
+"""Weights below this are lost in the errors of the others: shorter tokens have larger ones."""
+
+SHORTER = 2
+"""How often tokens are halved because weights were hidden."""
 
 SMALLEST = 1e-9
 """Weights are read down to this size."""
@@ -130,9 +139,24 @@ def read_rows(
     FitError
         Weights outside (0, 1), no scale of tokens at which logits are moderate, or logits that are not bilinear.
     """
-    dim = len(bias)
     reader = _Reader(oracle, bias, heads, settings, causal)
     scale = reader.find_scale(rng)
+    for _ in range(SHORTER):
+        try:
+            return _read_at(scale, reader, rng, settings, noise)
+        except FitError:
+            # Only where weights too small to be read explain it do shorter tokens help.
+            if reader.smallest > HIDDEN:
+                raise
+            scale, reader.smallest = scale / 2, 1.0
+    return _read_at(scale, reader, rng, settings, noise)
+
+
+def _read_at(
+    scale: float, reader: "_Reader", rng: np.random.Generator, settings: RowSettings, noise: float
+) -> Attentions:
+    """Ask tokens of one norm, until the sketch is wide enough for every head."""
+    heads, dim = reader.heads, len(reader.bias)
     norm = np.sqrt(dim) * scale
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
     sketch = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * norm
@@ -209,7 +233,8 @@ class _Reader:
             weights = self.weights(scale * pilot, read)[0]
             last = 1 - weights.sum(-1, keepdims=True)
             with np.errstate(all="ignore"):
-                largest = float(np.quantile(np.abs(np.log(weights) - np.log(last)), 0.98))
+                logits = np.abs(np.log(weights) - np.log(last))
+            largest = max(float(np.quantile(logits, 0.98)), float(logits.max()) * LOGITS[1] / FARTHEST)
             if not np.isfinite(largest) or largest > LOGITS[1]:
                 high = scale
             elif largest < LOGITS[0]:
