@@ -51,7 +51,7 @@ def along_the_stages(folder: Path, size: dict, limits: dict[str, float], seeds: 
 
 
 def learn(rng, layer, x, y) -> dict[str, float]:
-    """Run the learner with the number of heads unknown; return its error on fresh sequences and whether it miscounts."""
+    """Run the learner with the number of heads unknown; return its error on fresh sequences, and if it miscounts."""
     fresh = sequences(rng, 4000, x.shape[1], x.shape[2])
     try:
         found = learn_in_six_stages((x, y), rng=rng)
