@@ -28,6 +28,7 @@ from manyheads.recovery.refusals import HeadSeparationError, NotALayer
 COUNTS = (1, 2, 4, 8, 16, 32)
 SCALES = (0.5, 0.75, 1.0, 1.3)
 STARTS = 96
+FEW, USABLE = 4, 3e3
 MOST = 16
 """Heads at most: more gates that differ by one number each are not told apart in float64."""
 
@@ -74,7 +75,7 @@ class CountedHeads:
 
 
 def find_counted_heads(
-    ask: Callable[..., Array], bias: Array, total: Array, noise: float, rng: np.random.Generator, tries: int = 4
+    ask: Callable[..., Array], bias: Array, total: Array, noise: float, rng: np.random.Generator, tries: int = 16
 ) -> CountedHeads:
     """Find the heads at the best of a few random directions.
 
@@ -89,7 +90,8 @@ def find_counted_heads(
     rng
         Source of the directions and of the starts.
     tries
-        Directions looked at; the first that shows the most heads with the least amplification of noise is kept.
+        Directions looked at, FEW where one of them is usable; the one that shows the most heads with the least
+        amplification of noise is kept.
 
     Raises
     ------
@@ -101,7 +103,9 @@ def find_counted_heads(
     best: CountedHeads | None = None
     residual, moved = np.inf, False
     allowed = max(1e-9, 100 * noise)
-    for _ in range(tries):
+    for attempt in range(tries):
+        if best is not None and attempt >= FEW and best.amplification < USABLE:
+            break
         direction = rng.standard_normal(len(bias))
         direction *= np.sqrt(len(bias)) / np.linalg.norm(direction)
         scale = _moving_scale(ask, bias, total, direction)
