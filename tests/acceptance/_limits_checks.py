@@ -45,7 +45,7 @@ FIGURES = (
     verdicts_of(
         "limits/coordinate-check", "coordinates-adam", "Adam, 4 and 25 steps: what is flat, what breaks, and where"
     ),
-    verdicts_of("limits/coordinate-check", "coordinates-sgd", "gradient descent, 20 steps", flags=SGD),
+    verdicts_of("limits/coordinate-check", "coordinates-sgd", "gradient descent, 60 steps", flags=SGD),
     verdicts_of("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 16, DEPTH),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     Figure(

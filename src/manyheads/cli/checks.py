@@ -24,7 +24,7 @@ VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecide
 USUAL: dict[str, dict[str, Any]] = {
     # Gradient descent needs training of order one, away from the edge of stability: larger batches, a moderate rate.
     "adam": {"rate": 3e-3, "steps": (4, 25), "rates": (3e-4, 3e-1, 7), "batch": 16},
-    "sgd": {"rate": 0.3, "steps": (20,), "rates": (1e-2, 10.0, 7), "batch": 96},
+    "sgd": {"rate": 0.3, "steps": (60,), "rates": (1e-2, 10.0, 7), "batch": 96},
 }
 
 
@@ -48,7 +48,7 @@ class Check(Theory):
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     steps: Numbers = None
-    """After how many steps to look; 4 and 25 for adam and 20 for sgd if absent."""
+    """After how many steps to look; 4 and 25 for adam and 60 for sgd if absent."""
     batch: Annotated[Optional[int], ABSENT] = None
     """Sequences of a step; 16 for adam and 96 for sgd if absent."""
     seeds: int = 8

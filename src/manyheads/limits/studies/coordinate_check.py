@@ -59,6 +59,7 @@ class CoordinateCheckStudy(Study):
     """
 
     name: ClassVar[str] = "limits/coordinate-check"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "everything moves by as much at every N, H and L, or a check says which module does not"
     source: ClassVar[Source] = bordelon("table 1 and figure 5; the exponents of single modules are derived here")
 
@@ -235,8 +236,9 @@ class CoordinateCheckStudy(Study):
         return self.rate or rate, self.batch or batch, self.checkpoints or steps
 
 
-# Rate, batch and checkpoints. Gradient descent: after training of order one, and away from the edge of stability.
-OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25)), "sgd": (0.3, 96, (4, 20))}
+# Rate, batch and checkpoints. Gradient descent: after training of order one, and away from the edge of stability. After
+# 20 steps the largest N has hardly started (loss 2.05 of 2.30 at N=32), and what queries learn looks like N^-0.5.
+OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25)), "sgd": (0.3, 96, (4, 60))}
 
 
 def _who(scheme: str) -> str:
