@@ -173,7 +173,7 @@ def extract_bounded(
             log.note({"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole})
         with log.stage("directions"):
             followed, probes = follow_directions(base, rng, settings)
-            log.note(_direction_figures(base, followed, settings))
+            log.note(_direction_figures(followed))
         layer, lacking = assemble_layer(base, followed, probes, causal)
         log.note({**log.stages[-1].figures, "sum error": lacking})
         if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
@@ -378,7 +378,7 @@ def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets],
     return witness
 
 
-def _direction_figures(base: Base, followed: Followed, settings: BoundedSettings) -> dict[str, float]:
+def _direction_figures(followed: Followed) -> dict[str, float]:
     return {
         "halvings": followed.halvings,
         "smallest step": float(followed.steps.min()),
