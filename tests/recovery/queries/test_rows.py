@@ -89,3 +89,16 @@ def test_weights_below_zero_are_refused(rng):
     layer, other = gpt_layer(rng, 12, 2), gpt_layer(rng, 12, 2)
     with pytest.raises(FitError):
         read_rows(Oracle.of(layer), layer.bias, known(other, 6), rng, RowSettings())
+
+
+def test_tokens_are_shortened_where_weights_would_hide(rng):
+    """A direction of its own, as trained layers have: few logits are far beyond the others."""
+    layer = gpt_layer(rng, 18, 2, rank=6)
+    left, singular, right = np.linalg.svd(layer.theta[0])
+    singular[0] *= 40
+    theta = layer.theta.copy()
+    theta[0] = left @ (singular[:, None] * right)
+    spiked = AttentionLayer(theta, layer.projection, layer.key_bias, layer.bias, causal=True)
+    found = read_rows(Oracle.of(spiked), spiked.bias, known(spiked, 6), rng, RowSettings())
+    assert error(found.theta, theta) < 1e-7
+    assert found.smallest > 1e-9
