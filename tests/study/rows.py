@@ -48,7 +48,7 @@ SMALL = {
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
     "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=48, batch=2, steps=12, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
-    "attention/order-blindness": (OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, batch=8), 2),
+    "attention/order-blindness": (OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8), 2),
     "joma/real-text": (
         RealText(
             depths=(1, 2),
