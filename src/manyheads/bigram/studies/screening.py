@@ -13,7 +13,7 @@ import xarray as xr
 from manyheads.bigram.finite import Diverged, descend, start
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.bigram.settings import FirstStage
-from manyheads.bigram.studies.shared import SOURCE
+from manyheads.bigram.studies.shared import SOURCE, scatter
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.laws import stage_one_samples
 from manyheads.errors import UsageError
@@ -192,10 +192,7 @@ class ScreeningCost(Study):
         )
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
-        """Return the study's transition and weights with positions drawn for one length."""
-        drawn = draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity)
-        places = [np.sort(rng.choice(length, self.sparsity, replace=False)) for _ in range(self.vocabulary)]
-        return BigramTask(drawn.transition, drawn.stationary, np.stack(places), drawn.weights, length)
+        return scatter(draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng)
 
     def _stage(self, task: BigramTask) -> FirstStage:
         return FirstStage(task.transition_energy, self.sparsity, batch=16, growth=GRADIENT_GROWTH)

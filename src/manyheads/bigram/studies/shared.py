@@ -52,6 +52,12 @@ def lengthen(task: BigramTask, length: int) -> BigramTask:
     return replace(task, positions=task.positions * (length // task.length), length=length)
 
 
+def scatter(task: BigramTask, length: int, rng: np.random.Generator) -> BigramTask:
+    """Return the task with the same transition and weights and positions drawn anew for another length."""
+    places = [np.sort(rng.choice(length, task.sparsity, replace=False)) for _ in range(task.vocabulary)]
+    return replace(task, positions=np.stack(places), length=length)
+
+
 def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
     """Return a variable over the grid's coordinates instead of over cells, in the order of the cells."""
     axes = [str(n) for n, c in trained.coords.items() if c.dims == ("cell",) and n != "cell"]

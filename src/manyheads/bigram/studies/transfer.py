@@ -11,7 +11,7 @@ import xarray as xr
 
 from manyheads.bigram.screening import predict_screening
 from manyheads.bigram.studies.screening import GROWTH, draw_even, search
-from manyheads.bigram.studies.shared import SOURCE
+from manyheads.bigram.studies.shared import SOURCE, scatter
 from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError
@@ -231,10 +231,7 @@ class TransferCost(Study):
         )
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
-        """Return the study's transition and weights with positions drawn for one length."""
-        drawn = draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity)
-        places = [np.sort(rng.choice(length, self.sparsity, replace=False)) for _ in range(self.vocabulary)]
-        return BigramTask(drawn.transition, drawn.stationary, np.stack(places), drawn.weights, length)
+        return scatter(draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng)
 
 
 def _label(name: str, units: str) -> dict[str, str]:
