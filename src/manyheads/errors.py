@@ -35,20 +35,23 @@ class CertificateError(ManyheadsError, ArithmeticError):
         What failed and the remedy.
     measured, threshold
         The figure that the certificate reached and the one it had to reach.
+    partial
+        What was solved before, where a solver keeps it: of the type that it returns.
     """
 
-    def __init__(self, message: str, *, measured: float, threshold: float):
+    def __init__(self, message: str, *, measured: float, threshold: float, partial: object = None):
         super().__init__(f"{message} (measured {measured:.3g}, threshold {threshold:.3g})")
         self.message = message
         self.measured = measured
         self.threshold = threshold
+        self.partial = partial
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the figures when the error travels back from another process."""
-        return (_certificate_error, (type(self), self.message, self.measured, self.threshold))
+        return (_certificate_error, (type(self), self.message, self.measured, self.threshold, self.partial))
 
 
 def _certificate_error(
-    kind: type[CertificateError], message: str, measured: float, threshold: float
+    kind: type[CertificateError], message: str, measured: float, threshold: float, partial: object
 ) -> CertificateError:
-    return kind(message, measured=measured, threshold=threshold)
+    return kind(message, measured=measured, threshold=threshold, partial=partial)

@@ -5,6 +5,7 @@ the march runs twice with independent samples: the mean of the two is returned, 
 samples are doubled until an error that was asked for is reached.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +48,14 @@ class Sampling:
     most: int = 65_536
     memory: float = 4e9
 
+    def __post_init__(self) -> None:
+        if self.samples is not None and not 1 <= self.samples <= self.most:
+            raise UsageError(f"samples={self.samples}: from 1 to most={self.most}")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise UsageError(f"tolerance={self.tolerance}: a positive error, or None for what the samples give")
+        if not self.memory > 0:
+            raise UsageError(f"memory={self.memory}: a positive number of bytes")
+
 
 def infinite_key_dim(
     problem: Problem, *, logit_exponent: float = 1.0, activation: str | None = None, sampling: Sampling | None = None
@@ -75,7 +84,8 @@ def infinite_key_dim(
     UsageError
         Logit exponent below 1, or a solution that does not fit into memory.
     CertificateError
-        The error that was asked for is not reached with the most samples.
+        The limit diverges at this rate, or the error that was asked for is not reached with the most samples; its
+        `partial` is the dataset of the steps before, or of the last samples.
 
     Examples
     --------
@@ -91,13 +101,8 @@ def infinite_key_dim(
     ----------
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712.
     """
-    if logit_exponent != 1:
-        raise UsageError(
-            f"logit_exponent={logit_exponent}: what is sent back through the initial query and key weights grows like "
-            "N^(1 - alpha_A), so that with anything trained below the attention infinite key dimension is no stable "
-            "limit; solve infinitely many heads at a fixed key dimension (`infinite_heads`)"
-        )
-    return _solve(problem, [AttentionLimit()], activation, sampling or Sampling())
+    _check_stable(logit_exponent)
+    return _solve([problem], AttentionLimit(), activation, sampling or Sampling())
 
 
 def infinite_heads(
@@ -125,13 +130,14 @@ def infinite_heads(
     >>> bool(np.allclose(before, np.outer(sizes, sizes), rtol=0.2)), bool(solved.output_error.max() < 0.05)
     (True, True)
     """
-    return _solve(problem, [AttentionHeads(key_dim, 4, logit_exponent)], activation, sampling or Sampling())
+    return _solve([problem], AttentionHeads(key_dim, 4, logit_exponent), activation, sampling or Sampling())
 
 
 def infinite_depth(
     problem: Problem,
     *,
     key_dim: int | None = None,
+    logit_exponent: float = 1.0,
     activation: str | None = None,
     cells: int = 8,
     sampling: Sampling | None = None,
@@ -148,6 +154,8 @@ def infinite_depth(
         What is trained; its depth is not used.
     key_dim
         N of infinitely many heads; None is infinite, too.
+    logit_exponent
+        alpha_A; with infinite key dimension 1 only.
     activation
         Of an MLP in every block; None for none.
     cells
@@ -157,12 +165,17 @@ def infinite_depth(
 
     Returns
     -------
-    Dataset as from `infinite_key_dim`, over cells instead of layers.
+    Dataset as from `infinite_key_dim`, over cells instead of layers; errors beside variables are those of sampling, not
+    of the steps in depth. Where depths are extrapolated, outputs, loss and `pooled` are, and the rest is that of the
+    deeper one.
 
     Raises
     ------
     UsageError
-        A key dimension or an MLP at a depth exponent strictly between 1/2 and 1, whose continuum is not closed here.
+        A key dimension or an MLP at a depth exponent strictly between 1/2 and 1, whose continuum is not closed here;
+        logit exponent below 1 at infinite key dimension.
+    CertificateError
+        As from `infinite_key_dim`.
 
     Examples
     --------
@@ -175,53 +188,76 @@ def infinite_depth(
     True
     """
     sampling = sampling or Sampling()
+    if key_dim is None:
+        _check_stable(logit_exponent)
     plain = key_dim is None and activation is None
-    attention: Branch = AttentionLimit() if key_dim is None else AttentionHeads(key_dim, 4)
+    attention: Branch = AttentionLimit() if key_dim is None else AttentionHeads(key_dim, 4, logit_exponent)
     if problem.depth_exponent < 1 and plain:
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
-        shallow, deep = (
-            _solve(replace(problem, depth=depth), [attention], activation, sampling, raw=True)
-            for depth in (cells, 2 * cells)
+        return _solve(
+            [replace(problem, depth=cells), replace(problem, depth=2 * cells)], attention, activation, sampling
         )
-        halves = [extrapolate(coarse, fine) for coarse, fine in zip(shallow, deep, strict=True)]
-        return _label(problem, halves)
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return _solve(problem, [attention], activation, sampling, cells=cells)
+    return _solve([problem], attention, activation, sampling, cells=cells)
+
+
+def _check_stable(logit_exponent: float) -> None:
+    """Refuse infinite key dimension where it is no limit."""
+    if logit_exponent != 1:
+        raise UsageError(
+            f"logit_exponent={logit_exponent}: what is sent back through the initial query and key weights grows like "
+            "N^(1 - alpha_A), so that with anything trained below the attention infinite key dimension is no stable "
+            "limit; solve infinitely many heads at a fixed key dimension (`infinite_heads`, or `key_dim`)"
+        )
 
 
 def _solve(
-    problem: Problem,
-    blocks: list[Branch],
+    problems: Sequence[Problem],
+    attention: Branch,
     activation: str | None,
     sampling: Sampling,
     *,
     cells: int | None = None,
-    raw: bool = False,
-) -> Any:
-    """Plan, march, and march again with more samples while their error is too large."""
-    depthwise = blocks_in_depth(problem) if cells is None else cells_in_depth(problem, cells)
-    branches = blocks if activation is None else [*blocks, Perceptron(activation)]
-    factor = 1
+) -> xr.Dataset:
+    """Plan, march, and march again with more samples while their error is too large.
+
+    Of two problems, at L and at 2L, the marches are extrapolated to infinite depth.
+    """
+    branches = [attention] if activation is None else [attention, Perceptron(activation)]
+    factor, found, error = 1, None, np.inf
     while True:
-        sized = [_sized(branch, problem, sampling, factor) for branch in branches]
-        layers = [[branch] for branch in sized] * problem.depth if cells is None else [sized] * cells
-        Plan.of(problem, layers, depthwise).check(sampling.memory)
-        halves = _halves(problem, layers, depthwise, sampling.seed)
-        error = _error(halves)
-        if sampling.tolerance is None or error <= sampling.tolerance:
-            return halves if raw else _label(problem, halves)
-        factor *= 2
-        if max(branch.samples for branch in sized if branch.sampled) * 2 > sampling.most:  # type: ignore[attr-defined]
+        sized = [_sized(branch, problems[0], sampling, factor) for branch in branches]
+        plans = [_lay(problem, sized, cells) for problem in problems]
+        most = max((getattr(branch, "samples", 0) for branch in sized), default=0)
+        if found is not None and (
+            most > sampling.most or any(Plan.of(*plan).memory > sampling.memory for plan in plans)
+        ):
             raise CertificateError(
-                f"outputs are not known to the error that was asked for with {sampling.most} samples: raise `most`, or "
-                "take a smaller richness or fewer steps",
+                f"outputs are not known to the error that was asked for, and {most} samples are more than `most` or "
+                "`memory` allow: raise them, or take a smaller richness or fewer steps; `partial` is what was solved",
                 measured=error,
-                threshold=sampling.tolerance,
+                threshold=sampling.tolerance or 0.0,
+                partial=_label(problems[0], found),
             )
+        for plan in plans:
+            Plan.of(*plan).check(sampling.memory)
+        marched = [_halves(*plan, sampling.seed) for plan in plans]
+        found = marched[0] if len(marched) == 1 else [extrapolate(*pair) for pair in zip(*marched, strict=True)]
+        error = _error(found)
+        if sampling.tolerance is None or error <= sampling.tolerance:
+            return _label(problems[0], found)
+        factor *= 2
+
+
+def _lay(problem: Problem, branches: list[Branch], cells: int | None) -> tuple[Problem, list[list[Branch]], Depthwise]:
+    """Return what a plan takes: in depth one branch after the other, in a cell those of a block side by side."""
+    if cells is None:
+        return problem, [[branch] for branch in branches] * problem.depth, blocks_in_depth(problem)
+    return problem, [branches] * cells, cells_in_depth(problem, cells)
 
 
 def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) -> Branch:
@@ -239,10 +275,16 @@ def _halves(problem: Problem, layers: list[list[Branch]], depthwise: Depthwise, 
     """March once, or twice with independent samples."""
     sampled = any(branch.sampled for layer in layers for branch in layer)
     streams = np.random.default_rng(seed).spawn(2 if sampled else 1)
-    return [
-        march(problem, [[branch.start(problem, stream) for branch in layer] for layer in layers], depthwise)
-        for stream in streams
-    ]
+    halves: list[March] = []
+    for stream in streams:
+        started = [[branch.start(problem, stream) for branch in layer] for layer in layers]
+        try:
+            halves.append(march(problem, started, depthwise))
+        except CertificateError as error:
+            if isinstance(error.partial, March):
+                error.partial = _label(problem, [error.partial])
+            raise
+    return halves
 
 
 def _error(halves: list[March]) -> float:
@@ -274,7 +316,7 @@ def _label(problem: Problem, halves: list[March]) -> xr.Dataset:
         if len(values) == 2:
             spread = np.abs(values[0] - values[1]) / 2
             variables[f"{name}_error"] = (axes, spread, {"long_name": f"error of the {_NAMES[name]}", "units": "1"})
-    coords = {"step": np.arange(problem.steps)}
+    coords = {"step": np.arange(len(halves[0].losses))}
     return xr.Dataset(variables, coords=coords, attrs={"rate": problem.rate, "richness": problem.richness})
 
 

@@ -1,5 +1,7 @@
 """A problem is refused before any work where it cannot be solved, and its memory is that of the optimiser."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,8 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
     [
         ({"rate": 0.0}, "rate"),
         ({"steps": 0}, "steps"),
+        ({"depth": 1.5}, "whole"),
+        ({"inputs": np.zeros((2, 3, 4)), "norm": True}, "token of zeros"),
         ({"richness": np.inf}, "richness"),
         ({"depth_exponent": 0.4}, "1/2 to 1"),
         ({"momentum": 1.0}, "momentum"),
@@ -42,6 +46,12 @@ def test_the_memory_is_what_the_optimiser_remembers(momentum, rng):
         velocity = momentum * velocity + gradient
         weight -= velocity
     assert np.abs(-problem.memory @ gradients - path).max() < 1e-12
+
+
+def test_a_problem_may_be_given_more_steps():
+    longer = replace(Problem(INPUTS, TARGETS, steps=3), steps=5)
+    assert longer.shares.shape == (5, 2)
+    assert np.all(longer.shares == 0.5)
 
 
 def test_tokens_that_read_out_and_batches_in_time(rng):

@@ -40,6 +40,10 @@ def test_a_singular_kernel_is_factored_and_an_indefinite_one_refused(rng):
     thin = rng.standard_normal((6, 2))
     root = factor(thin @ thin.T)
     assert np.abs(root @ root.T - thin @ thin.T).max() < 1e-6 * np.trace(thin @ thin.T)
+    drawn = matched_normals(rng, 1, 3, 64)[0]
+    nothing = factor(np.zeros((3, 3)))  # of what is not trained: drives nothing, and what ignores it has no response
+    assert np.abs(nothing).max() < 1e-99
+    assert np.all(respond(np.zeros((2, 64)), drawn, nothing) == 0)
     with pytest.raises(CertificateError, match="not positive"):
         factor(np.diag([1.0, -1.0]))
     with pytest.raises(CertificateError, match="not positive"):

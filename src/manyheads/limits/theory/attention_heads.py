@@ -9,6 +9,10 @@ Per head, with sources rV, rQ, rK ~ GP(0, H) and rO ~ GP(0, G) in N independent 
 
 At logit exponent 1 nu is one; at 1/2 what goes through the initial W_Q, W_K is larger by nu and what they learn moves
 logits as much at either exponent.
+
+Responses are found by Stein (`sampled`). Their noise is that of the process before anything is learned, which would be
+subtracted; here the signs of the normals leave none: with V flipped u, M, mQ and mK change sign there and ebar does
+not, so that <u z_O>, <ebar z_V>, <mQ z_Q> and <mK z_K> cancel exactly.
 """
 
 from dataclasses import dataclass
@@ -93,12 +97,10 @@ class _HeadsProcess(Process):
         query = sources[QUERY] + through @ self._to_query[:lo]
         key = sources[KEY] + through @ self._to_key[:lo]
         self._now = self._attend(value, query, key)
-        self._frozen = self._attend(*sources)
         written = self._written[lo:hi] = self._flat(self._now.written)
         response = np.zeros((self._rows, lo))
         if lo:
-            excess = written - self._flat(self._frozen.written)
-            response = respond(excess, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
+            response = respond(written, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
         return Written(written @ self._written[:hi].T / written.shape[1], response)
 
     def send(self, around: Around) -> Sent:
@@ -108,17 +110,16 @@ class _HeadsProcess(Process):
         source = self._above_root[lo:hi] @ self._normals[OUTPUT, :hi]  # rO
         error = source + around.kernel() @ self._written[:hi]
         moved = self._send_through(self._now, error)
-        still = self._send_through(self._frozen, source)
         nu, width = self._strength, source.shape[1]
         learned, covariance, response = (np.zeros((self._rows, hi)) for _ in range(3))
         histories = (self._sent, self._to_query, self._to_key)
-        for which, (history, rows, frozen) in enumerate(zip(histories, moved, still, strict=True)):
+        for which, (history, rows) in enumerate(zip(histories, moved, strict=True)):
             history[lo:hi] = rows
             strength = 1.0 if which == VALUE else nu
             products = rows @ history[:hi].T / width
             learned += products
             covariance += strength**2 * products
-            response += strength * respond(rows - frozen, self._normals[which, :hi], self._below_root)
+            response += strength * respond(rows, self._normals[which, :hi], self._below_root)
         return Sent(covariance, learned, response)
 
     def look(self) -> dict[str, np.ndarray]:

@@ -22,13 +22,16 @@ derived here.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
 
+from manyheads.errors import CertificateError
 from manyheads.limits.theory.branches import Around, Process
 from manyheads.limits.theory.problem import Problem
+
+DIVERGED = 1e6  # outputs beyond so many times the targets are no training
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,27 @@ def march(
     Returns
     -------
     March, float64.
+
+    Raises
+    ------
+    CertificateError
+        The limit diverges, or a kernel of sampled branches is not positive; its `partial` is the march up to there.
     """
     solver = _Solver(problem, layers, depthwise, responses)
-    for moment in range(problem.steps):
-        solver.advance(moment)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what diverges is refused by name
+        for moment in range(problem.steps):
+            try:
+                solver.advance(moment)
+            except CertificateError as error:
+                error.partial = _cut(solver.result, moment) if moment else None
+                raise
     return solver.result
+
+
+def _cut(result: March, moments: int) -> March:
+    """Return the first moments of a march."""
+    names = ("outputs", "losses", "stream", "backward", "pooled", "looks")
+    return replace(result, **{name: getattr(result, name)[:moments] for name in names})
 
 
 @final
@@ -158,6 +177,7 @@ class _Solver:
         )
         correlated = self._covary(final)
         output = problem.reading @ correlated @ readout.T / problem.richness
+        self._check(output)
         error = problem.shares[moment][:, None] * problem.rule.error(problem.wanted, output)
         self.pools[moment], self.errors[moment] = pool, error
         self._record(moment, output, correlated, final, scale, pool)
@@ -166,6 +186,16 @@ class _Solver:
             backward = self._descend(layer, backward)
         self.bottom[moment] = backward
         self.result.backward[moment, 0] = self._covary(backward) @ backward.T
+
+    def _check(self, output: np.ndarray) -> None:
+        """Refuse outputs that diverge."""
+        largest, bound = float(np.abs(output).max()), DIVERGED * (1 + float(np.abs(self.problem.wanted).max()))
+        if not largest <= bound:
+            raise CertificateError(
+                f"the limit diverges at step {self.moment}: take a smaller rate, momentum or richness",
+                measured=largest,
+                threshold=bound,
+            )
 
     def _climb(self, layer: int, stream: np.ndarray) -> np.ndarray:
         """Take one step in depth on the way up."""

@@ -67,7 +67,7 @@ class Problem:
     ShapeError
         Arrays that do not fit together.
     UsageError
-        A number out of its range.
+        A number out of its range, or a token of zeros that is to be normalised.
 
     Examples
     --------
@@ -116,6 +116,10 @@ class Problem:
         object.__setattr__(self, "targets", targets)
         object.__setattr__(self, "weights", _weights(self.weights, axes, self.steps))
         self.rule.check(targets)
+        if self.norm and not np.all(inputs.any(axis=-1)):
+            raise UsageError(
+                "norm=True with a token of zeros, which cannot be divided by its size: drop it, or norm=False"
+            )
 
     @property
     def samples(self) -> int:
@@ -168,7 +172,8 @@ class Problem:
     @cached_property
     def shares(self) -> np.ndarray:
         """Weights of the read-outs in the loss at every step, (S, O)."""
-        return self.weights.reshape(self.steps, self.outputs)
+        scheduled = np.broadcast_to(self.weights, (self.steps, *self.targets.shape[:-1]))
+        return scheduled.reshape(self.steps, self.outputs)
 
     @cached_property
     def memory(self) -> np.ndarray:
@@ -186,8 +191,9 @@ class Problem:
 
 def _check_numbers(problem: Problem) -> None:
     for name in ("steps", "depth"):
-        if getattr(problem, name) < 1:
-            raise UsageError(f"{name}={getattr(problem, name)}: at least 1")
+        value = getattr(problem, name)
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise UsageError(f"{name}={value}: a whole number, at least 1")
     for name in ("rate", "richness", "branch"):
         if not 0 < getattr(problem, name) < np.inf:
             raise UsageError(f"{name}={getattr(problem, name)}: a positive number")
@@ -207,8 +213,8 @@ def _check_numbers(problem: Problem) -> None:
 
 
 def _weights(weights: Any, axes: tuple[int, ...], steps: int) -> np.ndarray:
-    """Return weights (S, ...) of every step, whatever was left out."""
+    """Return weights (...) of all steps or (S, ...) of every step, whatever was left out."""
     given = np.full(axes, 1 / np.prod(axes)) if weights is None else np.asarray(weights, np.float64)
     if given.shape not in (axes, (steps, *axes)) or not np.all(np.isfinite(given)) or np.any(given < 0):
         raise ShapeError(f"weights of shape {given.shape}: {axes} or {(steps, *axes)}, finite and none negative")
-    return np.array(np.broadcast_to(given, (steps, *axes)))
+    return given

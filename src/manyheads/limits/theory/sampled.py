@@ -16,10 +16,14 @@ from scipy.linalg import solve_triangular
 from manyheads.errors import CertificateError
 
 JITTER, LARGEST_JITTER = 1e-9, 1e-3  # of the mean of the diagonal
+NOTHING = 1e-100
 
 
 def factor(kernel: np.ndarray) -> np.ndarray:
     """Return the Cholesky factor of a kernel that may be singular, with the smallest jitter that works.
+
+    A kernel that is zero, as where nothing is trained yet, has a factor so small that what it drives is lost in
+    rounding, and not so small that responses, which are divided by it, overflow.
 
     Raises
     ------
@@ -28,13 +32,15 @@ def factor(kernel: np.ndarray) -> np.ndarray:
     """
     symmetric = (kernel + kernel.T) / 2
     scale, jitter, lowest = float(np.abs(np.diag(symmetric)).mean()), JITTER, np.nan
+    if scale == 0 and not symmetric.any():
+        return NOTHING * np.eye(len(kernel))
     if np.isfinite(scale):
         while jitter <= LARGEST_JITTER:
             try:
                 return np.linalg.cholesky(symmetric + jitter * scale * np.eye(len(kernel)))
             except np.linalg.LinAlgError:
                 jitter *= 10
-        lowest = float(np.linalg.eigvalsh(symmetric)[0]) / scale
+        lowest = float(np.linalg.eigvalsh(symmetric)[0]) / max(scale, NOTHING)
     raise CertificateError(
         "a kernel of the limit is not positive semi-definite: sample more, or take a smaller rate",
         measured=lowest,
