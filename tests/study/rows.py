@@ -22,6 +22,7 @@ from manyheads.joma.studies.scan_and_snap import ScanAndSnap
 from manyheads.joma.studies.winners import Winners
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.head_diversity import HeadDiversity
+from manyheads.limits.studies.infinite_key_dim import InfiniteKeyDim
 from manyheads.limits.studies.rate_transfer import RateTransfer
 from manyheads.recovery.studies.acceptance import Acceptance
 from manyheads.recovery.studies.hard_instances import HardInstances
@@ -48,7 +49,10 @@ SMALL = {
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
     "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=48, batch=2, steps=12, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
-    "attention/order-blindness": (OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8), 2),
+    "attention/order-blindness": (
+        OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8),
+        2,
+    ),
     "joma/real-text": (
         RealText(
             depths=(1, 2),
@@ -111,6 +115,10 @@ SMALL = {
         2,
     ),
     "limits/head-diversity": (HeadDiversity(base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1, 2)), 2),
+    "limits/infinite-key-dim": (
+        InfiniteKeyDim(key_dims=(2, 4), heads_counts=(2,), depth=1, steps=3, networks=2),
+        2,
+    ),
     "limits/rate-transfer": (
         RateTransfer(
             schemes=("limits", "standard"), base=(4, 2, 1), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3

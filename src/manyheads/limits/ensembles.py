@@ -68,9 +68,9 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
 
     Returns
     -------
-    Dataset over (seed, step, ...): `output` (output, class), `loss`, `logits` (layer, sample, token, key) averaged over
+    Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged over
     heads, `logit_variance` (layer) over heads, `stream` (level, row, row_too) kernels of the stream at equal times, and
-    `pooled` (output, output_too) of the read-outs.
+    `pooled` (read_out, read_out_too) of the read-outs.
     """
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with jax.enable_x64(True):
@@ -79,12 +79,12 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
         pieces = [run(keys[start : start + chunk], *data) for start in range(0, len(seeds), chunk)]
     joined = [np.concatenate([np.asarray(piece[place]) for piece in pieces]) for place in range(len(pieces[0]))]
     dims = {
-        "output": ("output", "class"),
+        "output": ("read_out", "class"),
         "loss": (),
         "logits": ("layer", "sample", "token", "key"),
         "logit_variance": ("layer",),
         "stream": ("level", "row", "row_too"),
-        "pooled": ("output", "output_too"),
+        "pooled": ("read_out", "read_out_too"),
     }
     variables = {
         name: (("seed", "step", *rest), value) for (name, rest), value in zip(dims.items(), joined, strict=True)

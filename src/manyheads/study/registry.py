@@ -120,6 +120,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
     ),
+    "limits/infinite-key-dim": Entry(
+        "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
+        "training converges to its mean-field theory as the key dimension grows, whatever the heads",
+    ),
     "recovery/violations": Entry(
         "manyheads.recovery.studies.violations:Violations",
         "a broken assumption breaks the stages that need it, is refused by name, and is warned of",
