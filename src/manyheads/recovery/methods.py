@@ -115,9 +115,9 @@ def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bo
 
 
 def _rotary(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.rotary import extract_rotary
+    from manyheads.recovery.queries.rotary import RotarySettings, extract_rotary
 
-    return extract_rotary(oracle, level, rng)
+    return extract_rotary(oracle, level, rng, RotarySettings.accurate() if accurate else RotarySettings())
 
 
 Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]

@@ -16,7 +16,8 @@ from manyheads.recovery import (
 )
 from manyheads.recovery.queries import bounded
 from manyheads.recovery.queries.bounded import BoundedSettings, extract_bounded
-from manyheads.recovery.queries.nets import Match, PairNets
+from manyheads.recovery.queries.following import Match
+from manyheads.recovery.queries.nets import PairNets
 from manyheads.recovery.queries.refinement import refine_layer
 from manyheads.recovery.refusals import RecoveryRefused
 
@@ -92,6 +93,17 @@ def test_a_layer_of_uniform_heads_alone_is_one_head(rng):
     np.testing.assert_allclose(found.projection[0], projection.sum(0), rtol=0, atol=1e-12)
 
 
+def test_a_uniform_head_that_cancels_the_others_leaves_no_scale_to_one_token(rng):
+    """W_S = 0: what answers to one token are left with is no measure of the noise of the others."""
+    layer = planted_layer(rng, 10, 3, causal=True)
+    theta, projection = np.array(layer.theta), np.array(layer.projection)
+    theta[2], projection[2] = 0, -projection[:2].sum(0)
+    layer = AttentionLayer(theta, projection, causal=True)
+    found = extract_bounded(Oracle(in_float32(layer), 10), 5e-8, rng)
+    assert found.layer.heads == 3
+    assert error_of(layer, found, rng) < 1e-8
+
+
 @pytest.mark.parametrize("level", [1e-16, 5e-8])
 def test_collinear_projections_are_refused(rng, level):
     layer = gpt_layer(rng, 16, 3)
@@ -116,7 +128,7 @@ def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
         return Match(np.arange(len(found.slopes)), 0.0, 0.0)
 
     monkeypatch.setattr(bounded.Continuation, "refit", exchanging)
-    monkeypatch.setattr("manyheads.recovery.queries.nets.match_net", unmatched)
+    monkeypatch.setattr("manyheads.recovery.queries.following.match_net", unmatched)
     with pytest.raises(RecoveryRefused, match="cannot be followed"):
         extract_bounded(Oracle.of(layer), 1e-16, rng)
 

@@ -10,7 +10,7 @@ from manyheads.recovery.evaluation import evaluate_layer
 from manyheads.recovery.queries.by_slices import SliceSettings, extract_by_slices
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 
-EXACT = 1e-15
+EXACT, DIM = 1e-15, 9
 
 
 def extract(layer, rng, settings=None):
@@ -130,12 +130,12 @@ def test_float32_answers_give_fewer_digits_not_a_wrong_layer(rng):
 
 @pytest.mark.parametrize("kind", ["perceptron", "capped", "collinear"])
 def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
-    layer = gpt_layer(rng, 16, 3, gain=2.0)
+    layer = gpt_layer(rng, DIM, 3, gain=2.0)
     if kind == "collinear":
         projection = layer.projection.copy()
         projection[1] = -0.6 * projection[0]
         layer = AttentionLayer(layer.theta, projection, layer.key_bias, layer.bias, causal=True)
-    gate, mixing = rng.normal(size=(2, 16, 16)) / 4
+    gate, mixing = rng.normal(size=(2, DIM, DIM)) / DIM**0.5
 
     def function(x, read):
         if kind == "perceptron":  # on running means, which at one token are the token
@@ -150,7 +150,7 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
         return y if read == "all" else y[:, -1]
 
     with pytest.raises(RecoveryRefused) as refused:
-        extract_by_slices(function, EXACT, rng, SliceSettings(tries=2), dim=16, causal=True)
+        extract_by_slices(function, EXACT, rng, SliceSettings(tries=2), dim=DIM, causal=True)
     assert np.isfinite(refused.value.threshold)
 
 

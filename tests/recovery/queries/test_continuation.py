@@ -3,7 +3,8 @@
 import numpy as np
 
 from manyheads.recovery.queries.continuation import Continuation
-from manyheads.recovery.queries.nets import NetDesign, PairNets, fit_nets, follow_nets
+from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.nets import NetDesign, PairNets, fit_nets
 
 
 def draw(rng, rows=60, width=6, heads=3, outputs=9):

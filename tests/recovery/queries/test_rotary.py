@@ -52,6 +52,13 @@ def test_forms_turns_and_frequencies(rng):
     np.testing.assert_allclose(found(x), layer(x), atol=1e-6)
 
 
+def test_accurate_settings_ask_more():
+    plain, accurate = RotarySettings(), RotarySettings.accurate()
+    assert accurate.extra > plain.extra
+    assert accurate.excess > plain.excess
+    assert accurate.share < plain.share
+
+
 def test_logits_of_offsets_without_turns(rng):
     """Forms of different offsets that are no rotations of each other: every offset is asked about."""
     layer = planted_rotary_layer(rng, DIM, HEADS)
@@ -121,9 +128,9 @@ def test_walks_take_every_step_and_plans_are_met(sizes):
 
 
 def test_what_cannot_be_extracted_is_refused(rng):
-    biased = planted_rotary_layer(rng, DIM, HEADS, key_bias=0.5)
+    biased = planted_rotary_layer(rng, 4, HEADS, key_bias=0.5)
     with pytest.raises(RecoveryRefused):
-        extract_rotary(Oracle(biased, DIM), EPS, rng)
+        extract_rotary(Oracle(biased, 4), EPS, rng)
     with pytest.raises(NotALayer, match="not linear"):
         extract_rotary(Oracle(np.tanh, DIM), EPS, rng)
     uniform = RotaryLayer(np.zeros((40, 1, DIM + 1, DIM + 1)), rng.standard_normal((1, DIM, DIM)))

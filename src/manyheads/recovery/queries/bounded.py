@@ -32,9 +32,10 @@ from scipy.special import expit, logit
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.queries.by_slices import _Log, _pair_figures
 from manyheads.recovery.queries.continuation import Continuation
-from manyheads.recovery.queries.nets import EPS, Followed, NetDesign, PairNets, fit_nets, follow_nets
+from manyheads.recovery.queries.following import Followed, follow_nets
+from manyheads.recovery.queries.log import StageLog
+from manyheads.recovery.queries.nets import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.pairs import Pairs, Separation, separate_heads
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sums import Sums, read_sums
@@ -160,14 +161,14 @@ def extract_bounded(
     dim = oracle.dim if dim is None else dim  # type: ignore[attr-defined]
     causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
     noise = max(noise, EPS)
-    log = _Log(oracle)
+    log = StageLog(oracle)
     try:
         with log.stage("sums"):
             sums = read_sums(oracle, dim)
         with log.stage("pairs"):
             pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
             start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
-            log.note(_pair_figures(start))
+            log.note(start.figures())
         with log.stage("net"):
             base = read_base(pairs, start, rng, settings)
             log.note({"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole})
@@ -175,7 +176,7 @@ def extract_bounded(
             followed, probes = follow_directions(base, rng, settings)
             log.note(_direction_figures(followed))
         layer, lacking = assemble_layer(base, followed, probes, causal)
-        log.note({**log.stages[-1].figures, "sum error": lacking})
+        log.note({"sum error": lacking})
         if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
             with log.stage("refinement"):
                 refined = refine_layer(oracle, layer, rng, excess=settings.excess)
@@ -246,7 +247,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
         return Base(pairs, probe, queries, start.scale, design, net, start.level, False)
     slopes = np.linalg.lstsq(features, _read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
-    allowed = 10 * pairs.level(queries, probe) * np.sqrt(flat.size) / np.linalg.norm(flat)
+    allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
     if not net.residual <= allowed:
         raise FitError(
             f"the net of {heads} heads at the first probe leaves more than the noise: its logits are not linear in "

@@ -15,25 +15,23 @@ with r the rank of a head, nu sketch tokens, and K1 + K2 < r tokens per sequence
 Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2 Golub and Pereyra's.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
+from manyheads.recovery.queries.log import StageLog
 from manyheads.recovery.queries.nets import EPS
-from manyheads.recovery.queries.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.queries.pairs import Pairs, separate_heads
 from manyheads.recovery.queries.rows import Attentions, RowSettings, read_rows
 from manyheads.recovery.queries.slices import ProbeSettings, Stacks, read_slices
 from manyheads.recovery.queries.subspaces import Projections, split_projections
 from manyheads.recovery.queries.sums import Sums, read_sums
 from manyheads.recovery.refusals import FitError
-from manyheads.recovery.results import Extracted, Stage
+from manyheads.recovery.results import Extracted
 
 Array = NDArray[np.float64]
 
@@ -130,14 +128,14 @@ def extract_by_slices(
     settings = settings or SliceSettings()
     dim = oracle.dim if dim is None else dim  # type: ignore[attr-defined]
     causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
-    log = _Log(oracle)
+    log = StageLog(oracle)
     try:
         with log.stage("sums"):
             sums = read_sums(oracle, dim)
         with log.stage("pairs"):
             pairs = Pairs(oracle, sums, settings.before, settings.after, causal, max(noise, EPS))
             start = separate_heads(pairs, dim, rng, oversampling=settings.oversampling, tries=settings.tries)
-            log.note(_pair_figures(start))
+            log.note(start.figures())
         if not len(start.net.values):
             return _ignoring_tokens(sums, causal, log)
         with log.stage("slices"):
@@ -159,43 +157,11 @@ def extract_by_slices(
     return Extracted(layer, tuple(log.stages))
 
 
-def _ignoring_tokens(sums: Sums, causal: bool, log: "_Log") -> Extracted:
+def _ignoring_tokens(sums: Sums, causal: bool, log: StageLog) -> Extracted:
     """Return the one head, W_S with uniform attention, of a layer in which no pair shows another."""
     zeros = np.zeros((1, *sums.projection.shape))
     layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=causal)
     return Extracted(layer, tuple(log.stages))
-
-
-class _Log:
-    """Times the stages, counts under their names, and keeps their figures."""
-
-    def __init__(self, oracle: Any):
-        self.oracle = oracle
-        self.stages: list[Stage] = []
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Run one stage."""
-        started = time.process_time()
-        self.stages.append(Stage(name))
-        with self.oracle.stage(name) if hasattr(self.oracle, "stage") else nullcontext():
-            yield
-        self.stages[-1] = replace(self.stages[-1], seconds=time.process_time() - started)
-
-    def note(self, figures: dict[str, float]) -> None:
-        """Keep the figures of the stage that runs."""
-        self.stages[-1] = replace(self.stages[-1], figures={k: float(v) for k, v in figures.items()})
-
-
-def _pair_figures(start: Separation) -> dict[str, float]:
-    return {
-        "heads": len(start.net.values),
-        "scale": start.scale,
-        "separation": start.separation,
-        "residual": float(start.net.residual),
-        "lacking": start.lacking,
-        "queries": len(start.queries),
-    }
 
 
 def _slice_figures(stacks: Stacks) -> dict[str, float]:

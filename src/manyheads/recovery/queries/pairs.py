@@ -26,6 +26,7 @@ Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Ph
 pairs, the shifts by copies and the centred net are derived and measured here.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -168,6 +169,17 @@ class Separation(NamedTuple):
     singular: Array
     separation: float
 
+    def figures(self) -> dict[str, float]:
+        """Return what a report shows of this stage."""
+        return {
+            "heads": len(self.net.values),
+            "scale": self.scale,
+            "separation": self.separation,
+            "residual": float(self.net.residual),
+            "lacking": self.lacking,
+            "queries": len(self.queries),
+        }
+
 
 def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversampling: float, tries: int) -> Separation:
     """Find the number of heads, and logits and values of each at one probe.
@@ -260,15 +272,15 @@ def _separate_at(
         net = PairNets(np.zeros((0, len(queries))), np.zeros((0, dim)), np.zeros(()))
         return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), singular, np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
-    jacobians: list[Array] = []
+    pencils = Pencils()
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
     step = max(1e-3, pairs.noise**0.25) * scale
     closest, separation, real = np.inf, 0.0, False
     for turn in range(tries):
         spread = scale * (1.0, 1.5, 2.0, 3.0, 6.0, 0.6)[turn % 6]
         point = spread * rng.standard_normal(dim)
-        jacobians.extend(_jacobians(pairs, probe, point, step * directions, axes))
-        for distance, frame in _pencils(jacobians)[:2]:
+        pencils.extend(_jacobians(pairs, probe, point, step * directions, axes))
+        for _, distance, frame in pencils.found[:2]:
             real, separation = True, max(separation, distance)
             start = _start_net(answers @ axes.T, frame, pairs.shifts)
             if start is None:
@@ -283,14 +295,15 @@ def _separate_at(
                 return Separation(probe, queries, design, net, scale, level, lacking, singular, distance)
     if not real:
         raise HeadSeparationError(
-            f"{heads} heads show, and no pencil of {len(jacobians)} Jacobians had real, distinct eigenvalues: the "
-            "answers are not those of attention heads, or too noisy for their derivatives",
+            f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
+            "the answers are not those of attention heads, or too noisy for their derivatives",
             measured=separation,
             threshold=EPS,
         )
     raise DependentValuesError(
         f"the answers to pairs have {heads} dimensions but are no net of {heads} heads: what the heads read is "
-        "linearly dependent, or the function is no attention layer",
+        "linearly dependent, or the function is no attention layer (one that adds its input looks like this until "
+        "residual=True says so)",
         measured=closest,
         threshold=allowed,
     )
@@ -326,30 +339,46 @@ def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Arr
     return [slopes[:, shift].T for shift in range(slopes.shape[1])]
 
 
-def _pencils(jacobians: list[Array]) -> list[tuple[float, Array]]:
-    """Eigenvectors of the pencils with real eigenvalues, the best separated and conditioned first."""
-    found = []
-    shifts = [np.linalg.cond(j) for j in jacobians]
-    for below, lower in enumerate(jacobians):
-        if not shifts[below] < 0.1 / EPS:
-            continue
-        for above, upper in enumerate(jacobians):
-            if above == below:
-                continue
-            try:
-                values, frame = np.linalg.eig(np.linalg.solve(lower.T, upper.T).T)
-            except np.linalg.LinAlgError:
-                continue
-            size = np.abs(values).max()
-            if not np.isfinite(size) or np.abs(values.imag).max() > 1e-3 * size:
-                continue
-            ordered = np.sort(values.real)
-            relative = np.diff(ordered) / np.maximum(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), 1e-3)
-            distance = float(relative.min()) if len(relative) else 9.0
-            if distance > 0:
-                found.append((distance / shifts[below], distance, frame.real))
-    found.sort(key=lambda item: -item[0])
-    return [(distance, frame) for _, distance, frame in found]
+class Pencils:
+    """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct.
+
+    Attributes
+    ----------
+    jacobians
+        All Jacobians so far, (m, m) each.
+    found
+        Figure of merit, smallest relative distance of two eigenvalues, eigenvectors: the best separated and
+        conditioned pencils first.
+    """
+
+    def __init__(self) -> None:
+        self.jacobians: list[Array] = []
+        self.found: list[tuple[float, float, Array]] = []
+        self._conditions: list[float] = []
+
+    def extend(self, jacobians: list[Array]) -> None:
+        """Add Jacobians, and the pencils that they make with each other and with those before."""
+        start = len(self.jacobians)
+        self.jacobians += jacobians
+        self._conditions += [float(np.linalg.cond(jacobian)) for jacobian in jacobians]
+        for below, above in itertools.permutations(range(len(self.jacobians)), 2):
+            if max(below, above) >= start and self._conditions[below] < 0.1 / EPS:
+                self._try(below, above)
+        self.found.sort(key=lambda item: -item[0])
+
+    def _try(self, below: int, above: int) -> None:
+        try:
+            values, frame = np.linalg.eig(np.linalg.solve(self.jacobians[below].T, self.jacobians[above].T).T)
+        except np.linalg.LinAlgError:
+            return
+        size = np.abs(values).max()
+        if not np.isfinite(size) or np.abs(values.imag).max() > 1e-3 * size:
+            return
+        ordered = np.sort(values.real)
+        relative = np.diff(ordered) / np.maximum(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), 1e-3)
+        distance = float(relative.min()) if len(relative) else 9.0
+        if distance > 0:
+            self.found.append((distance / self._conditions[below], distance, frame.real))
 
 
 def _start_net(answers: Array, frame: Array, shifts: Array) -> Array | None:

@@ -21,7 +21,8 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.recovery.queries import rotary_forms as forms
-from manyheads.recovery.queries.nets import Array, follow_nets, net_amplification
+from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.nets import Array, net_amplification
 from manyheads.recovery.queries.rotary_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary_logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
@@ -68,6 +69,11 @@ class RotarySettings:
     def __post_init__(self) -> None:
         if self.offsets < 3 or self.extra < 2 or not self.excess > 1 or not 0 < self.share <= 1 or not self.step > 0:
             raise UsageError(f"{self}: offsets >= 3, extra >= 2, excess > 1, 0 < share <= 1 and step > 0 are needed")
+
+    @classmethod
+    def accurate(cls) -> "RotarySettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        return cls(extra=8, excess=3.0, share=0.4)
 
 
 def extract_rotary(

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.queries.nets import EPS, PairNets, fit_nets, follow_nets, net_amplification
+from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.nets import EPS, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.pairs import Pairs, Separation
 from manyheads.recovery.refusals import FitError
 

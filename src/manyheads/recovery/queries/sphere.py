@@ -26,7 +26,8 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.normalisation import Normalisation
-from manyheads.recovery.queries.nets import EPS, Array, follow_nets, net_amplification
+from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.nets import EPS, Array, net_amplification
 from manyheads.recovery.queries.slices import Stacks, find_ranks
 from manyheads.recovery.queries.sphere_pairs import (
     EXACT,
