@@ -101,7 +101,10 @@ def test_an_interrupted_extraction_leaves_its_answers_and_no_files(call, oracle)
     words = ("--store", "asked", "--verify", 30)
     status, _, err = call("oracle_of_this_test:interrupted", *words)
     assert status == 130
-    assert "run the same command again" in err
+    assert "answers are kept in asked; run the same command again" in err
+    status, _, err = call("oracle_of_this_test:interrupted", *words[2:])
+    assert status == 130
+    assert "no answer is kept without --store" in err
     assert not Path("extracted.safetensors").exists()
     oracle.asked.clear()
     status, out, _ = call("oracle_of_this_test:answer", *words, "--json")
@@ -125,6 +128,9 @@ def test_refusals_have_status_3_say_why_and_write_nothing(call, oracle):
 def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
     save_layer("mine.safetensors", layer)
     Path("checkpoint").mkdir()
+    Path("folder.safetensors").mkdir()
+    Path("model.safetensors").write_bytes(b"somebody else's")
+    Path("config.json").write_text("{}")
     for words, said in (
         (("oracle_of_this_test:nameless",), "give the token dimension with --dim"),
         (("oracle_of_this_test:answer", "--dim", 0), "--dim 0"),
@@ -132,6 +138,12 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
         (("oracle_of_this_test:answer", "--output", "found.bin"), "ends in .safetensors"),
         (("oracle_of_this_test:answer", "--output", "no/found.safetensors"), "no folder no"),
         (("oracle_of_this_test:answer", "--verify", 0), "at least one"),
+        (("oracle_of_this_test:answer", "--seed", -1), "--seed -1"),
+        (("oracle_of_this_test:answer", "--output", "model.safetensors"), "not written by this command"),
+        (("oracle_of_this_test:answer", "--output", "config.safetensors"), "config.json exists"),
+        (("oracle_of_this_test:answer", "--output", "folder.safetensors"), "a folder of that name"),
+        (("mine.safetensors", "--output", "mine.safetensors"), "the layer that is asked"),
+        (("nowhere", "--layer", 0), "no such file or folder"),
         (("oracle_of_this_test:nothing",), "cannot be imported"),
         (("nowhere",), "no such file or folder"),
         (("mine.safetensors", "--dim", 3), "--dim: for functions only"),
@@ -141,6 +153,7 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
         status, out, err = call(*words)
         assert (status, out) == (2, ""), (words, err)
         assert said in err
+    assert Path("model.safetensors").read_bytes() == b"somebody else's"
     assert call("checkpoint", "--layer", 0)[0] == 3
     Path("other.safetensors").write_bytes(b"no tensors")
     assert "holds no saved layer" in call("other.safetensors")[2]

@@ -100,6 +100,11 @@ def test_an_mlp_behind_a_layernorm_is_no_layer(rng):
         measure(lambda x: mlp(normalise(x)), rng)
 
 
+def test_a_kink_is_not_taken_for_noise(rng):
+    with pytest.raises(NotALayer, match="not affine"):
+        measure(lambda x: np.sign(x), rng)
+
+
 def test_noise_that_hides_everything_is_refused(layer, rng):
     with pytest.raises(NotALayer, match="too noisy"):
         measure(lambda x: layer(x) + 0.3 * rng.standard_normal(x.shape), rng, stochastic=True)

@@ -96,6 +96,7 @@ def test_pictures_show_every_head_and_what_heads_share(rng):
     assert np.nanmax(values) == 1.0
     assert [text for text in mosaic.y_ticks if text] == ["Θ 0-3", "W 0-3", "Θ 4-7", "W 4-7"]
     assert np.allclose(overlaps.values, 1.0)
+    assert overlaps.limits == (0, 1)  # colours mean the same in every report
     assert len(theta.curves) == len(table.rows) == 8
     apart = AttentionLayer(np.zeros((2, 4, 4)), np.stack([np.diag([1.0, 1, 0, 0]), np.diag([0.0, 0, 1, 0])]))
     assert np.allclose(layer_panels(apart)[3].values, np.eye(2))

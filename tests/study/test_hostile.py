@@ -202,6 +202,7 @@ def test_an_estimated_error_of_the_prediction_widens_more_than_a_known_one():
         Lines("t", "x", "y", (Curve((-1.0, 0.0), (-1.0, 0.0), "negative"),), log_x=True, log_y=True),
         Lines("t", "x", "$\\frac$ and $5", (Curve((1.0,), (1.0,), "</svg><script>alert('1')</script> -- $"),)),
         Picture("t", "x", "y", ((np.nan, np.nan),)),
+        Picture("t", "x", "y", ((0.5, 0.5),), limits=(0.0, 1.0)),
         Picture("t", "x", "y", ((1.0, 1.0),), x_ticks=("$", "$\\frac$")),
     ],
 )

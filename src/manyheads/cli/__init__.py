@@ -58,8 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _dispatch(words)
         sys.stdout.flush()  # here, where a reader that went away or a full disk is still an error we can tell
         return status
-    except KeyboardInterrupt:
-        _complain("interrupted: finished units are kept; run the same command again to go on")
+    except KeyboardInterrupt as interrupt:
+        kept = "finished units are kept; run the same command again to go on"
+        _complain(f"interrupted: {interrupt or kept}")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: no error of ours, and nothing left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

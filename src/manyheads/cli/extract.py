@@ -1,8 +1,11 @@
 """`manyheads extract`: from a layer that only answers questions to its weights, with a certificate."""
 
 import json
+import os
 import shlex
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -87,7 +90,8 @@ class Extract:
         Raises
         ------
         UsageError
-            Flags that do not go together, or an oracle that cannot be found.
+            Flags that do not go together, an oracle that cannot be found, or an output that would replace what is not
+            an extracted layer.
         RecoveryRefused
             Nothing could be extracted that stands up to fresh sequences; no file is written.
         """
@@ -98,21 +102,27 @@ class Extract:
         self._refuse()
         target = self._find()
         announce(f"asking {target.about}, tokens of dimension {target.dim}")
-        found = extract_layer(
-            target.function,
-            target.dim,
-            method=self.method,
-            noise=self.noise,
-            seed=self.seed,
-            options=self._options(target),
-        )
+        try:
+            found = extract_layer(
+                target.function,
+                target.dim,
+                method=self.method,
+                noise=self.noise,
+                seed=self.seed,
+                options=self._options(target),
+            )
+        except KeyboardInterrupt:
+            kept = "no answer is kept without --store FOLDER, and nothing was written"
+            if self.store is not None:
+                kept = f"answers are kept in {self.store}; run the same command again to go on"
+            raise KeyboardInterrupt(kept) from None
         taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - processor}
         summary = self._summarise(target, found, taken)
         self._write(target, found, summary)
         if self.json:
             print(json.dumps(summary, indent=1))
         else:
-            print("\n".join(_as_text(summary)))
+            print("\n".join(map(_wrapped, _as_text(summary))))
         return 0
 
     # What is asked
@@ -123,17 +133,40 @@ class Extract:
 
         if self.output.suffix != ".safetensors":
             raise UsageError(f"--output {self.output}: name a file that ends in .safetensors")
-        if not self.output.parent.is_dir():
-            raise UsageError(f"--output {self.output}: there is no folder {self.output.parent}; make it first")
-        for name, least in (("dim", 1), ("layer", 0), ("budget", 1)):
+        self._refuse_output()
+        for name, least in (("dim", 1), ("layer", 0), ("budget", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name} {value}: give a whole number of at least {least}")
+
+    def _refuse_output(self) -> None:
+        """Refuse files that cannot be written, and to replace what this command did not write."""
+        from manyheads.errors import UsageError
+        from manyheads.recovery.files import is_layer_file
+
+        folder = self.output.parent
+        if not folder.is_dir():
+            raise UsageError(f"--output {self.output}: there is no folder {folder}; make it first")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"--output {self.output}: the folder {folder} cannot be written; name another one")
+        files = [self.output.with_suffix(f".{name}") for name in ("safetensors", "json", "html")]
+        if any(file.is_dir() for file in files):
+            raise UsageError(f"--output {self.output}: there is a folder of that name; name another file")
+        if self.output.exists() and os.path.realpath(self.output) == os.path.realpath(self.oracle):
+            raise UsageError(f"--output {self.output}: that is the layer that is asked; name another file")
+        # Layer, certificate and report go together: without a layer of ours the other two are somebody else's.
+        taken = [file for file in files if file.exists()]
+        if taken and not is_layer_file(self.output):
+            raise UsageError(
+                f"--output {self.output}: {taken[0]} exists and was not written by this command; name another file"
+            )
 
     def _find(self) -> Target:
         from manyheads.errors import UsageError
 
         path = Path(self.oracle)
+        if not path.exists() and ":" not in self.oracle:
+            raise UsageError(f"{path}: no such file or folder, and no package.module:function; give one of these")
         if not path.is_dir() and (unfit := self._given(OF_CHECKPOINTS)):
             raise UsageError(f"{unfit}: for checkpoint folders only, and {self.oracle} is none")
         if path.exists() and (unfit := self._given(OF_FUNCTIONS)):
@@ -142,9 +175,7 @@ class Extract:
             return self._open(path)
         if path.exists():
             return _load(path)
-        if ":" in self.oracle:
-            return self._import()
-        raise UsageError(f"{self.oracle}: no such file or folder, and no package.module:function; give one of these")
+        return self._import()
 
     def _given(self, defaults: Mapping[str, Any]) -> str:
         return ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual)
@@ -242,6 +273,16 @@ def _load(path: Path) -> Target:
         return Target(layer, layer.dim, str(path), lambda: layer, causal=True, rotary=True)
     plain = layer
     return Target(lambda x: evaluate_layer(plain, x), plain.dim, str(path), lambda: plain, causal=plain.causal)
+
+
+def _wrapped(line: str) -> str:
+    """Break a line for a terminal, under its own text; whole elsewhere, for `grep`."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        line, max(width, 40), subsequent_indent=9 * " ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:

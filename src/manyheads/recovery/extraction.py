@@ -175,6 +175,8 @@ def extract_layer(
     options = options or ExtractionOptions()
     if method not in ("auto", *methods.METHODS):
         raise UsageError(f"method {method!r}: one of auto, {', '.join(methods.METHODS)}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise UsageError(f"seed = {seed!r}: give a whole number, not negative")
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5 + options.tries)]

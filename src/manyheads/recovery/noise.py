@@ -110,7 +110,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         if repeat > ROUNDING * floor and not stochastic:
             raise NotALayer(
                 "the same question is answered differently each time: switch dropout and sampling off, or say that "
-                "the answers are noisy (stochastic=True)",
+                "the answers are noisy: give noise, or --noise on the command line",
                 measured=repeat,
                 threshold=ROUNDING * floor,
             )
@@ -122,7 +122,10 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         later = f.relative([(1.0, f.rows[:, :2]), (-1.0, f.continued[:, :2])])[0]
         level = max(repeat, affine, order if order <= known else 0.0, floor / 5)
         if not level <= LARGEST:
-            raise NotALayer("the answers are too noisy to tell heads apart", measured=level, threshold=LARGEST)
+            fault = "the answers are too noisy to tell heads apart"
+            if affine > LARGEST > repeat:  # asked again, it says the same
+                fault = "answers to one token are not affine in it: this is no attention layer, or its noise is fixed"
+            raise NotALayer(fault, measured=level, threshold=LARGEST)
     return Noise(
         level=level,
         repeat=repeat,

@@ -71,7 +71,8 @@ def _mosaic(layer: AttentionLayer) -> Picture:
         x_ticks=("",) * values.shape[1],
         y_ticks=tuple(marks),
         note=f"What a head compares (Θ) and what it passes on (W), entry by entry{pooled}; each matrix relative to its "
-        "own largest cell.",
+        "own largest cell. Heads from left to right, those of a row of Θ above the same heads' W.",
+        limits=(0.0, 1.0),
     )
 
 
@@ -128,6 +129,7 @@ def _overlaps(layer: AttentionLayer, tolerance: float) -> Picture:
         y_ticks=names,
         note="Average squared cosine between what two heads can write into the stream: 1 for the same directions, 0 "
         f"for disjoint ones; unrelated heads of rank r share r/{layer.dim}.",
+        limits=(0.0, 1.0),
     )
 
 

@@ -174,7 +174,8 @@ def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
 
 def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
     axes.grid(False)
-    image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest")
+    low, high = panel.limits or (None, None)
+    image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest", vmin=low, vmax=high)
     for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
         if ticks:
             shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word

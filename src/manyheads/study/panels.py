@@ -71,7 +71,10 @@ class Lines:
 
 @dataclass(frozen=True)
 class Picture:
-    """A matrix as an image: `values` is row by row, ticks are one label a row or column or none at all."""
+    """A matrix as an image: `values` is row by row, ticks are one label a row or column or none at all.
+
+    `limits` are the values at the ends of the scale of colours; the smallest and the largest value if absent.
+    """
 
     title: str
     x_label: str
@@ -81,8 +84,11 @@ class Picture:
     x_ticks: tuple[str, ...] = ()
     y_ticks: tuple[str, ...] = ()
     note: str = ""
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.limits is not None and not self.limits[0] < self.limits[1]:
+            raise UsageError(f"picture {self.title!r}: limits {self.limits}, expected a smaller and a larger value")
         rows, columns = len(self.values), len(self.values[0]) if self.values else 0
         if not columns or any(len(row) != columns for row in self.values):
             raise UsageError(
