@@ -15,6 +15,7 @@ from manyheads.recovery.six_stages import learn_in_six_stages
 from manyheads.recovery.stages.acceptance import dimension_correction, predict_acceptance, predict_small_threshold
 from manyheads.recovery.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
 from manyheads.recovery.stages.refined_sum import RefinementSettings
+from manyheads.recovery.stages.workbench import Workbench
 from manyheads.recovery.tangents import Examples, Tangent
 
 QUICK = StageSettings(
@@ -70,7 +71,7 @@ def test_a_descent_never_climbs_and_the_net_keeps_its_best(rng):
 
 
 def test_heads_and_their_number_are_found_from_shards(rng):
-    layer = planted_layer(rng, 6, 2)
+    layer = planted_layer(rng, 5, 2)
     x, y = labelled(rng, layer, 4000)
     seed = int(rng.integers(2**31))
     with ThreadPoolExecutor(2) as pool:
@@ -92,6 +93,22 @@ def test_the_published_forms_find_one_head_and_one_head_is_one(rng):
         found = learn_in_six_stages((x, y), settings=settings, rng=rng)
         assert found.heads == 1
         assert compare_layers(layer, found.layer).worst < 1e-9
+
+
+def test_a_number_of_heads_that_was_fitted_later_and_better_is_polished_too(rng, monkeypatch):
+    """The first of two numbers had its joint fit in vain; the second is right, and nothing said it was enough."""
+    layer = planted_layer(rng, 4, 2)
+    x, y = labelled(rng, layer)
+    monkeypatch.setattr(Workbench, "is_enough", lambda bench: len(bench.fitted) == 1)
+    found = learn_in_six_stages((x, y), settings=replace(QUICK, most_heads=2), rng=rng)
+    assert found.heads == 2
+    assert compare_layers(layer, found.layer).worst < 1e-9
+
+
+def test_more_heads_than_matrices_have_entries_end_as_a_refusal(rng):
+    x = sequences(rng, 600, 2, 1, distribution="gaussian")
+    with pytest.raises(RecoveryRefused):
+        learn_in_six_stages((x, np.tanh(x)[:, ::-1] + x**2), settings=replace(HOPELESS, most_heads=6), rng=rng)
 
 
 def test_noise_is_allowed_for(rng):

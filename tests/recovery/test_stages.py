@@ -11,7 +11,7 @@ from manyheads.recovery.refusals import CertificateShortage, DesignError
 from manyheads.recovery.stages.bottom import find_bottom_by_products, find_bottom_dense, measure_gram, multiply_gram
 from manyheads.recovery.stages.certificates import Certificates, certify, fit_simplex, measure_quality
 from manyheads.recovery.stages.crude_sum import estimate_crude_sum, measure_moments
-from manyheads.recovery.stages.hull import HullSettings, choose_rows, find_hull, fit_hull, weighted_median
+from manyheads.recovery.stages.hull import Hull, HullSettings, choose_rows, find_hull, fit_hull, weighted_median
 from manyheads.recovery.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
 from manyheads.recovery.stages.shards import add_up, open_shards
 from manyheads.recovery.stages.span import count_by_gap, measure_span_error, span_of
@@ -240,3 +240,18 @@ def test_forms_that_do_not_exist_are_refused(rng):
         RefinementSettings("other")
     with pytest.raises(UsageError, match="nearest to zero"):
         refine_sum(data, None, RefinementSettings("margin"))
+
+
+def test_a_gap_is_never_more_than_rounding_allows():
+    """Eigenvalues that are zero to rounding count as rounding; without any above, no hull stands out."""
+    basis, heights = np.eye(2)[None], np.ones(1)
+    for values, gap in (([0.0, 1.0, 2.0], 0.5e16), ([0.5, 1.0, 2.0], 2.0), ([0.0, 0.0, 0.0], 1.0), ([1.0], 1.0)):
+        assert Hull(basis, heights, np.array(values), 9, 0.1).gap == pytest.approx(gap)
+
+
+def test_shards_of_which_nothing_is_left_are_dropped(rng):
+    x, y = rng.normal(size=(2, 30, 2, 3))
+    left = open_shards([(x[:20], y[:20]), (x[20:27], y[20:27]), (x[27:], y[27:])]).without_last(10)
+    assert (left.counts, len(left.shards), left.count) == ((20,), 1, 20)
+    np.testing.assert_array_equal(left.take([19, 0])[0], x[[19, 0]])
+    assert len(left.map(measure_quality, np.eye(3), 0.02)) == 1

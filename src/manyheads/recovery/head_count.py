@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyheads.errors import UsageError
 from manyheads.recovery.student import Fit, StudentSettings, fit_student, sequence_errors
 
 if TYPE_CHECKING:
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 REACH = 20.0  # how far above its mark a first look may end and still be polished
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
 HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by less than chance does, is none
+
+
+def check_heads(heads: Any) -> None:
+    """Refuse what is no number of heads; None is to find it."""
+    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int | np.integer) or heads < 1):
+        raise UsageError(f"heads={heads!r}: a whole number, one or more, or None to find it")
 
 
 def fit_wanted(

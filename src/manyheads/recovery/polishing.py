@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
+LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
 ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps
 WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric's curvature; light hides no gain
 
@@ -154,25 +155,54 @@ def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLi
     ShapeError, UsageError
         As `polish`.
     """
-    given = [np.asarray(value) for value in (x, y, *(() if weights is None else (weights,)))]
-    for name, value in zip(("x", "y", "weights"), given, strict=False):
-        if value.dtype.kind not in "biuf":
-            raise ShapeError(f"{name} of dtype {value.dtype}: expected real numbers")
-    tokens, labels, *rest = (np.ascontiguousarray(value, np.float64) for value in given)
+    given = zip(("x", "y", "weights"), (x, y, *(() if weights is None else (weights,))), strict=False)
+    tokens, labels, *rest = (np.ascontiguousarray(as_reals(name, value), np.float64) for name, value in given)
     if tokens.ndim != 3 or 0 in tokens.shape or labels.shape != tokens.shape:
         raise ShapeError(f"x {tokens.shape} and y {labels.shape}: expected both of one shape (n, k, d), not empty")
     if rest and rest[0].shape != tokens.shape[:2]:
         raise ShapeError(f"weights {rest[0].shape}: expected one a row, {tokens.shape[:2]}")
     for name, value in zip(("x", "y", "weights"), (tokens, labels, *rest), strict=False):
-        if not np.isfinite(value).all():
-            where = tuple(int(index) for index in np.argwhere(~np.isfinite(value))[0])
-            raise UsageError(f"{name} holds NaN or infinity, first at {where}: leave such sequences out")
+        check_range(name, value)
     examples = Examples(tokens, labels, form, rest[0] if rest else None)
     if rest and rest[0].min() < 0:
         raise UsageError(f"weights down to {rest[0].min():g}: a weight is zero or positive")
     if examples.power == 0:
         raise UsageError("the labels are all zero: there is nothing to fit")
     return examples
+
+
+def as_reals(name: str, values: ArrayLike) -> NDArray[np.generic]:
+    """Return an array of real numbers in its own dtype.
+
+    Raises
+    ------
+    ShapeError
+        Rows of different lengths, or another dtype.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # NumPy's word for nested lists that are no array
+        raise ShapeError(f"{name} is no array: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ShapeError(f"{name} of dtype {array.dtype}: expected real numbers")
+    return array
+
+
+def check_range(name: str, values: Array) -> None:
+    """Refuse numbers with which products of four of them are not finite, or vanish.
+
+    Raises
+    ------
+    UsageError
+        NaN, infinity, numbers above 1e75, or none above 1e-75 that is not zero.
+    """
+    size = np.abs(values)
+    if not np.isfinite(size).all():
+        where = tuple(int(index) for index in np.argwhere(~np.isfinite(size))[0])
+        raise UsageError(f"{name} holds NaN or infinity, first at {where}: leave such sequences out")
+    largest = float(size.max(initial=0.0))
+    if largest > LARGE or 0 < largest < 1 / LARGE:
+        raise UsageError(f"{name} holds numbers up to {largest:.2g}: scale it to between {1 / LARGE:g} and {LARGE:g}")
 
 
 def descend(here: Tangent, settings: PolishSettings) -> Polished:

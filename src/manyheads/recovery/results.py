@@ -79,6 +79,8 @@ class Recovery:
         What was tried, in order, and what came of it.
     extracted
         What the method handed over, which can also answer for tokens that a LayerNorm precedes.
+    notes
+        What the examples leave open about the heads, in words; of passive learning.
     """
 
     layer: "AttentionLayer"
@@ -90,6 +92,7 @@ class Recovery:
     noise: "Noise | None" = None
     tried: tuple[str, ...] = ()
     extracted: Extracted | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def heads(self) -> int:

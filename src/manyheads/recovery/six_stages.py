@@ -17,7 +17,8 @@ explained. Whatever the stages say, the error on the held-out examples decides; 
 refusal.
 
 Everything up to stage five is a sum or a rank over examples, and works on shards (`manyheads.recovery.stages.shards`).
-Biases and causal masks are outside the theory and outside this learner: such layers end as a refusal.
+Biases and causal masks are outside the theory and outside this learner: such layers end as a refusal, and
+`manyheads.recovery.learn_layer` refuses options that ask for them.
 
 References
 ----------
@@ -33,16 +34,17 @@ from concurrent.futures import Executor
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.recovery.head_count import check_heads
 from manyheads.recovery.refusals import HullGapError
 from manyheads.recovery.results import Recovery
 from manyheads.recovery.stages.settings import StageSettings
-from manyheads.recovery.stages.shards import Pair, Shard
+from manyheads.recovery.stages.shards import Pair, Shard, Shards
 from manyheads.recovery.stages.span import span_of
 from manyheads.recovery.stages.workbench import Workbench
 
 
 def learn_in_six_stages(
-    examples: Pair | Iterable[Shard],
+    examples: Pair | Iterable[Shard] | Shards,
     heads: int | None = None,
     *,
     settings: StageSettings | None = None,
@@ -54,9 +56,10 @@ def learn_in_six_stages(
     Parameters
     ----------
     examples
-        (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one.
+        (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one; or what `open_shards`
+        returned, with its executor.
     heads
-        Number of heads; None to find it.
+        Number of heads; None to find it. At most d^2: more attention matrices have no hull of their own.
     settings
         Forms, sizes and thresholds.
     rng
@@ -89,12 +92,14 @@ def learn_in_six_stages(
     (2, True)
     """
     settings = settings or StageSettings()
-    if heads is not None and heads < 1:
-        raise UsageError(f"heads={heads}: give one or more, or None to find the number")
+    check_heads(heads)
     bench = Workbench.open(examples, settings, rng, executor)
+    most = bench.train.dim**2
+    if heads is not None and heads > most:
+        raise UsageError(f"heads={heads}: {most} at most in {bench.train.dim} dimensions")
 
     crude = bench.crude_sum()  # stage 1
-    for count in (heads,) if heads else range(1, settings.most_heads + 1):
+    for count in (heads,) if heads else range(1, min(most, settings.most_heads) + 1):
         try:
             hull = bench.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
             refined = bench.refined_sum(hull)  # stage 3
@@ -107,7 +112,7 @@ def learn_in_six_stages(
             attempt = bench.polish()  # stage 6, for the best number so far
             if attempt.error < bench.threshold(settings.tolerance):
                 return bench.recovery(attempt)
-    if not bench.polished and bench.fitted:
+    if bench.has_better():
         attempt = bench.polish()
         if attempt.error < bench.threshold(settings.tolerance):
             return bench.recovery(attempt)

@@ -88,10 +88,11 @@ class Hull:
 
     @property
     def gap(self) -> float:
-        """Eigenvalue m + 1 over eigenvalue m."""
+        """Eigenvalue m + 1 over eigenvalue m, which counts as rounding at least: the largest gap is 1e16."""
         heads = len(self.heights)
-        rounding = max(1e-16 * self.eigenvalues[-1], np.finfo(float).tiny)
-        return float(self.eigenvalues[heads] / max(self.eigenvalues[heads - 1], rounding))
+        if len(self.eigenvalues) <= heads or not self.eigenvalues[-1] > 0:
+            return 1.0  # nothing lies above, or nothing is measured: no hull stands out
+        return float(self.eigenvalues[heads] / max(self.eigenvalues[heads - 1], 1e-16 * self.eigenvalues[-1]))
 
     @property
     def nearest(self) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.polishing import as_reals, check_range
 
 Array: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
@@ -89,12 +90,13 @@ class Shards:
         return (np.concatenate([part[0] for part in parts])[back], np.concatenate([part[1] for part in parts])[back])
 
     def without_last(self, count: int) -> Shards:
-        """Return all but the last sequences, wherever the cuts are."""
+        """Return all but the last sequences, wherever the cuts are; a shard of which nothing is left is dropped."""
         left, counts = self.count - count, []
         for size in self.counts:
-            counts.append(min(size, max(left, 0)))
+            if left > 0:
+                counts.append(min(size, left))
             left -= size
-        return replace(self, counts=tuple(counts))
+        return replace(self, shards=self.shards[: len(counts)], counts=tuple(counts))
 
 
 def open_shards(examples: Pair | Iterable[Shard], executor: Executor | None = None) -> Shards:
@@ -113,7 +115,8 @@ def open_shards(examples: Pair | Iterable[Shard], executor: Executor | None = No
     ShapeError
         Arrays that are not (N, k, d), or differ in k or d.
     UsageError
-        No shard, fewer than two tokens a sequence, NaN or infinite numbers.
+        No shard, one that is no pair, fewer than two tokens a sequence, NaN, infinite or enormous numbers. What a
+        shard's own function raises goes through, with a note which shard it was.
 
     Examples
     --------
@@ -123,10 +126,8 @@ def open_shards(examples: Pair | Iterable[Shard], executor: Executor | None = No
     >>> data.count, data.length, data.dim, data.take([3, 0])[0][:, 0, 0].tolist()
     (4, 3, 2, [18.0, 0.0])
     """
-    shards = _as_shards(examples)
-    if not shards:
-        raise UsageError("no shard of examples: give a pair (x, y), or an iterable of pairs")
-    shapes = apply(executor, _inspect, shards)
+    shards = list_shards(examples)
+    shapes = apply(executor, _inspect, shards, range(len(shards)))
     if len({shape[1:] for shape in shapes}) > 1:
         raise ShapeError(f"shards of shapes {sorted(set(shapes))}: all need the same tokens per sequence and dimension")
     _, length, dim = shapes[0]
@@ -148,29 +149,63 @@ def add_up(parts: Sequence[Any]) -> Any:
     return total
 
 
-def _as_shards(examples: Any) -> tuple[Shard, ...]:
-    if isinstance(examples, tuple) and len(examples) == 2 and np.ndim(examples[0]) == 3:
-        return (examples,)
+def list_shards(examples: Any) -> tuple[Shard, ...]:
+    """Return the shards of a pair (x, y), of a function that loads one, or of an iterable of either; nothing is loaded.
+
+    Raises
+    ------
+    UsageError
+        None of these, or no shard.
+    """
     if callable(examples):
         return (examples,)
-    return tuple(examples)
+    if isinstance(examples, tuple) and len(examples) == 2 and all(getattr(one, "ndim", 0) == 3 for one in examples):
+        return (examples,)
+    if hasattr(examples, "ndim"):
+        raise UsageError("x without y: give both, or an iterable of shards (x, y)")
+    try:
+        pieces = iter(examples)
+    except TypeError:
+        raise UsageError(
+            f"examples of type {type(examples).__name__}: give x and y, or an iterable of shards (x, y)"
+        ) from None
+    shards = tuple(pieces)
+    if not shards:
+        raise UsageError("no shard of examples: give x and y, or an iterable of shards (x, y)")
+    return shards
 
 
-def _load(shard: Shard, count: int | None = None) -> tuple[Array, Array]:
+def load_shard(shard: Any, place: int = 0) -> Pair:
+    """Return the pair (x, y) that a shard is, or that its function returns; `place` names it where that fails.
+
+    Raises
+    ------
+    UsageError
+        No pair.
+    """
+    try:
+        pair = shard() if callable(shard) else shard
+    except Exception as error:
+        error.add_note(f"raised by the function of shard {place} of the examples")
+        raise
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        size = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+        raise UsageError(f"shard {place} is a {type(pair).__name__}{size}: expected a pair (x, y), or a function of it")
+    return pair[0], pair[1]
+
+
+def _load(shard: Shard, count: int | None = None, place: int = 0) -> tuple[Array, Array]:
     """Return the first sequences of a shard in float64."""
-    pair = shard() if callable(shard) else shard
-    x, y = (np.asarray(part) for part in pair)
+    x, y = (as_reals(name, part) for name, part in zip("xy", load_shard(shard, place), strict=True))
     if x.ndim != 3 or x.shape != y.shape or 0 in x.shape:
-        raise ShapeError(f"a shard of shapes {x.shape} and {y.shape}: expected x and y of one shape (N, k, d)")
-    if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
-        raise ShapeError(f"a shard of dtypes {x.dtype} and {y.dtype}: expected real numbers")
+        raise ShapeError(f"shard {place} of shapes {x.shape} and {y.shape}: expected x and y of one shape (N, k, d)")
     return np.ascontiguousarray(x[:count], np.float64), np.ascontiguousarray(y[:count], np.float64)
 
 
-def _inspect(shard: Shard) -> tuple[int, int, int]:
-    x, y = _load(shard)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise UsageError("a shard holds NaN or infinite numbers: leave such sequences out")
+def _inspect(shard: Shard, place: int) -> tuple[int, int, int]:
+    x, y = _load(shard, place=place)
+    for name, values in (("x", x), ("y", y)):
+        check_range(f"{name} of shard {place}", values)
     return x.shape
 
 

@@ -73,13 +73,13 @@ class Workbench:
     @classmethod
     def open(
         cls,
-        examples: Pair | Iterable[Shard],
+        examples: Pair | Iterable[Shard] | Shards,
         settings: StageSettings,
         rng: np.random.Generator,
         executor: Executor | None,
     ) -> Workbench:
         """Check the examples, and put the last ones aside."""
-        data = open_shards(examples, executor)
+        data = examples if isinstance(examples, Shards) else open_shards(examples, executor)
         count = min(settings.held_out, data.count // 10)
         if not count:
             raise UsageError(f"{data.count} sequences: ten or more are needed to hold some out")
@@ -149,6 +149,12 @@ class Workbench:
         """Return the fits whose number of heads has had no joint fit, best first."""
         open_ = [attempt for attempt in self.fitted if attempt.layer.heads not in self.polished]
         return sorted(open_, key=lambda attempt: attempt.error)
+
+    def has_better(self) -> bool:
+        """Whether a number of heads that had no joint fit was, before it, better than all that had one."""
+        tried = [attempt.error for attempt in self.fitted if attempt.layer.heads in self.polished]
+        best = self.unpolished()
+        return bool(best) and best[0].error < min(tried, default=np.inf)
 
     def polish(self) -> Attempt:
         """Fit all matrices of the best fit at once."""

@@ -110,7 +110,7 @@ class Acceptance(Study):
             corrections.append(dimension_correction(self._slope(self.thresholds, theory[None])[0], length, largest))
             ratios.append(self._slope(self.thresholds, measured) / ((length - 1) * (heads - 1)))
         correction = float(np.mean(corrections))
-        drawn = np.log(predicted["accepted"]).mean(("tokens", "heads", "threshold")).values  # one number a draw
+        drawn = np.log(predicted["accepted"].transpose("prediction", ...).values).mean((1, 2, 3))  # one number a draw
         small = [self._measured(trained, 2, 2, dim, "accepted_small") for dim in self.dims]
         powers = np.mean([self._slope(SMALL, shares) for shares in small], 0)
         levels = np.mean([shares[:, -2:] / SMALL[-2:] for shares in small], (0, 2))

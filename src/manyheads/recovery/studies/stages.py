@@ -12,7 +12,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.recovery.evaluation import evaluate_layer
 from manyheads.recovery.polishing import polish
-from manyheads.recovery.stages.crude_sum import estimate_crude_sum
+from manyheads.recovery.stages.crude_sum import CrudeForm, estimate_crude_sum
 from manyheads.recovery.stages.fit import FitSettings, fit_in_span
 from manyheads.recovery.stages.hull import HullSettings, find_hull
 from manyheads.recovery.stages.refined_sum import RefinementSettings, refine_sum
@@ -92,7 +92,7 @@ class Stages(Study):
         x = sequences(rng, self.count + 1000, self.tokens, self.dim)
         y = evaluate_layer(layer, x)
         data, quarter = (open_shards((x[:size], y[:size])) for size in (self.count, self.count // 4))
-        crude_form = "correlation" if published else "regression"
+        crude_form: CrudeForm = "correlation" if published else "regression"
         crude, few = (estimate_crude_sum(part, crude_form)[0] for part in (data, quarter))
         first = find_hull(data, crude, heads, HullSettings())
         refined = refine_sum(data, first.nearest, RefinementSettings("margin" if published else "trimmed"))
@@ -101,7 +101,7 @@ class Stages(Study):
         fit = fit_in_span(span_of(hull), x[:600], y[:600], heads, rng, form)
         done = polish(fit.layer, x[: self.polished], y[: self.polished])
         held, total = (x[self.count :], y[self.count :]), layer.projection.sum(0)
-        values = {
+        values: dict[str, float | np.floating] = {
             "few": np.linalg.norm(few - total) / np.linalg.norm(total),
             "crude": np.linalg.norm(crude - total) / np.linalg.norm(total),
             "crude_span": measure_span_error(span_of(first), layer.theta),
