@@ -68,9 +68,9 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
 
     Returns
     -------
-    Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged over
-    heads, `logit_variance` (layer) over heads, `stream` (level, row, row_too) kernels of the stream at equal times, and
-    `pooled` (read_out, read_out_too) of the read-outs.
+    Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged
+    over heads, `logit_variance` (layer) over heads, `stream` (level, row, row_too) kernels of the stream at equal
+    times, and `pooled` (read_out, read_out_too) of the read-outs.
     """
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with jax.enable_x64(True):

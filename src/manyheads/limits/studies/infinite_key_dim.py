@@ -22,9 +22,9 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 
 QUANTITIES = {
-    "output": "outputs, over all steps",
+    "output": "outputs over training",
     "logits": "attention logits at the end",
-    "pooled": "kernel of what is read out, at the end",
+    "pooled": "kernel of the read-outs at the end",
 }
 
 
@@ -64,7 +64,7 @@ class InfiniteKeyDim(Study):
     rate: float = 0.25
     richness: float = 0.75
     momentum: float = 0.0
-    networks: int = 8
+    networks: int = 16
 
     def __post_init__(self) -> None:
         if len(self.key_dims) < 2 or list(self.key_dims) != sorted(set(self.key_dims)) or self.key_dims[0] < 1:
@@ -76,7 +76,7 @@ class InfiniteKeyDim(Study):
     @classmethod
     def full(cls) -> InfiniteKeyDim:
         """Return the study with four blocks, larger networks, and more of them."""
-        return cls(key_dims=(4, 16, 64, 256), depth=4, networks=16)
+        return cls(key_dims=(4, 16, 64, 256), depth=4, networks=32)
 
     def problem(self) -> Problem:
         """Return what is trained."""
@@ -132,7 +132,7 @@ class InfiniteKeyDim(Study):
                 fit = fit_exponent(self.key_dims, self.distances(predicted, trained, name, heads))
                 verdicts.append(
                     Verdict.from_interval(
-                        f"{who}: a network's {QUANTITIES[name]} lie N^(-1/2) from the limit",
+                        f"{who}: the {QUANTITIES[name]} of single networks lie N^(-1/2) from the limit",
                         fit.interval,
                         figure=fit.exponent,
                         target=-0.5,
@@ -207,7 +207,7 @@ class InfiniteKeyDim(Study):
         for heads in self.heads_counts:
             for name, text in QUANTITIES.items():
                 values = self.distances(predicted, trained, name, heads)
-                label = f"{text.split(',')[0].removesuffix(' at the end')}, H={heads}"
+                label = f"{text.removesuffix(' at the end').removesuffix(' over training')}, H={heads}"
                 curves.append(spread_curve(sizes, values, label, group=len(curves)))
         start = curves[0].y[0]
         guide = start * (sizes / sizes[0]) ** -0.5
