@@ -169,7 +169,8 @@ class PassiveAgainstQueries(Study):
             if name == "sequences":
                 least = predicted["least"].values[None]
                 curves.append(spread_curve(self.dims, least, "free numbers / dimension", "reference"))
-            note = "bands: full range of the replicates; verification is not counted"
+            counted = "counted for the queries" if name == "seconds" else "not counted"
+            note = f"Bands: full range of the replicates. Verification is {counted}."
             panels.append(Lines(title, "dimension", label, tuple(curves), log_x=True, log_y=True, note=note))
         return tuple(panels)
 

@@ -217,7 +217,8 @@ class Violations(Study):
             outcomes, counts = np.unique(cell["outcome"].values.astype(str), return_counts=True)
             ends = ", ".join(f"{count} {outcome}" for outcome, count in zip(outcomes, counts, strict=True))
             wrong = int(np.sum(cell["heads_error"].values > 1e-3))
-            figures = [f"{_median(cell[what]):.1f}" for what in ("before", "error", "student")]
+            medians = [_median(cell[what]) for what in ("before", "error", "student")]
+            figures = ["none" if math.isnan(median) else f"{median:.1f}" for median in medians]  # none: all refused
             warning = DEFORMATIONS[name].violates or "none"
             rows.append((DEFORMATIONS[name].title, warning, f"{_median(cell['gap']):.3g}", *figures, str(wrong), ends))
         columns = (
