@@ -147,3 +147,10 @@ def test_of_two_that_ask_the_same_the_first_one_wins(tmp_path):
     assert np.array_equal(one.keep(one_key, x[:, -1]), x[:, -1])
     assert np.array_equal(two.keep(two_key, 5 * x[:, -1]), x[:, -1])
     assert len(Answers(tmp_path)) == len(one) == len(two) == 4
+
+
+def test_a_file_is_no_store(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileRefused, match="is a file"):
+        Answers(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"

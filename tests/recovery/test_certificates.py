@@ -73,7 +73,7 @@ def test_a_certificate_says_what_was_measured(rng):
 
 def test_rounds_share_the_doubt(rng):
     found = certify(Oracle(np.sin, 2), np.sin, rng, Verification(sequences=40, confidence=0.9, rounds=2))
-    assert found.exceeding == exceeding_share(40, 0.95)
+    assert found.exceeding == pytest.approx(exceeding_share(40, 0.95), rel=1e-12)
     assert found.confidence == 0.9
 
 
@@ -124,3 +124,7 @@ def test_the_default_sequences_are_those_it_names(rng):
 def test_what_cannot_be_meant_is_refused(wrong):
     with pytest.raises(UsageError):
         wrong()
+
+
+def test_the_smallest_doubt_that_a_float_holds_is_shared():
+    assert exceeding_share(400, 1 - 2.0**-53, rounds=2) == pytest.approx(1 - 2.0 ** (-54 / 400))

@@ -19,6 +19,7 @@ from manyheads.recovery import (
     compare_layers,
     evaluate_layer,
     extract_layer,
+    extraction,
     gpt_layer,
     methods,
 )
@@ -209,12 +210,64 @@ def test_what_contradicts_is_refused(function, rng):
         extract_layer(lambda x: evaluate_layer(both, x), DIM, options=ExtractionOptions(causal=True))
     with pytest.raises(NotALayer, match="is causal, and was said not to be"):
         extract_layer(function, DIM, options=ExtractionOptions(causal=False))
-    for wrong in ({"method": "magic"}, {"noise": -1.0}, {"noise": 1.0}):
+    for wrong in ({"method": "magic"}, {"noise": -1.0}, {"noise": 1.0}, {"seed": -1}, {"seed": 1.5}):
         with pytest.raises(UsageError):
             extract_layer(function, DIM, **wrong)
-    for option in ({"tries": 0}, {"verify": 0}, {"tolerance": 0.0}, {"confidence": 1.0}, {"batch": 0}):
+    bad = ({"tries": 0}, {"tries": 1.5}, {"verify": 0}, {"verify": 1.5}, {"tolerance": 0.0}, {"confidence": 1.0})
+    for option in (
+        *bad,
+        {"batch": 0},
+        {"dtype": "abc"},
+        {"distribution": lambda rng, n, d: [np.full((n, 2, d), np.nan)]},
+    ):
         with pytest.raises(UsageError):
             extract_layer(function, DIM, options=ExtractionOptions(**option))
+
+
+def test_a_function_with_a_memory_is_refused(layer, function, monkeypatch):
+    """All of the extraction sees one function, and the certificate another."""
+    for outcome in (0.0, refusal(FitError)):
+        asked = []
+
+        def remembering(x, asked=asked):
+            asked.append(len(x))
+            return function(x) * (1 + 1e-9 * (len(asked) > 12))
+
+        Script(layer, monkeypatch, slices=[outcome] * 3)
+        with pytest.raises(NotALayer, match="have changed since"):
+            extract_layer(remembering, DIM)
+
+
+def test_a_rejection_counts_all_that_was_asked(layer, function, monkeypatch):
+    """The certificate is drawn first, other attempts follow: what they asked is in the counts."""
+    asked = np.zeros(2, int)
+
+    def counting(x):
+        asked[:] += len(x), x.shape[0] * x.shape[1]
+        return function(x)
+
+    Script(layer, monkeypatch, slices=[0.0, 1.0, 1.0, 1.0])
+    chosen = iter([0.0, *[1.0] * 3])
+    errors = extraction.sequence_errors
+
+    def lucky(oracle, found, rng, count, draw):  # the selection likes the first attempt, which is wrong
+        errors(oracle, found, rng, count, draw)
+        return np.full(count, next(chosen)), np.ones(count)
+
+    monkeypatch.setattr(extraction, "sequence_errors", lucky)
+    monkeypatch.setattr(Extracted, "__call__", lambda self, x: 2 * x)
+    with pytest.raises(VerificationError) as caught:
+        extract_layer(counting, DIM)
+    total = caught.value.result.total
+    assert [total.calls, total.tokens] == asked.tolist()
+    assert len(caught.value.result.tried) == 5
+
+
+@pytest.mark.parametrize("options", [{"normalised": True}, {"rotary": True}])
+def test_a_layer_that_ignores_its_tokens_is_named_by_every_method(options, rng):
+    bias = rng.standard_normal(DIM)
+    with pytest.raises(HeadSeparationError, match="no head reads the tokens"):
+        extract_layer(lambda x: 0 * x + bias, DIM, options=ExtractionOptions(**options, tries=1))
 
 
 def test_a_budget_ends_it(function):

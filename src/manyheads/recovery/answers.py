@@ -80,6 +80,8 @@ class Answers:
         self._index: dict[bytes, tuple[str, int]] = {}
         self._asked: Counter[bytes] = Counter()
         self._held: OrderedDict[str, np.ndarray] = OrderedDict()
+        if self.path.exists() and not self.path.is_dir():
+            raise FileRefused(f"{self.path} is a file: answers are kept in a folder; give an empty one")
         inside = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
         if HEADER not in inside and any(not name.startswith(".") and name != "batches" for name in inside):
             raise FileRefused(f"{self.path} holds files, but no stored answers ({HEADER}): give an empty folder")

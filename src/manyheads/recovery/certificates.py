@@ -1,4 +1,4 @@
-"""What is known of a recovered layer: a statement on fresh sequences, true whatever the layer, oracle or method.
+"""What is known of a recovered layer: a statement on fresh sequences, true whatever the layer and the method.
 
 Let e be the squared error of a sequence drawn from a distribution D, averaged over its rows and columns, relative to
 the mean square of the answers. Of n fresh sequences let E* be the largest error. Then
@@ -9,7 +9,7 @@ For, if q is the least number with P(e > q) <= eps, then the inequality fails on
 are below q, which has probability P(e < q)^n <= (1 - eps)^n = delta. Nothing is assumed about e: this is the order
 statistic of S. S. Wilks (Ann. Math. Statist. 12 (1941) 91-96). A bound on the mean of e would need one on its tail,
 which no finite number of answers gives; only E[min(e, 1)] <= E* + eps follows. The statement says nothing of events
-rarer than eps, nor of sequences that D does not draw.
+rarer than eps, nor of sequences that D does not draw, nor of an oracle that answers otherwise later.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,8 @@ class GaussianSequences:
     scales: tuple[float, ...] = (0.5, 1.0, 2.0)
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise UsageError(f"lengths {self.lengths}: give at least one, all of them positive")
+        if not self.lengths or not all(isinstance(k, int | np.integer) and k >= 1 for k in self.lengths):
+            raise UsageError(f"lengths {self.lengths}: give at least one, all of them positive whole numbers")
         if not self.scales or not all(0 < scale < np.inf for scale in self.scales):
             raise UsageError(f"scales {self.scales}: give at least one, all of them positive")
 
@@ -133,7 +133,7 @@ class Verification:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UsageError(f"{self.rounds} rounds: at least one certificate is drawn")
-        if self.sequences < 1:
+        if not isinstance(self.sequences, int | np.integer) or self.sequences < 1:
             raise UsageError(f"{self.sequences} sequences: verification needs at least one; there is no way without")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence {self.confidence}: give a number between 0 and 1")
@@ -181,7 +181,7 @@ def certify(
     return Certificate(
         largest_error=float(relative.max()),
         median_error=float(np.median(relative)),
-        exceeding=exceeding_share(settings.sequences, 1 - (1 - settings.confidence) / settings.rounds),
+        exceeding=exceeding_share(settings.sequences, settings.confidence, settings.rounds),
         confidence=settings.confidence,
         sequences=settings.sequences,
         tolerance=settings.tolerance,
@@ -190,8 +190,8 @@ def certify(
     )
 
 
-def exceeding_share(sequences: int, confidence: float) -> float:
-    """Return eps = 1 - delta^(1/n): the share of sequences that may exceed the largest of n errors.
+def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float:
+    """Return eps = 1 - (delta/rounds)^(1/n): the share of sequences that may exceed the largest of n errors.
 
     Examples
     --------
@@ -199,7 +199,8 @@ def exceeding_share(sequences: int, confidence: float) -> float:
     >>> round(exceeding_share(400, 1 - 1e-4), 4)
     0.0228
     """
-    return float(-np.expm1(np.log1p(-confidence) / sequences))
+    # 1 - confidence first: a doubt shared by rounds and taken from 1 again may round to none
+    return float(-np.expm1(np.log((1 - confidence) / rounds) / sequences))
 
 
 def sequence_errors(
@@ -211,6 +212,8 @@ def sequence_errors(
         raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")
     errors, squares = [], []
     for x in stacks:
+        if not np.isfinite(x).all():
+            raise UsageError("the distribution drew tokens that are NaN or infinite: nothing can be asked about them")
         y = oracle(x, read="all")
         with np.errstate(all="ignore"):
             left = np.mean((np.asarray(predict(x), np.float64) - y) ** 2, axis=(1, 2))

@@ -4,6 +4,7 @@ Nothing leaves unverified, whatever the method: on layers that were trained, hea
 with every internal check in order, and only fresh sequences show it (measured here).
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import methods
 from manyheads.recovery.answers import Answers
 from manyheads.recovery.certificates import Certificate, Draw, GaussianSequences, Verification, certify, sequence_errors
-from manyheads.recovery.noise import Noise, oracle_noise
+from manyheads.recovery.noise import Noise, Steadiness, oracle_noise
 from manyheads.recovery.oracles import Budget, Oracle, OracleSettings
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
@@ -79,7 +80,7 @@ class ExtractionOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.tries < 1:
+        if not isinstance(self.tries, int | np.integer) or self.tries < 1:
             raise UsageError(f"tries = {self.tries}: a method is tried with at least one seed")
         self.verification()
 
@@ -179,7 +180,9 @@ def extract_layer(
         raise UsageError(f"seed = {seed!r}: give a whole number, not negative")
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
-    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5 + options.tries)]
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise UsageError(f"seed = {seed!r}: give a whole number of at least 0")
+    streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
     answers = None if options.store is None else Answers(options.store)
     oracle = Oracle(function, dim, options.oracle(), answers)
     with oracle.showing():
@@ -187,7 +190,8 @@ def extract_layer(
         oracle.settings = methods.settle(oracle.settings, options, measured)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)
-        return _Extraction(oracle, options, measured, level, streams[1:3]).run(plan, streams[3:])
+        steady = Steadiness(oracle, level, streams[-1])
+        return _Extraction(oracle, options, measured, level, steady, streams[1:3]).run(plan, streams[3:-1])
 
 
 class _Extraction:
@@ -199,9 +203,11 @@ class _Extraction:
         options: ExtractionOptions,
         measured: Noise,
         level: float,
+        steady: Steadiness,
         streams: list[np.random.Generator],
     ):
         self.oracle, self.options, self.measured, self.level = oracle, options, measured, level
+        self.steady = steady
         self.selection, self.certification = streams
         self.tried: list[str] = []
         self.refusals: list[RecoveryRefused] = []
@@ -222,7 +228,9 @@ class _Extraction:
             if error is not None and error <= self.options.tolerance:
                 recovery = self._certify()
                 if recovery.certificate.accepted:
-                    return recovery
+                    self.steady.check()
+                    return dataclasses.replace(recovery, counts=dict(self.oracle.counts))
+        self.steady.check()
         if self.best is None:
             refusal = self.refusals[-1]
             for line in self.tried[:-1]:
@@ -279,6 +287,8 @@ class _Extraction:
 
     def _rejection(self, recovery: Recovery) -> VerificationError:
         certificate: Certificate = recovery.certificate
+        # What was asked since it was certified counts too.
+        recovery = dataclasses.replace(recovery, counts=dict(self.oracle.counts), tried=tuple(self.tried))
         error = VerificationError(
             f"the layer that was found ({recovery.heads} heads, method {recovery.method}) is wrong on fresh sequences: "
             "the function is no such layer, it is too noisy, or the recovery went wrong; another seed, accurate=True "

@@ -140,6 +140,58 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
     )
 
 
+class Steadiness:
+    """Whether an oracle still answers as it did: four sequences are asked at once, and again by `check`.
+
+    A function has no memory. Where one was at work (a cache, a counter, weights that went on training), the answers of
+    an extraction are of several functions, and a certificate would speak of one that is gone.
+
+    Parameters
+    ----------
+    oracle
+        Asked about four sequences of three tokens, in the stage "noise".
+    level
+        Its relative noise.
+    rng
+        Draws the tokens.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle
+    >>> from manyheads.recovery.noise import Steadiness
+    >>> Steadiness(Oracle(lambda x: 2 * x, 3), 1e-16, np.random.default_rng(0)).check()
+    """
+
+    def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
+        self.oracle = oracle
+        self.x = rng.standard_normal((4, 3, oracle.dim))
+        with oracle.stage("noise"):
+            self.before = oracle(self.x, read="all")
+        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps)
+        self.allowed = max(ROUNDING * floor, 10 * level)
+
+    def check(self) -> None:
+        """Ask again.
+
+        Raises
+        ------
+        NotALayer
+            The answers have changed by more than rounding and noise.
+        """
+        with self.oracle.stage("noise"):
+            now = self.oracle(self.x, read="all")
+        size = np.hypot(_rms(now), _rms(self.before))
+        changed = _rms(now - self.before) / float(size) if size > 0 else 0.0
+        if not changed <= self.allowed:
+            raise NotALayer(
+                "the answers have changed since the extraction began: the function remembers what it was asked, or "
+                "was replaced. Give one that depends on its argument alone",
+                measured=changed,
+                threshold=self.allowed,
+            )
+
+
 def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
     """Draw `count` times four tokens (4, n, d) of norm sqrt(d): orthogonal to each other and to 1 where d allows it."""
     u = rng.standard_normal((count, dim, 4))

@@ -107,7 +107,11 @@ class OracleSettings:
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise UsageError(f"batch = {self.batch}: give the number of tokens of a batch, at least 1")
-        if np.dtype(self.dtype).kind != "f":
+        try:
+            kind = np.dtype(self.dtype).kind
+        except TypeError:
+            kind = "none"
+        if kind != "f":
             raise UsageError(f"dtype = {self.dtype!r}: tokens are handed over as float16, float32 or float64")
 
 

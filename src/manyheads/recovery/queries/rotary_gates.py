@@ -117,6 +117,10 @@ def find_counted_heads(
         answers = ask_counts(ask, bias, gate, direction)[0]
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
+        if not heads:
+            raise HeadSeparationError(
+                "the answers to one token behind zeros vanish: no head reads the tokens", measured=0.0, threshold=1.0
+            )
         if heads > MOST:
             raise HeadSeparationError(
                 f"the answers to one token behind zeros have {heads} dimensions, more heads than the count gate tells "

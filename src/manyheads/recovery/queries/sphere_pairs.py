@@ -147,6 +147,10 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
                     measured=float(heads),
                     threshold=float(max(4, len(v) // 2)),
                 )
+            if not heads:
+                raise HeadSeparationError(
+                    "the answers to pairs are rounding: no head reads the tokens", measured=0.0, threshold=1.0
+                )
             if copies >= heads + 2 and len(w) >= heads + 2:
                 break
             copies = heads + 2
