@@ -32,12 +32,12 @@ from manyheads.recovery.studies.stages import Stages
 from manyheads.recovery.studies.violations import Violations
 
 SMALL = {
-    "recovery/violations": (Violations(("benign",), dim=4, samples=300, restarts=1), 2),
+    "recovery/violations": (Violations(("benign",), dim=3, samples=200, restarts=1), 2),
     "recovery/hard-instances": (HardInstances((6, 2), (6, 4, 2), samples=300, evaluations=40), 2),
     "recovery/passive-against-queries": (PassiveAgainstQueries((4, 8), heads=1), 2),
     "recovery/noise": (Noise((0.01, 0.1), dim=3, heads=1, count=120), 2),
-    "recovery/stages": (Stages((2,), dim=4, count=1200, polished=100, points=20), 2),
-    "recovery/acceptance": (Acceptance((2,), (2,), (6, 8), (0.1, 0.2), layers=1, count=400), 2),
+    "recovery/stages": (Stages((2,), dim=4, count=1200, polished=60, points=5), 2),
+    "recovery/acceptance": (Acceptance((2,), (2,), (4, 6), (0.1, 0.2), layers=1, count=200), 2),
     "joma/clouds": (Clouds(samples=(64, 256), horizon=2.0, neurons=2, activation="identity"), 2),
     "joma/salient-first": (SalientFirst(resolution=0.2), 2),
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
