@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from manyheads import cli
 from manyheads.cli.interrupts import heeded_interrupts
 
 
@@ -37,3 +38,15 @@ def test_a_handler_of_somebody_else_is_left_alone():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [((), "finished units are kept"), (("this is kept",), "interrupted: this is kept")]
+)
+def test_an_interrupt_says_what_is_kept(words, said, monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt(*words)
+
+    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    assert cli.main(["study"]) == 130
+    assert said in capsys.readouterr().err

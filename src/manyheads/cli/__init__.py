@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt as interrupt:
         kept = "finished units are kept; run the same command again to go on"
-        _complain(f"interrupted: {interrupt or kept}")
+        _complain(f"interrupted: {str(interrupt) or kept}")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: no error of ours, and nothing left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

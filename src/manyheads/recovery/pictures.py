@@ -7,6 +7,7 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.results import Recovery
+from manyheads.recovery.rotary_layer import RotaryLayer
 from manyheads.recovery.summaries import RANK_TOLERANCE, at_offset_one, describe_heads
 from manyheads.study import Curve, Lines, Listing, Panel, Picture
 from manyheads.study.reports import Section, format_figure
@@ -160,6 +161,7 @@ def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
         "oracle": summary.get("oracle", ""),
         "method": f"{summary['method']}: {summary['reason']}",
         "acts on": summary["acts_on"],
+        "pictures": "of the heads one token back" if isinstance(found.layer, RotaryLayer) else "",
         "asked": f"{asked['calls']:,} calls, {asked['tokens']:,} tokens, {asked['numbers']:,} numbers read",
         "free parameters": f"{summary['parameters']:,}" if summary["parameters"] else "",
         "largest token": format_figure(asked["largest_norm"]),
