@@ -74,6 +74,12 @@ def test_overlapping_output_spaces_are_refused(rng):
         split_projections(sums_of(same), stacks_of(rng, same, [4] * 2, probes=9))
 
 
+def test_spaces_that_are_not_exhausted_by_the_probes_that_were_kept_are_refused(rng):
+    layer = planted_layer(rng, 8, 3)
+    with pytest.raises(RankBudgetError, match="7 probes"):
+        split_projections(sums_of(layer), stacks_of(rng, layer, None, probes=7))
+
+
 def test_an_exchanged_probe_is_found(rng):
     layer = gpt_layer(rng, 20, 2, rank=4)
     stacks = stacks_of(rng, layer, [4, 4])

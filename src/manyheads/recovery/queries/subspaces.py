@@ -77,8 +77,15 @@ def split_projections(sums: Sums, stacks: Stacks) -> Projections:
         found = _by_spaces(sums, stacks, ranks)
     elif len(stacks.probes) >= dim:
         found = _by_probes(sums, stacks)
+    elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
+        raise RankBudgetError(
+            f"{len(stacks.probes)} probes that passed their guards do not exhaust the output spaces of "
+            f"{len(stacks.values)} heads, and fewer than {dim} do not measure the projections: try another seed, or "
+            "the bounded method",
+            measured=float(len(stacks.probes)),
+            threshold=float(dim),
+        )
     else:
-        assert ranks is not None
         raise RankBudgetError(
             f"the output spaces of {len(ranks)} heads have {ranks.sum()} dimensions together, more than the {dim} there"
             " are: heads of full or overlapping rank. Ask for d probes (full=True), or take the bounded method",
