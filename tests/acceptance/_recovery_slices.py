@@ -42,7 +42,7 @@ def random_layers(
 
 
 def deform(kind: str, layer: AttentionLayer, rng: np.random.Generator) -> AttentionLayer:
-    """Deform a layer as the rows of the specification do; head 0, and head 1 where there are two."""
+    """Deform a layer in the way that a row names; head 0, and head 1 where there are two."""
     theta, projection, beta = layer.theta.copy(), layer.projection.copy(), layer.key_bias.copy()
     heads, dim = layer.heads, layer.dim
     name, _, number = kind.partition(" ")

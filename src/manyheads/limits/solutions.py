@@ -75,8 +75,8 @@ def infinite_key_dim(
 
     Returns
     -------
-    Dataset with `output` (step, output, class), `loss` (step), kernels at equal times `stream` and `backward` (step,
-    level, row, row_too) and `pooled` (step, output, output_too), `logits` (step, layer, sample, token, key); with
+    Dataset with `output` (step, read_out, class), `loss` (step), kernels at equal times `stream` and `backward` (step,
+    level, row, row_too) and `pooled` (step, read_out, read_out_too), `logits` (step, layer, sample, token, key); with
     sampled branches the error of each beside it, such as `output_error`.
 
     Raises
@@ -297,11 +297,11 @@ def _error(halves: list[March]) -> float:
 def _label(problem: Problem, halves: list[March]) -> xr.Dataset:
     """Give names to what the halves left: their mean, and half of their difference as the error."""
     dims = {
-        "output": ("step", "output", "class"),
+        "output": ("step", "read_out", "class"),
         "loss": ("step",),
         "stream": ("step", "level", "row", "row_too"),
         "backward": ("step", "level", "row", "row_too"),
-        "pooled": ("step", "output", "output_too"),
+        "pooled": ("step", "read_out", "read_out_too"),
         "logits": ("step", "layer", "sample", "token", "key"),
         "logit_variance": ("step", "layer", "sample", "token", "key"),
     }

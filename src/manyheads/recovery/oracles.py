@@ -341,7 +341,7 @@ def ask_function(function: Callable[[Any], Any], x: np.ndarray, dtype: str = "fl
         y = np.asarray(y)
     except Exception as error:
         raise OracleError(
-            f"the oracle raised {type(error).__name__} on {given}: {error}. Stored answers are kept"
+            f"the oracle raised {type(error).__name__} on {given}: {error}. With a store, earlier answers are kept"
         ) from error
     if y.dtype.name == "bfloat16":
         y = y.astype(np.float32)
