@@ -108,7 +108,7 @@ class OracleSettings:
         if self.batch < 1:
             raise UsageError(f"batch = {self.batch}: give the number of tokens of a batch, at least 1")
         try:
-            kind = np.dtype(self.dtype).kind
+            kind: str = np.dtype(self.dtype).kind
         except TypeError:
             kind = "none"
         if kind != "f":
