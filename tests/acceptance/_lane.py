@@ -115,7 +115,8 @@ class Lane:
         }
         target = self.kept / wing / f"{figure.name}.json"
         temporary = target.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(measured) | about, indent=1))
+        record = asdict(measured) | {"passed": bool(measured.passed)} | about  # NumPy's booleans are no JSON
+        temporary.write_text(json.dumps(record, indent=1))
         os.replace(temporary, target)
         shutil.rmtree(folder)
         return json.loads(target.read_text())
