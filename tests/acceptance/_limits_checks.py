@@ -31,10 +31,10 @@ def plain_slopes(folder: Path, replicates: int, flags: str, optimizer: str, axes
     return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", bool(passed))
 
 
-def verdicts_of(name: str, title: str, claim: str, replicates: int = 8, flags: str = "") -> Figure:
+def verdicts_of(name: str, title: str, claim: str, replicates: int = 8, flags: str = "", revision: int = 1) -> Figure:
     settings = {"name": name, "replicates": replicates, "flags": flags}
     command = words_of(name, replicates, flags)
-    return Figure(title, claim, "every verdict as expected", study, settings, command=command)
+    return Figure(title, claim, "every verdict as expected", study, settings, command, revision)
 
 
 ALL = "--axes key_dim heads depth"
@@ -45,8 +45,8 @@ FIGURES = (
     verdicts_of(
         "limits/coordinate-check", "coordinates-adam", "Adam, 4 and 25 steps: what is flat, what breaks, and where"
     ),
-    verdicts_of("limits/coordinate-check", "coordinates-sgd", "gradient descent, 60 steps", flags=SGD),
-    verdicts_of("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 16, DEPTH),
+    verdicts_of("limits/coordinate-check", "coordinates-sgd", "gradient descent, 60 steps", flags=SGD, revision=2),
+    verdicts_of("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 16, DEPTH, 2),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     Figure(
         "plain-slopes-adam",
@@ -63,6 +63,7 @@ FIGURES = (
         plain_slopes,
         {"replicates": 16, "flags": DEPTH, "optimizer": "sgd", "axes": ["depth"]},
         command=words_of("limits/coordinate-check", 16, DEPTH),
+        revision=2,
     ),
     verdicts_of("limits/rate-transfer", "transfer-digits", "digits, along N: the best rate"),
     verdicts_of("limits/rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
