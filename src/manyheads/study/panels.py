@@ -178,7 +178,8 @@ def panel_from_json(data: dict[str, Any]) -> Panel:
             table = tuple(tuple(_curves(plot) for plot in row) for row in data["curves"])
             return Multiples(**values | {"curves": table})
         case "picture":
-            return Picture(**values)
+            limits = data.get("limits")  # null is absent here, not NaN
+            return Picture(**values | {"limits": limits and (float(limits[0]), float(limits[1]))})
         case "listing":
             return Listing(**values)
     raise UsageError(f"unknown kind of panel: {data.get('kind')!r}")

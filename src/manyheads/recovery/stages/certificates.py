@@ -91,7 +91,7 @@ def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     >>> rng = np.random.default_rng(0)
     >>> layer, x = planted_layer(rng, dim=6, heads=1), sequences(rng, 40, 3, 6, distribution="gaussian")
     >>> weights, misfit = fit_simplex(x, layer(x), layer.projection[0])
-    >>> np.abs(weights - layer.weights(x)[:, 0]).max() < 1e-12, misfit.max() < 1e-12
+    >>> bool(np.abs(weights - layer.weights(x)[:, 0]).max() < 1e-12), bool(misfit.max() < 1e-12)
     (True, True)
     """
     z = x @ total

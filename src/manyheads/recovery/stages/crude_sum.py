@@ -99,7 +99,7 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
     >>> rng = np.random.default_rng(0)
     >>> x, projection = rng.normal(size=(50, 2, 3)), rng.normal(size=(3, 3))
     >>> y = np.repeat(x.mean(1, keepdims=True), 2, axis=1) @ projection
-    >>> np.abs(estimate_crude_sum(open_shards((x, y)))[0] - projection).max() < 1e-13
+    >>> bool(np.abs(estimate_crude_sum(open_shards((x, y)))[0] - projection).max() < 1e-13)
     True
     """
     if form not in ("regression", "correlation"):

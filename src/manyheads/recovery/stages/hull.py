@@ -173,7 +173,7 @@ def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) ->
     >>> rng = np.random.default_rng(0)
     >>> layer, x = planted_layer(rng, dim=4, heads=1), sequences(rng, 500, 2, 4, distribution="gaussian")
     >>> hull = find_hull(open_shards((x, layer(x))), layer.projection[0], 1, HullSettings())
-    >>> np.abs(hull.nearest - layer.theta[0]).max() < 1e-9
+    >>> bool(np.abs(hull.nearest - layer.theta[0]).max() < 1e-9)
     True
     """
     return fit_hull(data, *choose_rows(data, total, settings), heads, settings)

@@ -139,7 +139,7 @@ def regress_clear_rows(data: Shards, theta: Array, settings: RefinementSettings)
     >>> rng = np.random.default_rng(0)
     >>> layer, x = planted_layer(rng, dim=4, heads=1, scale=6.0), sequences(rng, 4000, 2, 4, distribution="gaussian")
     >>> found = regress_clear_rows(open_shards((x, layer(x))), layer.theta[0], RefinementSettings())
-    >>> np.abs(found - layer.projection[0]).max() < 1e-6
+    >>> bool(np.abs(found - layer.projection[0]).max() < 1e-6)
     True
     """
     count = max(round(settings.margin * data.rows), 8 * data.dim)
