@@ -1,6 +1,7 @@
 """Shapes from configurations: families, defaults, refusals."""
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -70,10 +71,15 @@ REFUSED = [
     ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
     ({"model_type": "llama", "num_attention_heads": 0}, "heads=0"),
     ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+    ({"model_type": "bert", "architectures": True}, "architectures is True"),
+    ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
+    ({"model_type": "vit", "architectures": [3]}, "list of class names"),
     ({"model_type": "vit", "patch_size": 0}, "patch_size"),
     ({"layers": 3, "width": 8}, "heads is missing"),
     ({"layers": 3, "width": 8, "heads": 2, "depth": 4}, "depth"),
     ({"layers": 3, "width": 8, "heads": None}, "heads=None"),
+    ({"layers": 3, "width": 8, "heads": 2, "notes": 4}, "notes is 4"),
+    ({"layers": 3, "width": 8, "heads": 2, "notes": [4]}, "list of sentences"),
     ([], "JSON object"),
 ]
 
@@ -110,6 +116,15 @@ architectures head_dim word_embed_proj_dim attention_bias"""
 def test_any_content_is_a_shape_or_a_named_refusal(family, content):
     try:
         shape = shape_from_config({"model_type": family, **content})
+    except FileRefused:
+        return
+    assert shape.width > 0
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in fields(ModelShape)]), json_values, max_size=8))
+def test_any_fields_are_a_shape_or_a_named_refusal(content):
+    try:
+        shape = shape_from_config({"layers": 2, "width": 8, "heads": 2, **content})
     except FileRefused:
         return
     assert shape.width > 0

@@ -55,8 +55,11 @@ class _Reader:
         return ACTIVATIONS[value]
 
     def built(self, suffix: str) -> bool:
-        names = self.config.get("architectures") or []
-        return any(isinstance(name, str) and name.endswith(suffix) for name in names)
+        names = self.config.get("architectures")
+        names = [] if names is None else names
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise FileRefused(f"{self.origin}: architectures is {names!r}, expected a list of class names")
+        return any(name.endswith(suffix) for name in names)
 
     def common(self) -> dict[str, Any]:
         """Fields that all families share: bytes of a number, tied tables."""
@@ -245,7 +248,10 @@ def shape_from_config(config: dict[str, Any], origin: str = "config") -> ModelSh
             raise FileRefused(f"{origin}: no model_type, and {', '.join(unknown)} is no field of ModelShape")
         if missing := [name for name in ("layers", "width", "heads") if name not in config]:
             raise FileRefused(f"{origin}: no model_type, and {', '.join(missing)} is missing")
-        values = {**config, "notes": tuple(config.get("notes", ()))}
+        notes = config.get("notes", [])
+        if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
+            raise FileRefused(f"{origin}: notes is {notes!r}, expected a list of sentences")
+        values = {**config, "notes": tuple(notes)}
     try:
         return ModelShape(**values)
     except (UsageError, TypeError) as error:

@@ -1,12 +1,15 @@
 """The shapes that a cost depends on: nothing of a model but its integers."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
+Biases = Literal["all", "qkv", "none"]
+Positions = Literal["learned", "rotary", "none"]
+WORDS = {"activation": Activation, "norm": Norm, "biases": Biases, "positions": Positions}
 
 
 def _refuse(owner: object, least: int, *names: str) -> None:
@@ -143,8 +146,8 @@ class ModelShape:
     head_transform: bool = False
     activation: Activation = "gelu"
     norm: Norm = "layernorm"
-    biases: Literal["all", "qkv", "none"] = "all"
-    positions: Literal["learned", "rotary", "none"] = "learned"
+    biases: Biases = "all"
+    positions: Positions = "learned"
     itemsize: int = 4
     notes: tuple[str, ...] = ()
 
@@ -173,7 +176,11 @@ class ModelShape:
             raise UsageError("ModelShape: embedding_width needs a vocabulary")
         if self.window and not self.causal:
             raise UsageError("ModelShape: a window needs causal=True")
-        for name, known in (("activation", ELEMENTWISE_ACTIVATION), ("norm", ELEMENTWISE_NORM)):
+        for name in ("gated", "unembedding", "tied", "causal", "head_transform"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is neither True nor False")
+        for name, kind in WORDS.items():
+            known = get_args(kind)
             if getattr(self, name) not in known:
                 raise UsageError(f"ModelShape: {name}={getattr(self, name)!r} is none of {', '.join(known)}")
 
