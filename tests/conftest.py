@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
+# A change is judged by the same drawn examples as the one before it; new ones are drawn by --hypothesis-profile=fuzz.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("fuzz", settings.get_profile("house"), derandomize=False, max_examples=1000)
 settings.load_profile("house")
 
 EXTRAS = {"torch": ("torch", "transformers"), "cluster": ("distributed",), "fast": ("numba",)}
