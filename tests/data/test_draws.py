@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from manyheads.data.draws import draw_integers
+from manyheads.data.draws import SMALL, draw_integers, draw_vectors
 from manyheads.errors import UsageError
 
 
@@ -48,3 +48,14 @@ def test_wrong_bounds_are_refused():
             draw_integers(key, (1,), bound, bits=bits)
     with pytest.raises(UsageError, match="bits=8"):
         draw_integers(key, (1,), 3, bits=8)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "dtype"), [(jax.random.normal, "float32"), (jax.random.normal, float), (jax.random.uniform, "float32")]
+)
+def test_vectors_drawn_together_are_those_drawn_alone(sampler, dtype, seed):
+    sizes = (3, 7, SMALL + 1, 1, 7)
+    with jax.enable_x64(True):
+        keys = jax.random.split(jax.random.key(seed), len(sizes))
+        for vector, key, size in zip(draw_vectors(sampler, keys, sizes, dtype), keys, sizes, strict=True):
+            np.testing.assert_array_equal(vector, sampler(key, (size,), dtype), strict=True)

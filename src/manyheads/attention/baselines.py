@@ -4,7 +4,9 @@ Both read the inputs of a transformer, have a field `weights` and are called the
 number of weights of any other model.
 """
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import equinox as eqx
@@ -12,9 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from manyheads.attention.inputs import Input, VectorInput, embed
+from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 
 Kind = Literal["pooled", "recurrent"]
+_Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for an array that is left out
 
 
 @dataclass(frozen=True)
@@ -139,36 +143,32 @@ class RecurrentMLP(eqx.Module):
 
 def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
     """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
-    keys = jax.random.split(key, 5)
     layers, hidden = config.layers, config.hidden
-    return PooledMLP(
-        PooledWeights(
-            embedding=_embedding(config, keys[0], dtype),
-            first=_gaussian(keys[1], (config.width, hidden), 2 / config.width, dtype),
-            deeper=_gaussian(keys[2], (layers - 1, hidden, hidden), 2 / hidden, dtype) if layers > 1 else None,
-            biases=jnp.zeros((layers, hidden), dtype),
-            mixing=_gaussian(keys[3], (hidden, hidden), 2 / hidden, dtype),
-            unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
-        ),
-        config,
+    wanted = (
+        _embedding(config),
+        ((config.width, hidden), 2 / config.width),
+        ((layers - 1, hidden, hidden), 2 / hidden) if layers > 1 else None,
+        ((hidden, hidden), 2 / hidden),
+        ((hidden, config.outputs), 1 / hidden),
     )
+    embedding, first, deeper, mixing, unembedding = _draw(wanted, key, dtype)
+    biases = jnp.zeros((layers, hidden), dtype)
+    return PooledMLP(PooledWeights(embedding, first, deeper, biases, mixing, unembedding), config)
 
 
 def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
     """Make an MLP-RNN: Gaussian weights of variance 1/fan-in, which is the edge between fading and exploding."""
-    keys = jax.random.split(key, 5)
     layers, hidden = config.layers, config.hidden
-    return RecurrentMLP(
-        RecurrentWeights(
-            embedding=_embedding(config, keys[0], dtype),
-            first=_gaussian(keys[1], (config.width, hidden), 1 / config.width, dtype),
-            recurrent=_gaussian(keys[2], (hidden, hidden), 1 / hidden, dtype),
-            deeper=_gaussian(keys[3], (layers - 1, hidden, hidden), 1 / hidden, dtype) if layers > 1 else None,
-            biases=jnp.zeros((layers, hidden), dtype),
-            unembedding=_gaussian(keys[4], (hidden, config.outputs), 1 / hidden, dtype),
-        ),
-        config,
+    wanted = (
+        _embedding(config),
+        ((config.width, hidden), 1 / config.width),
+        ((hidden, hidden), 1 / hidden),
+        ((layers - 1, hidden, hidden), 1 / hidden) if layers > 1 else None,
+        ((hidden, config.outputs), 1 / hidden),
     )
+    embedding, first, recurrent, deeper, unembedding = _draw(wanted, key, dtype)
+    biases = jnp.zeros((layers, hidden), dtype)
+    return RecurrentMLP(RecurrentWeights(embedding, first, recurrent, deeper, biases, unembedding), config)
 
 
 def count_baseline(config: BaselineConfig, kind: Kind) -> int:
@@ -246,11 +246,33 @@ def _matrices(deeper: jax.Array | None) -> jax.Array | tuple[()]:
     return () if deeper is None else deeper
 
 
-def _embedding(config: BaselineConfig, key: jax.Array, dtype: Any) -> jax.Array | None:
+def _embedding(config: BaselineConfig) -> _Gaussian:
     if isinstance(config.inputs, VectorInput):
         return None
-    return _gaussian(key, (config.inputs.rows, config.width), 1 / config.inputs.fan_in, dtype)
+    return (config.inputs.rows, config.width), 1 / config.inputs.fan_in
 
 
-def _gaussian(key: jax.Array, shape: tuple[int, ...], variance: float, dtype: Any) -> jax.Array:
-    return variance**0.5 * jax.random.normal(key, shape, dtype)
+def _draw(wanted: tuple[_Gaussian, ...], key: jax.Array, dtype: Any) -> list[Any]:
+    """Draw Gaussian arrays, each from a key of its own that an absent one has too."""
+    shapes = tuple(None if each is None else each[0] for each in wanted)
+    spreads = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
+    return _gaussians(shapes, spreads, key, jnp.dtype(dtype))
+
+
+# Compiled as a whole, with the spreads as data: rounding is that of one array after the other.
+@partial(jax.jit, inline=True, static_argnums=(0, 3))
+def _gaussians(
+    shapes: tuple[tuple[int, ...] | None, ...], spreads: list[float], key: jax.Array, dtype: Any
+) -> list[Any]:
+    keys = jax.random.split(key, len(shapes))
+    sizes = {place: math.prod(shape) for place, shape in enumerate(shapes) if shape is not None}
+    drawn = dict(
+        zip(
+            sizes,
+            draw_vectors(jax.random.normal, keys[jnp.array(list(sizes))], list(sizes.values()), dtype),
+            strict=True,
+        )
+    )
+    return [
+        None if shape is None else spreads[place] * drawn[place].reshape(shape) for place, shape in enumerate(shapes)
+    ]

@@ -141,7 +141,7 @@ def train(
             losses = np.asarray(state[2])[:done]
             measured.append((done, measure(Snapshot(done, with_weights(model, state[0]), losses))))
 
-    state = (model.weights, optimiser.init(model.weights), jnp.zeros(steps))
+    state = (model.weights, *_begin(optimiser, model.weights, steps))
     look(0, state)
     done = 0
     while done < steps:
@@ -244,3 +244,8 @@ def _advance(
 
 
 _advance_compiled = eqx.filter_jit(_advance)
+
+
+@eqx.filter_jit  # one program instead of one for each shape of an array
+def _begin(optimiser: optax.GradientTransformation, weights: Any, steps: int) -> tuple[Any, jax.Array]:
+    return optimiser.init(weights), jnp.zeros(steps)

@@ -11,6 +11,7 @@ import numpy as np
 from manyheads.attention.configuration import TransformerConfig
 from manyheads.attention.inputs import VectorInput
 from manyheads.attention.scaling import Scaling
+from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,16 +165,13 @@ def draw_weights(
 def _draw(config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: np.dtype) -> Weights:
     places = {name: place for place, name in enumerate(ROLE_OF)}
     wanted = shapes(config)
-    # Arrays of one size are drawn together: it is the random generator that takes long to compile.
-    names: dict[int, list[str]] = {}
-    for path, shape in jax.tree_util.tree_leaves_with_path(wanted, is_leaf=_is_shape):
-        names.setdefault(math.prod(shape), []).append(path[-1].name)
-    drawn: dict[str, jax.Array] = {}
-    for size, same in names.items():
-        if same := [name for name in same if not name.endswith(CONSTANT)]:
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([places[name] for name in same]))
-            rows = jax.vmap(lambda each, size=size: jax.random.normal(each, (size,), dtype))(keys)
-            drawn |= dict(zip(same, rows, strict=True))
+    random = {
+        path[-1].name: math.prod(shape)
+        for path, shape in jax.tree_util.tree_leaves_with_path(wanted, is_leaf=_is_shape)
+        if not path[-1].name.endswith(CONSTANT)
+    }
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([places[name] for name in random]))
+    drawn = dict(zip(random, draw_vectors(jax.random.normal, keys, tuple(random.values()), dtype), strict=True))
 
     def start(path: Any, shape: tuple[int, ...]) -> jax.Array:
         name = path[-1].name

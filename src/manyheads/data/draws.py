@@ -1,16 +1,25 @@
-"""Uniform integers from raw bits: a multiplication where `jax.random.randint` takes two draws and two remainders."""
+"""Draws that cost less than they would one by one, to run or to compile: uniform integers, vectors of all lengths."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from jax import Array
+    from numpy.typing import DTypeLike
+
+    Sampler = Callable[..., Array]  # (key, shape, dtype) -> numbers
+
+SMALL = 16_384  # numbers of a vector that is drawn at the length of a longer one
 
 
 def draw_integers(key: "Array", shape: tuple[int, ...], bound: int, bits: int = 32) -> "Array":
-    r"""Draw integers from 0 to `bound - 1`, each with probability within :math:`2^{-b}` of :math:`1/\text{bound}`.
+    r"""Draw integers from raw bits, where `jax.random.randint` takes two draws and two remainders.
 
+    The integers go from 0 to `bound - 1`, each with probability within :math:`2^{-b}` of :math:`1/\text{bound}`.
     With :math:`u` uniform on the :math:`2^b` words of `bits` bits the draw is
 
     .. math:: \lfloor u\,\text{bound} / 2^b \rfloor,
@@ -62,3 +71,43 @@ def draw_integers(key: "Array", shape: tuple[int, ...], bound: int, bits: int = 
     middle = high * bound_low + ((low * bound_low) >> 16)
     carry = (middle & 0xFFFF) + low * bound_high
     return (high * bound_high + (middle >> 16) + (carry >> 16)).astype(jnp.int32)
+
+
+def draw_vectors(
+    sampler: "Sampler", keys: "Array", sizes: "Sequence[int]", dtype: "DTypeLike" = float
+) -> "list[Array]":
+    """Draw vectors of different lengths, vector i as `sampler(keys[i], (sizes[i],), dtype)` does.
+
+    Every generator of random numbers takes long to compile. JAX's own counts the numbers of a key from the first one
+    on, so a vector is the beginning of any longer one, and one generator draws all short vectors, one after the other,
+    at the length of the longest.
+
+    Parameters
+    ----------
+    sampler
+        `jax.random.normal` or `jax.random.uniform`.
+    keys
+        (vectors,) JAX random keys of the default generator; of another one the draws are as good, but not those above.
+    sizes
+        The length of each vector.
+    dtype
+        Type of the numbers.
+
+    Examples
+    --------
+    >>> import jax
+    >>> keys = jax.random.split(jax.random.key(0), 3)
+    >>> [len(vector) for vector in draw_vectors(jax.random.normal, keys, (2, 5, 3))]
+    [2, 5, 3]
+    """
+    import jax
+    import jax.numpy as jnp
+
+    longest = max((size for size in sizes if size <= SMALL), default=0)
+    lengths = [max(size, longest) for size in sizes]
+    drawn: dict[int, Array] = {}
+    for length in sorted(set(lengths)):
+        places = [place for place, each in enumerate(lengths) if each == length]
+        rows = jax.lax.map(partial(sampler, shape=(length,), dtype=dtype), keys[jnp.array(places)])
+        drawn |= {place: row[: sizes[place]] for place, row in zip(places, rows, strict=True)}
+    return [drawn[place] for place in range(len(sizes))]

@@ -24,6 +24,8 @@ from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jax import Array
 
 
@@ -82,15 +84,26 @@ class Recall:
         >>> tokens.shape, bool((answers < 4).all()), bool(((tokens == 4).sum(1) == 1).all())
         ((5, 8), True, True)
         """
-        import jax
-        import jax.numpy as jnp
+        return _compiled_draw()(self, key, size)
 
-        for_symbols, for_places = jax.random.split(key)
-        drawn = draw_integers(for_symbols, (size, self.length), self.symbols, bits=16 if self.symbols <= 256 else 32)
-        places = draw_integers(for_places, (size,), self.length - 1)
-        rows = jnp.arange(size)
-        tokens = drawn.at[rows, places].set(self.symbols)
-        return RecallBatch(tokens, drawn[rows, places + 1], self.length - 2 - places)
+
+@lru_cache(maxsize=1)
+def _compiled_draw() -> "Callable[[Recall, Array, int], RecallBatch]":
+    import jax
+
+    return jax.jit(_draw, inline=True, static_argnums=(0, 2))
+
+
+def _draw(task: Recall, key: "Array", size: int) -> RecallBatch:
+    import jax
+    import jax.numpy as jnp
+
+    for_symbols, for_places = jax.random.split(key)
+    drawn = draw_integers(for_symbols, (size, task.length), task.symbols, bits=16 if task.symbols <= 256 else 32)
+    places = draw_integers(for_places, (size,), task.length - 1)
+    rows = jnp.arange(size)
+    tokens = drawn.at[rows, places].set(task.symbols)
+    return RecallBatch(tokens, drawn[rows, places + 1], task.length - 2 - places)
 
 
 @dataclass(frozen=True)

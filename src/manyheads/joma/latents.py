@@ -16,6 +16,7 @@ in which a hierarchy is deterministic (`keep = 1` here).
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.data.draws import draw_integers
+from manyheads.data.draws import draw_integers, draw_vectors
 from manyheads.errors import UsageError
 
 STOCHASTIC = 1e-9  # how far the entries of a row of probabilities may add up from one
@@ -105,14 +106,22 @@ class LatentTree:
 
         Labels are uniform up to a bias below 2^-32; states follow their probabilities up to the 24 bits of a float32.
         """
-        for_labels, for_top, for_levels = jax.random.split(key, 3)
-        labels = draw_integers(for_labels, (size,), len(self.top))
-        states = _step(for_top, labels[:, None], self.top)  # (B, 1)
-        levels = [states]
-        for number, (children, matrix) in enumerate(zip(self.branching, self.transitions, strict=True)):
-            parents = jnp.repeat(levels[-1], children, axis=1)  # (B, nodes of the next level)
-            levels.append(_step(jax.random.fold_in(for_levels, number), parents, matrix))
-        return TreeBatch(labels, tuple(levels))
+        return _draw_tree(self, key, size)
+
+
+@partial(jax.jit, inline=True, static_argnums=(0, 2))
+def _draw_tree(tree: LatentTree, key: jax.Array, size: int) -> TreeBatch:
+    for_labels, for_top, for_levels = jax.random.split(key, 3)
+    labels = draw_integers(for_labels, (size,), len(tree.top))
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jnp.concatenate([for_top[None], fold(for_levels, jnp.arange(len(tree.branching)))])
+    nodes = np.cumprod([1, *tree.branching]).tolist()  # of each level
+    draws = draw_vectors(jax.random.uniform, keys, [size * count for count in nodes], jnp.float32)
+    levels = [_step(draws[0].reshape(size, 1), labels[:, None], tree.top)]
+    for children, count, numbers, matrix in zip(tree.branching, nodes[1:], draws[1:], tree.transitions, strict=True):
+        parents = jnp.repeat(levels[-1], children, axis=1)  # (B, nodes of the next level)
+        levels.append(_step(numbers.reshape(size, count), parents, matrix))
+    return TreeBatch(labels, tuple(levels))
 
 
 def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[float, ...] = (-1.0, 1.0)) -> LatentTree:
@@ -296,19 +305,24 @@ class TokenHierarchy(eqx.Module):
 
     def expand(self, labels: jax.Array, key: jax.Array) -> HierarchyBatch:
         """Go down from labels (B,) to sequences; the key decides which edges pass on, where `keep` is below one."""
-        active = jax.nn.one_hot(labels, self.shape.labels, dtype=jnp.float32)  # (B, labels)
-        reached = []
-        for level in reversed(range(len(self.parts))):
-            incoming = active @ self.parts[level].astype(jnp.float32)  # (B, size below), active tokens above each
-            if self.shape.keep < 1:
-                draws = jax.random.uniform(jax.random.fold_in(key, level), incoming.shape, jnp.float32)
-                on = draws < 1 - (1 - self.shape.keep) ** incoming
-            else:
-                on = incoming > 0
-            reached.append(on)
-            active = on.astype(jnp.float32)
-        tokens, shown = list_tokens(reached[-1], self.shape.places)
-        return HierarchyBatch(tokens, labels, shown, tuple(reversed(reached[:-1])))
+        return _expand(self, labels, key)
+
+
+@partial(jax.jit, inline=True)
+def _expand(hierarchy: TokenHierarchy, labels: jax.Array, key: jax.Array) -> HierarchyBatch:
+    active = jax.nn.one_hot(labels, hierarchy.shape.labels, dtype=jnp.float32)  # (B, labels)
+    reached = []
+    for level in reversed(range(len(hierarchy.parts))):
+        incoming = active @ hierarchy.parts[level].astype(jnp.float32)  # (B, size below), active tokens above each
+        if hierarchy.shape.keep < 1:
+            draws = jax.random.uniform(jax.random.fold_in(key, level), incoming.shape, jnp.float32)
+            on = draws < 1 - (1 - hierarchy.shape.keep) ** incoming
+        else:
+            on = incoming > 0
+        reached.append(on)
+        active = on.astype(jnp.float32)
+    tokens, shown = list_tokens(reached[-1], hierarchy.shape.places)
+    return HierarchyBatch(tokens, labels, shown, tuple(reversed(reached[:-1])))
 
 
 def draw_hierarchy(shape: HierarchyShape, key: jax.Array) -> TokenHierarchy:
@@ -324,6 +338,7 @@ def draw_hierarchy(shape: HierarchyShape, key: jax.Array) -> TokenHierarchy:
     return TokenHierarchy(tuple(parts), shape)
 
 
+@partial(jax.jit, inline=True, static_argnums=(1, 2, 3))
 def _different_sets(key: jax.Array, size: int, below: int, chosen: int) -> jax.Array:
     """Draw `size` different subsets of `chosen` elements out of `below`, as booleans (size, below)."""
 
@@ -332,17 +347,16 @@ def _different_sets(key: jax.Array, size: int, below: int, chosen: int) -> jax.A
         _, places = jax.lax.top_k(heights, chosen)
         return jnp.zeros((size, below), bool).at[jnp.arange(size)[:, None], places].set(True)
 
-    def repeated(sets: jax.Array) -> jax.Array:
-        counts = sets.astype(jnp.int32)
-        return jnp.tril(counts @ counts.T == chosen, -1).any(1)  # (size,), equal to an earlier one
-
-    def again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        key, sets = state
+    def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        key, sets, missing = state
         key, fresh = jax.random.split(key)
-        return key, jnp.where(repeated(sets)[:, None], draw(fresh), sets)
+        sets = jnp.where(missing[:, None], draw(fresh), sets)
+        counts = sets.astype(jnp.int32)
+        return key, sets, jnp.tril(counts @ counts.T == chosen, -1).any(1)  # (size,), equal to an earlier one
 
-    key, first = jax.random.split(key)
-    return jax.lax.while_loop(lambda state: repeated(state[1]).any(), again, (key, draw(first)))[1]
+    # The first draw is one of a set that is missing too: one generator, which takes long to compile, serves all.
+    start = (key, jnp.zeros((size, below), bool), jnp.ones(size, bool))
+    return jax.lax.while_loop(lambda state: state[2].any(), again, start)[1]
 
 
 def check_stochastic(name: str, matrix: tuple[tuple[float, ...], ...]) -> int:
@@ -370,8 +384,7 @@ def check_stochastic(name: str, matrix: tuple[tuple[float, ...], ...]) -> int:
     return rows.shape[1]
 
 
-def _step(key: jax.Array, parents: jax.Array, matrix: tuple[tuple[float, ...], ...]) -> jax.Array:
-    """Draw a state for each parent from its row of a transition matrix."""
+def _step(draws: jax.Array, parents: jax.Array, matrix: tuple[tuple[float, ...], ...]) -> jax.Array:
+    """Choose a state for each parent from its row of a transition matrix by numbers that are uniform in [0, 1)."""
     edges = jnp.asarray(np.cumsum(np.asarray(matrix, np.float64), axis=1)[:, :-1], jnp.float32)  # (states, states - 1)
-    draws = jax.random.uniform(key, parents.shape, jnp.float32)
     return (draws[..., None] >= edges[parents]).sum(-1).astype(jnp.int32)

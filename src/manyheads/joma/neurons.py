@@ -266,10 +266,10 @@ def tabulate_neurons(setting: NeuronSetting, keys: jax.Array, centred: bool = Tr
 
     Examples
     --------
-    >>> setting = NeuronSetting(HierarchyShape((6, 6, 6), leaves=9), width=2, layers=2, steps=2, batch=2, tested=12)
+    >>> setting = NeuronSetting(HierarchyShape((6, 6), leaves=9), width=2, layers=1, steps=2, batch=2, tested=12)
     >>> table = tabulate_neurons(setting, jax.random.split(jax.random.key(0), 2))
     >>> table.scores.trained.shape, len(table.intervals()["untrained"]), len(table.gains("shuffled"))
-    ((2, 2), 2, 2)
+    ((2, 1), 1, 1)
     """
     if len(keys) < 2:
         raise UsageError(f"{len(keys)} key: intervals need two seeds or more")

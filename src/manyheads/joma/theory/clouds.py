@@ -145,6 +145,7 @@ def gaussian_weight_coefficient(mixture: Mixture, weights: Any, curvature: Funct
 
 
 @follows_caller
+@partial(jax.jit, inline=True, static_argnames="activation")
 def cloud_field(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Any:
     r"""Return the expected gradient step :math:`\dot v` of theorem 3, shape (d,).
 
@@ -162,6 +163,7 @@ def cloud_field(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Any
 
 
 @follows_caller
+@partial(jax.jit, inline=True, static_argnames="activation")
 def gradient_covariance(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Any:
     r"""Covariance of one sample's gradient :math:`a\,\phi'(v \cdot x + c)\,x`, shape (d, d).
 
@@ -293,11 +295,14 @@ def _check(mixture: Mixture, weights: Any) -> None:
 
 @follows_caller
 def _host_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearity, panels: int) -> Coefficients:
-    return _coefficients(mixture, jnp.asarray(weights), activation, panels)
+    return _compiled_coefficients(mixture, jnp.asarray(weights), activation, panels)
 
 
 def _coefficients(mixture: Mixture, v: Any, activation: Nonlinearity, panels: int) -> Coefficients:
     return Coefficients(*_moments(mixture, v, activation.derivative, activation.kinks, panels)[:2])
+
+
+_compiled_coefficients = jax.jit(_coefficients, static_argnums=(2, 3))  # one program instead of forty small ones
 
 
 def _moments(mixture: Mixture, v: Any, function: Function, kinks: tuple[float, ...], panels: int) -> Any:
