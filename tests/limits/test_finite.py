@@ -20,13 +20,19 @@ P = Parametrization(0.5, 1.0, base=BASE)
 
 @pytest.fixture(scope="module")
 def lesson():
-    return digits_lesson(batch=4)
+    return digits_lesson(batch=16)
+
+
+@jax.jit
+def slopes(model, batch):
+    return jax.grad(lambda weights: cross_entropy(with_weights(model, weights), batch))(model.weights)
 
 
 def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     """Adam with each class's own numbers, by optax.partition; hidden inputs recomputed from the definition."""
     key, rate, steps = jax.random.key(seed), 0.01, 3
-    found = measure_motion(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
+    with jax.enable_x64(True):  # as in a study: compiled once for this test and the contract's rows
+        found = measure_motion(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
 
     config, table = lesson.config(SHAPE), P.table(SHAPE)
     for_model, for_batches, for_probe = jax.random.split(key, 3)
@@ -34,11 +40,10 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     weights = start.weights
     each = {row.role: optax.adam(rate * row.rate, eps=1e-4 * row.epsilon) for row in table.rows}
     tx = optax.partition(each, roles)
-    state = tx.init(weights)
-    gradient = jax.jit(jax.grad(lambda w, batch: cross_entropy(with_weights(start, w), batch)))
+    state, update = jax.jit(tx.init)(weights), jax.jit(tx.update)
     for step in range(steps):
         batch = lesson.batches(jax.random.fold_in(for_batches, step))
-        updates, state = tx.update(gradient(weights, batch), state, weights)
+        updates, state = update(slopes(with_weights(start, weights), batch), state, weights)
         weights = optax.apply_updates(weights, updates)
     probe = lesson.batches(for_probe)[0]
     before, now = start.record(probe), with_weights(start, weights).record(probe)
@@ -76,13 +81,14 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
 
 def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
     key, rates = jax.random.key(seed), [1e-3, 1e-2, 3.0]
-    recipe = Recipe(steps=4)
-    together = sweep_losses(lesson, P, BASE, recipe, rates, key)
-    assert together.shape == (3, 4)
+    recipe = Recipe(steps=8)
+    with jax.enable_x64(True):  # as in a study: compiled once for this test and the contract's row
+        together = sweep_losses(lesson, P, BASE, recipe, rates, key)
+        standard = sweep_losses(lesson, Parametrization.standard(BASE), BASE, recipe, rates, key)
+        alone = sweep_losses(lesson, P, BASE, recipe, [rates[1]] * 3, key)  # three again: the same compiled program
+    assert together.shape == (3, 8)
     assert together[0, 0] == together[1, 0] == together[2, 0]
-    standard = sweep_losses(lesson, Parametrization.standard(BASE), BASE, recipe, rates, key)
     np.testing.assert_array_equal(together, standard)
-    alone = sweep_losses(lesson, P, BASE, recipe, [rates[1]] * 3, key)  # three again: the same compiled program
     np.testing.assert_allclose(alone, together[[1, 1, 1]], rtol=1e-4)
     assert not np.allclose(together[0], together[1])
 
@@ -96,7 +102,7 @@ def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(les
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, p.scaling(SHAPE, config.inputs), for_model)
     batch, probe = lesson.batches(jax.random.fold_in(for_batches, 0)), lesson.batches(for_probe)[0]
-    gradient = jax.jit(jax.grad(lambda w: cross_entropy(with_weights(start, w), batch)))(start.weights)
+    gradient = slopes(start, batch)
     moved = jax.tree.map(lambda role, w, g: w - rate * factors[role] * g, roles(start.weights), start.weights, gradient)
     change = np.asarray(with_weights(start, moved)(probe) - start(probe), np.float64)
     assert found.outputs[0] == pytest.approx(np.sqrt(np.mean(change**2)), rel=1e-3)

@@ -23,7 +23,10 @@ def test_what_is_no_limit_is_refused_with_the_way_round(lesson):
         infinite_depth(lesson, logit_exponent=0.5)
     with pytest.raises(UsageError, match="GB"):
         infinite_key_dim(lesson, sampling=Sampling(memory=1e4))
-    for wrong in ({"samples": 0}, {"tolerance": 0.0}, {"memory": np.nan}):
+    for wrong in ({"key_dim": 0}, {"key_dim": 1.5}, {"cells": 0}, {"cells": 1.5}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            infinite_depth(lesson, **wrong)
+    for wrong in ({"samples": 0}, {"tolerance": 0.0}, {"memory": np.nan}, {"seed": -1}, {"seed": None}, {"seed": 0.5}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             Sampling(**wrong)
 
@@ -90,3 +93,17 @@ def test_depth_goes_to_its_limit_at_every_exponent(lesson):
         assert gaps[1] < gaps[0] / 1.4
     with pytest.raises(UsageError, match="1/2 and 1 only"):
         infinite_depth(replace(lesson, depth_exponent=0.75), key_dim=2)
+
+
+def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(lesson):
+    """Before training q and k are independent Gaussians: with one component their product has known quantiles."""
+    solved = infinite_heads(replace(lesson, steps=2), 1, sampling=Sampling(samples=16_384))
+    start = solved.isel(step=0, layer=0)
+    assert np.allclose(start.attention.sum("key"), 1)
+    assert np.all(start.attention > 0)
+    scale = np.sqrt(start.logit_variance)
+    # Of a product of two standard normals, 95% are below 1.595 and 75% below 0.365 (its density is K_0(|x|)/pi).
+    for share, wanted in ((0.95, 1.595), (0.75, 0.365)):
+        above, below = (start.logit_quantiles.sel(quantile=each, method="nearest") for each in (share, 1 - share))
+        assert np.abs(above / scale - wanted).max() < 0.06
+        assert np.abs(above + below).max() < 1e-12 * float(scale.max())

@@ -20,10 +20,16 @@ from manyheads.joma.studies.rebound import Rebound
 from manyheads.joma.studies.salient_first import SalientFirst
 from manyheads.joma.studies.scan_and_snap import ScanAndSnap
 from manyheads.joma.studies.winners import Winners
+from manyheads.limits.studies.approach import Approach
+from manyheads.limits.studies.attention_over_heads import AttentionOverHeads
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.head_diversity import HeadDiversity
+from manyheads.limits.studies.infinite_depth import InfiniteDepth
+from manyheads.limits.studies.infinite_heads import InfiniteHeads
 from manyheads.limits.studies.infinite_key_dim import InfiniteKeyDim
+from manyheads.limits.studies.lazy_to_rich import LazyToRich
 from manyheads.limits.studies.rate_transfer import RateTransfer
+from manyheads.limits.studies.stability import KeyDimStability
 from manyheads.recovery.studies.acceptance import Acceptance
 from manyheads.recovery.studies.hard_instances import HardInstances
 from manyheads.recovery.studies.noise import Noise
@@ -47,7 +53,8 @@ SMALL = {
         2,
     ),
     "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
-    "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=48, batch=2, steps=12, snapshots=3), 2),
+    # Trained in tests/demo/test_rebound.py as well, by the same compiled programs.
+    "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
     "attention/order-blindness": (
         OrderBlindness(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8),
@@ -101,12 +108,13 @@ SMALL = {
         2,
     ),
     "joma/winners": (Winners(tokens=3, contexts=4, records=4, level=3.0), 2),
-    # The first two train the same networks, by the same compiled programs.
+    # Coordinate check and head diversity train the same networks, by the same compiled programs, and so does
+    # tests/limits/test_finite.py; its sweep is that of rate-transfer.
     "limits/coordinate-check": (
         CoordinateCheckStudy(
             axes=("key_dim",),
             schemes=("limits", "half-logit", "standard"),
-            base=(4, 2, 1),
+            base=(4, 2, 2),
             key_dims=(4, 8),
             checkpoints=(1, 2),
             batch=16,
@@ -114,14 +122,45 @@ SMALL = {
         ),
         2,
     ),
-    "limits/head-diversity": (HeadDiversity(base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1, 2)), 2),
+    "limits/head-diversity": (HeadDiversity(base=(4, 2, 2), key_dims=(4, 8), checkpoints=(1, 2)), 2),
+    "limits/attention-over-heads": (
+        AttentionOverHeads(key_dims=(1, 2), theory_key_dims=(), heads=4, steps=3, networks=3),
+        2,
+    ),
+    "limits/infinite-heads": (
+        InfiniteHeads(
+            heads_counts=(2, 4), key_dim=2, logit_exponents=(0.5,), depth=1, steps=3, networks=4, oversampling=1
+        ),
+        2,
+    ),
+    "limits/approach": (
+        Approach(
+            # Heads and replicates enough that distances stand out from the noise, and claims can change.
+            axes=("key_dim",),
+            schemes=("limits", "standard"),
+            base=(2, 8, 1),
+            key_dims=(1, 2, 4),
+            steps=3,
+            networks=2,
+        ),
+        4,
+    ),
     "limits/infinite-key-dim": (
         InfiniteKeyDim(key_dims=(2, 4), heads_counts=(2,), depth=1, steps=3, networks=2),
         2,
     ),
+    "limits/infinite-depth": (
+        InfiniteDepth(depths=(4, 8, 16), key_dim=2, heads=2, continuum_cells=2, steps=3, networks=2),
+        2,
+    ),
+    "limits/lazy-to-rich": (
+        LazyToRich(richness=(0.03, 0.1, 1.0, 2.0), key_dims=(2, 4), heads=2, depth=1, steps=3, networks=2),
+        2,
+    ),
+    "limits/key-dim-stability": (KeyDimStability(key_dims=(4, 8), heads_counts=(4,), steps=3, networks=16), 3),
     "limits/rate-transfer": (
         RateTransfer(
-            schemes=("limits", "standard"), base=(4, 2, 1), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3
+            schemes=("limits", "standard"), base=(4, 2, 2), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3
         ),
         2,
     ),

@@ -6,6 +6,7 @@ embedding and the read-out, times L^(2 alpha_L - 1) inside branches and N^(2 alp
 seeds are trained in one program (Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712, in the form derived here).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.attention.transformer import ACTIVATIONS
+from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 from manyheads.limits.theory.problem import Problem
 
@@ -52,7 +54,9 @@ class Network:
         return self.key_dim * self.heads
 
 
-def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, chunk: int = 16) -> xr.Dataset:
+def train_networks(
+    problem: Problem, network: Network, seeds: Sequence[int], *, chunk: int = 16, every_head: bool = False
+) -> xr.Dataset:
     """Train one network a seed on a problem, from independent weights, and keep what the limits predict.
 
     Parameters
@@ -65,18 +69,22 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
         Seeds of the initial weights.
     chunk
         Seeds that are trained at once.
+    every_head
+        Whether the logits of single heads are kept, too: `head_logits` (layer, sample, head, token, key).
 
     Returns
     -------
     Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged
-    over heads, `logit_variance` (layer) over heads, `stream` (level, row, row_too) kernels of the stream at equal
-    times, and `pooled` (read_out, read_out_too) of the read-outs.
+    over heads, `logit_variance` (layer) over heads, `stream` and `backward` (level, row, row_too), kernels at equal
+    times of the stream and of the backward variable -gamma0 d dloss/dh, level 0 below the first block, and `pooled`
+    (read_out, read_out_too) of the read-outs.
     """
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with jax.enable_x64(True):
-        run = _trainer(_Frame.of(problem), network)
+        run = _trainer(_Frame.of(problem), network, every_head)
         data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.wanted, problem.shares))
-        pieces = [run(keys[start : start + chunk], *data) for start in range(0, len(seeds), chunk)]
+        numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
+        pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
     joined = [np.concatenate([np.asarray(piece[place]) for piece in pieces]) for place in range(len(pieces[0]))]
     dims = {
         "output": ("read_out", "class"),
@@ -85,7 +93,11 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
         "logit_variance": ("layer",),
         "stream": ("level", "row", "row_too"),
         "pooled": ("read_out", "read_out_too"),
+        "head_logits": ("layer", "sample", "head", "token", "key"),
+        "backward": ("level", "row", "row_too"),
     }
+    if not every_head:
+        del dims["head_logits"]
     variables = {
         name: (("seed", "step", *rest), value) for (name, rest), value in zip(dims.items(), joined, strict=True)
     }
@@ -94,52 +106,68 @@ def train_networks(problem: Problem, network: Network, seeds: Sequence[int], *, 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What of a problem is compiled in; the numbers of its arrays are not."""
+    """What of a problem is compiled in; its arrays and `_numbers` are not."""
 
     steps: int
-    rate: float
-    richness: float
     depth: int
-    branch: float
-    depth_exponent: float
     loss: str
     read_out: str
     causal: bool
     norm: bool
-    embedding: bool
-    momentum: float
 
     @staticmethod
     def of(problem: Problem) -> "_Frame":
         return _Frame(**{name: getattr(problem, name) for name in _Frame.__dataclass_fields__})
 
 
+def _numbers(problem: Problem, network: Network) -> dict[str, float]:
+    """Return what richness, rates and exponents come to at this size."""
+    depth = float(problem.depth)
+    outside = problem.rate * problem.richness**2 * network.width
+    inside = outside * depth ** (2 * problem.depth_exponent - 1)
+    return {
+        "outside": outside,
+        "embedding": outside if problem.embedding else 0.0,
+        "inside": inside,
+        "attended": inside * network.key_dim ** (2 * network.logit_exponent - 2),  # queries and keys
+        "branch": problem.branch * depth**-problem.depth_exponent,
+        "richness": problem.richness,
+        "momentum": problem.momentum,
+    }
+
+
+_RATES = {"readout": "outside", "embedding": "embedding", "query": "attended", "key": "attended"}  # others: inside
+
+
 @lru_cache(maxsize=32)
-def _trainer(frame: _Frame, network: Network) -> Any:
-    """Return a compiled function of keys, inputs, targets and weights in the loss."""
+def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
+    """Return a compiled function of keys, inputs, targets, weights in the loss, and numbers."""
 
-    def train(key: Any, inputs: Any, targets: Any, shares: Any) -> Any:
+    def train(key: Any, inputs: Any, targets: Any, shares: Any, numbers: dict[str, Any]) -> Any:
         weights = _draw(key, inputs.shape[-1], targets.shape[-1], frame, network)
-        start = _apply(weights, inputs, frame, network)[0]
-        rates = _rates(frame, network, weights)
+        levels = jnp.zeros((frame.depth + 1, *inputs.shape[:2], network.width), inputs.dtype)
+        start = _apply(weights, levels, inputs, numbers, frame, network)[0]
+        rates = {name: numbers[_RATES.get(name, "inside")] for name in weights}
 
-        def loss(weights: Any, share: Any) -> Any:
-            output, seen = _apply(weights, inputs, frame, network)
+        def loss(weights: Any, levels: Any, share: Any) -> Any:
+            output, seen = _apply(weights, levels, inputs, numbers, frame, network)
             output = output - start
             total = jnp.sum(share * _LOSSES[frame.loss](targets, output))
             return total, (output, total, *seen)
 
         def step(state: Any, share: Any) -> Any:
             weights, velocity = state
-            gradient, seen = jax.grad(loss, has_aux=True)(weights, share)
-            velocity = jax.tree.map(lambda old, new: frame.momentum * old + new, velocity, gradient)
-            moved = jax.tree.map(lambda weight, rate, change: weight - rate * change, weights, rates, velocity)
-            return (moved, velocity), seen
+            (gradient, slopes), seen = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, levels, share)
+            velocity = jax.tree.map(lambda old, new: numbers["momentum"] * old + new, velocity, gradient)
+            moved = {name: weight - rates[name] * velocity[name] for name, weight in weights.items()}
+            back = -numbers["richness"] * network.width * slopes  # (level, P, T, d)
+            seen = seen if every_head else seen[:-1]
+            return (moved, velocity), (*seen, jax.vmap(_kernel)(back))
 
         still = jax.tree.map(jnp.zeros_like, weights)
         return jax.lax.scan(step, (weights, still), shares)[1]
 
-    return jax.jit(jax.vmap(train, in_axes=(0, None, None, None)))
+    return jax.jit(jax.vmap(train, in_axes=(0, None, None, None, None)))
 
 
 _LOSSES = {
@@ -161,33 +189,29 @@ def _draw(key: Any, features: int, classes: int, frame: _Frame, network: Network
     if network.activation is not None:
         shapes |= {"mlp_in": (depth, width, width), "mlp_out": (depth, width, width)}
     keys = jax.random.split(key, 8)
-    return {name: jax.random.normal(keys[place], shape) for place, (name, shape) in enumerate(shapes.items())}
+    drawn = draw_vectors(jax.random.normal, keys[: len(shapes)], [math.prod(shape) for shape in shapes.values()])
+    return {name: vector.reshape(shape) for (name, shape), vector in zip(shapes.items(), drawn, strict=True)}
 
 
-def _rates(frame: _Frame, network: Network, weights: dict[str, Any]) -> dict[str, float]:
-    outside = frame.rate * frame.richness**2 * network.width
-    inside = outside * frame.depth ** (2 * frame.depth_exponent - 1)
-    rates = dict.fromkeys(weights, inside)
-    for name in ("query", "key"):
-        rates[name] = inside * network.key_dim ** (2 * network.logit_exponent - 2)
-    return rates | {"readout": outside, "embedding": outside if frame.embedding else 0.0}
+def _kernel(stream: Any) -> Any:
+    """Products of all tokens (PT, PT) of a stream (P, T, d), over its width."""
+    flat = stream.reshape(-1, stream.shape[-1])
+    return flat @ flat.T / flat.shape[1]
 
 
-def _apply(weights: dict[str, Any], inputs: Any, frame: _Frame, network: Network) -> Any:
-    """Return outputs (O, C), not centred, and what is looked at."""
-    width, branch = network.width, frame.branch * float(frame.depth) ** -frame.depth_exponent
-    rows = inputs.shape[0] * inputs.shape[1]
-    tokens = inputs.shape[1]
+def _apply(
+    weights: dict[str, Any], levels: Any, inputs: Any, numbers: dict[str, Any], frame: _Frame, network: Network
+) -> Any:
+    """Return outputs (O, C), not centred, and what is looked at; `levels` (L + 1, P, T, d) are added to the stream."""
+    width, branch = network.width, numbers["branch"]
+    rows, tokens = inputs.shape[0] * inputs.shape[1], inputs.shape[1]
     allowed = jnp.tril(jnp.ones((tokens, tokens), bool)) if frame.causal else jnp.ones((tokens, tokens), bool)
 
     def normalise(stream: Any) -> Any:
         return stream / jnp.sqrt(jnp.mean(stream**2, -1, keepdims=True)) if frame.norm else stream
 
-    def kernel(stream: Any) -> Any:
-        flat = stream.reshape(rows, width)
-        return flat @ flat.T / width
-
-    def block(stream: Any, weight: Any) -> Any:
+    def block(stream: Any, layer: Any) -> Any:
+        weight, level = layer
         seen = normalise(stream) / np.sqrt(width)
         query, key, value = (jnp.einsum("hnd,ptd->phtn", weight[name], seen) for name in ("query", "key", "value"))
         logits = jnp.einsum("phan,phbn->phab", query, key) / network.key_dim**network.logit_exponent
@@ -199,13 +223,13 @@ def _apply(weights: dict[str, Any], inputs: Any, frame: _Frame, network: Network
                 jnp.einsum("ed,ptd->pte", weight["mlp_in"], normalise(after) / np.sqrt(width))
             )
             after = after + branch / np.sqrt(width) * jnp.einsum("de,pte->ptd", weight["mlp_out"], hidden)
-        return after, (logits.mean(1), logits.var(1).mean(), kernel(stream))
+        return after + level, (logits.mean(1), logits.var(1).mean(), _kernel(stream), logits)
 
-    stream = jnp.einsum("dx,ptx->ptd", weights["embedding"], inputs) / np.sqrt(inputs.shape[-1])
+    stream = jnp.einsum("dx,ptx->ptd", weights["embedding"], inputs) / np.sqrt(inputs.shape[-1]) + levels[0]
     inside = {name: weight for name, weight in weights.items() if name not in ("embedding", "readout")}
-    stream, (logits, variance, kernels) = jax.lax.scan(block, stream, inside)
+    stream, (logits, variance, kernels, heads) = jax.lax.scan(block, stream, (inside, levels[1:]))
     final = normalise(stream)
     read = final.reshape(rows, width) if frame.read_out == "token" else final.mean(1)
-    output = read @ weights["readout"].T / (frame.richness * width)
-    levels = jnp.concatenate([kernels, kernel(stream)[None]])
-    return output, (logits, variance, levels, read @ read.T / width)
+    output = read @ weights["readout"].T / (numbers["richness"] * width)
+    levels = jnp.concatenate([kernels, _kernel(stream)[None]])
+    return output, (logits, variance, levels, read @ read.T / width, heads)

@@ -96,7 +96,7 @@ def sweep_losses(
     """
     factors = factors_of(parametrization, shape, lesson, recipe)
     setting = Setting(lesson.config(shape), parametrization.optimizer)
-    together = _side_by_side(setting, lesson.batches, len(rates))
+    together = side_by_side(setting, lesson.batches, len(rates))
     traced = jnp.asarray(rates, jnp.float32)
     losses = _sweep(setting, (recipe.steps, together), lesson.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
@@ -111,18 +111,20 @@ def _sweep(
     model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
 
     def member(rate: jax.Array) -> jax.Array:
-        tx = _optimiser(setting, factors, model, rate)
+        tx = optimiser_of(setting, factors, model, rate)
         return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
 
     return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
 
 
-def _optimiser(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+def optimiser_of(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+    """Return the optimiser with the scheme's rate and epsilon for every class of weights."""
     base = optax.adam(rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(rate)
     return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
 
 
-def _side_by_side(setting: Setting, batches: Any, members: int) -> int:
+def side_by_side(setting: Setting, batches: Any, members: int) -> int:
+    """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
     config = setting.config
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
     bytes_each = member_bytes(
@@ -239,12 +241,12 @@ def _motion(
     def begin(key: jax.Array) -> tuple[_Start, Any]:
         model = initialise(config, factors.scaling, key, jnp.float32)
         record = model.record(probe[0])
-        return _Start(record.outputs, record.layers.stream[-1], _logits(record)), model.weights
+        return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
 
     starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
-    tx = _optimiser(setting, factors, start, rate)
+    tx = optimiser_of(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         weights, memory = state
@@ -281,7 +283,7 @@ def _kernel(stream: jax.Array) -> jax.Array:
 
 def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Motion:
     now = model.record(probe[0])
-    logits = _logits(now)
+    logits = attention_logits(now)
     z = _block_inputs(model, now)  # (L, ..., T, d)
     multiplier = model.scaling.multiplier
 
@@ -303,7 +305,8 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -
     )
 
 
-def _logits(record: Record) -> jax.Array:
+def attention_logits(record: Record) -> jax.Array:
+    """Return the logits of all blocks and heads, masked ones included."""
     layers = record.layers
     return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
 

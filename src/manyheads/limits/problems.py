@@ -75,8 +75,10 @@ def text_problem(
     words = load_text(text).content
     symbols = build_vocabulary(words, vocabulary)
     tokens = symbols.encode(words)
-    if min(samples, length) < 1 or len(tokens) <= length:
-        raise UsageError(f"samples={samples}, length={length}: from 1, and no longer than the text")
+    if min(samples, length) < 1 or len(tokens) - length < samples:
+        raise UsageError(
+            f"samples={samples}, length={length}: from 1, and no more windows than a text of {len(tokens)} has"
+        )
     starts = np.random.default_rng(seed).choice(len(tokens) - length, samples, replace=False)
     windows = tokens[starts[:, None] + np.arange(length + 1)]  # (samples, length + 1)
     one_hot = np.eye(len(symbols))

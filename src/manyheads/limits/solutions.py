@@ -1,64 +1,30 @@
 """Three front doors to the solver: infinitely many heads, infinite key dimension, infinite depth.
 
-Each composes blocks from branches, plans the march, runs it, and returns a labelled dataset. Where a branch is sampled
-the march runs twice with independent samples: the mean of the two is returned, half their difference as the error, and
-samples are doubled until an error that was asked for is reached.
+Each composes blocks from branches; `theory.solving` plans the march, runs it, and returns a labelled dataset.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import xarray as xr
 
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import UsageError
 from manyheads.limits.theory.attention_heads import AttentionHeads
 from manyheads.limits.theory.attention_limit import AttentionLimit
 from manyheads.limits.theory.branches import Branch
-from manyheads.limits.theory.depth import cells_in_depth, extrapolate
-from manyheads.limits.theory.marching import Depthwise, March, blocks_in_depth, march
-from manyheads.limits.theory.perceptron import Perceptron
-from manyheads.limits.theory.plans import Plan
 from manyheads.limits.theory.problem import Problem
+from manyheads.limits.theory.requests import Request
+from manyheads.limits.theory.requests import Sampling as Sampling
+from manyheads.limits.theory.solving import solve
 from manyheads.limits.theory.uniform_attention import UniformAttention
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How sampled branches are sampled.
-
-    Attributes
-    ----------
-    seed
-        Of the samples.
-    samples
-        Heads, or neurons, of each of the two halves; None takes the fewest that match moments, at least 512.
-    tolerance
-        Root mean square error of the outputs that is asked for; None takes what the samples give.
-    most
-        Samples are doubled up to so many.
-    memory
-        Bytes that a march may keep.
-    """
-
-    seed: int = 0
-    samples: int | None = None
-    tolerance: float | None = None
-    most: int = 65_536
-    memory: float = 4e9
-
-    def __post_init__(self) -> None:
-        if self.samples is not None and not 1 <= self.samples <= self.most:
-            raise UsageError(f"samples={self.samples}: from 1 to most={self.most}")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise UsageError(f"tolerance={self.tolerance}: a positive error, or None for what the samples give")
-        if not self.memory > 0:
-            raise UsageError(f"memory={self.memory}: a positive number of bytes")
-
-
 def infinite_key_dim(
-    problem: Problem, *, logit_exponent: float = 1.0, activation: str | None = None, sampling: Sampling | None = None
+    problem: Problem,
+    *,
+    logit_exponent: float = 1.0,
+    activation: str | None = None,
+    sampling: Sampling | None = None,
+    every: int = 1,
 ) -> xr.Dataset:
     """Solve the limit of infinite key dimension N, at any number of heads and finite depth.
 
@@ -71,21 +37,28 @@ def infinite_key_dim(
     activation
         Of an MLP after every attention; None for none. Without it nothing is sampled.
     sampling
-        How neurons are sampled.
+        How neurons are sampled, and what the solution may cost.
+    every
+        1 solves every step. An odd number, best a power of three, solves a long training on intervals that grow from
+        single steps to so many (`theory.grids`): outputs take every step, features are kept over an interval. They
+        grow later until the error is reached that `sampling` asks for.
 
     Returns
     -------
     Dataset with `output` (step, read_out, class), `loss` (step), kernels at equal times `stream` and `backward` (step,
-    level, row, row_too) and `pooled` (step, read_out, read_out_too), `logits` (step, layer, sample, token, key); with
-    sampled branches the error of each beside it, such as `output_error`.
+    level, row, row_too) and `pooled` (step, read_out, read_out_too), `logits` and the `attention` that they give (step,
+    layer, sample, token, key); with sampled branches or on a coarse grid in time the error of each beside it, such as
+    `output_error`. The steps are those at which intervals start; `backward` is there dressed with the mean errors of
+    the half interval ahead. Errors are estimates in the root mean square, no bounds; those of a grid are as a rule
+    several times too large, and now and then too small by two, for the loss or where weights change with every step.
 
     Raises
     ------
     UsageError
-        Logit exponent below 1, or a solution that does not fit into memory.
+        Logit exponent below 1, a solution that does not fit into memory, or momentum on a coarse grid.
     CertificateError
-        The limit diverges at this rate, or the error that was asked for is not reached with the most samples; its
-        `partial` is the dataset of the steps before, or of the last samples.
+        The limit diverges at this rate, or the error that was asked for is not reached with the most samples or on
+        this grid; its `partial` is the dataset of the steps before, or of the last samples.
 
     Examples
     --------
@@ -97,12 +70,19 @@ def infinite_key_dim(
     >>> bool(solved.loss[-1] < solved.loss[0] / 4)
     True
 
+    Two hundred steps of a small rate, solved at 55 moments, of which 32 are starts of intervals:
+
+    >>> from dataclasses import replace
+    >>> long = infinite_key_dim(replace(problem, steps=200, rate=0.02), every=27)
+    >>> long.sizes["step"], bool(np.sqrt((long.output_error**2).mean()) < 0.005)
+    (32, True)
+
     References
     ----------
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712.
     """
     _check_stable(logit_exponent)
-    return _solve([problem], AttentionLimit(), activation, sampling or Sampling())
+    return solve(Request((problem,), AttentionLimit(), activation, sampling or Sampling(), every))
 
 
 def infinite_heads(
@@ -112,11 +92,13 @@ def infinite_heads(
     logit_exponent: float = 1.0,
     activation: str | None = None,
     sampling: Sampling | None = None,
+    every: int = 1,
 ) -> xr.Dataset:
     """Solve the limit of infinitely many heads of key dimension N, at finite depth; heads are sampled.
 
     Parameters, returned variables and errors are those of `infinite_key_dim`, with any `logit_exponent` from 1/2 to 1;
-    besides `logit_variance` (step, layer, sample, token, key), the variance of the logits over heads.
+    besides, over heads, the variance of the logits, `logit_variance` (step, layer, sample, token, key), and their
+    distribution, `logit_quantiles` (step, layer, sample, token, key, quantile).
 
     Examples
     --------
@@ -130,7 +112,8 @@ def infinite_heads(
     >>> bool(np.allclose(before, np.outer(sizes, sizes), rtol=0.2)), bool(solved.output_error.max() < 0.05)
     (True, True)
     """
-    return _solve([problem], AttentionHeads(key_dim, 4, logit_exponent), activation, sampling or Sampling())
+    heads = AttentionHeads(key_dim, 4, logit_exponent)
+    return solve(Request((problem,), heads, activation, sampling or Sampling(), every))
 
 
 def infinite_depth(
@@ -141,6 +124,7 @@ def infinite_depth(
     activation: str | None = None,
     cells: int = 8,
     sampling: Sampling | None = None,
+    every: int = 1,
 ) -> xr.Dataset:
     """Solve the limit of infinite depth, at infinite key dimension or with infinitely many heads of key dimension N.
 
@@ -161,13 +145,15 @@ def infinite_depth(
     cells
         Cells of the depth; the error falls like one over their square.
     sampling
-        How heads and neurons are sampled.
+        How heads and neurons are sampled, and what the solution may cost.
+    every
+        Steps of the longest interval in time, as in `infinite_key_dim`.
 
     Returns
     -------
-    Dataset as from `infinite_key_dim`, over cells instead of layers; errors beside variables are those of sampling, not
-    of the steps in depth. Where depths are extrapolated, outputs, loss and `pooled` are, and the rest is that of the
-    deeper one.
+    Dataset as from `infinite_key_dim`, over cells instead of layers; errors beside variables are those of sampling and
+    of the grid in time, not of the steps in depth. Where depths are extrapolated, outputs, loss and `pooled` are, and
+    the rest is that of the deeper one.
 
     Raises
     ------
@@ -195,14 +181,13 @@ def infinite_depth(
     if problem.depth_exponent < 1 and plain:
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
-        return _solve(
-            [replace(problem, depth=cells), replace(problem, depth=2 * cells)], attention, activation, sampling
-        )
+        deep = (replace(problem, depth=cells), replace(problem, depth=2 * cells))
+        return solve(Request(deep, attention, activation, sampling, every))
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return _solve([problem], attention, activation, sampling, cells=cells)
+    return solve(Request((problem,), attention, activation, sampling, every, cells))
 
 
 def _check_stable(logit_exponent: float) -> None:
@@ -213,134 +198,3 @@ def _check_stable(logit_exponent: float) -> None:
             "N^(1 - alpha_A), so that with anything trained below the attention infinite key dimension is no stable "
             "limit; solve infinitely many heads at a fixed key dimension (`infinite_heads`, or `key_dim`)"
         )
-
-
-def _solve(
-    problems: Sequence[Problem],
-    attention: Branch,
-    activation: str | None,
-    sampling: Sampling,
-    *,
-    cells: int | None = None,
-) -> xr.Dataset:
-    """Plan, march, and march again with more samples while their error is too large.
-
-    Of two problems, at L and at 2L, the marches are extrapolated to infinite depth.
-    """
-    branches = [attention] if activation is None else [attention, Perceptron(activation)]
-    factor, found, error = 1, None, np.inf
-    while True:
-        sized = [_sized(branch, problems[0], sampling, factor) for branch in branches]
-        plans = [_lay(problem, sized, cells) for problem in problems]
-        most = max((getattr(branch, "samples", 0) for branch in sized), default=0)
-        if found is not None and (
-            most > sampling.most or any(Plan.of(*plan).memory > sampling.memory for plan in plans)
-        ):
-            raise CertificateError(
-                f"outputs are not known to the error that was asked for, and {most} samples are more than `most` or "
-                "`memory` allow: raise them, or take a smaller richness or fewer steps; `partial` is what was solved",
-                measured=error,
-                threshold=sampling.tolerance or 0.0,
-                partial=_label(problems[0], found),
-            )
-        for plan in plans:
-            Plan.of(*plan).check(sampling.memory)
-        marched = [_halves(*plan, sampling.seed) for plan in plans]
-        found = marched[0] if len(marched) == 1 else [extrapolate(*pair) for pair in zip(*marched, strict=True)]
-        error = _error(found)
-        if sampling.tolerance is None or error <= sampling.tolerance:
-            return _label(problems[0], found)
-        factor *= 2
-
-
-def _lay(problem: Problem, branches: list[Branch], cells: int | None) -> tuple[Problem, list[list[Branch]], Depthwise]:
-    """Return what a plan takes: in depth one branch after the other, in a cell those of a block side by side."""
-    if cells is None:
-        return problem, [[branch] for branch in branches] * problem.depth, blocks_in_depth(problem)
-    return problem, [branches] * cells, cells_in_depth(problem, cells)
-
-
-def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) -> Branch:
-    """Return a branch with its samples: what was asked for, or twice the fewest that match moments."""
-    rows = problem.steps * problem.rows
-    if isinstance(branch, AttentionHeads):
-        fewest = max(512, 4 * -(-16 * rows // branch.key_dim))
-        return replace(branch, samples=factor * (sampling.samples or fewest))
-    if isinstance(branch, Perceptron):
-        return replace(branch, samples=factor * (sampling.samples or max(2048, 8 * rows)))
-    return branch
-
-
-def _halves(problem: Problem, layers: list[list[Branch]], depthwise: Depthwise, seed: int) -> list[March]:
-    """March once, or twice with independent samples."""
-    sampled = any(branch.sampled for layer in layers for branch in layer)
-    streams = np.random.default_rng(seed).spawn(2 if sampled else 1)
-    halves: list[March] = []
-    for stream in streams:
-        started = [[branch.start(problem, stream) for branch in layer] for layer in layers]
-        try:
-            halves.append(march(problem, started, depthwise))
-        except CertificateError as error:
-            if isinstance(error.partial, March):
-                error.partial = _label(problem, [error.partial])
-            raise
-    return halves
-
-
-def _error(halves: list[March]) -> float:
-    """Root mean square error of the mean of two halves, from their difference; zero where nothing is sampled."""
-    if len(halves) == 1:
-        return 0.0
-    return float(np.sqrt(np.mean((halves[0].outputs - halves[1].outputs) ** 2)) / 2)
-
-
-def _label(problem: Problem, halves: list[March]) -> xr.Dataset:
-    """Give names to what the halves left: their mean, and half of their difference as the error."""
-    dims = {
-        "output": ("step", "read_out", "class"),
-        "loss": ("step",),
-        "stream": ("step", "level", "row", "row_too"),
-        "backward": ("step", "level", "row", "row_too"),
-        "pooled": ("step", "read_out", "read_out_too"),
-        "logits": ("step", "layer", "sample", "token", "key"),
-        "logit_variance": ("step", "layer", "sample", "token", "key"),
-    }
-    found = [_arrays(half) for half in halves]
-    variables: dict[str, Any] = {}
-    for name, axes in dims.items():
-        if name not in found[0]:
-            continue
-        values = [arrays[name] for arrays in found]
-        about = {"long_name": _NAMES[name], "units": "1"}
-        variables[name] = (axes, np.mean(values, axis=0), about)
-        if len(values) == 2:
-            spread = np.abs(values[0] - values[1]) / 2
-            variables[f"{name}_error"] = (axes, spread, {"long_name": f"error of the {_NAMES[name]}", "units": "1"})
-    coords = {"step": np.arange(len(halves[0].losses))}
-    return xr.Dataset(variables, coords=coords, attrs={"rate": problem.rate, "richness": problem.richness})
-
-
-_NAMES = {
-    "output": "output",
-    "loss": "training loss",
-    "stream": "kernel of the residual stream",
-    "backward": "kernel of the backward variable",
-    "pooled": "kernel of what is read out",
-    "logits": "attention logits, mean over heads",
-    "logit_variance": "variance of attention logits over heads",
-}
-
-
-def _arrays(half: March) -> dict[str, np.ndarray]:
-    arrays = {
-        "output": half.outputs,
-        "loss": half.losses,
-        "stream": half.stream,
-        "backward": half.backward,
-        "pooled": half.pooled,
-    }
-    for name in ("logits", "logit_variance"):
-        shown = [[look[name] for look in looks if name in look] for looks in half.looks]
-        if shown[0]:
-            arrays[name] = np.array(shown)
-    return arrays

@@ -165,6 +165,8 @@ def check_falsifiability(trial: Trial) -> None:
     before = _compare(trial)
     fixed = {verdict.claim for verdict in before if verdict.outcome != "refuted"}
     for distorted in _distortions(trial.tree["trained"].to_dataset()):
+        if not fixed:
+            return
         try:
             with np.errstate(all="ignore"):  # nonsense may divide by zero
                 other = trial.study.compare(trial.tree["predicted"].to_dataset(), distorted)

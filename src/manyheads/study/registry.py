@@ -120,9 +120,33 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
     ),
+    "limits/approach": Entry(
+        "manyheads.limits.studies.approach:Approach",
+        "loss curves and kernels approach those of the largest N, H and L; in standard scaling not",
+    ),
     "limits/infinite-key-dim": Entry(
         "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
         "training converges to its mean-field theory as the key dimension grows, whatever the heads",
+    ),
+    "limits/infinite-heads": Entry(
+        "manyheads.limits.studies.infinite_heads:InfiniteHeads",
+        "training converges to its mean-field theory as heads become many, at either logit exponent",
+    ),
+    "limits/attention-over-heads": Entry(
+        "manyheads.limits.studies.attention_over_heads:AttentionOverHeads",
+        "as N grows heads become copies at logit exponent 1 only, distributed as in the limit",
+    ),
+    "limits/infinite-depth": Entry(
+        "manyheads.limits.studies.infinite_depth:InfiniteDepth",
+        "depth has a limit: attention learns at depth exponent 1, and stays uniform at 1/2",
+    ),
+    "limits/lazy-to-rich": Entry(
+        "manyheads.limits.studies.lazy_to_rich:LazyToRich",
+        "features move like the square of the richness, and networks follow from lazy to rich",
+    ),
+    "limits/key-dim-stability": Entry(
+        "manyheads.limits.studies.stability:KeyDimStability",
+        "at logit exponent 1/2 what is sent back below attention grows with N, once trained",
     ),
     "recovery/violations": Entry(
         "manyheads.recovery.studies.violations:Violations",

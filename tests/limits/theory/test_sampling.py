@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
+from manyheads.limits.theory.attention_heads import AttentionHeads
+from manyheads.limits.theory.attention_limit import AttentionLimit
+from manyheads.limits.theory.branches import Process, Written
+from manyheads.limits.theory.marching import March, blocks_in_depth, march
 from manyheads.limits.theory.normals import matched_normals, signed_normals
+from manyheads.limits.theory.perceptron import Perceptron
+from manyheads.limits.theory.problem import Problem
 from manyheads.limits.theory.sampled import factor, respond
 
 
@@ -48,3 +54,55 @@ def test_a_singular_kernel_is_factored_and_an_indefinite_one_refused(rng):
         factor(np.diag([1.0, -1.0]))
     with pytest.raises(CertificateError, match="not positive"):
         factor(np.full((2, 2), np.nan))
+
+
+class Broken(Process):
+    """A process that writes with a wrong covariance from the third moment on."""
+
+    def __init__(self, process, size):
+        self.process, self.size = process, size
+
+    def write(self, around):
+        answer = self.process.write(around)
+        wrong = self.size * np.ones_like(answer.covariance) if around.moment == 2 else answer.covariance
+        return Written(wrong, answer.response)
+
+    def send(self, around):
+        return self.process.send(around)
+
+
+@pytest.mark.parametrize("size", [-1e3, np.nan])
+@pytest.mark.parametrize("sampled", [AttentionHeads(2, 512), Perceptron("erf", 512)])
+def test_a_kernel_that_is_none_ends_the_march_and_what_came_before_is_kept(size, sampled, rng):
+    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=4, rate=0.1, depth=2)
+
+    def start(broken):
+        first = AttentionLimit().start(problem, rng)
+        return [[Broken(first, size) if broken else first], [sampled.start(problem, np.random.default_rng(0))]]
+
+    whole = march(problem, start(broken=False), blocks_in_depth(problem))
+    with pytest.raises(CertificateError, match="not positive semi-definite: sample more") as caught:
+        march(problem, start(broken=True), blocks_in_depth(problem))
+    assert isinstance(caught.value.partial, March)
+    assert np.array_equal(caught.value.partial.outputs, whole.outputs[:2])
+    assert not caught.value.measured >= caught.value.threshold
+
+
+@pytest.mark.parametrize("sampled", [AttentionHeads(2, 64), Perceptron("erf", 64)])
+def test_too_few_samples_are_refused_with_the_number_that_is_enough(sampled, rng):
+    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=12, rate=0.1)
+    with pytest.raises(UsageError, match=r"at least \d+ are needed"):
+        sampled.start(problem, rng)
+
+
+def test_equal_samples_make_singular_kernels_and_are_one(rng):
+    tokens = rng.standard_normal((1, 2, 4))
+    single = Problem(tokens, np.ones(1), steps=3, rate=0.1)
+    double = Problem(np.repeat(tokens, 2, axis=0), np.ones(2), steps=3, rate=0.1)
+    for sampled in (AttentionHeads(2, 4096), Perceptron("erf", 8192)):
+        found = [
+            march(each, [[sampled.start(each, np.random.default_rng(0))]], blocks_in_depth(each)).outputs
+            for each in (single, double)
+        ]
+        assert np.abs(found[1][:, 0] - found[1][:, 1]).max() < 1e-3
+        assert np.abs(found[1][:, 0] - found[0][:, 0]).max() < 0.05

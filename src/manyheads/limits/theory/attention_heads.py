@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from manyheads.limits.theory.problem import Problem
 
 VALUE, QUERY, KEY, OUTPUT = range(4)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are shown
 
 
 @final
@@ -59,7 +60,8 @@ class AttentionHeads(Branch):
     logit_exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.key_dim < 1 or self.samples < 4 or self.samples % 4:
+        whole = all(isinstance(value, int | np.integer) for value in (self.key_dim, self.samples))
+        if not whole or self.key_dim < 1 or self.samples < 4 or self.samples % 4:
             raise UsageError(f"key_dim={self.key_dim}, samples={self.samples}: N from 1, heads in multiples of four")
         if not 0.5 <= self.logit_exponent <= 1:
             raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
@@ -71,7 +73,7 @@ class AttentionHeads(Branch):
     def effort(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: eight (n, heads N) arrays, and twelve products of rows with them."""
         n, width = float(problem.steps * problem.rows), float(self.samples * self.key_dim)
-        return 8 * n * width, 12 * n**2 * width + (4 * n) ** 2 * width / 4
+        return 8 * (n + 2 * problem.rows) * width + 3 * n**2, 12 * n**2 * width + (4 * n) ** 2 * width / 4
 
 
 @final
@@ -123,9 +125,15 @@ class _HeadsProcess(Process):
         return Sent(covariance, learned, response)
 
     def look(self) -> dict[str, np.ndarray]:
-        """Logits: mean and variance over heads (P, T, T)."""
+        """Logits over heads: mean, variance and quantiles (P, T, T[, quantile]); patterns: mean (P, T, T)."""
         logits = self._now.logits  # (P, heads, T, T)
-        return {"logits": logits.mean(1), "logit_variance": logits.var(1)}
+        quantiles = np.moveaxis(np.quantile(logits, QUANTILES, axis=1), 0, -1)
+        return {
+            "logits": logits.mean(1),
+            "logit_variance": logits.var(1),
+            "logit_quantiles": quantiles,
+            "attention": self._now.pattern.mean(1),
+        }
 
     def heads(self) -> np.ndarray:
         """Logits of the sampled heads at the last moment, (P, heads, T, T)."""

@@ -38,7 +38,7 @@ class AttentionLimit(Branch):
     def effort(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, 2n) histories, products of (PT, 2n) rows with them."""
         n = float(problem.steps * problem.rows)
-        return 8 * n**2, 16 * n**3
+        return 8 * n * (n + 3 * problem.rows), 16 * n**3
 
 
 @final
@@ -99,5 +99,5 @@ class _LimitProcess(Process):
         return np.asarray(total)
 
     def look(self) -> dict[str, np.ndarray]:
-        """Logits (P, T, T) of every head."""
-        return {"logits": self._logits}
+        """Logits and pattern (P, T, T) of every head."""
+        return {"logits": self._logits, "attention": self._pattern}

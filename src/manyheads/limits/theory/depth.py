@@ -12,6 +12,8 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 (Derived here.)
 """
 
+import numpy as np
+
 from manyheads.errors import UsageError
 from manyheads.limits.theory.marching import Depthwise, March
 from manyheads.limits.theory.problem import Problem
@@ -25,8 +27,8 @@ def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
     UsageError
         Depth exponent 1/2, whose continuum has noise, or no cell.
     """
-    if cells < 1:
-        raise UsageError(f"cells={cells}: at least 1")
+    if not isinstance(cells, int | np.integer) or cells < 1:
+        raise UsageError(f"cells={cells}: a whole number, at least 1")
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
     return Depthwise(

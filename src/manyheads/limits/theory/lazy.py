@@ -77,16 +77,16 @@ def lazy_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
             written = mean @ inner @ mean.T
             branches.append((inner, written, None, scale))
         stream = stream + step**2 * written
-    scale = _scale(problem, stream)
-    kernel = problem.reading @ (stream / scale) @ problem.reading.T
-    reading = problem.reading
-    back = reading[:, None, :, None] * reading[None, :, None, :] / scale  # Gamma (O, O, PT, PT)
-    for inner, written, slopes, scale in reversed(branches):
-        sent = mean.T @ back @ mean if slopes is None else slopes * back
-        kernel += problem.branch**2 / problem.depth * ((written * back).sum((2, 3)) + (inner * sent).sum((2, 3)))
-        back = back + step**2 * sent / scale
-    if problem.embedding:
-        kernel += (problem.gram * back).sum((2, 3))
+    last, reading = _scale(problem, stream), problem.reading
+    kernel = reading @ (stream / last) @ reading.T
+    for row, one in zip(kernel, reading, strict=True):  # read-out by read-out: pairs of them at once are many
+        back = one[:, None] * reading[:, None, :] / last  # Gamma (O, PT, PT) of one read-out with all
+        for inner, written, slopes, scale in reversed(branches):
+            sent = mean.T @ back @ mean if slopes is None else slopes * back
+            row += problem.branch**2 / problem.depth * ((written * back).sum((1, 2)) + (inner * sent).sum((1, 2)))
+            back = back + step**2 * sent / scale
+        if problem.embedding:
+            row += (problem.gram * back).sum((1, 2))
     return kernel
 
 

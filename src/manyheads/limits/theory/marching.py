@@ -29,6 +29,7 @@ import numpy as np
 
 from manyheads.errors import CertificateError
 from manyheads.limits.theory.branches import Around, Process
+from manyheads.limits.theory.grids import Errors, TimeGrid
 from manyheads.limits.theory.problem import Problem
 
 DIVERGED = 1e6  # outputs beyond so many times the targets are no training
@@ -89,7 +90,12 @@ class March:
 
 
 def march(
-    problem: Problem, layers: Sequence[Sequence[Process]], depthwise: Depthwise, *, responses: bool = True
+    problem: Problem,
+    layers: Sequence[Sequence[Process]],
+    depthwise: Depthwise,
+    *,
+    responses: bool = True,
+    grid: TimeGrid | None = None,
 ) -> March:
     """Solve the limit: layers from the bottom up, each of one branch or several that see the same stream.
 
@@ -103,6 +109,9 @@ def march(
         How a step in depth is taken.
     responses
         False leaves the response functions out: wrong, and there to show in a test what they are worth.
+    grid
+        Moments of a long training; `problem` is then its `moments`, with which processes are started, too. None marches
+        through every step.
 
     Returns
     -------
@@ -113,7 +122,8 @@ def march(
     CertificateError
         The limit diverges, or a kernel of sampled branches is not positive; its `partial` is the march up to there.
     """
-    solver = _Solver(problem, layers, depthwise, responses)
+    grid = grid or TimeGrid.of(problem, every=1)
+    solver = _Solver(grid, layers, depthwise, responses)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what diverges is refused by name
         for moment in range(problem.steps):
             try:
@@ -132,8 +142,9 @@ def _cut(result: March, moments: int) -> March:
 
 @final
 class _Solver:
-    def __init__(self, problem: Problem, layers: Sequence[Sequence[Process]], depthwise: Depthwise, responses: bool):
-        self.problem, self.layers, self.depthwise = problem, layers, depthwise
+    def __init__(self, grid: TimeGrid, layers: Sequence[Sequence[Process]], depthwise: Depthwise, responses: bool):
+        problem = self.problem = grid.moments
+        self.grid, self.layers, self.depthwise, self.dress = grid, layers, depthwise, Errors(grid).at
         self.weight = 1.0 if responses else 0.0
         rows, steps, count = problem.rows, problem.steps, len(layers)
         n = self.n = rows * steps
@@ -159,7 +170,7 @@ class _Solver:
         self.moment, self.lo = moment, moment * problem.rows
         self.hi = self.lo + problem.rows
         self.now = slice(self.lo, self.hi)
-        remembered = problem.memory[moment, :moment]  # (t,)
+        remembered = self.grid.memory[moment, :moment]  # (t,)
         self.remembered = np.repeat(remembered, problem.rows)  # (t PT,)
         stream = np.zeros((problem.rows, self.width))
         stream[:, : problem.rows] = np.eye(problem.rows)
@@ -178,7 +189,7 @@ class _Solver:
         correlated = self._covary(final)
         output = problem.reading @ correlated @ readout.T / problem.richness
         self._check(output)
-        error = problem.shares[moment][:, None] * problem.rule.error(problem.wanted, output)
+        error = self.dress(moment, output)
         self.pools[moment], self.errors[moment] = pool, error
         self._record(moment, output, correlated, final, scale, pool)
         backward = self._unnormalise((problem.reading.T @ error) @ readout, final, scale)
@@ -191,8 +202,10 @@ class _Solver:
         """Refuse outputs that diverge."""
         largest, bound = float(np.abs(output).max()), DIVERGED * (1 + float(np.abs(self.problem.wanted).max()))
         if not largest <= bound:
+            longest = max(self.grid.lengths[: self.grid.intervals[self.moment] + 1], default=1)  # so far
             raise CertificateError(
-                f"the limit diverges at step {self.moment}: take a smaller rate, momentum or richness",
+                f"the limit diverges at step {self.grid.times[self.moment]}: take a smaller rate, momentum or richness"
+                + (f", or intervals shorter than {longest} steps (`every`)" if longest > 1 else ""),
                 measured=largest,
                 threshold=bound,
             )

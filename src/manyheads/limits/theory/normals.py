@@ -8,10 +8,21 @@ used with the signs of V and of Q flipped in all four ways, which makes odd mixe
 """
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from manyheads.errors import UsageError
 
 SIGNS = np.array([[1, 1, 1, 1], [-1, 1, 1, 1], [1, -1, 1, 1], [-1, -1, 1, 1]], np.float64)  # of V, Q, K, O
+
+
+def fewest_neurons(rows: int) -> int:
+    """Return how many neurons, with an inner and an outer source a row, match moments: twice their fields and rows."""
+    return 2 * 2 * rows
+
+
+def fewest_heads(rows: int, width: int) -> int:
+    """Return how many heads of a width match moments: a quarter of them have draws of their own for four fields."""
+    return 4 * -(-2 * 4 * rows // width)
 
 
 def matched_normals(rng: np.random.Generator, fields: int, rows: int, samples: int) -> np.ndarray:
@@ -29,7 +40,7 @@ def matched_normals(rng: np.random.Generator, fields: int, rows: int, samples: i
         )
     draws = rng.standard_normal((size, samples))
     factor = np.linalg.cholesky(draws @ draws.T / samples)
-    return np.linalg.solve(factor, draws).reshape(fields, rows, samples)
+    return solve_triangular(factor, draws, lower=True).reshape(fields, rows, samples)
 
 
 def signed_normals(rng: np.random.Generator, rows: int, heads: int, width: int) -> np.ndarray:
@@ -42,6 +53,10 @@ def signed_normals(rng: np.random.Generator, rows: int, heads: int, width: int) 
     """
     if heads % 4:
         raise UsageError(f"{heads} heads: they come in groups of four signs")
+    fewest = fewest_heads(rows, width)
+    if heads < fewest:
+        raise UsageError(f"{heads} heads of key dimension {width}: at least {fewest} are needed to match moments")
     draws = matched_normals(rng, 4, rows, heads // 4 * width)  # (4, rows, heads / 4 * width)
-    signed = draws[:, :, None, :] * SIGNS.T[:, None, :, None]  # (4, rows, sign, ...)
-    return np.ascontiguousarray(signed.reshape(4, rows, heads * width))
+    signed = np.empty((4, rows, 4, heads // 4 * width))  # (field, row, sign, ...), in the order of memory
+    np.multiply(draws[:, :, None, :], SIGNS.T[:, None, :, None], out=signed)
+    return signed.reshape(4, rows, heads * width)

@@ -73,7 +73,7 @@ class Perceptron(Branch):
     def effort(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, neurons) arrays, and eight products of rows with them."""
         n = float(problem.steps * problem.rows)
-        return 4 * n * self.samples, 8 * n**2 * self.samples
+        return 4 * (n + 2 * problem.rows) * self.samples + 3 * n**2, 8 * n**2 * self.samples
 
 
 @final

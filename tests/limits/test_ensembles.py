@@ -1,0 +1,21 @@
+"""Networks of finite size: what they send back agrees with the limit, level by level."""
+
+import numpy as np
+
+from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
+
+
+def test_the_backward_variable_of_networks_scatters_around_the_limits(rng):
+    drawn = rng.standard_normal((3, 2, 6))
+    inputs = drawn / np.sqrt((drawn**2).mean(-1, keepdims=True))
+    lesson = Problem(inputs, np.array([1.0, -1.0, 1.0]), steps=4, rate=0.3, richness=0.7, depth=2, norm=True)
+    limit = infinite_key_dim(lesson).backward.values  # (step, level, row, row)
+    found = train_networks(lesson, Network(32, 4), rng.integers(0, 2**31, 24).tolist(), chunk=24).backward.values
+    assert found.shape == (24, *limit.shape)
+    for level in range(3):
+        mean, error = found[:, :, level].mean(0), found[:, :, level].std(0) / np.sqrt(24)
+        scale = np.abs(limit[:, level]).max()
+        # Bias falls like one over the width of 128; five standard errors fail once in a million.
+        assert np.abs(mean - limit[:, level]).max() < 5 * error.max() + 0.03 * scale
+        assert np.abs(limit[:, level]).max() > 10 * error.max()  # the test is not about noise
+    assert not np.allclose(limit[:, 0], limit[:, 2], rtol=0.2)  # nor blind to the level
