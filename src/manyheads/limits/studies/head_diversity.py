@@ -14,12 +14,11 @@ from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
 from manyheads.limits.coordinates import finite_size_bias
 from manyheads.limits.finite import Recipe, measure_motion
-from manyheads.limits.studies.shared import Plan, bordelon, lesson_of
+from manyheads.limits.studies.shared import CAPTION, Plan, bordelon, caption_verdict, lesson_of
 from manyheads.statistics import ExponentFit, fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict
 
 EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}
-CAPTION = -2.0  # the power of N in the caption of figure 2b
 BATCHES = {"digits": 16, "text": 8}
 
 
@@ -115,18 +114,7 @@ class HeadDiversity(Study):
                 _claim(f"{label}: before training logits vary over heads {words}", before, power, 0.1, exact),
                 _claim(f"{label}: after {last} steps they still do, {words}", after, power, bias, basis),
             ]
-        after = self.fit(trained, "limits", -1)
-        verdicts.append(
-            Verdict.from_interval(
-                "the variance of A over heads falls like N^-2 (caption of figure 2)",
-                after.interval,
-                figure=after.exponent,
-                target=CAPTION,
-                tolerance=0.5,
-                basis="half way to N^-1, which is derived here",
-                expected="refuted",
-            )
-        )
+        verdicts.append(caption_verdict(self.fit(trained, "limits", -1)))
         return tuple(verdicts)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:

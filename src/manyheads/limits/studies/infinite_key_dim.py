@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import jax
@@ -12,20 +11,13 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.ensembles import Network, train_networks
-from manyheads.limits.problems import digits_problem, text_problem
-from manyheads.limits.studies.shared import TASKS, bordelon
-from manyheads.limits.theory.attention_limit import AttentionLimit
-from manyheads.limits.theory.marching import March, blocks_in_depth, march
+from manyheads.limits.ensembles import Network
+from manyheads.limits.studies import mean_field
+from manyheads.limits.studies.mean_field import DIMS, QUANTITIES
+from manyheads.limits.studies.shared import bordelon, check_rising
 from manyheads.limits.theory.problem import Problem
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
-
-QUANTITIES = {
-    "output": "outputs over training",
-    "logits": "attention logits at the end",
-    "pooled": "kernel of the read-outs at the end",
-}
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,10 @@ class InfiniteKeyDim(Study):
     rate: float = 0.25
     richness: float = 0.75
     momentum: float = 0.0
-    networks: int = 16
+    networks: int = 48
 
     def __post_init__(self) -> None:
-        if len(self.key_dims) < 2 or list(self.key_dims) != sorted(set(self.key_dims)) or self.key_dims[0] < 1:
-            raise UsageError(f"key_dims={self.key_dims}: give two or more sizes, in rising order")
+        check_rising("key_dims", self.key_dims)
         if not self.heads_counts or min(self.heads_counts) < 1 or self.networks < 2:
             raise UsageError(f"heads_counts={self.heads_counts}, networks={self.networks}: from 1 head and 2 networks")
         self.problem()
@@ -80,9 +71,7 @@ class InfiniteKeyDim(Study):
 
     def problem(self) -> Problem:
         """Return what is trained."""
-        return _problem(
-            self.task, self.steps, self.rate, self.richness, self.depth, self.depth_exponent, self.norm, self.momentum
-        )
+        return mean_field.problem_of(self)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return all sizes with all numbers of heads."""
@@ -91,35 +80,17 @@ class InfiniteKeyDim(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Solve the limit, and, to see what they are worth, the same equations without their response functions."""
         problem = self.problem()
-        solved, without = (_solve(problem, responses) for responses in (True, False))
-        found = _last(solved) | {"output_without": without.outputs}
-        dims = _dims() | {"output_without": ("step", "read_out", "class")}
-        names = QUANTITIES | {"output_without": "outputs without response functions"}
-        return xr.Dataset(
-            {name: (dims[name], value, {"long_name": names[name], "units": "1"}) for name, value in found.items()},
-            coords={"step": ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"})},
+        solved, without = (mean_field.solve_blocks(problem, responses=responses) for responses in (True, False))
+        return mean_field.label(
+            mean_field.summarise(solved) | {"output_without": without.outputs},
+            dims=DIMS | {"output_without": DIMS["output"]},
+            names=QUANTITIES | {"output_without": "outputs without response functions"},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train some networks of one size, and keep what the limit predicts about each."""
         network = Network(int(cell["key_dim"]), int(cell["heads"]))
-        seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, self.networks)
-        trained = train_networks(self.problem(), network, seeds.tolist(), chunk=self.networks)
-        found = {
-            "output": trained["output"].values,
-            "logits": trained["logits"].values[:, -1],
-            "pooled": trained["pooled"].values[:, -1],
-        }
-        variables = {
-            name: (("network", *_dims()[name]), value, {"long_name": QUANTITIES[name], "units": "1"})
-            for name, value in found.items()
-        }
-        ends = trained["logit_variance"].values[:, [0, -1]].mean(-1)  # (network, 2), mean over layers
-        for place, when in enumerate(("start", "end")):
-            about = {"long_name": f"variance of the logits over heads at the {when}", "units": "1"}
-            variables[f"variance_{when}"] = (("network",), ends[:, place], about)
-        steps = ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"})
-        return xr.Dataset(variables, coords={"step": steps})
+        return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
         """Fit powers of N to the distance of single networks, and hold the mean network against both solutions."""
@@ -160,21 +131,16 @@ class InfiniteKeyDim(Study):
 
     def distances(self, predicted: xr.Dataset, trained: xr.Dataset, name: str, heads: int) -> np.ndarray:
         """Return root mean square distances of single networks from the limit, (replicates, sizes)."""
-        values = self._along(trained, name, heads)  # (replicates, sizes, networks, ...)
-        gaps = (values - predicted[name].values) ** 2
-        return np.sqrt(gaps.reshape(*gaps.shape[:2], -1).mean(-1))
+        return mean_field.distances(self._along(trained, name, heads), predicted[name].values)
 
     def biases(self, predicted: xr.Dataset, trained: xr.Dataset, heads: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how far the mean network of a replicate is from either solution at the largest N, (replicates,)."""
-        mean = self._along(trained, "output", heads)[:, -1].mean(1)  # (replicates, step, read_out, class)
-        gaps = [mean - predicted[name].values for name in ("output", "output_without")]
-        near, far = (np.sqrt((gap**2).reshape(len(gap), -1).mean(-1)) for gap in gaps)
+        largest = self._along(trained, "output", heads)[:, -1:]
+        near, far = (mean_field.biases(largest, predicted[name].values)[:, 0] for name in ("output", "output_without"))
         return near, far
 
     def _along(self, trained: xr.Dataset, name: str, heads: int) -> np.ndarray:
-        places = np.flatnonzero(trained["heads"].values == heads)
-        places = places[np.argsort(trained["key_dim"].values[places])]
-        return trained[name].isel(cell=places).transpose("replicate", "cell", "network", ...).values
+        return mean_field.along(trained, name, "key_dim", heads=heads)
 
     def _variance(self, trained: xr.Dataset, heads: int, when: str, bias: float, basis: str) -> Verdict:
         fit = fit_exponent(self.key_dims, self._along(trained, f"variance_{when}", heads).mean(-1))
@@ -221,32 +187,3 @@ class InfiniteKeyDim(Study):
             log_y=True,
             note="Means over replicates, bands reach over all.",
         )
-
-
-@lru_cache(maxsize=8)
-def _problem(
-    task: str, steps: int, rate: float, richness: float, depth: int, exponent: float, norm: bool, momentum: float
-) -> Problem:
-    if task not in TASKS:
-        raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
-    make = digits_problem if task == "digits" else text_problem
-    fields = {"steps": steps, "rate": rate, "richness": richness, "depth": depth, "momentum": momentum}
-    return make(depth_exponent=exponent, norm=norm, **fields)  # type: ignore[arg-type]
-
-
-def _solve(problem: Problem, responses: bool) -> March:
-    processes = [[AttentionLimit().start(problem, np.random.default_rng(0))] for _ in range(problem.depth)]
-    return march(problem, processes, blocks_in_depth(problem), responses=responses)
-
-
-def _last(solved: March) -> dict[str, np.ndarray]:
-    logits = np.stack([look["logits"] for look in solved.looks[-1]])
-    return {"output": solved.outputs, "logits": logits, "pooled": solved.pooled[-1]}
-
-
-def _dims() -> dict[str, tuple[str, ...]]:
-    return {
-        "output": ("step", "read_out", "class"),
-        "logits": ("layer", "sample", "token", "token_too"),
-        "pooled": ("read_out", "read_out_too"),
-    }

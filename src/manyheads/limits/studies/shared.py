@@ -16,7 +16,8 @@ from manyheads.limits.axes import AXES, Axis, shapes_along
 from manyheads.limits.parametrization import Parametrization
 from manyheads.limits.schemes import Optimizer
 from manyheads.limits.task import Lesson, digits_lesson, text_lesson
-from manyheads.study import Cell, Source
+from manyheads.statistics import ExponentFit
+from manyheads.study import Cell, Source, Verdict
 
 SCHEMES: dict[str, str] = {
     "limits": "limits (1, 1)",
@@ -30,6 +31,28 @@ SCHEMES: dict[str, str] = {
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
+
+
+CAPTION = -2.0  # the power of N in the caption of figure 2b
+
+
+def caption_verdict(fit: ExponentFit) -> Verdict:
+    """Hold a measured power of N in the variance over heads against the paper's caption."""
+    return Verdict.from_interval(
+        "the variance of A over heads falls like N^-2 (caption of figure 2)",
+        fit.interval,
+        figure=fit.exponent,
+        target=CAPTION,
+        tolerance=0.5,
+        basis="half way to N^-1, which is derived here",
+        expected="refuted",
+    )
+
+
+def check_rising(name: str, sizes: Sequence[float]) -> None:
+    """Refuse sizes that are fewer than two, below 1, or not in rising order."""
+    if len(sizes) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+        raise UsageError(f"{name}={sizes}: give two or more sizes, in rising order")
 
 
 def bordelon(locus: str) -> Source:
@@ -85,8 +108,7 @@ class Plan:
         for axis, values in self.sizes:
             if axis not in AXES:
                 raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
-            if list(values) != sorted(set(values)) or len(values) < 2:
-                raise UsageError(f"{axis}={values}: give two or more sizes, in rising order")
+            check_rising(axis, values)
         for name in self.schemes:
             scheme_of(name, self.base, self.optimizer)
 

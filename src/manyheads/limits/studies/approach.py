@@ -1,0 +1,417 @@
+"""`limits/approach`: whether small transformers, trained as one does, approach the largest one along N, H and L."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.attention.scaling import Shape
+from manyheads.errors import UsageError
+from manyheads.limits.approaches import (
+    Distances,
+    Fall,
+    distances_to_largest,
+    effective_sizes,
+    fall_of_mean,
+    fall_of_scatter,
+    power_of_drift,
+)
+from manyheads.limits.axes import LETTERS, Axis
+from manyheads.limits.courses import follow_networks
+from manyheads.limits.finite import Recipe
+from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, lesson_of
+from manyheads.statistics import Interval
+from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict
+
+BATCHES = {"digits": 16, "text": 8}
+QUANTITIES = {"loss": "loss curve", "kernel": "kernel of the stream", "pattern": "attention pattern"}
+WHEN = {0: "before training", -1: "after training"}
+DRIFT = "at these sizes a drift like log {0} would have this power, and one like a power of {0} a higher one"
+ROOT, HALF_WAY = -0.5, 0.25  # independent parts average out; half way from there to no fall at all
+FLAT = {("half-logit", "key_dim"): "pattern", ("half-depth", "depth"): "kernel"}
+"""What stays random in the limit itself: logits of every head at the logit exponent 1/2, the stream at the depth
+exponent 1/2, where it adds up random blocks like a Brownian motion."""
+
+
+@dataclass(frozen=True)
+class Approach(Study):
+    """Distance of loss curves and kernels to those of the largest N, H and L, in the mean and network by network.
+
+    Attributes
+    ----------
+    task
+        ``"digits"`` or ``"text"``.
+    axes, schemes
+        Which axes, and which of the schemes: limits, half-logit, half-depth, mup, mup-half-logit, standard.
+    base
+        N, H, L at which all schemes are one; a logit at exponent 1 is of size (N of the base / N)^(1/2) at the start.
+    key_dims, heads_counts, depths
+        Sizes along each axis; the last one is what the others are held against.
+    steps, rate
+        Updates of Adam, and its learning rate at the base.
+    networks
+        Networks of a replicate, on the same batches: their mean is what approaches fast.
+    """
+
+    name: ClassVar[str] = "limits/approach"
+    claim: ClassVar[str] = "loss curves and kernels approach those of the largest N, H and L; in standard scaling not"
+    source: ClassVar[Source] = bordelon(
+        "figures 6 to 12: training converges as N, H, L grow; the powers are derived here"
+    )
+
+    task: str = "digits"
+    axes: tuple[str, ...] = ("key_dim", "heads", "depth")
+    schemes: tuple[str, ...] = ("limits", "half-logit", "half-depth", "standard")
+    base: tuple[int, int, int] = (2, 4, 2)
+    key_dims: tuple[int, ...] = (4, 8, 16, 32)
+    heads_counts: tuple[int, ...] = (4, 8, 16, 32)
+    depths: tuple[int, ...] = (2, 4, 8, 16)
+    steps: int = 40
+    rate: float = 0.003
+    networks: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0 or self.steps < 2:
+            raise UsageError(f"rate={self.rate}, steps={self.steps}: a positive rate, and two steps or more")
+        if self.networks < 2:
+            raise UsageError(f"networks={self.networks}: a mean and a scatter need at least two")
+        lesson_of(self.task, 1)
+        if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
+            raise UsageError("a power of the distance to the largest size needs two sizes below it: give three or more")
+
+    @classmethod
+    def full(cls) -> Approach:
+        """Return the study with sizes twice as large and four times the networks."""
+        sizes, depths = (4, 8, 16, 32, 64), (2, 4, 8, 16, 32)
+        return cls(key_dims=sizes, heads_counts=sizes, depths=depths, steps=80, networks=32)
+
+    def plan(self) -> Plan:
+        """Return the networks."""
+        sizes = {"key_dim": self.key_dims, "heads": self.heads_counts, "depth": self.depths}
+        if unknown := set(self.axes) - set(sizes):
+            raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
+        chosen: tuple[tuple[Axis, tuple[int, ...]], ...] = tuple((a, sizes[a]) for a in self.axes)  # type: ignore[misc]
+        return Plan(Shape(*self.base), chosen, self.schemes, "adam")
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every network once."""
+        return self.plan().cells()
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of updates after which kernels are looked at."""
+        return tuple(sorted({0, self.steps // 4, self.steps}))
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        r"""Return the powers of the size: -1 for means, -1/2 for single networks, and what a drift without end shows.
+
+        A network of size n computes averages over n independent parts (entries of a head, heads, blocks). They
+        fluctuate by :math:`n^{-1/2}`, and so does everything computed of them; the mean over networks keeps what is of
+        second order, :math:`n^{-1}`. Where the limit itself is random (`FLAT`) single networks do not converge.
+        """
+        pairs = list(self.plan().pairs())
+        sizes = dict(self.plan().sizes)
+        mean = [-1.0 if name in CONSISTENT else power_of_drift(sizes[axis]) for name, axis in pairs]
+        single = [
+            [ROOT if name in CONSISTENT and FLAT.get((name, axis)) != q else 0.0 for q in QUANTITIES]
+            for name, axis in pairs
+        ]
+        return xr.Dataset(
+            {
+                "mean": (
+                    "scheme",
+                    np.array(mean),
+                    {"long_name": "power of the size in a distance of means", "units": "1"},
+                ),
+                "scatter": (
+                    ("scheme", "quantity"),
+                    np.array(single),
+                    {"long_name": "power of a scatter", "units": "1"},
+                ),
+            },
+            coords={"scheme": [f"{name} along {LETTERS[axis]}" for name, axis in pairs], "quantity": list(QUANTITIES)},
+        )
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train some networks on the same batches, and keep their loss curves and, at the looks, their kernels."""
+        parametrization, shape = self.plan().train_with(cell)
+        lesson, recipe = lesson_of(self.task, BATCHES[self.task]), Recipe(self.steps)
+        found = follow_networks(
+            lesson, parametrization, shape, recipe, self.rate, self.looks, networks=self.networks, key=key
+        )
+        dims = {
+            "loss": ("network", "step"),
+            "kernel": ("network", "look", "token", "token_too"),
+            "pattern": ("network", "look", "token", "place"),
+            "logits": ("network", "look"),
+        }
+        names = QUANTITIES | {"logits": "root mean square of the attention logits"}
+        return xr.Dataset(
+            {
+                name: (dims[name], value, {"long_name": names[name], "units": "nat" if name == "loss" else "1"})
+                for name, value in zip(dims, found, strict=True)
+            },
+            coords={
+                "step": ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"}),
+                "look": ("look", np.asarray(self.looks), {"long_name": "updates", "units": "1"}),
+            },
+        )
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Test the powers of means and of single networks, and that standard scaling drifts."""
+        verdicts: list[Verdict] = []
+        for scheme, axis in self.plan().pairs():
+            if scheme in CONSISTENT:
+                verdicts += self._means(trained, scheme, axis)
+                verdicts += self._scatters(trained, scheme, axis)
+            elif scheme == "standard":
+                verdicts += self._drifts(trained, axis)
+        return tuple(verdicts)
+
+    def distances(self, trained: xr.Dataset, scheme: str, axis: Axis, quantity: str, place: int = -1) -> Distances:
+        """Return the distances of one quantity, at one of the looks unless it is the loss curve."""
+        values = self.plan().along(trained, quantity, scheme, axis)  # (replicates, sizes, networks, ...)
+        return distances_to_largest(values if quantity == "loss" else values[:, :, :, place])
+
+    def falls(self, trained: xr.Dataset) -> Iterator[tuple[str, Axis, str, int, Distances, Fall, Fall]]:
+        """Go through schemes, axes, quantities and looks, with distances and the powers of mean and scatter."""
+        for scheme, axis in self.plan().pairs():
+            sizes = dict(self.plan().sizes)[axis]
+            for quantity in QUANTITIES:
+                for place in (-1,) if quantity == "loss" else WHEN:
+                    found = self.distances(trained, scheme, axis, quantity, place)
+                    powers = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
+                    yield scheme, axis, quantity, place, found, *powers
+
+    def _means(self, trained: xr.Dataset, scheme: str, axis: Axis) -> list[Verdict]:
+        sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
+        drift = power_of_drift(sizes)
+        fall = fall_of_mean(sizes, self.distances(trained, scheme, axis, "loss").mean)
+        who = f"{SCHEMES[scheme]} scaling, along {letter}"
+        return [
+            _verdict(
+                f"{who}: the mean loss curve has a limit",
+                fall,
+                drift,
+                (math.inf, 0.0),
+                DRIFT.format(letter),
+            ),
+            _verdict(
+                f"{who}: the mean loss curve lies {letter}^-1 from its limit",
+                fall,
+                -1.0,
+                (1 + drift) / 2,
+                f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
+            ),
+        ]
+
+    def _scatters(self, trained: xr.Dataset, scheme: str, axis: Axis) -> list[Verdict]:
+        sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
+        flat = FLAT.get((scheme, axis))
+        verdicts = []
+        for quantity in (flat,) if flat else QUANTITIES:
+            for place, when in WHEN.items():
+                if quantity == "loss" and place == 0:
+                    continue
+                fall = fall_of_scatter(sizes, self.distances(trained, scheme, axis, quantity, place).scatter)
+                whose = f"{QUANTITIES[quantity]}{'' if quantity == 'loss' else ' ' + when}"
+                words = f"differ as much whatever {letter}" if flat else f"scatter like {letter}^-1/2"
+                verdicts.append(
+                    _verdict(
+                        f"{SCHEMES[scheme]} scaling: single networks {words}: {whose}",
+                        fall,
+                        0.0 if flat else ROOT,
+                        HALF_WAY,
+                        "half way between parts that average out, -1/2, and parts that do not, 0",
+                    )
+                )
+        return verdicts
+
+    def _drifts(self, trained: xr.Dataset, axis: Axis) -> list[Verdict]:
+        sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
+        drift = power_of_drift(sizes)
+        # L blocks add a variance of order one each to the stream, before any training; N and H matter through Adam.
+        place = 0 if axis == "depth" else -1
+        kernel = fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean)
+        found = [
+            _verdict(
+                f"standard scaling, along {letter}: the mean kernel of the stream {WHEN[place]} has a limit",
+                kernel,
+                drift,
+                (math.inf, 0.0),
+                DRIFT.format(letter),
+                expected="refuted",
+            )
+        ]
+        if "limits" in self.schemes:
+            last = [self.distances(trained, name, axis, "loss").mean[:, -1] for name in ("standard", "limits")]
+            farther = last[0] - last[1]
+            seen = bool(np.isfinite(farther).all())  # not where training diverged
+            found.append(
+                _verdict(
+                    f"from {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve moves farther in standard scaling",
+                    Fall(0.0, Interval(-math.inf, math.inf), farther if seen else None),
+                    0.0,
+                    (0.0, math.inf),
+                    "a difference of squared distances, both free of the noise of the means, is positive where the "
+                    "first distance is the larger one",
+                )
+            )
+        return found
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show loss curves by size, distances against size, and all powers."""
+        plan = self.plan()
+        distances = [_distances(self, trained, axis) for axis, _ in plan.sizes]
+        scatters = [_scatters(self, trained, axis) for axis, _ in plan.sizes]
+        return _courses(self, trained), *distances, *scatters, _powers(self, trained), _logits(self, trained)
+
+
+def _verdict(
+    claim: str,
+    fall: Fall,
+    target: float,
+    tolerance: float | tuple[float, float],
+    basis: str,
+    expected: str = "holds",
+) -> Verdict:
+    about = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
+    if fall.samples is None:
+        return Verdict.from_interval(claim, fall.interval, figure=fall.power, **about)  # type: ignore[arg-type]
+    return Verdict.from_samples(claim, fall.samples, **about)  # type: ignore[arg-type]
+
+
+def _courses(study: Approach, trained: xr.Dataset) -> Panel:
+    plan, pairs = study.plan(), list(study.plan().pairs())
+    steps = tuple(map(float, range(study.steps)))
+
+    def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
+        if (scheme, axis) not in pairs:
+            return ()
+        mean = plan.along(trained, "loss", scheme, axis).mean((0, 2))  # (sizes, steps)
+        names = [f"size {place + 1} of {len(mean)}" for place in range(len(mean))]
+        return tuple(Curve(steps, tuple(row.tolist()), names[i], group=i) for i, row in enumerate(mean))
+
+    shown = [scheme for scheme in study.schemes if any(scheme == name for name, _ in pairs)]
+    sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in plan.sizes)
+    return Multiples(
+        "Mean loss curves by size",
+        "updates",
+        "loss on the batch [nat]",
+        tuple(tuple(plot(scheme, axis) for axis, _ in plan.sizes) for scheme in shown),
+        row_labels=tuple(SCHEMES[scheme] for scheme in shown),
+        column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in plan.sizes),
+        note=f"Sizes: {sizes}. Means over all networks of all replicates, which see the same batches in every plot. "
+        "A scheme stands only along axes where its networks are its own.",
+    )
+
+
+def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
+    plan = study.plan()
+    sizes, letter = dict(plan.sizes)[axis], LETTERS[axis]
+    x = tuple(map(float, sizes[:-1]))
+    curves = []
+    for scheme in [name for name, other in plan.pairs() if other == axis]:
+        found = study.distances(trained, scheme, axis, "loss")
+        middle = found.mean.mean(0)
+        error = found.mean.std(0, ddof=1) / math.sqrt(len(found.mean)) if len(found.mean) > 1 else 0 * middle
+        seen = (middle > 0) & np.isfinite(middle)
+        low, high = middle - error, middle + error
+        group = list(SCHEMES).index(scheme)
+        ends = [np.sqrt(np.where(seen, np.maximum(v, 0.01 * np.abs(middle)), np.nan)) for v in (middle, low, high)]
+        y, below, above = (tuple(v.tolist()) for v in ends)
+        curves.append(Curve(x, y, SCHEMES[scheme], group=group, low=below, high=above))
+        if scheme == "limits":
+            floor = np.sqrt(found.scatter.mean(0) / (study.networks * len(found.scatter)))
+            curves.append(Curve(x, tuple(floor.tolist()), "noise that was subtracted", "predicted", group))
+            guide = 1 / effective_sizes(sizes)
+            guide = guide * (math.sqrt(middle[0]) if middle[0] > 0 else 1.0) / guide[0]
+            curves.append(Curve(x, tuple(guide.tolist()), f"1/{letter} - 1/{sizes[-1]}", "reference"))
+    return Lines(
+        f"Distance of the mean loss curve to that of {letter}={sizes[-1]}",
+        letter,
+        "root mean square over updates [nat]",
+        tuple(curves),
+        log_x=True,
+        log_y=True,
+        note="The noise of the means is subtracted from the squares; bands are one standard error over replicates; "
+        "where nothing is left there is no point.",
+    )
+
+
+def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
+    plan = study.plan()
+    sizes, letter = dict(plan.sizes)[axis], LETTERS[axis]
+    x = tuple(map(float, sizes[:-1]))
+    curves: list[Curve] = []
+    for scheme in [name for name, other in plan.pairs() if other == axis and name in CONSISTENT]:
+        for quantity, text in QUANTITIES.items():
+            scatter = np.sqrt(study.distances(trained, scheme, axis, quantity).scatter)  # (replicates, sizes - 1)
+            relative = np.log(scatter / scatter[:, :1])
+            y, low, high = (tuple(np.exp(v).tolist()) for v in (relative.mean(0), relative.min(0), relative.max(0)))
+            curves.append(Curve(x, y, f"{text}, {SCHEMES[scheme]}", group=len(curves), low=low, high=high))
+    effective = effective_sizes(sizes, scatter=True)
+    for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
+        guide = (effective / effective[0]) ** power
+        curves.append(Curve(x, tuple(guide.tolist()), label, "reference"))
+    return Lines(
+        f"Scatter of single networks along {letter}, after training",
+        letter,
+        f"relative to {letter}={sizes[0]}",
+        tuple(curves),
+        log_x=True,
+        log_y=True,
+        note=f"Of the difference between a network and the one of {letter}={sizes[-1]} with the same seed. "
+        "Geometric means over replicates, bands reach over all.",
+    )
+
+
+def _powers(study: Approach, trained: xr.Dataset) -> Panel:
+    rows = []
+    for scheme, axis, quantity, place, found, mean, scatter in study.falls(trained):
+        when = "" if quantity == "loss" else f", {WHEN[place]}"
+        distances = ", ".join(_resolved(column) for column in found.mean.T)
+        singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
+        who = (SCHEMES[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
+        rows.append((*who, distances, _power(mean), singles, _power(scatter)))
+    return Listing(
+        "Powers of the size",
+        ("scaling", "axis", "quantity", "distances of means", "power", "scatter of networks", "power "),
+        tuple(rows),
+        note="Distances to the largest size m, by size n, root mean squares over entries, and the power of the "
+        "effective size with its 99% interval: (1/n - 1/m)^-1 for means, (1/n + 1/m)^-1 for single networks. "
+        "A dash stands for what does not stand out from the noise.",
+    )
+
+
+def _resolved(squares: np.ndarray) -> str:
+    middle = float(squares.mean())
+    error = float(squares.std(ddof=1)) / math.sqrt(len(squares)) if len(squares) > 1 else 0.0
+    return f"{math.sqrt(middle):.3g}" if middle > max(error, 0.0) else "-"
+
+
+def _power(fall: Fall) -> str:
+    interval: Interval = fall.interval
+    return f"{fall.power:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]" if math.isfinite(interval.high) else "-"
+
+
+def _logits(study: Approach, trained: xr.Dataset) -> Panel:
+    plan = study.plan()
+    rows = []
+    for scheme, axis in plan.pairs():
+        logits = plan.along(trained, "logits", scheme, axis).mean((0, 2))  # (sizes, looks)
+        losses = plan.along(trained, "loss", scheme, axis)[..., -max(study.steps // 4, 1) :].mean((0, 2, 3))
+        texts = [", ".join(f"{v:.2f}" for v in column) for column in (logits[:, 0], logits[:, -1], losses)]
+        rows.append((SCHEMES[scheme], LETTERS[axis], *texts))
+    return Listing(
+        "How far training goes",
+        ("scaling", "axis", "logits before, by size", "logits after", "loss of the last quarter [nat]"),
+        tuple(rows),
+        note="Root mean squares of the attention logits: attention moves where they do.",
+    )

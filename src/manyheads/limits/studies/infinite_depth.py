@@ -1,0 +1,340 @@
+"""`limits/infinite-depth`: deeper and deeper networks and their theory, on the way to a continuum of blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.limits.ensembles import Network
+from manyheads.limits.studies.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
+from manyheads.limits.studies.shared import bordelon
+from manyheads.limits.theory.attention_limit import AttentionLimit
+from manyheads.limits.theory.depth import cells_in_depth
+from manyheads.limits.theory.marching import march
+from manyheads.limits.theory.problem import Problem
+from manyheads.limits.theory.uniform_attention import UniformAttention
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study.panels import Role
+
+NAMES = {1.0: "1", 0.5: "1/2"}
+DIMS = {"output": ("step", "read_out", "class"), "logits": ("sample", "token", "token_too")}
+LONG = {
+    "output": "outputs over training",
+    "logits": "what attention logits have learned, mean over layers and heads",
+    "limit_output": "outputs at infinite key dimension",
+    "limit_logits": "attention logits at infinite key dimension, mean over layers",
+    "limit_size": "root mean square of the attention logits at infinite key dimension",
+}
+SETTLED = 4  # depth from which corrections to 1/L are small
+
+
+@dataclass(frozen=True)
+class InfiniteDepth(Study):
+    """Theory at growing depth L against the continuum, and networks against both.
+
+    At depth exponent 1 the continuum is an ordinary differential equation, solved in cells; at 1/2 attention stays
+    uniform, and the equation that closes is extrapolated. The theory at depth L is c_1/L + c_2/L^2 + ... away, so that
+    a doubling divides the distance by 2 + c/L + O(1/L^2), and 2 f(2L) - f(L) is better than f(2L). At exponent 1/2
+    logits are even in what one block learns, which is of order L^(-1/2): they fall like 1/L, by 2 + c/L a doubling,
+    with the same kind of correction. Where training stops in mid-growth c is large, and depths must be larger.
+    (Derived here.)
+
+    Attributes
+    ----------
+    task
+        ``"digits"`` or ``"text"``, which trains well at ``norm=True, rate=1``.
+    depths
+        Depths L of the theory and of networks, each twice the one before.
+    key_dim, heads
+        N and H of the networks.
+    continuum_cells
+        Of the continuum at exponent 1.
+    norm, steps, rate, richness
+        Whether streams are normalised, and the training by gradient descent.
+    networks
+        Networks of one replicate.
+    """
+
+    name: ClassVar[str] = "limits/infinite-depth"
+    claim: ClassVar[str] = "depth has a limit: attention learns at depth exponent 1, and stays uniform at 1/2"
+    source: ClassVar[Source] = bordelon("the limit of infinite depth and figure 5; its equations are derived here")
+
+    task: str = "digits"
+    depths: tuple[int, ...] = (2, 4, 8, 16, 32)
+    key_dim: int = 32
+    heads: int = 4
+    continuum_cells: int = 16
+    norm: bool = False
+    steps: int = 8
+    rate: float = 0.3
+    richness: float = 0.75
+    networks: int = 16
+
+    def __post_init__(self) -> None:
+        levels = self.depths
+        if len(levels) < 3 or levels[0] < 1 or any(2 * a != b for a, b in pairwise(levels)):
+            raise UsageError(f"depths={levels}: three or more, each twice the one before")
+        if min(self.key_dim, self.heads, self.continuum_cells) < 1 or self.networks < 2:
+            raise UsageError(
+                f"key_dim={self.key_dim}, heads={self.heads}, continuum_cells={self.continuum_cells}, "
+                f"networks={self.networks}: from 1, 1, 1 and 2"
+            )
+        self.problem(1.0, 1)
+
+    @classmethod
+    def full(cls) -> InfiniteDepth:
+        """Return the study with deeper networks, and more of them."""
+        return cls(depths=(1, 2, 4, 8, 16, 32, 64), networks=32)
+
+    def problem(self, exponent: float, depth: int) -> Problem:
+        """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
+        tests = {"tests": 0} if self.task == "digits" else {}
+        return problem_of(self, samples=2, depth=depth, depth_exponent=exponent, **tests)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return both exponents at every depth of networks."""
+        return grid(depth_exponent=tuple(NAMES), depth=self.depths)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Solve the continuum at both exponents, and the largest finite depth without response functions."""
+        continuum = np.stack([self._continuum(exponent) for exponent in NAMES])
+        deepest = [self.problem(exponent, self.depths[-1]) for exponent in NAMES]
+        without = np.stack([solve_blocks(problem, responses=False).outputs for problem in deepest])
+        dims = ("depth_exponent", *DIMS["output"])
+        about = {"continuum": "outputs at infinite depth", "without": "outputs of the largest depth without responses"}
+        variables = {
+            name: (dims, value, {"long_name": about[name], "units": "1"})
+            for name, value in (("continuum", continuum), ("without", without))
+        }
+        return xr.Dataset(variables, coords={"depth_exponent": list(NAMES), "step": self._steps()})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Solve one finite depth at infinite key dimension, and train some networks of that depth.
+
+        Embeddings and read-outs of networks are the same at every depth.
+        """
+        problem = self.problem(float(cell["depth_exponent"]), int(cell["depth"]))
+        solved = solve_blocks(problem)
+        shown = np.stack([look["logits"] for look in solved.looks[-1]])  # (layer, P, T, T)
+        trained = train_seeds(problem, Network(self.key_dim, self.heads), key, self.networks)
+        logits = trained["logits"].values.mean(2)  # over layers
+        found = {
+            "output": (("network", *DIMS["output"]), trained["output"].values),
+            "logits": (("network", *DIMS["logits"]), logits[:, -1] - logits[:, 0]),
+            "limit_output": (DIMS["output"], solved.outputs),
+            "limit_logits": (DIMS["logits"], shown.mean(0)),
+            "limit_size": ((), np.sqrt((shown**2).mean())),
+        }
+        variables = {name: (*value, {"long_name": LONG[name], "units": "1"}) for name, value in found.items()}
+        return xr.Dataset(variables, coords={"step": self._steps()})
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Judge how the theory approaches the continuum, and where networks stand."""
+        verdicts = []
+        for exponent, name in NAMES.items():
+            verdicts += self._orders(predicted, trained, exponent, f"theory, depth exponent {name}")
+            verdicts += self._networks(predicted, trained, exponent, f"networks, depth exponent {name}")
+        return tuple(verdicts)
+
+    def distances_of_theory(
+        self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return how far f(L), and 2 f(2L) - f(L), are from the continuum: (depths,) and (depths - 1,)."""
+        outputs = self._theory(trained, "limit_output", exponent)
+        limit = predicted["continuum"].sel(depth_exponent=exponent).values
+        return _rms(outputs - limit), _rms(2 * outputs[1:] - outputs[:-1] - limit)
+
+    def shares(self, trained: xr.Dataset, exponent: float) -> np.ndarray:
+        """Return how much of the theory's logits the mean of networks has learned, (replicates, depths)."""
+        moved = along(trained, "logits", "depth", depth_exponent=exponent).mean(2)
+        wanted = self._theory(trained, "limit_logits", exponent)
+        return np.stack([_share(moved[:, place], wanted[place]) for place in range(len(wanted))], -1)
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show distances from the continuum and logits against depth."""
+        distances = (self._distances(predicted, trained, exponent) for exponent in NAMES)
+        return (*distances, self._logits(trained))
+
+    def _continuum(self, exponent: float) -> np.ndarray:
+        """Return outputs (S, O, C) at infinite depth."""
+        if exponent == 1:
+            problem, start = self.problem(exponent, 1), np.random.default_rng(0)
+            layers = [[AttentionLimit().start(problem, start)] for _ in range(self.continuum_cells)]
+            return march(problem, layers, cells_in_depth(problem, self.continuum_cells)).outputs
+        closed = [solve_blocks(self.problem(exponent, L), (UniformAttention(),)).outputs for L in self.depths[-3:]]
+        return (8 * closed[2] - 6 * closed[1] + closed[0]) / 3  # Richardson's extrapolation, twice: 1/L and 1/L^2 go
+
+    def _steps(self) -> tuple[str, np.ndarray, dict[str, str]]:
+        return "step", np.arange(self.steps), {"long_name": "updates", "units": "1"}
+
+    def _theory(self, trained: xr.Dataset, name: str, exponent: float) -> np.ndarray:
+        """Return what is solved at every depth, (depths, ...): the same in all replicates."""
+        return along(trained, name, "depth", depth_exponent=exponent).mean(0)
+
+    def _orders(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, who: str) -> list[Verdict]:
+        plain, better = self.distances_of_theory(predicted, trained, exponent)
+        size = self._theory(trained, "limit_size", exponent)
+        shallow = self.depths[-3]
+        basis = (
+            f"a fall is 2 + c/L + e/L^2: of the last two, extrapolated, e/(2 L^2) is left at L={shallow}, |e| up to 8"
+        )
+        left = (2 / shallow) ** 2
+        verdicts = [
+            Verdict.exact(
+                f"{who}: doubling the depth halves the distance from the continuum (last two falls, extrapolated)",
+                _fall(plain),
+                target=2.0,
+                tolerance=left,
+                basis=basis,
+            ),
+            Verdict.exact(
+                f"{who}: 2 f(2L) - f(L) is nearer to the continuum than f(2L), from L={SETTLED} on (log ratio, worst)",
+                float(np.log(better / plain[1:])[self._settled()].max()),
+                target=0.0,
+                tolerance=(math.inf, 0.0),
+                basis="extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)",
+            ),
+        ]
+        if exponent == 1:
+            claim = "attention learns as much however deep: the last doubling does not change its logits (ratio)"
+            ratio, target, tolerance = size[-1] / size[-2], 1.0, 2 / self.depths[-2]
+            basis = f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}"
+        else:
+            claim = "attention stays uniform: doubling the depth halves its logits (last two falls, extrapolated)"
+            ratio, target, tolerance = _fall(size), 2.0, left
+        return [*verdicts, Verdict.exact(f"{who}: {claim}", ratio, target=target, tolerance=tolerance, basis=basis)]
+
+    def _settled(self) -> np.ndarray:
+        """Return which pairs of depths L, 2L count in claims about all of them, (depths - 1,)."""
+        shallow = np.asarray(self.depths[:-1])
+        return shallow >= min(SETTLED, shallow[-1])
+
+    def _networks(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, who: str) -> list[Verdict]:
+        limit = predicted["continuum"].sel(depth_exponent=exponent).values
+        outputs = along(trained, "output", "depth", depth_exponent=exponent)  # (replicates, depths, networks, ...)
+        wanted = self._theory(trained, "limit_output", exponent)
+        width = fit_exponent(self.depths, distances(outputs, wanted[:, None]))
+        shares, depths = self.shares(trained, exponent), np.log(self.depths) - np.log(self.depths).mean()
+        first, last = self.depths[0], self.depths[-1]
+        moved = outputs[:, 0].mean(1) - outputs[:, -1].mean(1)  # (replicates, step, ...)
+        verdicts = [
+            Verdict.from_interval(
+                f"{who}: single ones are as far from the theory of their depth at every L (power of L)",
+                width.interval,
+                figure=width.exponent,
+                target=0.0,
+                tolerance=0.25,
+                basis="it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
+            ),
+            Verdict.from_samples(
+                f"{who}: from L={first} to L={last} their mean changes as the theory says (share of it)",
+                _share(moved, wanted[0] - wanted[-1]),
+                target=1.0,
+                tolerance=0.5,
+                basis="half way to networks that do not depend on depth",
+            ),
+            Verdict.from_samples(
+                f"{who}: their mean is nearer to the continuum at L={last} than at L={first} (log ratio)",
+                np.diff(np.log(biases(outputs, limit)[:, [0, -1]]))[:, 0],
+                target=0.0,
+                tolerance=(math.inf, 0.0),
+                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+            ),
+            Verdict.from_samples(
+                f"{who}: from L={first} to L={last} the learned logits of their mean follow theory (power of L left)",
+                shares @ depths / (depths @ depths) / shares.mean(-1),
+                target=0.0,
+                tolerance=0.25,
+                basis="corrections of relative size 1/N are those of every depth; half way to a power of 1/2",
+            ),
+        ]
+        near, far = (
+            biases(outputs[:, [-1]], value)[:, 0]
+            for value in (wanted[-1], predicted["without"].sel(depth_exponent=exponent).values)
+        )
+        verdicts.append(
+            Verdict.from_samples(
+                f"{who}: at L={last} their mean is nearer to the theory than without responses (log ratio)",
+                np.log(near / far),
+                target=0.0,
+                tolerance=(math.inf, 0.0),
+                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+            )
+        )
+        return verdicts
+
+    def _distances(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Panel:
+        plain, better = self.distances_of_theory(predicted, trained, exponent)
+        outputs = along(trained, "output", "depth", depth_exponent=exponent)
+        limit = predicted["continuum"].sel(depth_exponent=exponent).values
+        guide = plain[-1] * self.depths[-1] / np.asarray(self.depths, float)
+        curves = (
+            _curve(self.depths, plain, "theory, f(L)", "predicted", 0),
+            _curve(self.depths[1:], better, "theory, 2 f(L) - f(L/2)", "predicted", 1),
+            spread_curve(self.depths, biases(outputs, limit), "mean of networks", group=0),
+            spread_curve(self.depths, self._noise(outputs), "its standard error", group=2),
+            _curve(self.depths, guide, "1/L", "reference", 3),
+        )
+        return Lines(
+            f"Distance of outputs from the continuum, depth exponent {NAMES[exponent]}",
+            "depth L",
+            "root mean square distance",
+            curves,
+            log_x=True,
+            log_y=True,
+            note=f"Networks of N={self.key_dim}, H={self.heads}: means over a replicate, bands reach over replicates. "
+            "Where the standard error is the larger, it is what is seen.",
+        )
+
+    def _noise(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the standard error of the mean network of every replicate and depth, (replicates, depths)."""
+        spread = outputs.var(2, ddof=1) / outputs.shape[2]
+        return np.sqrt(spread.reshape(*spread.shape[:2], -1).mean(-1))
+
+    def _logits(self, trained: xr.Dataset) -> Panel:
+        curves: list[Curve] = []
+        for group, (exponent, name) in enumerate(NAMES.items()):
+            size = _rms(self._theory(trained, "limit_logits", exponent))
+            curves.append(_curve(self.depths, size, f"theory, exponent {name}", "predicted", group))
+            found = self.shares(trained, exponent)
+            curves.append(spread_curve(self.depths, found * size, f"networks, exponent {name}", group=group))
+        depths = np.asarray(self.depths, float)
+        guide = curves[2].y[-1] * depths[-1] / depths
+        curves.append(_curve(self.depths, guide, "1/L", "reference", len(curves)))
+        return Lines(
+            "Attention logits at the end, mean over layers",
+            "depth L",
+            "root mean square",
+            tuple(curves),
+            log_x=True,
+            log_y=True,
+            note="Networks: what a replicate's mean has learned, projected on the theory; bands reach over replicates.",
+        )
+
+
+def _rms(values: np.ndarray) -> np.ndarray:
+    """Root mean square over all axes but the first."""
+    return np.asarray(np.sqrt((values**2).reshape(len(values), -1).mean(-1)))
+
+
+def _fall(values: np.ndarray) -> float:
+    """Return by what doubling divides, from the last two falls, their difference taken off once more."""
+    falls = values[:-1] / values[1:]
+    return float(2 * falls[-1] - falls[-2])
+
+
+def _share(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return how much of a wanted array is in each of many (replicates, ...): 1 is all of it, 0 none."""
+    return np.asarray((found * wanted).reshape(len(found), -1).sum(-1) / (wanted**2).sum())
+
+
+def _curve(x: tuple[int, ...], y: np.ndarray, label: str, role: Role, group: int) -> Curve:
+    return Curve(tuple(map(float, x)), tuple(y.tolist()), label, role, group)

@@ -1,0 +1,365 @@
+"""`limits/infinite-heads`: networks of more and more heads against the mean-field theory of infinitely many."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.limits.coordinates import finite_size_bias
+from manyheads.limits.ensembles import Network
+from manyheads.limits.studies import mean_field
+from manyheads.limits.studies.mean_field import DIMS, QUANTITIES
+from manyheads.limits.studies.mean_networks import (
+    SquaredBias,
+    bias_exponent,
+    decide_within,
+    half_width_of_draws,
+    networks_to_decide,
+    squared_bias,
+)
+from manyheads.limits.studies.shared import bordelon
+from manyheads.limits.theory.problem import Problem
+from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
+from manyheads.statistics.intervals import mean_interval
+from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study.verdicts import LEVEL
+
+LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
+FASTER = 0.25  # middle between what falls like H^(-1/2) and what falls like 1/H
+ENDS = {"variance_start": "variance of the logits over heads at the start", "variance_end": "the same at the end"}
+
+
+@dataclass(frozen=True)
+class InfiniteHeads(Study):
+    """Single networks, their mean and their spread over heads against infinitely many heads of one key dimension.
+
+    The limit is sampled: every draw of the prediction has heads of its own, and the intervals include what draws
+    scatter.
+
+    `full()` is the strongly rich regime: four blocks at richness 1.5, whose kernel moves by its own size while
+    attention learns. How the mean network nears the limit is not settled there: from H=16 to 64 it does so like
+    H^-0.76 (99%: -0.97 to -0.60, 512 networks of each size), faster than single networks, but so near the edge of the
+    claim that larger H have to decide and not more seeds. That was `--depth 4 --richness 1.5 --rate 0.15 --steps 10
+    --heads-counts 16 32 64 --logit-exponents 1.0 --networks 64`. The rate is half the default, at which four blocks are
+    at the edge of stability: there the limit's own loss rises between two steps, and H=64 is far from it.
+
+    Attributes
+    ----------
+    task
+        ``"digits"`` (pooled, squared loss) or ``"text"`` (causal, every token reads out, cross-entropy).
+    heads_counts, key_dim
+        Numbers of heads H, and their key dimension N.
+    logit_exponents
+        1, 1/2 or both.
+    depth, depth_exponent
+        Blocks, and the exponent of their branch multiplier.
+    norm, activation
+        Whether streams are normalised, and the activation of an MLP after every attention, "none" for no MLP: `--norm
+        --activation gelu` is the complete block.
+    steps, rate, richness, momentum
+        Of the training by gradient descent.
+    networks
+        Networks of one replicate.
+    oversampling
+        How many times as many heads are sampled as moments need to be matched.
+    """
+
+    name: ClassVar[str] = "limits/infinite-heads"
+    claim: ClassVar[str] = "training converges to its mean-field theory as heads become many, at either logit exponent"
+    source: ClassVar[Source] = bordelon(
+        "the limit of infinitely many heads; its solution and the rates are derived here"
+    )
+    predictions: ClassVar[int | None] = 8
+
+    task: str = "digits"
+    heads_counts: tuple[int, ...] = (4, 16, 64)
+    key_dim: int = 4
+    logit_exponents: tuple[float, ...] = (1.0, 0.5)
+    depth: int = 2
+    depth_exponent: float = 1.0
+    norm: bool = False
+    activation: str = "none"
+    steps: int = 8
+    rate: float = 0.3
+    richness: float = 0.75
+    momentum: float = 0.0
+    networks: int = 48
+    oversampling: int = 4
+
+    def __post_init__(self) -> None:
+        counts = self.heads_counts
+        if len(counts) < 2 or list(counts) != sorted(set(counts)) or counts[0] < 2:
+            raise UsageError(f"heads_counts={counts}: give two or more numbers from 2, in rising order")
+        if not self.logit_exponents or not set(self.logit_exponents) <= set(LOGITS):
+            raise UsageError(f"logit_exponents={self.logit_exponents}: choose from {', '.join(map(str, LOGITS))}")
+        if self.networks < 4 or self.oversampling < 1:
+            raise UsageError(f"networks={self.networks}, oversampling={self.oversampling}: from 4 and from 1")
+        self.network(counts[0], self.logit_exponents[0])
+        self.problem()
+
+    @classmethod
+    def full(cls) -> InfiniteHeads:
+        """Return the strongly rich regime at four blocks, with more heads and more networks."""
+        return cls(
+            heads_counts=(16, 64, 256),
+            logit_exponents=(1.0,),
+            depth=4,
+            richness=1.5,
+            rate=0.15,
+            steps=10,
+            networks=128,
+        )
+
+    def problem(self) -> Problem:
+        """Return what is trained."""
+        return mean_field.problem_of(self)
+
+    def network(self, heads: int, logit_exponent: float) -> Network:
+        """Return a network of the ensemble."""
+        return Network(self.key_dim, heads, logit_exponent, None if self.activation == "none" else self.activation)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return all numbers of heads at every logit exponent."""
+        return grid(logit_exponent=self.logit_exponents, heads=self.heads_counts)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Solve the limit with heads of its own, and, to see what they are worth, without response functions."""
+        drawn = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        solutions = [self._solve(exponent, rng) for exponent, rng in self._streams(drawn)]
+        found = {name: np.stack([solution[name] for solution in solutions]) for name in solutions[0]}
+        dims = DIMS | {"output_without": DIMS["output"]} | dict.fromkeys(ENDS, ())
+        names = QUANTITIES | {"output_without": "outputs without response functions"} | ENDS
+        dataset = mean_field.label(found, lead=("logit_exponent",), dims=dims, names=names)
+        about = {"long_name": "logit exponent", "units": "1"}
+        return dataset.assign_coords(logit_exponent=("logit_exponent", list(self.logit_exponents), about))
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train some networks of one size, and keep what the limit predicts about each."""
+        network = self.network(int(cell["heads"]), float(cell["logit_exponent"]))
+        return mean_field.train_ensemble(self.problem(), network, key, self.networks)
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Fit powers of H to the distance of single networks; hold their mean and their spread against the limit."""
+        verdicts: list[Verdict] = []
+        for exponent in self.logit_exponents:
+            verdicts += [self._approach(predicted, trained, name, exponent) for name in QUANTITIES]
+            verdicts += [
+                self._control(predicted, trained, exponent),
+                self._bound(predicted, trained, exponent),
+                self._fall(predicted, trained, exponent),
+                self._spread(predicted, trained, exponent),
+            ]
+        return tuple(verdicts)
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show one output over training, the distances of single networks, and a table of their mean."""
+        return self._course(predicted, trained), self._distances(predicted, trained), self._table(predicted, trained)
+
+    def bias(
+        self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, heads: int, name: str = "output"
+    ) -> SquaredBias:
+        """Return how far the mean network of one size is from the limit, or, by its name, from the control."""
+        values = self._along(trained, "output", exponent)[:, self.heads_counts.index(heads)]
+        return squared_bias(values.reshape(-1, *values.shape[2:]), self._draws(predicted, name, exponent))
+
+    def _streams(self, drawn: np.random.Generator) -> list[tuple[float, np.random.Generator]]:
+        return list(zip(self.logit_exponents, drawn.spawn(len(self.logit_exponents)), strict=True))
+
+    def _solve(self, exponent: float, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        problem = self.problem()
+        # The control is far away, and needs no more heads than it must have.
+        branches, few = (
+            mean_field.sampled_blocks(problem, self.key_dim, exponent, self.activation, times)
+            for times in (self.oversampling, 1)
+        )
+        solved = mean_field.solve_blocks(problem, branches, rng)
+        without = mean_field.solve_blocks(problem, few, rng, responses=False)
+        found = mean_field.summarise(solved) | {"output_without": without.outputs}
+        for name, looks in zip(ENDS, (solved.looks[0], solved.looks[-1]), strict=True):
+            found[name] = np.mean([look["logit_variance"] for look in looks if "logit_variance" in look])
+        return found
+
+    def _approach(self, predicted: xr.Dataset, trained: xr.Dataset, name: str, exponent: float) -> Verdict:
+        draws, values = self._draws(predicted, name, exponent), self._along(trained, name, exponent)
+        fit = fit_exponent(self.heads_counts, self._apart(values, draws))
+        each = [
+            fit_exponent(self.heads_counts, self._apart(values, draws, place)).exponent for place in range(len(draws))
+        ]
+        drawn, bias = half_width_of_draws(np.asarray(each)), -finite_size_bias(self.heads_counts)
+        needed = replicates_to_decide(fit.replicate_exponents, -0.5, bias, level=LEVEL, prediction_error=drawn)
+        return Verdict.from_interval(
+            f"{LOGITS[exponent]}: the {QUANTITIES[name]} of single networks lie H^(-1/2) from the limit",
+            fit.interval.widened_independently(fit.exponent, drawn),
+            figure=fit.exponent,
+            target=-0.5,
+            tolerance=bias,
+            basis=f"a correction 1 + H^(-1/2) moves the power by {bias:.2f} over these numbers",
+            replicates_needed=needed,
+        )
+
+    def _control(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+        heads, largest = self.heads_counts[-1], self._along(trained, "output", exponent)[:, -1:]
+        draws = [self._draws(predicted, name, exponent) for name in ("output", "output_without")]
+
+        def ratio(near: np.ndarray, far: np.ndarray) -> np.ndarray:
+            return np.log(mean_field.biases(largest, near) / mean_field.biases(largest, far))[:, 0]  # (replicates,)
+
+        each = np.array([ratio(near, far).mean() for near, far in zip(*draws, strict=True)])
+        return Verdict.from_samples(
+            f"{LOGITS[exponent]}: at H={heads} the mean network is nearer to the limit than without responses",
+            ratio(draws[0].mean(0), draws[1].mean(0)),
+            target=0.0,
+            tolerance=(math.inf, 0.0),
+            prediction_error=float(each.std(ddof=1)) / math.sqrt(len(each)),
+            prediction_dof=len(each) - 1,
+            basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+        )
+
+    def _bound(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+        most, heads = 1.28 / self.heads_counts[-1], self.heads_counts[-1]
+        return decide_within(
+            f"{LOGITS[exponent]}: at H={heads} the mean network is within {most:.2g} of the limit",
+            self.bias(predicted, trained, exponent, heads),
+            most,
+            basis="of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign",
+            count=self.networks,
+        )
+
+    def _fall(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+        sizes = (self.heads_counts[0], self.heads_counts[-1])
+        first, last = (self.bias(predicted, trained, exponent, heads) for heads in sizes)
+        figure, interval = bias_exponent(sizes, first, last)
+        return Verdict.from_interval(
+            f"{LOGITS[exponent]}: from H={sizes[0]} to {sizes[1]} the mean network nears the limit like 1/H or faster",
+            interval,
+            figure=figure,
+            target=-1.0,
+            tolerance=(math.inf, FASTER),
+            basis="a quarter is the middle between the second order, 1/H, and H^(-1/2) of single networks",
+            replicates_needed=self._replicates(networks_to_decide(sizes, first, last, FASTER - 1)),
+        )
+
+    def _spread(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+        heads = self.heads_counts[-1]
+        draws = self._draws(predicted, "variance_end", exponent)
+        # The variance of H heads about their own mean is that over all heads times 1 - 1/H.
+        ratios = self._along(trained, "variance_end", exponent)[:, -1].ravel() * heads / (heads - 1) / draws.mean()
+        drawn = half_width_of_draws(draws / draws.mean())
+        middle, most = float(ratios.mean()), 1.28 / heads
+        interval = mean_interval(ratios, LEVEL).widened_independently(middle, drawn)
+        region = ((1 - (1 - most) ** 2), (1 + most) ** 2 - 1)
+        needed = replicates_to_decide(ratios, 1.0, region, level=LEVEL, prediction_error=drawn)
+        return Verdict.from_interval(
+            f"{LOGITS[exponent]}: at H={heads} logits spread over heads as in the limit, to {100 * most:.1f}%",
+            Interval(max(interval.low, 0.0), max(interval.high, 0.0), LEVEL).mapped(math.sqrt),
+            figure=math.sqrt(max(middle, 0.0)),
+            target=1.0,
+            tolerance=most,
+            basis="1.28 / H: a correction 1/H of a variance is 1/(2 H) of its root; 2.5 times as much is allowed",
+            replicates_needed=self._replicates(needed),
+        )
+
+    def _replicates(self, networks: int | None) -> int | None:
+        """Return replicates that hold so many networks."""
+        return None if networks is None else -(-networks // self.networks)
+
+    def _along(self, trained: xr.Dataset, name: str, exponent: float) -> np.ndarray:
+        return mean_field.along(trained, name, "heads", logit_exponent=exponent)
+
+    def _draws(self, predicted: xr.Dataset, name: str, exponent: float) -> np.ndarray:
+        own = [dim for dim in predicted[name].dims if dim not in ("prediction", "logit_exponent")]
+        return predicted[name].sel(logit_exponent=exponent).transpose("prediction", *own).values
+
+    def _apart(self, values: np.ndarray, draws: np.ndarray, place: int | None = None) -> np.ndarray:
+        """Distances of single networks from the mean of all draws, or from one; what these scatter is subtracted."""
+        scatter = float(draws.var(0, ddof=1).mean())
+        if place is None:
+            return mean_field.distances(values, draws.mean(0), scatter / len(draws))
+        return mean_field.distances(values, draws[place], scatter)
+
+    def _course(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+        steps = np.arange(self.steps)
+        columns = []
+        for exponent in self.logit_exponents:
+            limit = self._draws(predicted, "output", exponent)[:, :, 0, 0]
+            values = self._along(trained, "output", exponent)[..., 0, 0]  # (replicates, sizes, networks, step)
+            curves = [
+                spread_curve(steps, values[:, place].reshape(-1, self.steps), f"H={heads}", group=place)
+                for place, heads in enumerate(self.heads_counts)
+            ]
+            columns.append((*curves, spread_curve(steps, limit, "limit", "predicted", len(curves))))
+        return Multiples(
+            "Output of the first read-out over training",
+            "updates",
+            "output",
+            (tuple(columns),),
+            ("",),
+            tuple(LOGITS[exponent] for exponent in self.logit_exponents),
+            note="Lines are means over networks, bands reach over all of them; dashed: the limit, all draws.",
+        )
+
+    def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+        curves: list[Curve] = []
+        sizes = np.asarray(self.heads_counts, float)
+        for exponent in self.logit_exponents:
+            for name, text in QUANTITIES.items():
+                values = self._apart(self._along(trained, name, exponent), self._draws(predicted, name, exponent))
+                label = text.removesuffix(" at the end").removesuffix(" over training").removeprefix("attention ")
+                curves.append(spread_curve(sizes, values, f"{label}, exponent {exponent:g}", group=len(curves)))
+        guide = curves[0].y[0] * (sizes / sizes[0]) ** -0.5
+        curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "H^(-1/2)", "reference", len(curves)))
+        return Lines(
+            "Distance of single networks from the limit",
+            "heads H",
+            "root mean square distance",
+            tuple(curves),
+            log_x=True,
+            log_y=True,
+            note="Means over replicates, bands reach over all. Logits are means over heads.",
+        )
+
+    def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+        rows = []
+        for exponent in self.logit_exponents:
+            logits = self._draws(predicted, "logits", exponent).mean(0)
+            spread = {name: math.sqrt(self._draws(predicted, name, exponent).mean()) for name in ENDS}
+            for place, heads in enumerate(self.heads_counts):
+                near, far = (
+                    self.bias(predicted, trained, exponent, heads, name) for name in ("output", "output_without")
+                )
+                variances = [self._along(trained, name, exponent)[:, place].mean() for name in ENDS]
+                own = [math.sqrt(value * heads / (heads - 1)) for value in variances]
+                low, high = near.interval().low, near.interval().high
+                rows.append(
+                    (
+                        f"{exponent:g}",
+                        str(heads),
+                        f"{near.distance:.4f}",
+                        f"[{low:.4f}, {high:.4f}]",
+                        f"{far.distance:.4f}",
+                        *(f"{mine:.3f} ({theirs:.3f})" for mine, theirs in zip(own, spread.values(), strict=True)),
+                        f"{np.sqrt((logits**2).mean()):.3f}",
+                    )
+                )
+        return Listing(
+            "The mean network",
+            (
+                "logit exponent",
+                "H",
+                "from the limit",
+                "99%",
+                "without responses",
+                "spread before (limit)",
+                "after (limit)",
+                "mean logits of the limit",
+            ),
+            tuple(rows),
+            note="Distances are root mean squares over steps and outputs, without the noise of networks and draws; a "
+            "negative one is a square below zero. Spread: root mean square over heads, layers and pairs of tokens.",
+        )
