@@ -47,6 +47,13 @@ FIGURES = (
     ),
     verdicts_of("limits/coordinate-check", "coordinates-sgd", "gradient descent, 60 steps", flags=SGD, revision=2),
     verdicts_of("limits/coordinate-check", "coordinates-sgd-depth", "gradient descent along L", 16, DEPTH, 2),
+    verdicts_of(
+        "limits/coordinate-check",
+        "coordinates-adam-key-dim",
+        "Adam along N, with the replicates that 8 undecided ones asked for, and fresh seeds",
+        48,
+        "--axes key_dim --schemes limits --seed 1",
+    ),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     Figure(
         "plain-slopes-adam",
@@ -68,7 +75,21 @@ FIGURES = (
     verdicts_of("limits/rate-transfer", "transfer-digits", "digits, along N: the best rate"),
     verdicts_of("limits/rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
     verdicts_of(
+        "limits/rate-transfer",
+        "transfer-depth",
+        "digits along L, with the replicates that 8 undecided ones asked for, and fresh seeds",
+        16,
+        "--axes depth --schemes limits mup --seed 1",
+    ),
+    verdicts_of(
         "limits/rate-transfer", "transfer-text", "text, along N, H and L", flags=f"--task text --steps 60 {ALL}"
+    ),
+    verdicts_of(
+        "limits/rate-transfer",
+        "transfer-text-key-dim",
+        "text along N, with the replicates that 8 undecided ones asked for, and fresh seeds",
+        32,
+        "--task text --steps 60 --axes key_dim --schemes limits half-logit --seed 1",
     ),
     verdicts_of("limits/head-diversity", "heads-digits", "variance of logits over heads against N"),
     verdicts_of("limits/head-diversity", "heads-text", "the same on text", flags="--task text"),

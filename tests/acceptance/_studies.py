@@ -27,7 +27,9 @@ def run_study(command: str) -> tuple[Path, list[dict]]:
 def study(folder: Path, name: str, replicates: int, flags: str = "") -> Measured:
     """Run a registered study and compare its verdicts with the expected ones."""
     _, found = run_study(words_of(name, replicates, flags))
-    shown = [f"{row['claim']}: {row['outcome']}, {row['figure']:.4g}" for row in found]
-    extents = ["[{:.4g}, {:.4g}]".format(*row["interval"]) for row in found]
+    shown = [f"{row['claim']}: {row['outcome']}, {float(row['figure']):.4g}" for row in found]
+    extents = ["[{:.4g}, {:.4g}]".format(*map(float, row["interval"])) for row in found]  # JSON has "-inf" as text
     passed = all(row["outcome"] == row["expected"] for row in found)
-    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
+    words = flags.split()
+    seed = words[words.index("--seed") + 1] if "--seed" in words else "0"
+    return Measured("<br>".join(shown), "<br>".join(extents), f"{seed}, replicates 0-{replicates - 1}", passed)

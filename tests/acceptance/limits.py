@@ -1,5 +1,19 @@
 """Key dimension, heads and depth as axes, part by part."""
 
-from tests.acceptance import _limits_checks, _limits_meanfield, _limits_torch
+from tests.acceptance import (
+    _limits_checks,
+    _limits_meanfield,
+    _limits_meanfield_growth,
+    _limits_meanfield_networks,
+    _limits_studies,
+    _limits_torch,
+)
 
-FIGURES = [*_limits_checks.FIGURES, *_limits_meanfield.FIGURES, *_limits_torch.FIGURES]
+FIGURES = [
+    *_limits_checks.FIGURES,
+    *_limits_meanfield.FIGURES,
+    *_limits_meanfield_networks.FIGURES,
+    *_limits_meanfield_growth.FIGURES,
+    *_limits_studies.FIGURES,
+    *_limits_torch.FIGURES,
+]

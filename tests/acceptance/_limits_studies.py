@@ -1,0 +1,28 @@
+"""The studies of the mean-field theory, each with eight replicates, on a seed with which nothing was tried out."""
+
+from tests.acceptance._lane import Figure
+from tests.acceptance._limits_checks import verdicts_of
+
+COMPLETE = "--norm --activation gelu --logit-exponents 1.0"
+RICH = "--depth 4 --richness 1.5 --rate 0.15 --steps 10 --heads-counts 32 128 --logit-exponents 1.0 --networks 64"
+
+
+def fresh(name: str, title: str, claim: str, flags: str = "") -> Figure:
+    return verdicts_of(f"limits/{name}", title, claim, flags=f"{flags} --seed 1".strip())
+
+
+FIGURES = (
+    fresh("infinite-key-dim", "study-key-dim", "networks of growing key dimension, digits"),
+    fresh("infinite-key-dim", "study-key-dim-text", "networks of growing key dimension, text", "--task text"),
+    fresh("infinite-heads", "study-heads", "networks of more and more heads, both logit exponents, digits"),
+    fresh("infinite-heads", "study-heads-text", "the same on text", "--task text --steps 16"),
+    fresh("infinite-heads", "study-heads-complete", "the same for complete pre-norm blocks, digits", COMPLETE),
+    fresh("infinite-heads", "study-heads-rich", "four blocks when features move far, digits", RICH),
+    fresh("attention-over-heads", "study-attention", "the distribution of attention over heads"),
+    fresh("attention-over-heads", "study-attention-rich", "the same when features move far", "--richness 1.5"),
+    fresh("infinite-depth", "study-depth", "deeper and deeper networks, depth exponents 1 and 1/2"),
+    fresh("lazy-to-rich", "study-richness", "from kernel descent to features that move"),
+    fresh("key-dim-stability", "study-stability", "why infinite key dimension needs logit exponent 1"),
+    fresh("approach", "study-approach", "a small vision transformer towards its largest N, H and L"),
+    fresh("approach", "study-approach-key-dim", "the same along N, with more networks", "--axes key_dim --networks 32"),
+)
