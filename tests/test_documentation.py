@@ -38,8 +38,11 @@ def desk(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def read(page, folder):
-    """Do what a page says, from top to bottom; return the commands that were run."""
+def read(page, folder, workers=None):
+    """Do what a page says, from top to bottom; return the commands that were run.
+
+    Where workers are given, studies get so many: spawned ones compile again what this process has compiled.
+    """
     text = (ROOT / page).read_text(encoding="utf-8")
     namespace, commands = {"__name__": "page"}, []
     for block in BLOCK.finditer(text):
@@ -54,13 +57,15 @@ def read(page, folder):
                 program, *words = shlex.split(line.removeprefix("$ "))
                 assert line.startswith("$ ") and program == "manyheads", f"{place}: {line}"  # noqa: PT018
                 commands.append(words)
+                if workers and words[:2] == ["study", "run"]:
+                    words += ["--workers", str(workers)]
                 assert main(words) == 0, f"{place}: {line}"
     return commands
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "own-study" not in page])
 def test_a_page_does_what_it_says(page, desk):
-    read(page, desk)
+    read(page, desk, workers=1)
 
 
 def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_a_report(desk):

@@ -12,7 +12,7 @@ from manyheads.errors import UsageError
 from manyheads.joma.observation import look_at
 from manyheads.study import Study, run
 
-SMALL = TextTraining(key_dim=4, heads=2, depth=2, length=16, batch=4, steps=4, snapshots=2)
+SMALL = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
 
 
 @pytest.fixture(scope="module")

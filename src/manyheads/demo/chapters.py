@@ -97,6 +97,12 @@ def _scaling(scene: Scene) -> Study:
     return Scaling(text=scene.text)
 
 
+def _growth(scene: Scene) -> Study:
+    from manyheads.demo.growth import Growth
+
+    return Growth(text=scene.text)
+
+
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
@@ -146,6 +152,14 @@ CHAPTERS: tuple[Chapter, ...] = (
         "it should learn, so that training goes on as in the small model. Both are trained here, with and without it.",
         _scaling,
         replicates=6,
+    ),
+    Chapter(
+        "And an infinitely large one?",
+        "The larger an attention block is, the less its training depends on the numbers that it was started with. In "
+        "the limit there is one course, and it can be computed without training anything. That is done here for a "
+        "small block and a few pieces of the text, and nothing is fitted. Then blocks of growing size are trained.",
+        _growth,
+        replicates=8,
     ),
     Chapter(
         "What does attention cost?",

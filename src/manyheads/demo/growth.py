@@ -1,0 +1,262 @@
+"""`demo/growth`: the training of an infinitely large attention block, computed, and blocks that grow towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import xarray as xr
+from scipy.special import softmax
+
+from manyheads.data import build_vocabulary, load_text
+from manyheads.data.characters import UNKNOWN
+from manyheads.demo.observation import show_signs
+from manyheads.demo.text import TextTraining
+from manyheads.errors import UsageError
+from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
+from manyheads.limits.coordinates import finite_size_bias
+from manyheads.limits.problems import text_problem
+from manyheads.limits.studies.mean_field import along, biases, distances, solve_blocks
+from manyheads.limits.studies.shared import bordelon, check_rising
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve
+
+MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
+COURSES = {"": "predicted", "_without": "predicted without feedback"}
+RARER = "□"  # stands for every character that is not told apart
+
+
+@dataclass(frozen=True)
+class Growth(Study):
+    """Blocks of causal attention that learn a few pieces of a text, and what is computed of them beforehand.
+
+    Attributes
+    ----------
+    text
+        A UTF-8 file; by default Python's own documentation.
+    key_dims
+        Sizes N at which blocks are trained, in rising order.
+    heads
+        Heads of every block; the prediction does not depend on them.
+    pieces, length
+        Pieces of the text, and characters of each.
+    vocabulary
+        Characters that are told apart, the most frequent ones; all others are one.
+    steps, rate, richness
+        Of the training by gradient descent.
+    blocks
+        Blocks of one size that are trained in one replicate.
+    """
+
+    name: ClassVar[str] = "demo/growth"
+    claim: ClassVar[str] = "attention blocks train as was computed beforehand, the closer the larger they are"
+    source: ClassVar[Source] = bordelon("the limit of infinite key dimension; its solution is derived here")
+
+    text: Path | None = None
+    key_dims: tuple[int, ...] = (4, 16, 64)
+    heads: int = 4
+    pieces: int = 3
+    length: int = 8
+    vocabulary: int = 16
+    steps: int = 28
+    rate: float = 0.75
+    richness: float = 0.75
+    blocks: int = 16
+
+    def __post_init__(self) -> None:
+        check_rising("key_dims", self.key_dims)
+        if self.heads < 1 or self.blocks < 2:
+            raise UsageError(f"heads={self.heads}, blocks={self.blocks}: from 1 head and 2 blocks")
+
+    def inputs(self) -> dict[str, str]:
+        """Return the digest of the text; a text or a number that does not do is refused here."""
+        digests = TextTraining(text=self.text).inputs()
+        self.problem()
+        return digests
+
+    def problem(self) -> Problem:
+        """Return what is trained."""
+        return _problem(self.text, self.pieces, self.length, self.vocabulary, self.steps, self.rate, self.richness)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return the sizes."""
+        return grid(key_dim=self.key_dims)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Solve the limit, and the same equations without their response functions; nothing is trained or fitted."""
+        problem = self.problem()
+        solved, without = infinite_key_dim(problem), solve_blocks(problem, responses=False)
+        found = {"": (solved.output.values, solved.loss.values), "_without": (without.outputs, without.losses)}
+        variables: dict[str, Any] = {
+            f"{name}{course}": (dims, value, {"long_name": f"{name}, {COURSES[course]}", "units": unit})
+            for course, values in found.items()
+            for (name, dims, unit), value in zip(MEASURED, values, strict=True)
+        }
+        before, after = self._signs()
+        logits = solved.logits.values[-1][..., problem.allowed()]
+        variables |= {
+            "before": ("read_out", before, {"long_name": "what has been seen of a piece"}),
+            "after": ("read_out", after, {"long_name": "what comes next"}),
+            "moved": ((), np.sqrt(np.mean(logits**2)), {"long_name": "rms of the attention logits", "units": "1"}),
+        }
+        return xr.Dataset(variables, coords={"step": _updates(self.steps)})
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Train some blocks of one size from independent weights."""
+        network = Network(int(cell["key_dim"]), self.heads)
+        seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, self.blocks)
+        trained = train_networks(self.problem(), network, seeds.tolist(), chunk=self.blocks)
+        variables = {
+            name: (("network", *dims), trained[name].values, {"long_name": name, "units": unit})
+            for name, dims, unit in MEASURED
+        }
+        return xr.Dataset(variables, coords={"step": _updates(self.steps)})
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Ask how distances fall with the size, and how much the feedback is worth."""
+        bias = -finite_size_bias(self.key_dims)
+        basis = f"a correction 1 + N^(-1/2) moves the power by {bias:.2f} over these sizes"
+        single, near, far = self.gaps(predicted, trained)
+        fit, control = (fit_exponent(self.key_dims, gaps) for gaps in (single, far))
+        return (
+            Verdict.from_interval(
+                "single blocks come closer to the prediction like N^(-1/2)",
+                fit.interval,
+                figure=fit.exponent,
+                target=-0.5,
+                tolerance=bias,
+                basis=basis,
+            ),
+            Verdict.from_samples(
+                f"at N = {self.key_dims[-1]} the mean block is nearer to the prediction than to that without feedback",
+                np.log(near[:, -1] / far[:, -1]),
+                target=0.0,
+                tolerance=(float("inf"), 0.0),
+                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+            ),
+            Verdict.from_interval(
+                "control: the mean block comes closer to the prediction without feedback, like N^(-1/2) or faster",
+                control.interval,
+                figure=control.exponent,
+                target=-0.5,
+                tolerance=(float("inf"), bias),
+                expected="refuted",
+                basis=basis + "; what approaches another course stops at the distance of the two",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show the loss, what is said to come next, and the distances against the size."""
+        return (
+            self._losses(predicted, trained),
+            self._distances(predicted, trained),
+            self._table(predicted, trained),
+        )
+
+    def gaps(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rms distances over all updates: single blocks, their mean, their mean and what has no feedback.
+
+        Each is (replicates, sizes).
+        """
+        values = along(trained, "output", "key_dim")  # (replicates, sizes, networks, step, read_out, class)
+        wanted, without = (predicted[f"output{course}"].values for course in COURSES)
+        return distances(values, wanted), biases(values, wanted), biases(values, without)
+
+    def _signs(self) -> tuple[list[str], list[str]]:
+        """Return what is seen, and what comes next, for every read-out."""
+        problem = self.problem()
+        symbols = build_vocabulary(load_text(self.text).content, self.vocabulary).symbols
+        signs = np.array([RARER if symbol == UNKNOWN else show_signs(symbol) for symbol in symbols])
+        seen = signs[problem.inputs[..., : problem.classes].argmax(-1)]  # (pieces, length)
+        before = ["".join(piece[: place + 1]) for piece in seen for place in range(self.length)]
+        return before, signs[problem.wanted.argmax(-1)].tolist()
+
+    def _losses(self, predicted: xr.Dataset, trained: xr.Dataset) -> Multiples:
+        steps = predicted["step"].values
+        every = along(trained, "loss", "key_dim")  # (replicates, sizes, networks, step)
+        plain = tuple(map(float, steps))
+        loss, without = (tuple(predicted[f"loss{course}"].values.tolist()) for course in COURSES)
+        courses = (
+            Curve(plain, loss, COURSES[""], "predicted", 1),
+            Curve(plain, without, COURSES["_without"], "reference", 2),
+        )
+        return Multiples(
+            "Loss while it learns",
+            "updates",
+            "cross-entropy [nat/character]",
+            (
+                tuple(
+                    (spread_curve(steps, every[:, place].reshape(-1, self.steps), "trained blocks"), *courses)
+                    for place in range(len(self.key_dims))
+                ),
+            ),
+            row_labels=("",),
+            column_labels=tuple(f"key dimension N = {size}" for size in self.key_dims),
+            log_y=True,
+            note=f"Mean of {every.shape[0] * every.shape[2]} blocks of a size, the band reaches over all of them. The "
+            "prediction is computed without training and without a fit; it knows neither N nor the number of heads. "
+            "Without feedback: as if what comes back to a weight did not depend on what it has passed on itself.",
+        )
+
+    def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Lines:
+        sizes, (single, near, far) = np.asarray(self.key_dims, float), self.gaps(predicted, trained)
+        guide = single.mean(0)[0] * (sizes / sizes[0]) ** -0.5
+        mean = f"mean of {self.blocks} blocks"
+        return Lines(
+            "How far the outputs are from the prediction",
+            "key dimension N",
+            "root mean square distance",
+            (
+                spread_curve(sizes, single, "one block", group=0),
+                spread_curve(sizes, near, mean, group=1),
+                spread_curve(sizes, far, f"{mean}, from that without feedback", group=2),
+                Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "falls like N^(-1/2)", "reference"),
+            ),
+            log_x=True,
+            log_y=True,
+            note="Over all updates and characters; bands reach over replicates. The larger the block, the nearer; the "
+            "prediction without feedback stays away however large it is.",
+        )
+
+    def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:
+        """Return how probable the right next character is after the first piece's beginnings, at the end."""
+        right = self.problem().wanted.argmax(-1)[: self.length]
+        places = np.arange(self.length)
+        theirs = along(trained, "output", "key_dim")[..., -1, : self.length, :]  # (replicates, sizes, networks, ...)
+        drawn = softmax(theirs, axis=-1)[..., places, right]
+        expected = softmax(predicted["output"].values[-1, : self.length], axis=-1)[places, right]
+        rows = tuple(
+            (
+                str(predicted["before"].values[place]),
+                str(predicted["after"].values[place]),
+                f"{expected[place]:.2f}",
+                *(
+                    f"{drawn[:, size, :, place].mean():.2f} ± {drawn[:, size, :, place].std():.2f}"
+                    for size in range(len(self.key_dims))
+                ),
+            )
+            for place in places
+        )
+        return Listing(
+            "How probable the right next character has become",
+            ("seen", "next", "predicted", *(f"blocks, N = {size}" for size in self.key_dims)),
+            rows,
+            note=f"The first piece, after {self.steps - 1} updates; ± is the spread of single blocks. · is a space, ¶ "
+            f"a line end, {RARER} any rarer character. The attention logits have moved from zero to "
+            f"{float(predicted['moved']):.2f} (rms, predicted): so early the blocks look almost everywhere alike.",
+        )
+
+
+def _updates(steps: int) -> tuple[str, np.ndarray, dict[str, str]]:
+    return "step", np.arange(steps), {"long_name": "updates", "units": "1"}
+
+
+@lru_cache(maxsize=4)
+def _problem(
+    text: Path | None, pieces: int, length: int, vocabulary: int, steps: int, rate: float, richness: float
+) -> Problem:
+    return text_problem(pieces, length, vocabulary, text, steps=steps, rate=rate, richness=richness, norm=True)
