@@ -28,6 +28,7 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.limits.theory.problem import Problem
 
+QUIET = 1e-4  # outputs that move by a smaller share of what they have come to tell no kernel: sampled ones are noisy
 EACH = 9  # intervals of 1, 3, 9, ... steps before the next length: training moves fastest at its start
 
 
@@ -227,7 +228,12 @@ class Errors:
         self._owed = total - self._used[moment - 1] * (end - first)
 
     def _learn(self, moment: int, found: np.ndarray) -> None:
-        """Bring the tangent kernel in line with the way that outputs have gone since the moment before (BFGS)."""
+        """Bring the tangent kernel in line with the way that outputs have gone since the moment before (BFGS).
+
+        Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
+        """
+        if np.abs(found - self._before).max() <= QUIET * np.abs(found).max():
+            return
         memory = self._grid.memory
         taken = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
         gone = (found - self._before) / self._problem.rate
