@@ -1,7 +1,9 @@
 """Networks of finite size: what they send back agrees with the limit, level by level."""
 
 import numpy as np
+import pytest
 
+from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
 
 
@@ -19,3 +21,18 @@ def test_the_backward_variable_of_networks_scatters_around_the_limits(rng):
         assert np.abs(mean - limit[:, level]).max() < 5 * error.max() + 0.03 * scale
         assert np.abs(limit[:, level]).max() > 10 * error.max()  # the test is not about noise
     assert not np.allclose(limit[:, 0], limit[:, 2], rtol=0.2)  # nor blind to the level
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"key_dim": 2.5}, "whole"), ({"heads": 0}, "at least 1"), ({"logit_exponent": 0.2}, "1/2 to 1")],
+)
+def test_sizes_that_no_network_has_are_refused(fields, message):
+    with pytest.raises(UsageError, match=message):
+        Network(**({"key_dim": 2, "heads": 2} | fields))
+
+
+@pytest.mark.parametrize("asked", [{"seeds": []}, {"seeds": [0.5]}, {"seeds": [0], "chunk": 0}])
+def test_networks_without_seeds_are_refused(asked):
+    with pytest.raises(UsageError, match="seed"):
+        train_networks(Problem(np.ones((1, 1, 2)), np.ones(1), steps=2), Network(2, 1), **asked)

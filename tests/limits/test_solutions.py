@@ -26,7 +26,18 @@ def test_what_is_no_limit_is_refused_with_the_way_round(lesson):
     for wrong in ({"key_dim": 0}, {"key_dim": 1.5}, {"cells": 0}, {"cells": 1.5}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             infinite_depth(lesson, **wrong)
-    for wrong in ({"samples": 0}, {"tolerance": 0.0}, {"memory": np.nan}, {"seed": -1}, {"seed": None}, {"seed": 0.5}):
+    with pytest.raises(UsageError, match="cells"):  # the number of blocks there, but not by this name
+        infinite_depth(replace(lesson, depth_exponent=0.5), cells=0)
+    for wrong in (
+        {"samples": 0},
+        {"samples": 9000.5},
+        {"most": np.nan},
+        {"tolerance": 0.0},
+        {"memory": np.nan},
+        {"seed": -1},
+        {"seed": None},
+        {"seed": 0.5},
+    ):
         with pytest.raises(UsageError, match=next(iter(wrong))):
             Sampling(**wrong)
 
@@ -93,6 +104,13 @@ def test_depth_goes_to_its_limit_at_every_exponent(lesson):
         assert gaps[1] < gaps[0] / 1.4
     with pytest.raises(UsageError, match="1/2 and 1 only"):
         infinite_depth(replace(lesson, depth_exponent=0.75), key_dim=2)
+
+
+def test_attention_that_stays_uniform_is_shown_like_any_other(lesson):
+    solved = infinite_depth(replace(lesson, depth_exponent=0.75, causal=True), cells=2)
+    assert solved.logits.dims == ("step", "layer", "sample", "token", "key")
+    assert np.all(solved.logits == 0)
+    assert np.array_equal(solved.attention.values[-1, 1, 0], [[1, 0], [0.5, 0.5]])
 
 
 def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(lesson):

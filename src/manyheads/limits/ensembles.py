@@ -43,8 +43,11 @@ class Network:
     activation: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.key_dim, self.heads) < 1:
-            raise UsageError(f"key_dim={self.key_dim}, heads={self.heads}: at least 1")
+        whole = all(isinstance(size, int | np.integer) for size in (self.key_dim, self.heads))
+        if not whole or min(self.key_dim, self.heads) < 1:
+            raise UsageError(f"key_dim={self.key_dim}, heads={self.heads}: whole numbers, at least 1")
+        if not 0.5 <= self.logit_exponent <= 1:
+            raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
         if self.activation is not None and self.activation not in ACTIVATIONS:
             raise UsageError(f"activation={self.activation!r}: choose from {', '.join(map(repr, ACTIVATIONS))}")
 
@@ -77,8 +80,18 @@ def train_networks(
     Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged
     over heads, `logit_variance` (layer) over heads, `stream` and `backward` (level, row, row_too), kernels at equal
     times of the stream and of the backward variable -gamma0 d dloss/dh, level 0 below the first block, and `pooled`
-    (read_out, read_out_too) of the read-outs.
+    (read_out, read_out_too) of the read-outs. Networks that diverge are in it, with what is not finite.
+
+    Raises
+    ------
+    UsageError
+        No seeds, seeds that are no whole numbers, or a chunk of none.
     """
+    seeds = list(seeds)
+    if not seeds or not all(isinstance(seed, int | np.integer) for seed in seeds) or chunk < 1:
+        raise UsageError(
+            f"{len(seeds)} seeds from {seeds[:1]}, chunk={chunk}: give one seed or more, whole numbers; chunks from one"
+        )
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with jax.enable_x64(True):
         run = _trainer(_Frame.of(problem), network, every_head)

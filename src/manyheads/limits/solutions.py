@@ -11,6 +11,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.theory.attention_heads import AttentionHeads
 from manyheads.limits.theory.attention_limit import AttentionLimit
 from manyheads.limits.theory.branches import Branch
+from manyheads.limits.theory.depth import check_cells
 from manyheads.limits.theory.problem import Problem
 from manyheads.limits.theory.requests import Request
 from manyheads.limits.theory.requests import Sampling as Sampling
@@ -174,6 +175,7 @@ def infinite_depth(
     True
     """
     sampling = sampling or Sampling()
+    check_cells(cells)
     if key_dim is None:
         _check_stable(logit_exponent)
     plain = key_dim is None and activation is None

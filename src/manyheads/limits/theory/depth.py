@@ -19,6 +19,12 @@ from manyheads.limits.theory.marching import Depthwise, March
 from manyheads.limits.theory.problem import Problem
 
 
+def check_cells(cells: int) -> None:
+    """Refuse what is no number of cells."""
+    if not isinstance(cells, int | np.integer) or cells < 1:
+        raise UsageError(f"cells={cells}: a whole number, at least 1")
+
+
 def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
     """Return midpoint steps of the continuum without noise, depth exponents above 1/2.
 
@@ -27,8 +33,7 @@ def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
     UsageError
         Depth exponent 1/2, whose continuum has noise, or no cell.
     """
-    if not isinstance(cells, int | np.integer) or cells < 1:
-        raise UsageError(f"cells={cells}: a whole number, at least 1")
+    check_cells(cells)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
     return Depthwise(

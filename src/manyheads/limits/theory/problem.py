@@ -16,6 +16,7 @@ with a memory m that is one for plain descent; mini-batches are weights c_o(t) t
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -101,16 +102,18 @@ class Problem:
     optimizer: str = "sgd"
 
     def __post_init__(self) -> None:
-        inputs, targets = (np.asarray(value, np.float64) for value in (self.inputs, self.targets))
+        inputs, targets = (_array(name, getattr(self, name)) for name in ("inputs", "targets"))
         if inputs.ndim != 3 or 0 in inputs.shape or not np.all(np.isfinite(inputs)):
             raise ShapeError(f"inputs of shape {inputs.shape}: give finite tokens (samples, tokens, features)")
         _check_numbers(self)
         axes = inputs.shape[:1] if self.read_out == "pool" else inputs.shape[:2]
         if targets.shape == axes:
             targets = targets[..., None]
-        if targets.ndim != len(axes) + 1 or targets.shape[:-1] != axes or not np.all(np.isfinite(targets)):
+        fits = targets.ndim == len(axes) + 1 and targets.shape[:-1] == axes and targets.size > 0
+        if not fits or not np.all(np.isfinite(targets)):
             raise ShapeError(
-                f"targets of shape {np.shape(self.targets)}: {axes} or {(*axes, 'C')} fit {self.read_out!r} read-out"
+                f"targets of shape {np.shape(self.targets)}: {axes} or {(*axes, 'C')}, finite, fit {self.read_out!r} "
+                "read-out"
             )
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "targets", targets)
@@ -189,7 +192,24 @@ class Problem:
         return np.tril(square) if self.causal else square
 
 
+def _array(name: str, given: Any) -> np.ndarray:
+    """Return an array of float64, or refuse what is none."""
+    try:
+        array = np.asarray(given)
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+    except ValueError:  # rows of different length
+        array = np.asarray(None)
+    raise ShapeError(f"{name}: give an array of real numbers, not of {array.dtype}")
+
+
 def _check_numbers(problem: Problem) -> None:
+    for name in ("rate", "richness", "branch", "depth_exponent", "momentum"):
+        if not isinstance(getattr(problem, name), Real):
+            raise UsageError(f"{name}={getattr(problem, name)!r}: a number")
+    for name in ("causal", "norm", "embedding"):
+        if not isinstance(getattr(problem, name), bool | np.bool_):
+            raise UsageError(f"{name}={getattr(problem, name)!r}: True or False")
     for name in ("steps", "depth"):
         value = getattr(problem, name)
         if not isinstance(value, int | np.integer) or value < 1:
@@ -206,7 +226,7 @@ def _check_numbers(problem: Problem) -> None:
             f"optimizer={problem.optimizer!r}: the limit closes for updates that are linear in the gradients, descent "
             "with or without momentum; Adam divides each entry by its own size, and has no closed limit"
         )
-    if problem.loss not in LOSSES:
+    if problem.loss not in tuple(LOSSES):
         raise UsageError(f"loss={problem.loss!r}: choose from {', '.join(map(repr, LOSSES))}")
     if problem.read_out not in ("pool", "token"):
         raise UsageError(f"read_out={problem.read_out!r}: 'pool' averages the tokens of a sample, 'token' reads each")
@@ -214,7 +234,7 @@ def _check_numbers(problem: Problem) -> None:
 
 def _weights(weights: Any, axes: tuple[int, ...], steps: int) -> np.ndarray:
     """Return weights (...) of all steps or (S, ...) of every step, whatever was left out."""
-    given = np.full(axes, 1 / np.prod(axes)) if weights is None else np.asarray(weights, np.float64)
+    given = np.full(axes, 1 / np.prod(axes)) if weights is None else _array("weights", weights)
     if given.shape not in (axes, (steps, *axes)) or not np.all(np.isfinite(given)) or np.any(given < 0):
         raise ShapeError(f"weights of shape {given.shape}: {axes} or {(steps, *axes)}, finite and none negative")
     return given

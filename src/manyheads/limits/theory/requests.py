@@ -47,6 +47,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if not isinstance(self.seed, int | np.integer) or self.seed < 0:
             raise UsageError(f"seed={self.seed}: a whole number, at least 0")
+        for name in ("samples", "most"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) and not (name == "samples" and value is None):
+                raise UsageError(f"{name}={value}: a whole number")
         if self.samples is not None and not 1 <= self.samples <= self.most:
             raise UsageError(f"samples={self.samples}: from 1 to most={self.most}")
         if self.tolerance is not None and not self.tolerance > 0:

@@ -44,7 +44,9 @@ class _UniformProcess(Process):
     def __init__(self, problem: "Problem"):
         self._rows = problem.rows
         allowed = problem.allowed()
-        self._mean = np.kron(np.eye(problem.samples), allowed / allowed.sum(1, keepdims=True))  # J (PT, PT)
+        pattern = allowed / allowed.sum(1, keepdims=True)
+        self._pattern = np.broadcast_to(pattern, (problem.samples, *pattern.shape))
+        self._mean = np.kron(np.eye(problem.samples), pattern)  # J (PT, PT)
 
     def write(self, around: Around) -> Written:
         lo = around.moment * self._rows
@@ -56,6 +58,10 @@ class _UniformProcess(Process):
         hi = lo + self._rows
         covariance = self._average(self._mean.T, around.above[lo:hi, :hi])
         return Sent(covariance, covariance, self._average(self._mean.T, around.kernel()))
+
+    def look(self) -> dict[str, np.ndarray]:
+        """Logits, which are zero, and the pattern (P, T, T) of every head."""
+        return {"logits": np.zeros(self._pattern.shape), "attention": self._pattern}
 
     def _average(self, left: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Return left @ row(t, t') @ left^T for every moment t'."""
