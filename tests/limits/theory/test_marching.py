@@ -9,7 +9,7 @@ from manyheads.limits.ensembles import Network, train_networks
 from manyheads.limits.theory.attention_heads import AttentionHeads
 from manyheads.limits.theory.attention_limit import AttentionLimit
 from manyheads.limits.theory.depth import cells_in_depth, extrapolate
-from manyheads.limits.theory.lazy import lazy_outputs
+from manyheads.limits.theory.lazy import lazy_kernel, lazy_outputs
 from manyheads.limits.theory.marching import blocks_in_depth, march
 from manyheads.limits.theory.perceptron import Perceptron
 from manyheads.limits.theory.problem import Problem
@@ -85,6 +85,15 @@ def test_a_lazy_perceptron_has_its_closed_kernel(activation, rng):
     exact = lazy_outputs(lesson, activation)
     # Sampling: a relative 1/sqrt(8192) for each of a few kernels; without the frozen twin the error is above one.
     assert rms(found - exact) < 0.03 * rms(exact)
+
+
+@pytest.mark.parametrize("activation", ["erf", "relu"])
+def test_a_token_of_zeros_learns_nothing_in_the_lazy_limit(activation, rng):
+    inputs = tokens(rng, 3, 1)
+    inputs[0] = 0
+    whole = lazy_kernel(Problem(inputs, np.ones(3)), activation)
+    assert np.array_equal(whole[0], np.zeros(3))
+    assert np.abs(whole[1:, 1:] - lazy_kernel(Problem(inputs[1:], np.ones(2)), activation)).max() < 1e-14
 
 
 def test_one_token_attends_to_itself_so_attention_is_a_linear_branch(rng):

@@ -32,12 +32,13 @@ def _erf_pair(kernel: np.ndarray) -> Pair:
 
 
 def _relu_pair(kernel: np.ndarray) -> Pair:
-    """Return the arc-cosine kernels of orders 1 and 0 (Cho and Saul, 2009)."""
-    sizes = np.sqrt(np.diag(kernel))
-    cosine = np.clip(kernel / np.outer(sizes, sizes), -1, 1)
+    """Return the arc-cosine kernels of orders 1 and 0 (Cho and Saul, 2009); at zero relu is flat."""
+    sizes = np.sqrt(np.outer(np.diag(kernel), np.diag(kernel)))
+    alive = sizes > 0
+    cosine = np.clip(kernel / np.where(alive, sizes, 1), -1, 1)
     angle = np.arccos(cosine)
-    first = np.outer(sizes, sizes) * (np.sin(angle) + (np.pi - angle) * cosine) / (2 * np.pi)
-    return first, (np.pi - angle) / (2 * np.pi)
+    first = sizes * (np.sin(angle) + (np.pi - angle) * cosine) / (2 * np.pi)
+    return first, alive * (np.pi - angle) / (2 * np.pi)
 
 
 PAIRS: MappingProxyType[str, Callable[[np.ndarray], Pair]] = MappingProxyType(
