@@ -80,6 +80,9 @@ REFUSED = [
     ({"layers": 3, "width": 8, "heads": None}, "heads=None"),
     ({"layers": 3, "width": 8, "heads": 2, "notes": 4}, "notes is 4"),
     ({"layers": 3, "width": 8, "heads": 2, "notes": [4]}, "list of sentences"),
+    ({"layers": 3, "width": 8, "heads": 2, "notes": ["\ud800"]}, "no UTF-8 form"),
+    ({"layers": 10**310, "width": 8, "heads": 2}, r"layers is an integer of 1030 bits, expected one of at most 10\^18"),
+    ({"model_type": "mistral", "hidden_size": 10**310, "num_attention_heads": 1}, "width is"),
     ([], "JSON object"),
 ]
 
@@ -90,7 +93,7 @@ def test_refused_by_name(config, says):
         shape_from_config(config)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b'{"model_type": NaN}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b'{"model_type": NaN}', b"1" * 5000])
 def test_unreadable_files(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(FileRefused, match=r"config\.json"):

@@ -251,6 +251,10 @@ def shape_from_config(config: dict[str, Any], origin: str = "config") -> ModelSh
         notes = config.get("notes", [])
         if not isinstance(notes, list | tuple) or not all(isinstance(note, str) for note in notes):
             raise FileRefused(f"{origin}: notes is {notes!r}, expected a list of sentences")
+        try:
+            "".join(notes).encode()
+        except UnicodeEncodeError as error:  # half of a character, legal as an escape in JSON, and no text
+            raise FileRefused(f"{origin}: notes is {notes!r}, which has no UTF-8 form") from error
         values = {**config, "notes": tuple(notes)}
     try:
         return ModelShape(**values)
@@ -279,6 +283,9 @@ def read_config(path: str | Path) -> ModelShape:
         if path.stat().st_size > LARGEST_FILE:
             raise FileRefused(f"{path}: {path.stat().st_size:,} bytes, a configuration has at most {LARGEST_FILE:,}")
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except FileRefused:
+        raise
+    # ValueError: no UTF-8, no JSON, or a number of more digits than Python converts.
+    except (OSError, ValueError, RecursionError) as error:
         raise FileRefused(f"{path}: cannot be read as JSON ({error})") from error
     return shape_from_config(config, str(path))

@@ -9,6 +9,8 @@ Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
 Biases = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rotary", "none"]
+LARGEST = 10**18
+"""No size is larger: a mistake, or a file that means harm; products of a few sizes still have a float."""
 WORDS = {"activation": Activation, "norm": Norm, "biases": Biases, "positions": Positions}
 
 
@@ -17,6 +19,9 @@ def _refuse(owner: object, least: int, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UsageError(f"{type(owner).__name__}: {name}={value!r}, expected an integer of at least {least}")
+        if value > LARGEST:
+            size = f"an integer of {value.bit_length()} bits"
+            raise UsageError(f"{type(owner).__name__}: {name} is {size}, expected one of at most 10^18")
 
 
 @dataclass(frozen=True)
