@@ -106,6 +106,13 @@ def test_depth_goes_to_its_limit_at_every_exponent(lesson):
         infinite_depth(replace(lesson, depth_exponent=0.75), key_dim=2)
 
 
+def test_a_loss_at_infinite_depth_is_that_of_the_outputs(lesson):
+    long = replace(lesson, depth_exponent=0.5, steps=24)
+    for solved in (infinite_depth(long, cells=2), infinite_depth(long, cells=2, every=3)):
+        squares = ((solved.output.values[..., 0] - lesson.targets[:, 0]) ** 2).mean(-1) / 2
+        assert np.allclose(solved.loss, squares, rtol=1e-12)
+
+
 def test_attention_that_stays_uniform_is_shown_like_any_other(lesson):
     solved = infinite_depth(replace(lesson, depth_exponent=0.75, causal=True), cells=2)
     assert solved.logits.dims == ("step", "layer", "sample", "token", "key")

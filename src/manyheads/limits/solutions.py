@@ -153,8 +153,8 @@ def infinite_depth(
     Returns
     -------
     Dataset as from `infinite_key_dim`, over cells instead of layers; errors beside variables are those of sampling and
-    of the grid in time, not of the steps in depth. Where depths are extrapolated, outputs, loss and `pooled` are, and
-    the rest is that of the deeper one.
+    of the grid in time, not of the steps in depth. Where depths are extrapolated, outputs and `pooled` are, the
+    loss is that of the outputs, and the rest is that of the deeper one.
 
     Raises
     ------

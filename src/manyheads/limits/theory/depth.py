@@ -47,11 +47,12 @@ def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
 def extrapolate(coarse: March, fine: March) -> March:
     """Richardson's extrapolation of a march at L and one at 2L whose error falls like 1/L.
 
-    What exists once a layer (kernels of the stream, what branches show) is left as it is at 2L.
+    What exists once a layer (kernels of the stream, what branches show) is left as it is at 2L, and so are losses: one
+    that is extrapolated can be negative, and that of the outputs (`Problem.losses`) is as near and cannot.
     """
     return March(
         outputs=2 * fine.outputs - coarse.outputs,
-        losses=2 * fine.losses - coarse.losses,
+        losses=fine.losses,
         stream=fine.stream,
         backward=fine.backward,
         pooled=2 * fine.pooled - coarse.pooled,

@@ -186,6 +186,10 @@ class Problem:
             return (ages > 0).astype(np.float64)
         return np.where(ages > 0, (1 - self.momentum ** np.maximum(ages, 0)) / (1 - self.momentum), 0.0)
 
+    def losses(self, outputs: np.ndarray) -> np.ndarray:
+        """Training loss (S,) of outputs (S, O, C) at every step."""
+        return (self.shares * self.rule.value(self.wanted, outputs)).sum(1)
+
     def allowed(self) -> np.ndarray:
         """Whether a token may attend to another of its sample, (T, T)."""
         square = np.ones((self.tokens, self.tokens), bool)

@@ -166,7 +166,10 @@ def _march(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[
     for task, grid in zip(tasks, grids, strict=True):
         streams = np.random.default_rng(request.sampling.seed).spawn(2 if request.sampled else 1)
         marched.append(task.solve(grid, streams))
-    return marched[0] if len(marched) == 1 else [extrapolate(*pair) for pair in zip(*marched, strict=True)]
+    if len(marched) == 1:
+        return marched[0]
+    deep = [extrapolate(*pair) for pair in zip(*marched, strict=True)]
+    return [replace(each, losses=grids[0].moments.losses(each.outputs)) for each in deep]
 
 
 def foresee(request: Request) -> Plan:
