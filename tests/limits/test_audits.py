@@ -168,6 +168,19 @@ def test_role_maps_are_refused_where_they_do_not_fit():
         list_wants(Parametrization(base=Shape(16, 4, 2)), fused, Tuned(1.0, spreads={"query": 0.1}))
 
 
+@pytest.mark.parametrize("roles", [["q"], {"q": 3}, {3: "query"}, "query"])
+def test_role_maps_that_are_none_are_refused(roles):
+    with pytest.raises(UsageError, match="expected a map from patterns of names to parts"):
+        read_map(roles, BASE, ["q"])
+
+
+def test_a_shape_or_what_was_tuned_of_another_kind_is_refused():
+    with pytest.raises(UsageError, match=r"shape=\(8, 4, 2\): expected Shape"):
+        read_map({"q": "query"}, (8, 4, 2), ["q"])
+    with pytest.raises(UsageError, match=r"tuned=0\.001: give Tuned\(rate="):
+        list_wants(Parametrization(base=BASE), gpt2(WIDE), 1e-3)
+
+
 def test_configurations_are_refused_where_they_do_not_divide():
     with pytest.raises(UsageError, match="the width 30 is no multiple of the 4 heads"):
         read_config({"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 1}, gpt2_names(1))
@@ -300,3 +313,103 @@ def test_audits_are_refused_where_there_is_nothing_to_audit():
         p.audit(model, torch.optim.AdamW(other.parameters()), TUNED)
     coupled = p.audit(model, torch.optim.Adam(p.torch_groups(model, TUNED)), TUNED)
     assert "use AdamW" in coupled.notes[0]
+
+
+def kept(groups, *left_out):
+    """The groups without names, and without what an optimizer does not know."""
+    unknown = {"names", "role", *left_out}
+    return [{key: value for key, value in group.items() if key not in unknown} for group in groups]
+
+
+@pytest.mark.torch
+def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
+    """Their rates mean something else: right numbers would be no comfort, wrong ones no fault."""
+    import torch
+
+    class Lion(torch.optim.Optimizer):
+        """Moves by signs, and has no epsilon by which it could be taken for Adam."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1})
+
+    class Lamb(torch.optim.Optimizer):
+        """Has the keys of Adam, and rescales every layer by its norm."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-6})
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = p.torch_groups(model, TUNED)
+    for optimizer in (
+        Lion(kept(groups, "eps")),
+        Lamb(kept(groups)),
+        torch.optim.Adafactor(kept(groups, "eps")),
+        torch.optim.Adadelta(kept(groups)),
+        torch.optim.Rprop(kept(groups, "eps", "weight_decay")),
+        torch.optim.LBFGS(model.parameters()),
+    ):
+        with pytest.raises(UsageError, match=rf"steps of {type(optimizer).__name__} .*known are SGD.*param_groups"):
+            p.audit(model, optimizer, TUNED)
+    assert p.audit(model, Lamb(kept(groups)).param_groups, TUNED).passed  # the caller vouches
+    with pytest.raises(UsageError, match=r"a group has eps=\(None, 0\.001\): expected one number"):
+        p.audit(model, torch.optim.Adafactor(kept(groups, "eps")).param_groups, TUNED)
+    for kind in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad):
+        audit = p.audit(model, kind(kept(groups)), TUNED)
+        assert audit.passed
+        assert any(each.quantity == "initial" for each in audit.findings)  # also where state is there from the start
+
+
+@pytest.mark.torch
+def test_groups_by_name_and_a_schedule_of_one_cycle_are_read(seed):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = p.torch_groups(model, TUNED)
+    named = [{**group, "params": list(zip(group["names"], group["params"], strict=True))} for group in groups]
+    assert p.audit(model, named, TUNED).passed
+    optimizer = torch.optim.AdamW(kept(groups))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [group["lr"] for group in groups], total_steps=10)
+    assert optimizer.param_groups[0]["initial_lr"] < groups[0]["lr"] / 10
+    assert p.audit(model, optimizer, TUNED).passed, schedule
+
+
+@pytest.mark.torch
+def test_a_trained_model_is_told_from_a_fresh_one_or_one_is_asked(seed):
+    """Gradient descent without momentum keeps no trace of its steps."""
+    import torch
+
+    p, model = Parametrization(base=BASE, optimizer="sgd"), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.SGD(p.torch_groups(model, TUNED))
+    assert p.audit(model, optimizer, TUNED).passed
+    for tensor in model.parameters():
+        tensor.grad = torch.full_like(tensor, 10 / TUNED.rate)
+    optimizer.step()
+    assert not optimizer.state
+    audit = p.audit(model, optimizer, TUNED)
+    assert {each.quantity for each in audit.faults} == {"initial"}
+    assert "fresh=False" in audit.notes[0]
+    assert p.audit(model, optimizer, TUNED, fresh=False).passed
+
+
+@pytest.mark.torch
+def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", BASE)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    audit = p.audit(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
+    assert [(each.name, each.quantity) for each in audit.faults] == [("lm_head.weight", "initial")]
+    assert "NaN" in audit.faults[0].meaning
+    json.dumps(audit.as_dict(), allow_nan=False)
+
+
+def test_configurations_with_a_spread_that_is_none_are_refused():
+    config = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}
+    for name, value in (("initializer_range", "0.02"), ("initializer_range", -0.1), ("init_std", 10**400)):
+        with pytest.raises(UsageError, match=f"{name} is .*standard deviation"):
+            read_config(config | {name: value}, gpt2_names(1))
+    assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).spread == 0.1

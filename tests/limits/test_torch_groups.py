@@ -334,6 +334,47 @@ def test_frozen_parameters_wrappers_and_padding(seed):
     assert torch.equal(drawn, table)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch itself, where its compiler is imported
+def test_wrapped_parts_are_looked_through(seed):
+    """Wrapping blocks one by one, or the body alone, puts a wrapper's name in the middle of the parameters' names."""
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    p, shape = Parametrization(base=BASE), Shape(16, 4, 2)
+    plainly = build("llama", shape)
+    scale_logits(plainly, p)
+    expected = [(group["role"], group["lr"], group["names"]) for group in p.torch_groups(plainly, TUNED)]
+    blocks, body = build("llama", shape), build("llama", shape)
+    for number, block in enumerate(blocks.model.layers):
+        blocks.model.layers[number] = checkpoint_wrapper(block)
+    body.model = torch.compile(body.model)
+    for model in (blocks, body):
+        assert scale_logits(model, p) == shape.depth
+        assert model.model.layers[1].self_attn.scaling == plainly.model.layers[1].self_attn.scaling
+        p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+        groups = p.torch_groups(model, TUNED)
+        assert [(group["role"], group["lr"], group["names"]) for group in groups] == expected
+        assert p.audit(model, torch.optim.AdamW(groups), TUNED).passed
+
+
+def test_models_of_which_nothing_or_little_is_trained():
+    import torch
+
+    p, shape = Parametrization(base=BASE), Shape(16, 4, 2)
+    model = build("qwen2", shape)
+    model.requires_grad_(False)
+    with pytest.raises(UsageError, match="Qwen2ForCausalLM has no trained parameter"):
+        p.torch_groups(model, TUNED)
+    model.model.layers[0].self_attn.q_proj.bias.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"a frozen table is embedding and unembedding at once"):
+        p.torch_groups(model, TUNED)
+    model = build("llama", shape)
+    for block in model.model.layers:
+        block.self_attn.q_proj.weight.requires_grad_(False)
+    assert scale_logits(model, p) == shape.depth  # of frozen queries as well
+    assert p.audit(model, torch.optim.AdamW(p.torch_groups(model, TUNED)), TUNED, fresh=False).passed
+
+
 def test_torch_takes_the_groups_as_they_are():
     import torch
 

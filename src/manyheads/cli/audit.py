@@ -37,6 +37,8 @@ class Audit(Theory):
     """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
     applied: bool = False
     """The model multiplies its logits, branches and outputs itself; otherwise the weights carry those factors."""
+    trained: bool = False
+    """The weights have been trained, or were loaded: say nothing about how they start."""
     json: bool = False
     """Print JSON instead of sentences."""
     strict: bool = False
@@ -65,7 +67,9 @@ class Audit(Theory):
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())
         model, optimizer, roles = self._load()
-        found = self.parametrization(base).audit(model, optimizer, tuned, roles, shape, folded=not self.applied)
+        found = self.parametrization(base).audit(
+            model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=False if self.trained else None
+        )
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
 

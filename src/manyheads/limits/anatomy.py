@@ -45,6 +45,9 @@ CARRIES: Mapping[str, str] = {
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
 
+LARGEST_SPREAD = 1e30
+"""No family starts its weights at such a spread; float32 still holds it."""
+
 _WEIGHT = {
     Role.EMBEDDING: "embedding",
     Role.SEGMENT: "embedding",
@@ -199,8 +202,7 @@ def read_config(
         places.append(_place(group, means, closes))
     if tied and not reason and not any(place.closes for place in places):
         reason = "its last norm has no gain that is trained"
-    spread = config.get("initializer_range") or config.get("init_std") or 0.02  # as transformers does
-    return Anatomy(shape, tuple(places), family.table.model_type, post, float(spread), reason)
+    return Anatomy(shape, tuple(places), family.table.model_type, post, _read_spread(config), reason)
 
 
 def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Sequence[str]]) -> Anatomy:
@@ -219,7 +221,7 @@ def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Seque
     Raises
     ------
     UsageError
-        A part that is none, a pattern that fits nothing, or a parameter that no pattern fits.
+        No map, or no shape; a part that is none, a pattern that fits nothing, or a parameter that no pattern fits.
 
     Examples
     --------
@@ -227,6 +229,10 @@ def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Seque
     >>> [(place.name, place.start) for place in anatomy.places]
     [('table', 'random'), ('0.q.bias', 'zero')]
     """
+    if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
+        raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
+    if not isinstance(shape, Shape):
+        raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
     for pattern, part in roles.items():
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
@@ -289,6 +295,15 @@ def _check_attention(family: Family) -> None:
                 f"{name}: an embedding narrower than the stream is not described here; set word_embed_proj_dim to "
                 f"{width}, or give roles= and shape="
             )
+
+
+def _read_spread(config: Mapping[str, Any]) -> float:
+    """Return the standard deviation at which a family starts its weights, chosen as transformers does."""
+    name = "initializer_range" if config.get("initializer_range") else "init_std"
+    spread = config.get(name) or 0.02
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < LARGEST_SPREAD:
+        raise UsageError(f"{name} is {str(spread)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
+    return float(spread)
 
 
 def _saved(config: Mapping[str, Any], name: str) -> str:

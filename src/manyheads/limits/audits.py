@@ -100,10 +100,10 @@ class Audit:
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON, which has no infinity: such a factor is None there."""
+        """Return everything as plain values, for JSON, which has no infinity and no NaN: they are None there."""
         found = asdict(self)
         for each in found["findings"]:
-            each["factor"] = each["factor"] if math.isfinite(each["factor"]) else None
+            each |= {name: each[name] if math.isfinite(each[name]) else None for name in ("actual", "factor")}
         return {"passed": self.passed, **found}
 
     def __str__(self) -> str:
@@ -277,6 +277,8 @@ def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float) -> 
 
 
 def _explain_start(want: Want, factor: float) -> str:
+    if math.isnan(factor):
+        return "it holds numbers that are none (NaN)"
     if want.place.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
     if want.place.start == "one":

@@ -273,9 +273,14 @@ class Parametrization:
         roles: Any = None,
         shape: Shape | None = None,
         folded: bool = True,
+        fresh: bool | None = None,
     ) -> Audit:
-        """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`."""
+        """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`.
+
+        `fresh` says whether the weights are as they started, so that their spreads are judged too; None finds out from
+        the optimizer, which gradient descent without momentum and a list of groups do not tell.
+        """
         from manyheads.limits.torch_audits import audit_torch
         from manyheads.limits.torch_groups import Reading
 
-        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded))
+        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded), fresh)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization import Parametrization
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
     Raises
     ------
     UsageError
-        No module, a plain module without roles and shape, or whatever `read_config` and `read_map` refuse.
+        No module, none of its parameters trained, a plain module without roles and shape, or whatever `read_config` and
+        `read_map` refuse.
     ExtraMissing
         torch is not installed.
     """
@@ -85,10 +88,13 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
     names: dict[int, list[str]] = {}
     tensors: dict[str, Any] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
+        name = ".".join(piece for piece in name.split(".") if piece not in INNER)
         names.setdefault(id(tensor), []).append(name)
         tensors.setdefault(names[id(tensor)][0], tensor)
     frozen = {name for name, tensor in tensors.items() if not tensor.requires_grad}
-    config = getattr(model, "config", None)
+    if len(frozen) == len(tensors):
+        raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
+    config, scales = getattr(model, "config", None), {}
     if reading.roles is not None:
         if reading.shape is None:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
@@ -100,13 +106,16 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
             "shape=Shape(key_dim, heads, depth)"
         )
     else:
-        anatomy = read_config(config.to_dict(), names.values(), frozen)
+        anatomy = whole = read_config(config.to_dict(), names.values())
+        if frozen:  # whose attention has a scale all the same
+            anatomy = read_config(config.to_dict(), names.values(), frozen)
+        scales = {name: float(module.scaling) for name, module in _attention(model, whole).items()}
         if reading.shape not in (None, anatomy.shape):
             raise UsageError(f"shape={reading.shape}, and the configuration says {anatomy.shape}: leave shape out")
     return TorchModel(
         anatomy,
         {name: tensor for name, tensor in tensors.items() if name not in frozen},
-        {name: float(module.scaling) for name, module in _attention(model, anatomy).items()},
+        scales,
         _padding(model, names),
     )
 
@@ -226,16 +235,16 @@ def scale_logits(model: Any, p: Parametrization) -> int:
         The attention modules have no such attribute.
     """
     model = _unwrap(model)
-    anatomy = read_model(model).anatomy
-    modules = _attention(model, anatomy)
-    if len(modules) < anatomy.shape.depth:
+    read = read_model(model)
+    shape = read.anatomy.shape
+    if len(read.scales) < shape.depth:
         raise UsageError(
-            f"{anatomy.shape.depth} layers, and {len(modules)} attention modules with an attribute `scaling`: "
+            f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`: "
             "this version of transformers scales logits elsewhere; use version 5, or split query_key_value"
         )
-    for module in modules.values():
-        module.scaling = _logit_scale(p, anatomy.shape.key_dim)
-    return len(modules)
+    for name in read.scales:
+        model.get_submodule(name).scaling = _logit_scale(p, shape.key_dim)
+    return len(read.scales)
 
 
 def _logit_scale(p: Parametrization, key_dim: int) -> float:
@@ -256,8 +265,6 @@ def _unwrap(model: Any) -> Any:
 
 def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
-    if not anatomy.family:
-        return {}
     found = {}
     for place in anatomy.places:
         if place.parts[0] == "query":

@@ -183,6 +183,8 @@ def list_wants(
     UsageError
         A model that the parametrization does not describe, or a parameter that cannot carry what it would have to.
     """
+    if not isinstance(tuned, Tuned):
+        raise UsageError(f"tuned={tuned!r}: give Tuned(rate=..., epsilon=..., weight_decay=...), as at the base")
     shape = anatomy.shape
     if anatomy.post_norm and p.scheme == "limits" and shape.depth != p.base.depth:
         raise UsageError(
@@ -197,7 +199,7 @@ def list_wants(
         carried = {"branch": 1.0, "logit": 1.0, "output": 1 / asked.output}
     factors = role_factors(p, shape)
     if folded and anatomy.open_end and asked.output != 1:
-        tied = next(place.name for place in anatomy.places if place.tied)
+        tied = next((place.name for place in anatomy.places if place.tied), "a frozen table")
         raise UsageError(
             f"{tied} is embedding and unembedding at once and needs the factor {asked.output:.4g} behind it, which no "
             f"parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or multiply "
