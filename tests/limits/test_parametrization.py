@@ -220,6 +220,9 @@ def test_powers_print_and_multiply():
         {"depth_exponent": 0.4},
         {"richness": 0.0},
         {"scheme": "mup", "richness": 2.0},
+        {"base": (8, 4, 2)},
+        {"depth_exponent": None},
+        {"richness": "1"},
     ],
 )
 def test_wrong_use_is_refused(wrong):
@@ -230,3 +233,47 @@ def test_wrong_use_is_refused(wrong):
 def test_an_unknown_role_is_refused():
     with pytest.raises(UsageError, match="no role is called 'adapter'"):
         Parametrization(base=BASE).optax(optax.adam(1e-3), {"x": "adapter"}, LARGER)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "said"),
+    [
+        ({}, (8, 4, 2), "expected Shape"),
+        ({}, Shape(10**400, 4, 2), "beyond what a float holds"),
+        ({"richness": 1e300, "optimizer": "sgd"}, BASE, "beyond what a float holds"),
+        ({"richness": 1e-300, "optimizer": "sgd"}, BASE, "beyond what a float holds"),
+    ],
+)
+def test_a_shape_without_a_table_is_refused(given, shape, said):
+    with pytest.raises(UsageError, match=said):
+        Parametrization(base=BASE, **given).table(shape)
+
+
+def test_labels_and_weights_need_not_have_the_same_structure():
+    """One name for a branch, weights that a mask leaves out, arguments that a transformation wants besides."""
+    p = Parametrization(base=Shape(8, 1, 1))
+    ones = {"block": [jnp.ones(2), (jnp.ones(1), None)], "table": jnp.ones(3), "kept": {"deep": jnp.ones(1)}}
+    labels = {"block": "value", "table": "embedding", "kept": {"deep": "bias"}}
+    chained = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
+    tx = p.optax(chained, labels, Shape(32, 1, 1))
+    updates, _ = tx.update(ones, tx.init(ones), ones, value=1.0)
+    rate = p.table(Shape(32, 1, 1)).column("rate")
+    moved = {"value": updates["block"], "embedding": updates["table"], "bias": updates["kept"]}
+    for role, branch in moved.items():
+        assert [float(leaf[0]) for leaf in jax.tree.leaves(branch)] == pytest.approx(
+            [-rate[role] / p.table(Shape(32, 1, 1))[role].epsilon] * len(jax.tree.leaves(branch))
+        )
+    frozen = {"train": p.optax(optax.sgd(1.0), labels, Shape(32, 1, 1)), "freeze": optax.set_to_zero()}
+    tx = optax.multi_transform(frozen, {"block": "train", "table": "train", "kept": "freeze"})
+    masked, _ = tx.update(ones, tx.init(ones), ones)
+    np.testing.assert_allclose(masked["table"], updates["table"])
+    assert not masked["kept"]["deep"].any()
+
+
+def test_a_weight_without_a_role_is_refused_by_name_and_at_once():
+    p = Parametrization(base=BASE)
+    tx = p.optax(optax.adam(1e-3), {"a": {"w": "value"}}, LARGER)
+    with pytest.raises(UsageError, match=r"the weight \['a'\]\['b'\] has no role"):
+        tx.init({"a": {"w": jnp.ones(1), "b": jnp.ones(1)}})
+    with pytest.raises(UsageError, match=r"0\.1 is no optax transformation"):
+        p.optax(0.1, {}, LARGER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads.attention.scaling import ROLES, Scaling, Shape, standard_scaling
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Form = Literal["effective", "multiplier"]
 FORMS: tuple[str, ...] = get_args(Form)
 UNIT = Shape(1, 1, 1)
+SMALLEST = 1e-100
+"""Factors are larger, and smaller than its inverse: products of a few of them are still numbers."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Parametrization:
         for name, choices in (("optimizer", OPTIMIZERS), ("scheme", SCHEMES), ("form", FORMS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        if not isinstance(self.base, Shape):
+            raise UsageError(f"base={self.base!r}: expected Shape(key_dim, heads, depth)")
+        for name in ("logit_exponent", "depth_exponent", "richness"):
+            if not isinstance(getattr(self, name), Real):
+                raise UsageError(f"{name}={getattr(self, name)!r}: it is a number")
         if self.logit_exponent not in (0.5, 1.0):
             raise UsageError(f"logit_exponent={self.logit_exponent}: the limits exist for 1/2 and 1")
         if not 0.5 <= self.depth_exponent <= 1:
@@ -134,11 +142,18 @@ class Parametrization:
     def table(self, shape: Shape) -> Table:
         """Return what every class of weights needs at a shape, relative to the base.
 
+        Raises
+        ------
+        UsageError
+            No shape, or one so far from the base (or a richness so far from one) that a factor has no float.
+
         Examples
         --------
         >>> Parametrization(0.5, base=Shape(8, 4, 2)).table(Shape(32, 4, 2))["query"].rate
         0.125
         """
+        if not isinstance(shape, Shape):
+            raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
         multipliers = self.multipliers()
         rows = []
         for role, law in self.laws().items():
@@ -149,7 +164,15 @@ class Parametrization:
                 "rate": law.rate / (m if self.optimizer == "adam" else m**2),
                 "epsilon": law.epsilon * m if self.optimizer == "adam" else ONE,
             }
-            numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
+            try:
+                numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
+            except OverflowError:
+                numbers = {"rate": 0.0}
+            if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
+                raise UsageError(
+                    f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
+                    "and a richness closer to 1"
+                )
             laws_shown = {name: str(power) for name, power in powers.items()}
             rows.append(Row(role, **numbers, weight_decay=1 / numbers["rate"], laws=laws_shown))
         return Table(
@@ -197,7 +220,8 @@ class Parametrization:
             schedule included. Clip by the global norm before it, `optax.chain(optax.clip_by_global_norm(1.0),
             p.optax(...))`, not inside.
         roles
-            A tree of the names of roles, in the structure of the weights: `manyheads.attention.roles(weights)`.
+            A tree of the names of roles, in the structure of the weights: `manyheads.attention.roles(weights)`. A name
+            in place of a branch holds for all of it.
         shape
             The shape that is trained.
 
@@ -208,7 +232,7 @@ class Parametrization:
         Raises
         ------
         UsageError
-            A label is no role.
+            A label is no role; on `init`, a weight has none.
 
         Examples
         --------
