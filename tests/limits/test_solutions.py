@@ -42,6 +42,16 @@ def test_what_is_no_limit_is_refused_with_the_way_round(lesson):
             Sampling(**wrong)
 
 
+def test_a_refusal_is_quick_and_offers_what_can_be_done(lesson):
+    with pytest.raises(UsageError, match=r"`every=\d+` solves .* fits") as caught:
+        infinite_key_dim(replace(lesson, steps=1_000_000))  # a second; hours, where work grows like its square
+    assert "infinite_depth" not in str(caught.value)
+    with pytest.raises(UsageError, match="infinite_depth"):
+        infinite_key_dim(replace(lesson, depth=2, momentum=0.5), sampling=Sampling(memory=1e4))
+    with pytest.raises(UsageError, match=r"cells$"):
+        infinite_depth(replace(lesson, momentum=0.5), sampling=Sampling(memory=1e4))
+
+
 @pytest.mark.parametrize("solve", [infinite_key_dim, infinite_depth, lambda problem: infinite_heads(problem, 2)])
 def test_a_rate_too_large_ends_in_a_named_error_that_keeps_what_came_before(solve, lesson):
     wild = replace(lesson, rate=100.0, steps=8)

@@ -81,13 +81,14 @@ class TimeGrid:
                 f"momentum 0 at the rate {problem.rate / (1 - problem.momentum):.3g} trains alike where steps are small"
             )
         lengths: list[int] = []
-        left, length = problem.steps - 1, 1
+        left, length, alike = problem.steps - 1, 1, 0
         while left:
             fits = length if length <= left else left - (1 - left % 2)
             lengths.append(fits)
             left -= fits
-            if lengths.count(length) == each:
-                length = min(3 * length, every)
+            alike += 1
+            if alike == each and length < every:
+                length, alike = min(3 * length, every), 0
         return TimeGrid(problem, tuple(lengths), kernel)
 
     def tripled(self) -> "TimeGrid":

@@ -29,6 +29,7 @@ from manyheads.limits.theory.requests import Request, Sampling
 from manyheads.study.progress import announce
 
 WORTH_SAYING = 5.0  # seconds from which a solution is announced
+CONTINUUM = ", or solve the continuum in depth (`infinite_depth`), which keeps no sources of layers"
 EVERY = tuple(3**power for power in range(1, 8))  # intervals that a refusal offers
 
 
@@ -218,8 +219,13 @@ def _check(plan: Plan, request: Request) -> None:
     allowed = f"{sampling.memory / 1e9:.2g} GB" + ("" if sampling.seconds is None else f" and {sampling.seconds:.2g} s")
     raise UsageError(
         f"this solution takes {said}, and {allowed} are allowed: {_instead(request)}take fewer steps, tokens, samples "
-        "or layers, or solve the continuum in depth (`infinite_depth`), which keeps no sources of layers"
+        f"or {'layers' if request.cells is None else 'cells'}" + (CONTINUUM if _of_blocks(request) else "")
     )
+
+
+def _of_blocks(request: Request) -> bool:
+    """Whether it is several blocks of a finite depth that are solved."""
+    return request.cells is None and len(request.problems) == 1 and request.problems[0].depth > 1
 
 
 def _instead(request: Request) -> str:
