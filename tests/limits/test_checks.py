@@ -219,3 +219,43 @@ def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypa
 def test_wrong_use_is_refused(call):
     with pytest.raises(UsageError):
         call()
+
+
+def every(value):
+    """Measure the same number for all quantities."""
+    return lambda shape, seed: {name: [value] for name in QUANTITIES}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measure": every(0.0)}, r"outputs = 0 \(\(N, H, L\) = \(4, 4, 2\), seed 0\): a motion is positive"),
+        ({"measure": every(-1.0)}, "outputs = -1"),
+        ({"measure": every(0.5)}, "the same numbers for all of the 8 seeds"),
+        ({"measure": lambda shape, seed: every(1.0)(shape, seed) if not seed else {}}, "returned no .*seed 1"),
+        ({"seeds": 8}, r"such as range\(8\)"),
+        ({"tolerance": 0.2}, "one for each axis, such as {'key_dim': 0.25}"),
+        ({"tolerance": {"depth": 0.2}}, "one for each axis"),
+    ],
+)
+def test_a_coordinate_check_of_what_is_none_says_what_is_wrong(rng, changes, said):
+    call = {"measure": planted(rng, {}), "seeds": range(8)} | changes
+    with pytest.raises(UsageError, match=said):
+        coordinate_check(Parametrization(base=BASE), SHAPES, checkpoints=(4,), **call)
+    assert coordinate_check(Parametrization(base=BASE), SHAPES, every(np.inf), checkpoints=(4,)).outcome == "refuted"
+
+
+@pytest.mark.parametrize("loss", [1.0, None, [1.0], [[1.0]] * len(RATES)])
+def test_losses_that_are_not_one_a_rate_are_refused(loss):
+    with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss a rate"):
+        transfer_check(SHAPES, RATES, lambda shape, rates, seed: loss)
+    with pytest.raises(UsageError, match="widenings=-1"):
+        search_optimum(RATES, lambda rates: rates, widenings=-1)
+
+
+def test_an_optimum_that_is_not_found_is_said_with_shape_and_seed():
+    def losses(shape, rates, seed):
+        return -rates if (shape.key_dim, seed) == (8, 1) else np.log(rates / 3e-3) ** 2
+
+    with pytest.raises(CertificateError, match=r"\(N, H, L\) = \(8, 4, 2\), seed 1: the least loss is at"):
+        transfer_check(SHAPES, RATES, losses)

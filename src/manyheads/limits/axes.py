@@ -58,12 +58,14 @@ def check_seeds(seeds: Sequence[int]) -> None:
     Raises
     ------
     UsageError
-        Fewer than two, or one twice.
+        No sequence, fewer than two, or one twice.
 
     Examples
     --------
     >>> check_seeds(range(8))
     """
+    if not hasattr(seeds, "__len__"):
+        raise UsageError(f"seeds={seeds!r}: give the seeds themselves, such as range(8)")
     if len(seeds) < 2:
         raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
     if len(set(seeds)) < len(seeds):

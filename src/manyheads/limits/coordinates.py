@@ -284,7 +284,8 @@ def coordinate_check(
     ------
     UsageError
         Shapes that differ along none or several axes; fewer than two seeds, or one twice; checkpoints that do not rise;
-        a measurement without a quantity, or with another number of checkpoints.
+        no tolerance for the axis; a measurement without a quantity, with another number of checkpoints, of something
+        that does not move, or that is the same for all seeds.
 
     Examples
     --------
@@ -297,21 +298,40 @@ def coordinate_check(
     """
     axis, sizes = find_axis(shapes)
     check_seeds(seeds)
-    if not checkpoints or list(checkpoints) != sorted(set(checkpoints)):
+    if not len(checkpoints) or list(checkpoints) != sorted(set(checkpoints)):
         raise UsageError(f"checkpoints={tuple(checkpoints)}: give numbers of updates in rising order")
+    if not isinstance(tolerance, Mapping) or axis not in tolerance:
+        raise UsageError(f"tolerance={tolerance!r}: give one for each axis, such as {{{axis!r}: {TOLERANCE[axis]}}}")
     rows = [[measure(shape, seed) for shape in shapes] for seed in seeds]
-    if missing := set(QUANTITIES) - set(rows[0][0]):
-        raise UsageError(f"measure returned no {', '.join(sorted(missing))}")
-    for name in QUANTITIES:
-        for cell in (cell for row in rows for cell in row):
-            if np.shape(cell[name]) != (len(checkpoints),):
-                raise UsageError(
-                    f"measure returned {name} of shape {np.shape(cell[name])}: give one number a checkpoint, "
-                    f"({len(checkpoints)},)"
-                )
+    for seed, row in zip(seeds, rows, strict=True):
+        for shape, cell in zip(shapes, row, strict=True):
+            where = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}"
+            _check_measured(cell, where, len(checkpoints))
     motions = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
+    if all((np.isfinite(values) & (values == values[:1])).all() for values in motions.values()):
+        raise UsageError(
+            f"measure returned the same numbers for all of the {len(rows)} seeds: one network would count as several; "
+            "draw its weights from the seed"
+        )
     growths = judge_growths(parametrization, axis, sizes, motions, checkpoints, tolerance[axis])
     return CoordinateCheck(growths, motions)
+
+
+def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> None:
+    """Refuse a measurement to which no power can be fitted; not finite is one of a training that diverged."""
+    if missing := set(QUANTITIES) - set(cell):
+        raise UsageError(f"measure returned no {', '.join(sorted(missing))} ({where})")
+    for name in QUANTITIES:
+        values = np.asarray(cell[name], np.float64)
+        if values.shape != (checkpoints,):
+            raise UsageError(
+                f"measure returned {name} of shape {values.shape}: give one number a checkpoint, ({checkpoints},)"
+            )
+        if (still := values[values <= 0]).size:
+            raise UsageError(
+                f"measure returned {name} = {still[0]:g} ({where}): a motion is positive, and what does not move has "
+                "no exponent; train for more steps, at a larger rate, or in higher precision"
+            )
 
 
 def judge_growths(

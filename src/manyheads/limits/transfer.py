@@ -168,7 +168,7 @@ def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: i
     Raises
     ------
     UsageError
-        As `find_optimum`.
+        As `find_optimum`; another number of losses than of rates; fewer than no widenings.
 
     Examples
     --------
@@ -176,9 +176,18 @@ def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: i
     >>> found.outcome, len(found.rates), round(float(np.log10(found.best)), 6)
     ('inside', 8, -3.6)
     """
+    if widenings < 0:
+        raise UsageError(f"widenings={widenings}: widen the grid so many times at most, or 0 times")
     grid = _checked_grid(rates)
     ratio = grid[1] / grid[0]
-    reached = np.asarray(losses(grid), np.float64)
+
+    def train(rates: np.ndarray) -> np.ndarray:
+        found = np.asarray(losses(rates), np.float64)
+        if found.shape != rates.shape:
+            raise UsageError(f"losses of shape {found.shape} for {len(rates)} rates: return one final loss a rate")
+        return found
+
+    reached = train(grid)
     for left in range(widenings, -1, -1):
         worst_last = np.where(np.isfinite(reached), reached, np.inf)
         place = int(worst_last.argmin())
@@ -188,7 +197,7 @@ def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: i
             break
         steps = ratio ** np.arange(1, PIECE + 1)
         new = grid[0] / steps[::-1] if place == 0 else grid[-1] * steps
-        further = np.asarray(losses(new), np.float64)
+        further = train(new)
         order = (new, grid) if place == 0 else (grid, new)
         grid, reached = np.concatenate(order), np.concatenate((further, reached) if place == 0 else (reached, further))
     return Search(grid, reached, float(grid[place]), "below" if place == 0 else "above")
@@ -269,8 +278,13 @@ def transfer_check(
 
     def best(shape: Shape, seed: int) -> float:
         found = search_optimum(rates, lambda grid: losses(shape, grid, seed), widenings)
-        # At the end of the widest grid this says what to do.
-        return found.best if found.outcome == "inside" else find_optimum(found.rates, found.losses)
+        if found.outcome == "inside":
+            return found.best
+        try:  # at the end of the widest grid this says what to do
+            return find_optimum(found.rates, found.losses)
+        except CertificateError as error:
+            message = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}: {error.message}"
+            raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None
 
     optima = np.array([[best(shape, seed) for shape in shapes] for seed in seeds])
     return judge_drift(axis, sizes, optima, allowed)
