@@ -77,10 +77,11 @@ def train_networks(
 
     Returns
     -------
-    Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` (layer, sample, token, key) averaged
-    over heads, `logit_variance` (layer) over heads, `stream` and `backward` (level, row, row_too), kernels at equal
-    times of the stream and of the backward variable -gamma0 d dloss/dh, level 0 below the first block, and `pooled`
-    (read_out, read_out_too) of the read-outs. Networks that diverge are in it, with what is not finite.
+    Dataset over (seed, step, ...): `output` (read_out, class), `loss`, `logits` and `attention` (layer, sample, token,
+    key) averaged over heads, `logit_variance` (layer) over heads, averaged over pairs of tokens, `stream` and
+    `backward` (level, row, row_too), kernels at equal times of the stream and of the backward variable
+    -gamma0 d dloss/dh, level 0 below the first branch, and `pooled` (read_out, read_out_too) of the read-outs. Networks
+    that diverge are in it, with what is not finite.
 
     Raises
     ------
@@ -104,6 +105,7 @@ def train_networks(
         "loss": (),
         "logits": ("layer", "sample", "token", "key"),
         "logit_variance": ("layer",),
+        "attention": ("layer", "sample", "token", "key"),
         "stream": ("level", "row", "row_too"),
         "pooled": ("read_out", "read_out_too"),
         "head_logits": ("layer", "sample", "head", "token", "key"),
@@ -158,7 +160,8 @@ def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
 
     def train(key: Any, inputs: Any, targets: Any, shares: Any, numbers: dict[str, Any]) -> Any:
         weights = _draw(key, inputs.shape[-1], targets.shape[-1], frame, network)
-        levels = jnp.zeros((frame.depth + 1, *inputs.shape[:2], network.width), inputs.dtype)
+        count = frame.depth * (1 if network.activation is None else 2) + 1
+        levels = jnp.zeros((count, *inputs.shape[:2], network.width), inputs.dtype)
         start = _apply(weights, levels, inputs, numbers, frame, network)[0]
         rates = {name: numbers[_RATES.get(name, "inside")] for name in weights}
 
@@ -215,7 +218,10 @@ def _kernel(stream: Any) -> Any:
 def _apply(
     weights: dict[str, Any], levels: Any, inputs: Any, numbers: dict[str, Any], frame: _Frame, network: Network
 ) -> Any:
-    """Return outputs (O, C), not centred, and what is looked at; `levels` (L + 1, P, T, d) are added to the stream."""
+    """Return outputs (O, C), not centred, and what is looked at.
+
+    `levels` (1 + branches of all blocks, P, T, d) are added to the stream, below the first branch and after each.
+    """
     width, branch = network.width, numbers["branch"]
     rows, tokens = inputs.shape[0] * inputs.shape[1], inputs.shape[1]
     allowed = jnp.tril(jnp.ones((tokens, tokens), bool)) if frame.causal else jnp.ones((tokens, tokens), bool)
@@ -224,25 +230,28 @@ def _apply(
         return stream / jnp.sqrt(jnp.mean(stream**2, -1, keepdims=True)) if frame.norm else stream
 
     def block(stream: Any, layer: Any) -> Any:
-        weight, level = layer
+        weight, added = layer
         seen = normalise(stream) / np.sqrt(width)
         query, key, value = (jnp.einsum("hnd,ptd->phtn", weight[name], seen) for name in ("query", "key", "value"))
         logits = jnp.einsum("phan,phbn->phab", query, key) / network.key_dim**network.logit_exponent
         pattern = jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf), -1)
         read = jnp.einsum("phab,phbn->phan", pattern, value)
-        after = stream + branch / np.sqrt(width) * jnp.einsum("dhn,phan->pad", weight["output"], read)
+        after = stream + branch / np.sqrt(width) * jnp.einsum("dhn,phan->pad", weight["output"], read) + added[0]
+        kernels = [_kernel(stream)]
         if network.activation is not None:
+            kernels.append(_kernel(after))
             hidden = ACTIVATIONS[network.activation](
                 jnp.einsum("ed,ptd->pte", weight["mlp_in"], normalise(after) / np.sqrt(width))
             )
-            after = after + branch / np.sqrt(width) * jnp.einsum("de,pte->ptd", weight["mlp_out"], hidden)
-        return after + level, (logits.mean(1), logits.var(1).mean(), _kernel(stream), logits)
+            after = after + branch / np.sqrt(width) * jnp.einsum("de,pte->ptd", weight["mlp_out"], hidden) + added[1]
+        return after, (logits.mean(1), logits.var(1).mean(), pattern.mean(1), jnp.stack(kernels), logits)
 
     stream = jnp.einsum("dx,ptx->ptd", weights["embedding"], inputs) / np.sqrt(inputs.shape[-1]) + levels[0]
     inside = {name: weight for name, weight in weights.items() if name not in ("embedding", "readout")}
-    stream, (logits, variance, kernels, heads) = jax.lax.scan(block, stream, (inside, levels[1:]))
+    added = levels[1:].reshape(frame.depth, -1, *levels.shape[1:])  # (L, branches of a block, P, T, d)
+    stream, (logits, variance, pattern, kernels, heads) = jax.lax.scan(block, stream, (inside, added))
     final = normalise(stream)
     read = final.reshape(rows, width) if frame.read_out == "token" else final.mean(1)
     output = read @ weights["readout"].T / (numbers["richness"] * width)
-    levels = jnp.concatenate([kernels, _kernel(stream)[None]])
-    return output, (logits, variance, levels, read @ read.T / width, heads)
+    levels = jnp.concatenate([kernels.reshape(-1, rows, rows), _kernel(stream)[None]])
+    return output, (logits, variance, pattern, levels, read @ read.T / width, heads)

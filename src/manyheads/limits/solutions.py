@@ -48,10 +48,13 @@ def infinite_key_dim(
     -------
     Dataset with `output` (step, read_out, class), `loss` (step), kernels at equal times `stream` and `backward` (step,
     level, row, row_too) and `pooled` (step, read_out, read_out_too), `logits` and the `attention` that they give (step,
-    layer, sample, token, key); with sampled branches or on a coarse grid in time the error of each beside it, such as
-    `output_error`. The steps are those at which intervals start; `backward` is there dressed with the mean errors of
-    the half interval ahead. Errors are estimates in the root mean square, no bounds; those of a grid are as a rule
-    several times too large, and now and then too small by two, for the loss or where weights change with every step.
+    layer, sample, token, key). Level 0 is below the first branch, the others each above one: attention and, with an
+    activation, an MLP in every block.
+
+    With sampled branches or on a coarse grid in time the error of each variable is beside it, such as `output_error`.
+    The steps are those at which intervals start; `backward` is there dressed with the mean errors of the half interval
+    ahead. Errors are estimates in the root mean square, no bounds; those of a grid are as a rule several times too
+    large, and now and then too small by two, for the loss or where weights change with every step.
 
     Raises
     ------
