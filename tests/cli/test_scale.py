@@ -1,6 +1,7 @@
 """`manyheads scale`, `scale audit` and `scale check`: what they print, run, find and refuse."""
 
 import json
+import re
 from typing import get_args
 
 import jax
@@ -236,9 +237,16 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("check", "--sizes", "4"), "at least two"),
         (("check", "--seeds", "1"), "at least two"),
         (("check", "--steps", "5", "4"), "increasing"),
+        (("check", "--rate", "inf"), "--rate inf: it is a positive number"),
+        (("check", "--rate", "nan"), "--rate nan: it is a positive number"),
+        (("check", "--epsilon", "nan"), "--epsilon nan: it is a positive number"),
+        (("check", "--transfer", "--rates", "1", "inf", "3"), "give two rates, the lower first"),
         (("check", "--text", "x.txt"), "belongs to --task text"),
         (("check", "--rates", "1", "2", "3"), "belongs to --transfer"),
         (("check", "--base", "config.json"), "expected N,H,L"),
+        (("--base", __file__, "--to", "8,4,2"), "a config.json goes to --base-config"),
+        (("check", "--base", __file__), "such as 64,12,12, and no file"),
+        (("--base", "8,4,2", "--to", f"8,4,{10**400}"), "beyond what a float holds"),
         (("audit", "nothing", "--base", "8,4,2"), "package.module:function"),
         (("audit", "os:getcwd", "--base", "8,4,2", "--base-config", "x", "--rate", "1"), "exclude each other"),
         (("audit", "os:getcwd", "--base", "8,4,2", "--rate", "1"), "expected (model, optimizer)"),
@@ -269,6 +277,116 @@ def test_a_config_that_the_theory_does_not_describe_is_refused(call, folder, con
     found, _, err = call("--base", "8,4,2", "--to", "config.json")
     assert found == status
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"scale_attn_weights": False},
+            r"--to config\.json: attention without the factor N\^-1/2.*scale_attn_weights=True",
+        ),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
+        ({"add_cross_attention": True}, "cross-attention is not described here"),
+        ({"model_type": "bert"}, "post-norm blocks, L=4 and a base of L=2.*tune a base of the same depth"),
+        ({"model_type": "opt", "word_embed_proj_dim": 12}, "narrower than the stream.*word_embed_proj_dim to 24"),
+    ],
+)
+def test_attention_that_the_theory_does_not_describe_is_refused_before_a_table(call, folder, changes, said):
+    """What the adapters refuse is refused here, too: a table for it would be wrong."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 4}
+    (folder / "config.json").write_text(json.dumps(GPT2 | sizes | changes))
+    status, out, err = call("--base", "8,4,2", "--to", "config.json")
+    assert (status, out) == (2, "")
+    assert re.search(said, err)
+    if changes.get("model_type") == "bert":  # width alone is described
+        status, out, _ = call("--base", "8,4,4", "--to", "config.json")
+        assert status == 0
+        assert "post-norm: width and key dimension are scaled" in " ".join(out.split())
+
+
+def test_a_config_may_leave_sizes_to_its_family(call, folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 3}))
+    status, out, err = call("--base", "64,4,3", "--to", "config.json", "--json")
+    assert status == 0, err
+    assert json.loads(out)["shape"] == {"key_dim": 64, "heads": 12, "depth": 3}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_the_program_for_fused_queries_scales_the_logits(call, folder, family):
+    """One matrix cannot carry a factor for the queries alone: the printed program has to run all the same."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 48}
+    given = {"model_type": family, "n_embd": 24, "n_head": 3, "n_layer": 2, "vocab_size": 20, "n_positions": 8} | sizes
+    (folder / "config.json").write_text(json.dumps(given))
+    asked = ("--base", "4,3,2", "--to", "config.json", "--rate", 0.01, "--snippet", "torch")
+    _, program, _ = call(*asked)
+    namespace = {}
+    exec(program, namespace)
+    made = (namespace[name] for name in ("model", "optimizer", "tuned"))
+    assert namespace["parametrization"].audit(*made).passed
+    status, out, err = call(*asked, "--logit-exponent", 0.5)  # no program can
+    assert (status, out) == (2, "")
+    assert "query, key, value in one parameter" in err
+
+
+def test_a_program_for_a_model_that_is_not_described_is_not_written(call, folder):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes}))
+    asked = ("--base", "8,4,2", "--to", "config.json", "--rate", 0.01)
+    assert call(*asked)[0] == 0
+    status, out, err = call(*asked, "--snippet", "torch")
+    assert (status, out) == (2, "")
+    assert "'mistral' are not described here" in err
+    (folder / "config.json").write_text(json.dumps({"layers": 2, "width": 32, "heads": 4}))
+    status, out, _ = call(*asked, "--snippet", "torch")  # fields of our own: no model of transformers
+    assert status == 0
+    assert "class Block(nn.Module)" in out
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted, monkeypatch, as_json):
+    def lesson_losses(lesson, parametrization, recipe):
+        return lambda shape, rates, seed: -np.asarray(rates)
+
+    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
+    status, out, err = call("check", "--transfer", *(["--json"] if as_json else []))
+    assert status == 3
+    assert "an end of the rates" in err
+    if as_json:
+        found = json.loads(out)
+        assert found["coordinate_check"]["outcome"] == "holds"
+        assert found["transfer_check"]["outcome"] == "failed"
+    else:
+        assert "consistent along heads" in out
+
+
+@pytest.mark.parametrize("text", ["1" * 5000, "[" * 100_000, '{"query": true}', "[1]"])
+def test_spreads_that_are_none_are_refused(call, folder, text):
+    (folder / "spreads.json").write_text(text)
+    status, _, err = call("audit", "os:getcwd", "--base", "8,4,2", "--rate", 1, "--spreads", "spreads.json")
+    assert status == 2
+    assert "--spreads spreads.json: " in err
+
+
+@pytest.mark.torch
+def test_audits_of_loaded_weights_and_of_roles_without_a_shape(call, folder):
+    (folder / "loaded_plain.py").write_text(
+        "import torch\n"
+        "def made():\n"
+        "    model = torch.nn.Linear(32, 32, bias=False)\n"
+        "    return model, torch.optim.AdamW(model.parameters(), lr=0.1), {'weight': 'value'}\n"
+    )
+    (folder / "spreads.json").write_text('{"value": 9}')
+    asked = ("audit", "loaded_plain:made", "--base", "8,4,2", "--rate", 0.1, "--weight-decay", 0.01)
+    status, _, err = call(*asked)
+    assert status == 2
+    assert "--to is missing" in err
+    asked += ("--to", "8,4,2", "--spreads", "spreads.json", "--strict")
+    status, out, _ = call(*asked)
+    assert status == 1
+    assert "--trained" in " ".join(out.split())
+    assert call(*asked, "--trained")[0] == 0
 
 
 def test_help_names_both_subcommands(call):

@@ -137,6 +137,8 @@ def test_spreads_are_judged_by_their_sampling_error(rng):
     [
         ({"rate": 0.0}, "rate=0.0: it is a positive number"),
         ({"rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
+        ({"rate": "3e-4"}, "rate='3e-4': it is a positive number"),
+        ({"rate": 1.0, "spreads": {"query": 10**400}}, "the spread of query is 10"),
         ({"rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
         ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),

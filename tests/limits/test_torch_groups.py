@@ -305,7 +305,7 @@ def test_other_models_are_refused():
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
         p.torch_groups(torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     with pytest.raises(UsageError, match=r"no spread is known for the roles query"):
-        p.initialise(torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, BASE)
+        p.initialise(torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, Shape(2, 1, 1))
     with torch.device("meta"):
         empty = build("llama", BASE)
     with pytest.raises(UsageError, match=r"holds no numbers.*to_empty"):
@@ -455,6 +455,15 @@ def test_every_class_of_every_family_scales_by_the_table(family):
                 assert group["lr"] == pytest.approx(TUNED.rate * row.rate * c), name
                 assert group["eps"] == pytest.approx(TUNED.epsilon * row.epsilon / c), name
                 assert group["lr"] * group["weight_decay"] == pytest.approx(TUNED.rate * TUNED.weight_decay)
+
+
+def test_a_shape_that_the_matrices_contradict_is_refused():
+    p, model = Parametrization(base=START), plain(Shape(4, 3, 4), VOCABULARY, LENGTH)
+    assert p.torch_groups(model, TUNED, PLAIN, Shape(4, 3, 4))
+    with pytest.raises(UsageError, match=r"query\.weight \(query\) has the sides \(12, 12\).*stream of width 24"):
+        p.torch_groups(model, TUNED, PLAIN, Shape(8, 3, 4))
+    with pytest.raises(UsageError, match="4 query matrices and L = 3 layers"):
+        p.torch_groups(model, TUNED, PLAIN, Shape(4, 3, 3))
 
 
 def test_reading_may_repeat_the_shape_but_not_contradict_it():

@@ -108,13 +108,8 @@ def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str 
     Part(role=<Role.FINAL_NORM: 'final_norm'>, kind='gain', layer=None, layout='')
     """
     path, names = Path(path), list(names)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in TABLES:
-        raise refusals.UnknownFamily(
-            path, f"model_type {str(model_type)[:80]!r} is none of {', '.join(TABLES)}", model_type
-        )
-    table = TABLES[model_type]
-    figures = _read_figures(table, config, path)
+    table, figures = read_figures(config, path)
+    model_type = table.model_type
     if figures["layers"] > len(names):
         raise refusals.WeightsMissing(
             path, f"{figures['layers']:,} layers in {len(names):,} tensors", figures["layers"]
@@ -152,8 +147,28 @@ def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str 
     )
 
 
-def _read_figures(table: Table, config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Look up the canonical figures, with the family's defaults, and refuse those that cannot be."""
+def read_figures(config: Mapping[str, Any], path: Path | str = "config.json") -> tuple[Table, dict[str, Any]]:
+    """Look up the family and its canonical figures, with the family's defaults, and refuse those that cannot be.
+
+    Raises
+    ------
+    UnknownFamily
+        No table describes this `model_type`.
+    ConfigInvalid
+        A figure is absent or cannot be.
+
+    Examples
+    --------
+    >>> table, figures = read_figures({"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 1})
+    >>> table.fused, figures["key_dim"]
+    ('parts', 2)
+    """
+    path, model_type = Path(path), config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in TABLES:
+        raise refusals.UnknownFamily(
+            path, f"model_type {str(model_type)[:80]!r} is none of {', '.join(TABLES)}", model_type
+        )
+    table = TABLES[model_type]
     figures: dict[str, Any] = {}
     for figure, (key, default) in table.keys.items():
         value = config.get(key) if key else None
@@ -179,7 +194,7 @@ def _read_figures(table: Table, config: Mapping[str, Any], path: Path) -> dict[s
     if heads % figures["key_value_heads"]:
         groups = figures["key_value_heads"]
         raise refusals.ConfigInvalid(path, f"{heads} heads cannot share {groups} key-value heads", groups)
-    return figures
+    return table, figures
 
 
 def _find_prefix(table: Table, names: Iterable[str], path: Path) -> str:

@@ -67,6 +67,8 @@ class Audit(Theory):
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())
         model, optimizer, roles = self._load()
+        if roles is not None and shape is None:
+            raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         found = self.parametrization(base).audit(
             model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=False if self.trained else None
         )
@@ -80,9 +82,9 @@ class Audit(Theory):
             return {}
         try:
             found = json.loads(self.spreads.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nothing that Python converts
             raise UsageError(f"--spreads {self.spreads}: cannot be read as JSON ({error})") from error
-        if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+        if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
             raise UsageError(f'--spreads {self.spreads}: expected an object from role to number, {{"query": 0.02}}')
         return found
 

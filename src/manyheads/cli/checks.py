@@ -1,6 +1,7 @@
 """`manyheads scale check`: small transformers are trained at several sizes; does all move alike, do rates stay."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -74,8 +75,9 @@ class Check(Theory):
         UsageError
             A shape, size or rate cannot be; a text without --task text.
         CertificateError
-            A best rate at an end of the grid.
+            A best rate at an end of the grid; what the coordinate check found has been printed.
         """
+        from manyheads.errors import CertificateError
         from manyheads.limits.finite import Recipe
 
         start = time.monotonic()
@@ -86,12 +88,20 @@ class Check(Theory):
         lesson = self._lesson()
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(lesson, parametrization, recipe, shapes)
-        found = self._check_transfer(lesson, parametrization, recipe, shapes) if self.transfer else None
+        if not self.json:  # said before the longer check begins, which may be interrupted or find no optimum
+            print("\n".join(_coordinates_as_text(self, check)), flush=True)
+        found = None
+        try:
+            found = self._check_transfer(lesson, parametrization, recipe, shapes) if self.transfer else None
+        except CertificateError as error:
+            if self.json:
+                failed = {"outcome": "failed", "sentence": str(error)}
+                print(json.dumps(_as_json(check, None) | {"transfer_check": failed}, indent=1))
+            raise
         if self.json:
             print(json.dumps(_as_json(check, found), indent=1))
         else:
-            print("\n".join(_as_text(self, check, found)))
-            print(f"\ntook {time.monotonic() - start:.0f} s")
+            print("\n".join([*_transfer_as_text(found), f"\ntook {time.monotonic() - start:.0f} s"]))
         broken = [part for part in (check, found) if part is not None and part.outcome == "refuted"]
         return 1 if self.strict and broken else 0
 
@@ -121,12 +131,13 @@ class Check(Theory):
             raise UsageError(f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1")
         if self.text and self.task != "text":
             raise UsageError("--text belongs to --task text")
-        if not self._usual("rate") > 0:
-            raise UsageError(f"--rate {self.rate}: a learning rate is positive")
+        for flag, value in (("--rate", self._usual("rate")), ("--epsilon", self.epsilon)):
+            if not 0 < value < math.inf:
+                raise UsageError(f"{flag} {value}: it is a positive number")
         if self.rates and not self.transfer:
             raise UsageError("--rates belongs to --transfer")
         low, high, count = self._usual("rates")
-        if not 0 < low < high or count < 3:
+        if not 0 < low < high < math.inf or count < 3:
             raise UsageError(
                 f"--rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
             )
@@ -189,11 +200,14 @@ def _said(shapes: "tuple[Shape, ...]") -> str:
     return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
 
 
-def _as_text(asked: Check, check: "CoordinateCheck", found: "TransferCheck | None") -> Iterator[str]:
+def _coordinates_as_text(asked: Check, check: "CoordinateCheck") -> Iterator[str]:
     steps = ", ".join(map(str, asked._usual("steps")))
     yield f"{VERDICT[check.outcome]} along {asked.axis.replace('_', ' ')}, after {steps} steps:"
     for growth in check.growths:
         yield f"  {VERDICT[growth.outcome]:<12}{growth.sentence()}"
+
+
+def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
     if found is not None:
         sizes = ", ".join(map(str, found.sizes))
         yield f"\nbest learning rate at sizes {sizes}:"

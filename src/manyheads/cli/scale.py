@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from manyheads.attention import Shape
+    from manyheads.costs import ModelShape
     from manyheads.limits import Parametrization, Table, Tuned
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
@@ -82,6 +83,7 @@ class Scale(Theory):
         """
         from manyheads.errors import UsageError
         from manyheads.limits import Tuned
+        from manyheads.limits.wants import refuse_depth
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other")
@@ -91,10 +93,12 @@ class Scale(Theory):
         shape, notes = read_shape(self.to, "--to")
         tuned = Tuned(1.0 if self.rate is None else self.rate, self.epsilon, self.weight_decay)
         parametrization = self.parametrization(base, self.form)
+        if notes and notes.post_norm:
+            refuse_depth(parametrization, shape)
         if self.snippet:
             if self.rate is None:
                 raise UsageError("--snippet needs --rate, the learning rate that was tuned at the base")
-            print(self._program(parametrization, shape, tuned), end="")
+            print(self._program(parametrization, shape, tuned, notes), end="")
             return 0
         table = parametrization.table(shape)
         remarks = list(dict.fromkeys([*_compare(base_notes, notes), *table.outside]))
@@ -104,14 +108,22 @@ class Scale(Theory):
             print_table(parametrization, table, tuned, remarks, factors=self.rate is None)
         return 0
 
-    def _program(self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned") -> str:
+    def _program(
+        self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned", notes: "Notes | None"
+    ) -> str:
+        from manyheads.errors import UsageError
         from manyheads.limits.snippets import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax":
             return optax_snippet(parametrization, shape, tuned)
-        if self.to is not None and os.path.exists(self.to):
-            return transformers_snippet(parametrization, shape, tuned, self.to)
-        return torch_snippet(parametrization, shape, tuned)
+        if notes is None or not notes.family:
+            return torch_snippet(parametrization, shape, tuned)
+        if not notes.described:
+            raise UsageError(
+                f"--snippet torch: the parameters of {notes.family!r} are not described here; give N,H,L as --to for a "
+                "program that shows the groups, or roles to Parametrization.torch_groups"
+            )
+        return transformers_snippet(parametrization, shape, tuned, str(self.to), notes.fused)
 
 
 @dataclass(frozen=True)
@@ -121,6 +133,10 @@ class Notes:
     mlp_ratio: float = 4.0
     group: int = 1  # query heads that share a key head
     tied: bool = False
+    family: str = ""  # of transformers; empty for fields of our own
+    described: bool = False  # whether its parameters are known by name
+    post_norm: bool = False
+    fused: bool = False  # queries, keys and values in one matrix
 
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
@@ -129,9 +145,10 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     Raises
     ------
     UsageError
-        Nothing was given; not three positive integers; no such file; heads that do not make up the width.
+        Nothing was given; not three positive integers; no such file; heads that do not make up the width, or attention
+        that the theory does not describe.
     FileRefused
-        A configuration that cannot be read, or whose attention is not supported.
+        A configuration that cannot be read.
     """
     from manyheads.attention import Shape
     from manyheads.errors import UsageError
@@ -146,9 +163,13 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     except ValueError:
         numbers = []
     if len(numbers) != 3:
+        if is_file is None:
+            instead = ", or a config.json that exists"
+        else:
+            instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", and no file"
         raise UsageError(
-            f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12, "
-            "or a config.json that exists"
+            f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
+            f"{instead}"
         )
     return Shape(*numbers), None
 
@@ -171,13 +192,37 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
         )
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
-    return Shape(key_dim, heads, model.layers), notes
+    try:
+        return Shape(key_dim, heads, model.layers), _describe(path, model, notes)
+    except UsageError as error:
+        raise UsageError(f"{flag} {path}: {error}") from error
+
+
+def _describe(path: str, model: "ModelShape", notes: Notes) -> Notes:
+    """Add what is known of the family, whose attention may be one that the theory does not describe."""
+    from manyheads.checkpoints.tables import TABLES
+    from manyheads.limits.anatomy import read_body
+
+    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
+    with open(file, encoding="utf-8") as text:
+        config = json.load(text)
+    family = config.get("model_type", "")
+    if family not in TABLES:
+        return replace(notes, family=family)
+    # Figures that the file leaves to the family's defaults are in the model's shape.
+    sizes = {TABLES[family].keys[figure][0]: getattr(model, figure) for figure in ("width", "heads", "layers")}
+    body = read_body(sizes | {key: value for key, value in config.items() if value is not None})
+    return replace(notes, family=family, described=True, post_norm=body.post_norm, fused=body.fused)
 
 
 def _compare(base: Notes | None, target: Notes | None) -> list[str]:
     """Return remarks about what two configurations do not share, or share and a table does not show."""
     remarks = []
     known = target or base
+    if known and known.post_norm:
+        remarks.append(
+            "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
+        )
     if known and known.tied:
         remarks.append(
             "tied embeddings: scale the one matrix as the embedding, and multiply the outputs by the factor on the "

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from manyheads.attention.scaling import Shape
 from manyheads.attention.weights import ROLE_OF
-from manyheads.checkpoints.families import Family, recognise
+from manyheads.checkpoints.families import Family, read_figures, recognise
 from manyheads.checkpoints.refusals import CheckpointRefused
-from manyheads.checkpoints.tables import Role
+from manyheads.checkpoints.tables import Role, Table
 from manyheads.errors import UsageError
 
 HIDDEN = "hidden"
@@ -145,6 +145,25 @@ class Anatomy:
     open_end: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True)
+class Body:
+    """What a configuration says of the blocks.
+
+    Attributes
+    ----------
+    shape
+        Key dimension, heads, depth.
+    post_norm
+        Whether blocks normalise after adding to the stream.
+    fused
+        Whether queries, keys and values share one matrix.
+    """
+
+    shape: Shape
+    post_norm: bool
+    fused: bool
+
+
 def read_config(
     config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
 ) -> Anatomy:
@@ -186,10 +205,9 @@ def read_config(
     """
     groups = [(each,) if isinstance(each, str) else tuple(each) for each in names]
     family = _recognise(config, groups)
-    figures = family.figures
-    _check_attention(family)
-    shape = Shape(figures["key_dim"], figures["heads"], figures["layers"])
-    post = not (figures[place] if (place := family.table.norm_place) in figures else place == "pre")
+    body = _read_body(family.table, family.figures, config)
+    shape, post = body.shape, body.post_norm
+    _check_projections(family)
     named = [(group, [family.parts[_saved(config, name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
     closing, reason = _closing(family, post) if tied else (None, "")
@@ -271,9 +289,28 @@ def _recognise(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Fami
         ) from refused
 
 
-def _check_attention(family: Family) -> None:
-    """Refuse attention and projections that the theory does not describe."""
-    figures, config = family.figures, family.config
+def read_body(config: Mapping[str, Any]) -> Body:
+    """Read what a configuration says of the blocks, without the names of their parameters.
+
+    Raises
+    ------
+    UsageError
+        The family is unknown, its width is not heads times key dimension, or its attention is not described here.
+
+    Examples
+    --------
+    >>> body = read_body({"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1})
+    >>> body.shape.key_dim, body.post_norm, body.fused
+    (4, False, True)
+    """
+    try:
+        return _read_body(*read_figures(config, "model"), config)
+    except CheckpointRefused as refused:
+        raise UsageError(f"{refused.found}") from refused
+
+
+def _read_body(table: Table, figures: Mapping[str, Any], config: Mapping[str, Any]) -> Body:
+    """Refuse attention that the theory does not describe."""
     width, heads, key_dim = figures["width"], figures["heads"], figures["key_dim"]
     if width != heads * key_dim:
         raise UsageError(
@@ -289,12 +326,24 @@ def _check_attention(family: Family) -> None:
         )
     if config.get("add_cross_attention") or config.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
+    narrow = config.get("word_embed_proj_dim")
+    if table.model_type == "opt" and narrow not in (None, width):
+        raise _narrow("word_embed_proj_dim", width)
+    post = not (figures[place] if (place := table.norm_place) in figures else place == "pre")
+    return Body(Shape(key_dim, heads, figures["layers"]), post, bool(table.fused))
+
+
+def _narrow(name: str, width: int) -> UsageError:
+    return UsageError(
+        f"{name}: an embedding narrower than the stream is not described here; set word_embed_proj_dim to {width}, or "
+        "give roles= and shape="
+    )
+
+
+def _check_projections(family: Family) -> None:
     for name, part in family.parts.items():
         if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
-            raise UsageError(
-                f"{name}: an embedding narrower than the stream is not described here; set word_embed_proj_dim to "
-                f"{width}, or give roles= and shape="
-            )
+            raise _narrow(name, family.figures["width"])
 
 
 def _read_spread(config: Mapping[str, Any]) -> float:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from manyheads.attention.inputs import TokenInput
 from manyheads.attention.scaling import Shape, standard_scaling
 from manyheads.errors import UsageError
+from manyheads.limits.anatomy import read_map
 from manyheads.limits.parametrization import Parametrization
-from manyheads.limits.wants import Factors, Tuned, forward_factors
+from manyheads.limits.wants import Factors, Tuned, forward_factors, list_wants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,8 +111,21 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
     ).replace("<LENGTH>", str(LENGTH)).replace("<OPTIMIZER>", made)
 
 
-def transformers_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str) -> str:
+def transformers_snippet(
+    parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str, fused: bool = False
+) -> str:
     """Return a program that makes a model of Hugging Face transformers from its `config.json`, and its optimizer.
+
+    Parameters
+    ----------
+    fused
+        Whether queries, keys and values share one matrix (GPT-2, GPT-NeoX). Where N changes, the program then sets the
+        scale of the logits, which such a matrix cannot carry.
+
+    Raises
+    ------
+    UsageError
+        Queries, keys and values share one matrix, and have to learn at different rates.
 
     Examples
     --------
@@ -120,22 +134,44 @@ def transformers_snippet(parametrization: Parametrization, shape: Shape, tuned: 
     True
     """
     adam = parametrization.optimizer == "adam"
+    own = fused and _needs_own_scale(parametrization, shape, tuned)
+    imported = ", scale_logits" if own else ""
+    scaled = (
+        """
+# Queries, keys and values share one matrix, so that the attention itself scales the logits. The scale is not saved with
+# the weights: repeat this after loading.
+scale_logits(model, parametrization)
+"""
+        if own
+        else ""
+    )
     return f'''"""{_headline(parametrization, shape)}"""
 
 import torch
 from transformers import AutoConfig, AutoModel
 
 from manyheads.attention import Shape
-from manyheads.limits import Parametrization, Tuned
+from manyheads.limits import Parametrization, Tuned{imported}
 
 parametrization = {_constructed(parametrization)}
 tuned = Tuned(rate={tuned.rate!r}, epsilon={tuned.epsilon!r}, weight_decay={tuned.weight_decay!r})
 
 # AutoModelForCausalLM and the like make the same model with its head.
 model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
-parametrization.initialise(model, tuned)
+{scaled}parametrization.initialise(model, tuned)
 optimizer = torch.optim.{"AdamW" if adam else "SGD"}(parametrization.torch_groups(model, tuned))
 '''
+
+
+def _needs_own_scale(p: Parametrization, shape: Shape, tuned: Tuned) -> bool:
+    """Whether the usual scale of the logits leaves queries with a factor that keys and values have not."""
+    anatomy = read_map({"*": "query+key+value"}, shape, ["the matrix"])
+    try:
+        list_wants(p, anatomy, tuned)
+    except UsageError:
+        list_wants(p, anatomy, tuned, logit=forward_factors(p, shape).logit)
+        return True
+    return False
 
 
 def _constructed(p: Parametrization) -> str:

@@ -100,6 +100,7 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         anatomy = read_map(reading.roles, reading.shape, trained)
+        _check_sizes(anatomy, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
             f"{type(model).__name__} has no configuration of transformers: give roles={{pattern: part}} and "
@@ -273,6 +274,21 @@ def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:
             if isinstance(getattr(module, "scaling", None), float):
                 found[name] = module
     return found
+
+
+def _check_sizes(anatomy: Anatomy, tensors: Mapping[str, Any], complete: bool) -> None:
+    """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
+    shape, queries = anatomy.shape, 0
+    for place in anatomy.places:
+        sides = tuple(tensors[place.name].shape)
+        queries += "query" in place.parts
+        if place.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
+            raise UsageError(
+                f"{place.name} ({'+'.join(place.parts)}) has the sides {sides}, and shape says N = {shape.key_dim}, "
+                f"H = {shape.heads}, a stream of width {shape.width}: correct one of them"
+            )
+    if complete and queries > 1 and queries % shape.depth:  # one alone may be shared by all layers, or hold them all
+        raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
 
 
 def _padding(model: Any, names: Mapping[int, list[str]]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from manyheads.attention.scaling import ROLES
@@ -70,15 +71,19 @@ class Tuned:
 
     def __post_init__(self) -> None:
         for name, value in (("rate", self.rate), ("epsilon", self.epsilon)):
-            if not 0 < value < float("inf"):
-                raise UsageError(f"{name}={value}: it is a positive number")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UsageError(f"weight_decay={self.weight_decay}: it is not negative")
+            if not (_is_size(value) and value > 0):
+                raise UsageError(f"{name}={value!r}: it is a positive number")
+        if not _is_size(self.weight_decay):
+            raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         for role in (*self.spreads, *self.spared):
             if role not in (*ROLES, HIDDEN):
                 raise UsageError(f"no role is called {role!r}: choose from {', '.join((*ROLES, HIDDEN))}")
-        if bad := [role for role, spread in self.spreads.items() if not 0 <= spread < float("inf")]:
-            raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]}: it is not negative")
+        if bad := [role for role, spread in self.spreads.items() if not _is_size(spread)]:
+            raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]!r}: it is not negative, and a number")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,21 @@ def forward_factors(p: Parametrization, shape: Shape) -> Forward:
     return Forward(table.branch, logit, output)
 
 
+def refuse_depth(p: Parametrization, shape: Shape) -> None:
+    """Refuse to scale post-norm blocks in depth.
+
+    Raises
+    ------
+    UsageError
+        The depth is not the base's, and the scheme has powers of it.
+    """
+    if p.scheme == "limits" and shape.depth != p.base.depth:
+        raise UsageError(
+            f"post-norm blocks, L={shape.depth} and a base of L={p.base.depth}: how depth scales there is outside the "
+            "theory; tune a base of the same depth, or use pre-norm"
+        )
+
+
 def list_wants(
     p: Parametrization, anatomy: Anatomy, tuned: Tuned, folded: bool = True, logit: float | None = None
 ) -> tuple[Want, ...]:
@@ -186,11 +206,8 @@ def list_wants(
     if not isinstance(tuned, Tuned):
         raise UsageError(f"tuned={tuned!r}: give Tuned(rate=..., epsilon=..., weight_decay=...), as at the base")
     shape = anatomy.shape
-    if anatomy.post_norm and p.scheme == "limits" and shape.depth != p.base.depth:
-        raise UsageError(
-            f"post-norm blocks, L={shape.depth} and a base of L={p.base.depth}: how depth scales there is outside the "
-            "theory; tune a base of the same depth, or use pre-norm"
-        )
+    if anatomy.post_norm:
+        refuse_depth(p, shape)
     asked = forward_factors(p, shape)
     if folded:
         given = (shape.key_dim / p.base.key_dim) ** -0.5 if logit is None else logit
