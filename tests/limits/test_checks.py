@@ -245,6 +245,19 @@ def test_a_coordinate_check_of_what_is_none_says_what_is_wrong(rng, changes, sai
     assert coordinate_check(Parametrization(base=BASE), SHAPES, every(np.inf), checkpoints=(4,)).outcome == "refuted"
 
 
+def test_what_diverged_is_no_motion_of_size_zero(rng):
+    """A stream that has overflown is divided by infinity in the next norm, and moves what follows by nothing."""
+    measured = planted(rng, {})
+
+    def measure(shape, seed):
+        lost = {"outputs": [np.nan], "residual": [np.inf], "query_by_weights": [0.0]}
+        return measured(shape, seed) | (lost if (shape.key_dim, seed) == (32, 3) else {})
+
+    found = coordinate_check(Parametrization(base=BASE), SHAPES, measure, checkpoints=(4,))
+    diverged = {growth.quantity for growth in found.growths if growth.fit is None}
+    assert diverged == {"outputs", "residual", "query_by_weights"}
+
+
 @pytest.mark.parametrize("loss", [1.0, None, [1.0], [[1.0]] * len(RATES)])
 def test_losses_that_are_not_one_a_rate_are_refused(loss):
     with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss a rate"):

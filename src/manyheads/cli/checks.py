@@ -27,6 +27,10 @@ USUAL: dict[str, dict[str, Any]] = {
     "adam": {"rate": 3e-3, "steps": (4, 25), "rates": (3e-4, 3e-1, 7), "batch": 16},
     "sgd": {"rate": 0.3, "steps": (60,), "rates": (1e-2, 10.0, 7), "batch": 96},
 }
+LARGEST_SEED = 2**31
+"""From here on JAX would take a seed for another one."""
+LARGEST_NETWORK = 10**9
+"""Weights of the largest network that is still trained: with its gradient and Adam's two means, 16 GB."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,14 @@ class Check(Theory):
             raise UsageError(f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1")
         if self.text and self.task != "text":
             raise UsageError("--text belongs to --task text")
+        if not 0 <= self.seed <= LARGEST_SEED - self.seeds:
+            raise UsageError(f"--seed {self.seed}: give a whole number from 0 to {LARGEST_SEED - self.seeds}")
+        largest = max(shapes, key=_count_weights)
+        if _count_weights(largest) > LARGEST_NETWORK:
+            raise UsageError(
+                f"--sizes: {_said((largest,))} has more than {LARGEST_NETWORK:,} weights, and several networks of each "
+                "size are trained here; take smaller ones"
+            )
         for flag, value in (("--rate", self._usual("rate")), ("--epsilon", self.epsilon)):
             if not 0 < value < math.inf:
                 raise UsageError(f"{flag} {value}: it is a positive number")
@@ -194,6 +206,10 @@ class Check(Theory):
                 return found
 
             return transfer_check(shapes, np.geomspace(low, high, count), losses, seeds=self._seeds())
+
+
+def _count_weights(shape: "Shape") -> int:
+    return 12 * shape.depth * shape.width**2  # four projections, and two matrices of the MLP with four times the width
 
 
 def _said(shapes: "tuple[Shape, ...]") -> str:

@@ -321,13 +321,15 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
     """Refuse a measurement to which no power can be fitted; not finite is one of a training that diverged."""
     if missing := set(QUANTITIES) - set(cell):
         raise UsageError(f"measure returned no {', '.join(sorted(missing))} ({where})")
-    for name in QUANTITIES:
-        values = np.asarray(cell[name], np.float64)
+    found = {name: np.asarray(cell[name], np.float64) for name in QUANTITIES}
+    for name, values in found.items():
         if values.shape != (checkpoints,):
             raise UsageError(
                 f"measure returned {name} of shape {values.shape}: give one number a checkpoint, ({checkpoints},)"
             )
-        if (still := values[values <= 0]).size:
+    lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see judge_growths
+    for name, values in found.items():
+        if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
             raise UsageError(
                 f"measure returned {name} = {still[0]:g} ({where}): a motion is positive, and what does not move has "
                 "no exponent; train for more steps, at a larger rate, or in higher precision"
@@ -348,7 +350,10 @@ def judge_growths(
     that right exponents come out lower, by `finite_size_bias` at most, and never higher.
     """
     required, found, bias = required_growth(parametrization), [], finite_size_bias(sizes)
+    # What diverged moves nothing where a norm has divided by infinity: that is no motion of size zero.
+    lost = np.any([~np.isfinite(values) for values in motions.values()], 0)
     for name, values in motions.items():
+        values = np.where(lost & (values == 0), np.nan, values)
         for place, step in enumerate(checkpoints):
             least = least_growth(parametrization, early=place < len(checkpoints) - 1)
             wanted, low = (getattr(powers[name], axis) for powers in (required, least))
