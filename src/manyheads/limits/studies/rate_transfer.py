@@ -76,6 +76,8 @@ class RateTransfer(Study):
                 f"lowest={self.lowest}, ratio={self.ratio}, points={self.points}: rates are positive, each the one "
                 "before times a ratio above 1, and at least three"
             )
+        if unknown := [name for name in self.schemes if name == "mup-half-logit"]:
+            raise UsageError(f"scheme {unknown[0]!r}: no law says where its best rate moves; choose others")
         Recipe(self.steps)
         lesson_of(self.task, 1)
         self.plan()

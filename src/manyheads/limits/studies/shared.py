@@ -105,6 +105,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.schemes or not self.sizes:
             raise UsageError("choose at least one scheme and one axis")
+        for name, given in (("schemes", self.schemes), ("axes", [axis for axis, _ in self.sizes])):
+            if len(set(given)) < len(given):
+                raise UsageError(f"{name}={tuple(given)}: give each of them once")
         for axis, values in self.sizes:
             if axis not in AXES:
                 raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
