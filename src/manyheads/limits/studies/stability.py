@@ -176,7 +176,8 @@ class KeyDimStability(Study):
             if exponent == 1:
                 level = float(predicted["backward"].values[place])
                 flat = (level,) * len(sizes)
-                curves.append(Curve(tuple(sizes.tolist()), flat, f"infinite N, {when}", "reference", len(curves)))
+                group = len(curves) - len(self.heads_counts)  # the colour of the first of those that it predicts
+                curves.append(Curve(tuple(sizes.tolist()), flat, f"infinite N, {when}", "predicted", group))
         return Lines(
             f"What is sent back below attention, logit exponent {NAMES[exponent]}",
             "key dimension N",
