@@ -111,8 +111,17 @@ def test_the_optax_program_runs_and_gives_each_weight_its_rate(call, flags):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("flags", [(), ("--logit-exponent", 0.5, "--depth-exponent", 0.75, "--richness", 2)])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--logit-exponent", 0.5, "--depth-exponent", 0.75, "--richness", 2),
+        ("--scheme", "mup"),
+        ("--scheme", "standard"),
+    ],
+)
 def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, flags):
+    name = "".join(word for word in f"{optimizer}{flags}" if word.isalnum())
     theory = (
         "--base",
         "4,2,1",
@@ -127,9 +136,9 @@ def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, fl
         *flags,
     )
     _, program, _ = call(*theory, "--snippet", "torch")
-    (folder / f"written_{optimizer}{len(flags)}.py").write_text(program)
-    (folder / f"given_{optimizer}{len(flags)}.py").write_text(
-        f"from written_{optimizer}{len(flags)} import ROLES, model, optimizer\n"
+    (folder / f"written_{name}.py").write_text(program)
+    (folder / f"given_{name}.py").write_text(
+        f"from written_{name} import ROLES, model, optimizer\n"
         "norms = {'*attention_norm.weight': 'attention_gain', '*mlp_norm.weight': 'mlp_gain'}\n"
         "roles = {'*' + end: role for end, role in ROLES.items() if 'norm' not in end}\n"
         "def made():\n    return model, optimizer, {**norms, 'final_norm.weight': 'final_gain', **roles}\n"
@@ -144,10 +153,10 @@ def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, fl
     import sys
 
     sys.path.insert(0, str(folder))
-    status, out, err = call("audit", f"given_{optimizer}{len(flags)}:made", *asked)
+    status, out, err = call("audit", f"given_{name}:made", *asked)
     assert status == 0, out + err
     assert ", 0 wrong" in out
-    status, out, _ = call("audit", f"given_{optimizer}{len(flags)}:forgotten", *asked, "--json")
+    status, out, _ = call("audit", f"given_{name}:forgotten", *asked, "--json")
     assert status == 1
     faults = [each for each in json.loads(out)["findings"] if not each["right"]]
     assert {each["quantity"] for each in faults} == {"rate"}

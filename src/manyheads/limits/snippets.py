@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.attention.inputs import TokenInput
@@ -98,7 +99,9 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
     forward = forward_factors(parametrization, shape)
     found = {row.role: Factors(row.initial, row.rate, row.epsilon) for row in rows}
     # With its factor in the forward pass the read-out starts and trains as at the base: what `audit` calls applied.
-    found["unembedding"] = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
+    read_out = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
+    # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
+    found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
     groups = _entries((role, _group(tuned, factors, adam)) for role, factors in found.items())
     made = "AdamW" if adam else "SGD"
