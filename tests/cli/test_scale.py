@@ -373,6 +373,19 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
         assert "consistent along heads" in out
 
 
+def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
+    """Best rates that agree to the last bit stand on the grid, and decide nothing."""
+
+    def lesson_losses(lesson, parametrization, recipe):
+        return lambda shape, rates, seed: np.log(np.asarray(rates) / np.median(rates)) ** 2
+
+    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
+    _, out, _ = call("check", "--transfer", "--json")
+    found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["transfer_check"]
+    assert found["outcome"] == "inconclusive"
+    assert found["decades_over_factor_8"]["interval"] == [None, None]
+
+
 @pytest.mark.parametrize("text", ["1" * 5000, "[" * 100_000, '{"query": true}', "[1]"])
 def test_spreads_that_are_none_are_refused(call, folder, text):
     (folder / "spreads.json").write_text(text)

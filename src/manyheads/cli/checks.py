@@ -230,11 +230,15 @@ def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
         yield f"  {found.sentence()}"
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[str, Any]:
     growths = []
     for growth in check.growths:
         fit = growth.fit
-        numbers = None if fit is None else [fit.interval.low, fit.interval.high]
+        numbers = None if fit is None else [_finite(fit.interval.low), _finite(fit.interval.high)]
         kept = {name: value for name, value in asdict(growth).items() if name != "fit"}
         exponent = None if fit is None else fit.exponent
         said = {"seeds_needed": growth.seeds_needed, "sentence": growth.sentence()}
@@ -246,7 +250,8 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
             "outcome": found.outcome,
             "sizes": list(found.sizes),
             "best_rates": found.rates.tolist(),
-            "decades_over_factor_8": {"fitted": fitted, "interval": [low, high]},
+            # JSON has no infinity: an end that is not known is null.
+            "decades_over_factor_8": {"fitted": fitted, "interval": [_finite(low), _finite(high)]},
             "sentence": found.sentence(),
         }
     return data
