@@ -5,9 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, build, grown
 
 from manyheads.attention import Shape
+from manyheads.checkpoints.tables import TABLES
 from manyheads.errors import UsageError
 from manyheads.limits import (
     Audit,
@@ -21,6 +24,7 @@ from manyheads.limits import (
     read_map,
     scale_logits,
 )
+from manyheads.limits.anatomy import read_body
 from manyheads.limits.wants import role_factors
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads
@@ -407,6 +411,29 @@ def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
     assert [(each.name, each.quantity) for each in audit.faults] == [("lm_head.weight", "initial")]
     assert "NaN" in audit.faults[0].meaning
     json.dumps(audit.as_dict(), allow_nan=False)
+
+
+KEYS = sorted({key for table in TABLES.values() for key, _ in table.keys.values() if key})
+values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3) | st.lists(st.none())
+
+
+@given(
+    st.sampled_from(sorted(TABLES)),
+    st.dictionaries(
+        st.sampled_from([*KEYS, "initializer_range", "init_std", "word_embed_proj_dim", "add_cross_attention"]),
+        values | st.lists(values) | st.dictionaries(st.text(max_size=2), values),
+        max_size=4,
+    ),
+)
+def test_any_configuration_is_read_or_refused_by_name(family, content):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    config = sizes | content | {"model_type": family}
+    for read in (read_body, lambda config: read_config(config, gpt2_names(1))):
+        try:
+            shape = read(config).shape
+        except UsageError:
+            continue
+        assert shape.width > 0
 
 
 def test_configurations_with_a_spread_that_is_none_are_refused():

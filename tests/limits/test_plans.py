@@ -6,6 +6,7 @@ import xarray as xr
 
 from manyheads.attention import Shape
 from manyheads.errors import UsageError
+from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.rate_transfer import RateTransfer
 from manyheads.limits.studies.shared import SCHEMES, Plan
 
@@ -70,6 +71,8 @@ def test_best_rates_beyond_the_grid_prove_no_transfer(rng):
         lambda: RateTransfer(axes=("width",)),
         lambda: RateTransfer(ratio=1.0),
         lambda: RateTransfer(task="speech"),
+        lambda: CoordinateCheckStudy(checkpoints=(4, 4)),
+        lambda: CoordinateCheckStudy(checkpoints=(0,)),
     ],
 )
 def test_wrong_use_is_refused(call):
