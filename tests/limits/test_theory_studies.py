@@ -161,6 +161,44 @@ def test_the_mean_network_nears_infinitely_many_heads_or_does_not(power, spread,
     assert outcomes(study, swapped, trained, "than without responses") == {"refuted"}
 
 
+def test_the_growth_of_the_spread_over_heads_is_that_of_the_whole_theory(rng):
+    study = AttentionOverHeads()
+    sizes, seen = np.array(study.sizes()), np.array(study.key_dims)
+
+    def drawn(grown):  # what is drawn at the start is there at the end, too
+        return starts * np.exp(grown * (1 + 0.02 * rng.standard_normal(starts.shape)))
+
+    starts = 1 / sizes * (1 + 0.05 * rng.standard_normal((8, 2, len(sizes))))
+    dims = ("prediction", "logit_exponent", "key_dim")
+    values = {"start": starts, "end": drawn(0.4), "without": drawn(0.3)}
+    predicted = xr.Dataset(
+        {f"variance_{when}": (dims, value) for when, value in values.items()},
+        coords={"logit_exponent": [1.0, 0.5], "key_dim": sizes},
+    )
+
+    def networks(grown):
+        start = 1 / seen * (1 + 0.1 * rng.standard_normal((2, 64, study.networks, len(seen))))
+        ends = start * np.exp(grown + 0.02 * rng.standard_normal(start.shape))
+        parts = {"variance_start": start, "variance_end": ends}
+
+        def at(cell, name):
+            place = (
+                list(predicted["logit_exponent"].values).index(cell["logit_exponent"]),
+                ...,
+                study.key_dims.index(cell["key_dim"]),
+            )
+            return parts[name][place]
+
+        return in_cells(study, {name: (("network",), lambda cell, name=name: at(cell, name)) for name in parts})
+
+    def control(grown):
+        return [study._control(predicted, networks(grown), exponent).outcome for exponent in (1.0, 0.5)]
+
+    assert control(0.4) == ["holds"] * 2
+    assert control(0.3) == ["refuted"] * 2
+    assert control(0.5) == ["refuted"] * 2
+
+
 def test_what_is_sent_back_is_held_against_the_limit_and_not_without_responses(rng):
     study = KeyDimStability(steps=2)
     trained = in_cells(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,6 +37,7 @@ MOVES = 0.23  # how far two per cent of a spread move probabilities, over two pe
 DIMS: dict[str, tuple[str, ...]] = {
     "variance_start": (),
     "variance_end": (),
+    "variance_without": (),
     "mean": (),
     "square": (),
     "below": ("level",),
@@ -43,6 +45,7 @@ DIMS: dict[str, tuple[str, ...]] = {
 NAMES = {
     "variance_start": "variance of the logits over heads before training",
     "variance_end": "variance of the logits over heads after training",
+    "variance_without": "the same from the theory without responses",
     "mean": "mean of the pooled logits after training",
     "square": "mean square of the pooled logits after training",
     "below": "share of the pooled logits below a level",
@@ -156,6 +159,7 @@ class AttentionOverHeads(Study):
         for exponent in LOGITS:
             for size in (self.key_dims[0], self.key_dims[-1]):
                 verdicts += self._distributions(predicted, trained, exponent, size)
+            verdicts.append(self._control(predicted, trained, exponent))
         return tuple(verdicts)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
@@ -190,11 +194,12 @@ class AttentionOverHeads(Study):
     def _solve(self, exponent: float, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         problem = self.problem()
         branches = mean_field.sampled_blocks(problem, size, exponent, oversampling=self.oversampling)
+        again = copy.deepcopy(rng)  # both begin from the same heads, so that their noise is the same
         solved, heads = mean_field.solve_heads(problem, branches, rng)
-        ends = (solved.looks[0], solved.looks[-1])
+        without = mean_field.solve_blocks(problem, branches, again, responses=False)
+        ends = {"start": solved.looks[0], "end": solved.looks[-1], "without": without.looks[-1]}
         found = {
-            f"variance_{when}": np.mean([look["logit_variance"] for look in looks])
-            for when, looks in zip(WHENS, ends, strict=True)
+            f"variance_{when}": np.mean([look["logit_variance"] for look in looks]) for when, looks in ends.items()
         }
         pooled = pool_logits(heads[None], self._units(exponent, size))
         return found | {name: value[0] for name, value in pooled.items()}
@@ -268,6 +273,32 @@ class AttentionOverHeads(Study):
                 expected="holds" if 0.064 / size < GAUSSIAN and not moved else "refuted",
             ),
         ]
+
+    def _control(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+        size = self.key_dims[-1]  # where training adds most; corrections are of size 1/H at any N
+        before, after = (self._along(trained, f"variance_{when}", exponent)[:, -1] for when in WHENS)
+        grown = np.log(after / before).mean(-1)  # (replicates,)
+        start, limit, without = (
+            np.log(self._draws(predicted, f"variance_{when}", exponent).sel(key_dim=size).values)
+            for when in (*WHENS, "without")
+        )
+
+        def along(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+            return (grown - low.mean()) / (high.mean() - low.mean())
+
+        growths, count = (without - start, limit - start), len(start)
+        rest = [float(along(*(np.delete(growth, draw) for growth in growths)).mean()) for draw in range(count)]
+        return Verdict.from_samples(
+            f"{LOGITS[exponent]}, N={size}: in training the variance over heads grows as in the limit, from the "
+            "theory without responses (0) to the whole (1)",
+            along(*growths),
+            target=1.0,
+            tolerance=(0.5, 0.5),
+            prediction_error=math.sqrt(count - 1) * float(np.std(rest)),
+            prediction_dof=count - 1,
+            basis="of the logarithm of the growth; at 1/2 the theory without responses is as near as the whole; the "
+            "error of the draws by the jackknife",
+        )
 
     def _along(self, trained: xr.Dataset, name: str, exponent: float) -> np.ndarray:
         return mean_field.along(trained, name, "key_dim", logit_exponent=exponent)
