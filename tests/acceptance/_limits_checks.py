@@ -54,6 +54,20 @@ FIGURES = (
         48,
         "--axes key_dim --schemes limits --seed 1",
     ),
+    verdicts_of(
+        "limits/coordinate-check",
+        "coordinates-sgd-key-dim",
+        "gradient descent along N, with more replicates and fresh seeds",
+        32,
+        f"{SGD} --axes key_dim --schemes limits half-logit --seed 1",
+    ),
+    verdicts_of(
+        "limits/coordinate-check",
+        "coordinates-sgd-heads",
+        "gradient descent along H, with more replicates and fresh seeds",
+        32,
+        f"{SGD} --axes heads --schemes limits --seed 1",
+    ),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     Figure(
         "plain-slopes-adam",
@@ -77,9 +91,9 @@ FIGURES = (
     verdicts_of(
         "limits/rate-transfer",
         "transfer-depth",
-        "digits along L, with the replicates that 8 undecided ones asked for, and fresh seeds",
-        16,
-        "--axes depth --schemes limits mup --seed 1",
+        "digits along L, with the replicates that 16 undecided ones asked for, and fresh seeds",
+        32,
+        "--axes depth --schemes limits mup --seed 2",
     ),
     verdicts_of(
         "limits/rate-transfer", "transfer-text", "text, along N, H and L", flags=f"--task text --steps 60 {ALL}"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_distances import GROUPS, shown
-from tests.acceptance._limits_meanfield import figure, rich, seeds_of
+from tests.acceptance._limits_meanfield import figure, rich
 
 from manyheads.limits import Network, Problem
 from manyheads.statistics import Interval, difference_interval
@@ -61,14 +61,15 @@ def sent_back(problem: Problem, network: Network, seeds: Sequence[int]) -> np.nd
         return np.asarray(jax.jit(jax.vmap(run))(keys))
 
 
-def growth(folder: Path, seeds: int, steps: int) -> Measured:
+def growth(folder: Path, first: int, seeds: int, steps: int) -> Measured:
     """Growth of the backward variable from N = 4 to 64 in training, at both logit exponents."""
     problem, parts, passed = rich(4, steps=steps), [], True
     for exponent, region in ((0.5, Interval(1.5, np.inf)), (1.0, Interval(0.9, 1.1))):
         logs = []
         for size in (4, 64):
-            found = sent_back(problem, Network(size, 4, exponent), range(seeds))
-            logs.append(np.log(found).reshape(GROUPS, -1, 2).mean(1))  # (groups, start and end)
+            groups = np.split(np.arange(first, first + seeds), GROUPS)
+            found = [sent_back(problem, Network(size, 4, exponent), group) for group in groups]
+            logs.append(np.log(found).mean(1))  # (groups, start and end)
         ratios = [
             difference_interval(logs[1][:, when], logs[0][:, when]).mapped(lambda x: float(np.exp(x)))
             for when in (0, 1)
@@ -77,7 +78,7 @@ def growth(folder: Path, seeds: int, steps: int) -> Measured:
         parts.append(f"exponent {exponent:g}: {shown(values[1], ratios[1])}, before training {values[0]:.2f}")
         passed &= ratios[1].within(region)
     extent = f"rms after {steps} steps at N = 64 over N = 4, H = 4, one block, embedding trained"
-    return Measured("; ".join(parts), extent, seeds_of(seeds), bool(passed))
+    return Measured("; ".join(parts), extent, f"{first}-{first + seeds - 1}", bool(passed))
 
 
 FIGURES: tuple[Figure, ...] = (
@@ -86,7 +87,8 @@ FIGURES: tuple[Figure, ...] = (
         "growth",
         "what is sent back below attention grows with N at logit exponent 1/2, and is flat at 1",
         ">= 1.5 from N = 4 to 64; flat within 10%, each with its interval",
-        seeds=1024,
+        first=1024,  # the 1,024 before gave 1.52 [1.49, 1.55]: undecided
+        seeds=8192,
         steps=16,
     ),
 )
