@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT
-from manyheads.cli.scale import Theory, read_shape
+from manyheads.cli.scale import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
     from manyheads.attention import Shape
@@ -40,6 +40,8 @@ class Check(Theory):
     With --transfer the best learning rate of each size is found as well: does it stay?
     """
 
+    base: Sizes = None
+    """The shape whose learning rate it is, 8,4,2 if absent; networks grow from there, and all are trained here."""
     axis: Literal["key_dim", "heads", "depth"] = "heads"
     """Along which of N, H and L to grow."""
     sizes: Numbers = None
