@@ -138,6 +138,29 @@ def test_small_multiples_share_their_axes_and_one_legend():
     assert left.texts[0].get_text() == "loss 1.5"
 
 
+def test_the_legend_counts_as_people_do():
+    curves = tuple(Curve((0.0, 1.0), (1.0, 2.0), label) for label in ("H=16", "H=4, mean", "H=4", "0.5", "limit"))
+    figure = draw(small_multiples(curves=((curves, ()),)))
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["0.5", "H=4", "H=4, mean", "H=16", "limit"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "marked"),
+    [
+        ((4.0, 8.0, 16.0, 64.0), ["4", "8", "16", "64"]),
+        ((4.0, 8.0, 8.5, 64.0), None),  # two marks would touch
+        ((4.0, 8.123456), None),
+        (tuple(map(float, range(1, 40))), None),
+    ],
+)
+def test_a_logarithmic_axis_is_marked_at_its_sizes_where_these_are_few(sizes, marked):
+    axes = draw(Lines("t", "N", "y", (Curve(sizes, sizes, "c"),), log_x=True)).axes[0]
+    axes.figure.canvas.draw()
+    shown = [text.get_text() for text in axes.get_xticklabels(which="both") if text.get_text()]
+    assert (shown == marked) is (marked is not None)
+
+
 @pytest.mark.parametrize("ends", [(1e-3, 0.1), (1.0, 5e6), (2.0, 30.0)])
 def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
     figure = draw(Lines("t", "x", "y", (Curve(ends, ends, "c"),), log_x=True, log_y=True))
@@ -145,7 +168,7 @@ def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels(which="both") if text.get_text()]
     assert labels
     for label in labels:
-        float(label.replace("−", "-"))
+        assert label == f"{float(label):g}"
 
 
 def test_malformed_panels_are_refused():

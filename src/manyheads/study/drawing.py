@@ -102,6 +102,9 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     if panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
         _write_plainly(axes.xaxis)
+        if sizes := _few_sizes(panel):
+            axes.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
+            axes.set_xticks([], minor=True)
     if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
         _write_plainly(axes.yaxis)
@@ -134,16 +137,33 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
     figure.supxlabel(panel.x_label, fontsize=9, color=INK)
     figure.supylabel(panel.y_label, fontsize=9, color=INK)
     if legend:
-        names = sorted(legend)
+        names = sorted(legend, key=_by_number)
         figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
+
+
+def _by_number(text: str) -> list[str | float]:
+    """Sort H=4 before H=16: words as words, numbers as numbers, in turn."""
+    return [float(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))]
+
+
+def _few_sizes(panel: Lines) -> list[float]:
+    """Return the places of all points where these are few, short to write and far enough apart for a mark each."""
+    sizes = sorted({x for curve in panel.curves for x in curve.x if 0 < x < math.inf})
+    if not 2 <= len(sizes) <= 12 or max(len(f"{size:g}") for size in sizes) > 5:
+        return []
+    return sizes if min(b / a for a, b in itertools.pairwise(sizes)) > (sizes[-1] / sizes[0]) ** (1 / 14) else []
 
 
 def _write_plainly(axis: Axis) -> None:
     """Label a logarithmic axis with plain numbers: matplotlib writes mathematics, which is switched off."""
     from matplotlib.ticker import LogFormatter
 
-    axis.set_major_formatter(LogFormatter())
-    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
