@@ -69,6 +69,13 @@ FIGURES = (
         f"{SGD} --axes heads --schemes limits --seed 1",
     ),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
+    verdicts_of(
+        "limits/coordinate-check",
+        "coordinates-text-larger",
+        "the same at larger N and H, where finite size matters less",
+        flags="--task text --axes key_dim heads --schemes limits half-logit "
+        "--key-dims 32 64 128 --heads-counts 16 32 64 --seed 1",
+    ),
     Figure(
         "plain-slopes-adam",
         "both exponents one, Adam: outputs, stream, logits and values move as N^0, H^0, L^0",

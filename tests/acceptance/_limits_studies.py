@@ -19,6 +19,12 @@ FIGURES = (
     fresh("infinite-heads", "study-heads-complete", "the same for complete pre-norm blocks, digits", COMPLETE),
     fresh("infinite-heads", "study-heads-rich", "four blocks when features move far, digits", RICH),
     fresh("attention-over-heads", "study-attention", "the distribution of attention over heads"),
+    fresh(
+        "attention-over-heads",
+        "study-attention-networks",
+        "the same with more networks",
+        "--key-dims 2 16 --networks 32",
+    ),
     fresh("attention-over-heads", "study-attention-rich", "the same when features move far", "--richness 1.5"),
     fresh("infinite-depth", "study-depth", "deeper and deeper networks, depth exponents 1 and 1/2"),
     fresh("lazy-to-rich", "study-richness", "from kernel descent to features that move"),

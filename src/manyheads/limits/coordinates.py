@@ -29,8 +29,9 @@ from manyheads.statistics import ExponentFit, Outcome, decide, fit_exponent, rep
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
 """Allowed deviation of an exponent along each axis. Powers of the theory are a half apart, and so are those of the
 usual mistakes (a forgotten root of a size): a quarter is the middle between the right one and the nearest wrong one.
-What finite size does to a right one is less: a correction of relative size n^(-1/2), the largest that a sum of n random
-terms makes, moves the slope by 0.11 over n = 4, 8, 32 and by 0.15 over n = 2, 4, 16 or 2, 8, 16 (`finite_size_bias`).
+What finite size does to a right one is less as long as corrections are 1 + c n^(-1/2) with c of one: the slope moves by
+0.11 over n = 4, 8, 32 and by 0.15 over n = 2, 4, 16 or 2, 8, 16 (`finite_size_bias`). Larger c exist: what Adam does
+first to queries on text has (N H)^(-1) times fifty (docs/scaling.md, "Which sizes suffice?"); check larger sizes then.
 """
 
 
@@ -347,7 +348,7 @@ def judge_growths(
     """Judge motions, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
 
     A root mean square holds the limit and, added in square, what is random at finite size: corrections are positive, so
-    that right exponents come out lower, by `finite_size_bias` at most, and never higher.
+    that right exponents come out lower, by `finite_size_bias` where its correction is the largest, and never higher.
     """
     required, found, bias = required_growth(parametrization), [], finite_size_bias(sizes)
     # What diverged moves nothing where a norm has divided by infinity: that is no motion of size zero.
