@@ -113,5 +113,11 @@ FIGURES = (
         "--task text --steps 60 --axes key_dim --schemes limits half-logit --seed 1",
     ),
     verdicts_of("limits/head-diversity", "heads-digits", "variance of logits over heads against N"),
+    verdicts_of(
+        "limits/head-diversity",
+        "heads-digits-sgd",
+        "the same after gradient descent, for which the power is derived",
+        flags="--optimizer sgd --seed 1",
+    ),
     verdicts_of("limits/head-diversity", "heads-text", "the same on text", flags="--task text"),
 )

@@ -1,5 +1,6 @@
 """Which networks of a study are one and the same."""
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -7,6 +8,7 @@ import xarray as xr
 from manyheads.attention import Shape
 from manyheads.errors import UsageError
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
+from manyheads.limits.studies.head_diversity import HeadDiversity
 from manyheads.limits.studies.rate_transfer import RateTransfer
 from manyheads.limits.studies.shared import SCHEMES, Plan
 
@@ -36,6 +38,17 @@ def test_a_cell_is_trained_with_its_own_scheme_and_shape():
         parametrization, shape = plan.train_with(cell)
         assert (parametrization.scheme, parametrization.optimizer) == ("standard", "sgd")
         assert shape.key_dim == cell["key_dim"]
+
+
+def test_the_optimizer_and_the_rate_of_head_diversity_reach_its_networks():
+    def moved(**fields):
+        study = HeadDiversity(base=(4, 2, 1), key_dims=(4, 8), checkpoints=(1,), **fields)
+        return float(study.train(jax.random.key(0), study.cells()[0])["motion"][1])
+
+    slow, fast = (moved(optimizer="sgd", rate=rate) for rate in (1e-3, 2e-3))
+    assert fast == pytest.approx(2 * slow, rel=0.02)
+    assert moved(optimizer="sgd") == pytest.approx(300 * slow, rel=0.3)  # its own rate
+    assert moved(optimizer="adam", rate=1e-3) > 10 * slow  # a sign is larger than a gradient
 
 
 def test_all_rates_of_a_search_are_in_the_frame():

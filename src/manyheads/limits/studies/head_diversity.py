@@ -14,12 +14,17 @@ from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
 from manyheads.limits.coordinates import finite_size_bias
 from manyheads.limits.finite import Recipe, measure_motion
+from manyheads.limits.schemes import Optimizer
 from manyheads.limits.studies.shared import CAPTION, Plan, bordelon, caption_verdict, lesson_of
 from manyheads.statistics import ExponentFit, fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict
 
 EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}
-BATCHES = {"digits": 16, "text": 8}
+# Rate, checkpoints and sequences of a step; gradient descent: after training of order one, and with little noise.
+OWN: dict[Optimizer, tuple[float, tuple[int, ...], dict[str, int]]] = {
+    "adam": (0.003, (25, 100), {"digits": 16, "text": 8}),
+    "sgd": (0.3, (20, 60), {"digits": 96, "text": 48}),
+}
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,23 @@ class HeadDiversity(Study):
     ----------
     task
         ``"digits"`` or ``"text"``.
+    optimizer
+        ``"adam"`` or ``"sgd"``.
     base
         N, H, L at which both scalings are one.
     key_dims
         Sizes N.
     checkpoints
-        Numbers of Adam's updates at which the variance is looked at; the claims are about the last.
+        Numbers of updates at which the variance is looked at; the claims are about the last. None takes the
+        optimiser's own.
     rate
-        Learning rate at the base.
+        Learning rate at the base; 0 takes the optimiser's own.
+
+    Notes
+    -----
+    The power of N after training is derived for gradient descent. At the start the gradient of a logit is of size
+    N^(-1/2) and random in every head; Adam makes it of size one, and heads set out in directions of their own by an
+    amount that does not fall with N. So a refutation under Adam says that its heads are no copies.
     """
 
     name: ClassVar[str] = "limits/head-diversity"
@@ -45,16 +59,20 @@ class HeadDiversity(Study):
     source: ClassVar[Source] = bordelon("figure 2b and its caption, table 3; the powers of N are derived here")
 
     task: str = "digits"
+    optimizer: Optimizer = "adam"
     base: tuple[int, int, int] = (8, 4, 2)
     key_dims: tuple[int, ...] = (4, 8, 16, 32)
-    checkpoints: tuple[int, ...] = (25, 100)
-    rate: float = 0.003
+    checkpoints: tuple[int, ...] = ()
+    rate: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.rate > 0:
-            raise UsageError(f"rate={self.rate}: a learning rate is positive")
-        if not self.checkpoints or list(self.checkpoints) != sorted(set(self.checkpoints)) or self.checkpoints[0] < 1:
-            raise UsageError(f"checkpoints={self.checkpoints}: give numbers of updates, from 1, in rising order")
+        if self.optimizer not in OWN:
+            raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OWN)}")
+        if not 0 <= self.rate < math.inf:
+            raise UsageError(f"rate={self.rate}: give a positive number, or 0 for the optimiser's own")
+        steps = self.updates()
+        if list(steps) != sorted(set(steps)) or steps[0] < 1:
+            raise UsageError(f"checkpoints={steps}: give numbers of updates, from 1, in rising order")
         if self.base[1] < 2:
             raise UsageError(f"base={self.base}: a variance over heads needs two heads or more")
         lesson_of(self.task, 1)
@@ -67,7 +85,11 @@ class HeadDiversity(Study):
 
     def plan(self) -> Plan:
         """Return the networks."""
-        return Plan(Shape(*self.base), (("key_dim", self.key_dims),), tuple(EXPONENTS), "adam")
+        return Plan(Shape(*self.base), (("key_dim", self.key_dims),), tuple(EXPONENTS), self.optimizer)
+
+    def updates(self) -> tuple[int, ...]:
+        """Return the numbers of updates at which the variance is looked at."""
+        return self.checkpoints or OWN[self.optimizer][1]
 
     def cells(self) -> tuple[Cell, ...]:
         """Return both exponents at every N; at the base they are one network."""
@@ -76,8 +98,8 @@ class HeadDiversity(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the power of N: with independent heads a logit's variance is N^(1 - 2 alpha_A).
 
-        Before training that is exact in the first layer. Training adds to every head what the limit prescribes, which
-        at alpha_A = 1 is the same for all, and fluctuations about it of relative size N^(-1/2): the power stays.
+        Before training that is exact in the first layer. Gradient descent adds to every head what the limit prescribes,
+        which at alpha_A = 1 is the same for all, and fluctuations about it of relative size N^(-1/2): the power stays.
         """
         attributes = {"long_name": "power of N in the variance of logits over heads", "units": "1"}
         return xr.Dataset({"power": ("scheme", np.array([-1.0, 0.0]), attributes)}, coords={"scheme": list(EXPONENTS)})
@@ -85,11 +107,13 @@ class HeadDiversity(Study):
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one network and look at the variance of its logits over heads, mean over layers and pairs of tokens."""
         parametrization, shape = self.plan().train_with(cell)
-        lesson = lesson_of(self.task, BATCHES[self.task])
-        found = measure_motion(lesson, parametrization, shape, Recipe(), self.rate, self.checkpoints, key)
+        own, _, batches = OWN[self.optimizer]
+        lesson = lesson_of(self.task, batches[self.task])
+        rate = self.rate or own
+        found = measure_motion(lesson, parametrization, shape, Recipe(), rate, self.updates(), key)
         variance = np.concatenate([found.head_variance_start[None], found.head_variance])
         moved = np.concatenate([np.zeros(1), found.logits])
-        steps = np.asarray([0, *self.checkpoints])
+        steps = np.asarray([0, *self.updates()])
         return xr.Dataset(
             {
                 "variance": ("step", variance, {"long_name": "variance of the logits over heads", "units": "1"}),
@@ -100,7 +124,7 @@ class HeadDiversity(Study):
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
         """Test the power of N before and after training, and the caption's."""
-        last = self.checkpoints[-1]
+        last = self.updates()[-1]
         # A variance is a square: its correction is twice that of a root mean square.
         bias = -2 * finite_size_bias(self.key_dims)
         basis = f"a correction 1 + N^(-1/2) of the spread moves the power of its square by {bias:.2f} over these sizes"
@@ -129,7 +153,7 @@ class HeadDiversity(Study):
         curves = []
         for number, (scheme, label) in enumerate(EXPONENTS.items()):
             values = self.plan().along(trained, "variance", scheme, "key_dim")
-            for place, when in ((0, "before training"), (-1, f"after {self.checkpoints[-1]} steps")):
+            for place, when in ((0, "before training"), (-1, f"after {self.updates()[-1]} steps")):
                 curves.append(self._curve(values[..., place], f"{label}, {when}", 2 * number + (place != 0)))
         values = self.plan().along(trained, "variance", "limits", "key_dim")[..., -1]
         start = math.exp(float(np.log(values[:, 0]).mean()))
@@ -153,13 +177,14 @@ class HeadDiversity(Study):
             for number, (scheme, label) in enumerate(EXPONENTS.items())
         ]
         return Lines(
-            f"Motion of attention logits in {self.checkpoints[-1]} steps",
+            f"Motion of attention logits in {self.updates()[-1]} steps",
             "key dimension N",
             "root mean square",
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="What training adds is of order one at every N for both exponents; at 1 all heads move alike.",
+            note="What training adds is of order one at every N for both exponents. At exponent 1 gradient descent "
+            "moves all heads alike; Adam's first steps move each in a direction of its own.",
         )
 
     def _curve(self, values: np.ndarray, label: str, group: int) -> Curve:
