@@ -13,11 +13,14 @@ from manyheads.study import open_run
 WIDEST = {"key_dim": 0.35, "heads": 0.2, "depth": 0.35}  # what is required of plain slopes, without their derivation
 
 
-def plain_slopes(folder: Path, replicates: int, flags: str, optimizer: str, axes: list[str]) -> Measured:
+def plain_slopes(
+    folder: Path, replicates: int, flags: str, optimizer: str, axes: list[str], seed: int = 0, **sizes: list[int]
+) -> Measured:
     """Both exponents one: plain slopes of outputs, stream, logits and values, all intervals within the widest."""
     trained = open_run(run_study(words_of("limits/coordinate-check", replicates, flags))[0])["trained"].to_dataset()
     schemes = tuple(dict.fromkeys(["limits", *map(str, trained["scheme"].values)]))
-    setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), schemes=schemes)
+    grown = {name: tuple(values) for name, values in sizes.items()}
+    setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), schemes=schemes, **grown)
     shown, extents, passed = [], [], True
     for axis in axes:
         for growth in setting.growths(trained, "limits", axis):  # type: ignore[arg-type]
@@ -28,7 +31,7 @@ def plain_slopes(folder: Path, replicates: int, flags: str, optimizer: str, axes
             passed &= reached <= WIDEST[axis]
             shown.append(f"{growth.module}: {LETTERS[axis]}^{growth.fit.exponent:.2f} after {growth.step} steps")
             extents.append(f"[{interval.low:.2f}, {interval.high:.2f}]")
-    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", bool(passed))
+    return Measured("<br>".join(shown), "<br>".join(extents), f"{seed}, replicates 0-{replicates - 1}", bool(passed))
 
 
 def verdicts_of(name: str, title: str, claim: str, replicates: int = 8, flags: str = "", revision: int = 1) -> Figure:
@@ -40,6 +43,7 @@ def verdicts_of(name: str, title: str, claim: str, replicates: int = 8, flags: s
 ALL = "--axes key_dim heads depth"
 SGD = "--optimizer sgd"
 DEPTH = "--optimizer sgd --axes depth --schemes limits half-depth standard"
+LARGER = "--axes key_dim --schemes limits --key-dims 32 64 128 --seed 1"
 
 FIGURES = (
     verdicts_of(
@@ -83,6 +87,21 @@ FIGURES = (
         plain_slopes,
         {"replicates": 8, "flags": "", "optimizer": "adam", "axes": ["key_dim", "heads", "depth"]},
         command=words_of("limits/coordinate-check", 8, ""),
+    ),
+    Figure(
+        "plain-slopes-adam-larger",
+        "the same along N at larger N, where finite size matters less",
+        "|slope| <= 0.35, with its interval",
+        plain_slopes,
+        {
+            "replicates": 16,
+            "flags": LARGER,
+            "optimizer": "adam",
+            "axes": ["key_dim"],
+            "seed": 1,
+            "key_dims": [32, 64, 128],
+        },
+        command=words_of("limits/coordinate-check", 16, LARGER),
     ),
     Figure(
         "plain-slopes-sgd-depth",
