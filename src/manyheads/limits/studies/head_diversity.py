@@ -51,7 +51,8 @@ class HeadDiversity(Study):
     -----
     The power of N after training is derived for gradient descent. At the start the gradient of a logit is of size
     N^(-1/2) and random in every head; Adam makes it of size one, and heads set out in directions of their own by an
-    amount that does not fall with N. So a refutation under Adam says that its heads are no copies.
+    amount that does not fall with N. So a refutation under Adam says that its heads are no copies. One under gradient
+    descent says that sizes are too small for how far logits have moved.
     """
 
     name: ClassVar[str] = "limits/head-diversity"
@@ -184,7 +185,7 @@ class HeadDiversity(Study):
             log_x=True,
             log_y=True,
             note="What training adds is of order one at every N for both exponents. At exponent 1 gradient descent "
-            "moves all heads alike; Adam's first steps move each in a direction of its own.",
+            "moves all heads alike where N is large; Adam's first steps move each in a direction of its own.",
         )
 
     def _curve(self, values: np.ndarray, label: str, group: int) -> Curve:
