@@ -21,6 +21,7 @@ from manyheads.limits.studies.distributions import (
     geometric_curve,
     hold_against_gaussian,
     pool_logits,
+    power_guides,
 )
 from manyheads.limits.studies.mean_networks import SquaredBias, decide_within, half_width_of_draws, squared_bias
 from manyheads.limits.studies.shared import CAPTION, bordelon, caption_verdict, check_rising
@@ -324,10 +325,7 @@ class AttentionOverHeads(Study):
                 curves.append(geometric_curve(self.key_dims, own, f"exponent {exponent:g}, {words} training", group))
                 limit = self._draws(predicted, name, exponent).values
                 curves.append(geometric_curve(self.sizes(), limit, "", group, "predicted"))
-        sizes = np.asarray(self.key_dims, float)
-        for power in (-1.0, CAPTION):
-            guide = curves[2].y[0] * (sizes / sizes[0]) ** power
-            curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), f"N^{power:g}", "reference", 4))
+        curves += power_guides(self.key_dims, curves[2].y[0], (-1.0, CAPTION), 4)
         return Lines(
             "Variance of attention logits over heads",
             "key dimension N",

@@ -92,3 +92,18 @@ def geometric_curve(sizes: Sequence[int], values: np.ndarray, label: str, group:
     logs = np.log(values)
     middle, low, high = (tuple(np.exp(v).tolist()) for v in (logs.mean(0), logs.min(0), logs.max(0)))
     return Curve(tuple(map(float, sizes)), middle, label, role, group, low, high)
+
+
+def power_guides(sizes: Sequence[int], start: float, powers: Sequence[float], group: int) -> list[Curve]:
+    """Grey curves that follow powers of the size from the first point."""
+    places = np.asarray(sizes, float)
+    return [
+        Curve(
+            tuple(places.tolist()),
+            tuple((start * (places / places[0]) ** power).tolist()),
+            f"N^{power:g}",
+            "reference",
+            group,
+        )
+        for power in powers
+    ]

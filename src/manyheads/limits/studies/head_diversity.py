@@ -15,9 +15,10 @@ from manyheads.errors import UsageError
 from manyheads.limits.coordinates import finite_size_bias
 from manyheads.limits.finite import Recipe, measure_motion
 from manyheads.limits.schemes import Optimizer
+from manyheads.limits.studies.distributions import geometric_curve, power_guides
 from manyheads.limits.studies.shared import CAPTION, Plan, bordelon, caption_verdict, lesson_of
 from manyheads.statistics import ExponentFit, fit_exponent
-from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict
 
 EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}
 # Rate, checkpoints and sequences of a step; gradient descent: after training of order one, and with little noise.
@@ -155,13 +156,10 @@ class HeadDiversity(Study):
         for number, (scheme, label) in enumerate(EXPONENTS.items()):
             values = self.plan().along(trained, "variance", scheme, "key_dim")
             for place, when in ((0, "before training"), (-1, f"after {self.updates()[-1]} steps")):
-                curves.append(self._curve(values[..., place], f"{label}, {when}", 2 * number + (place != 0)))
-        values = self.plan().along(trained, "variance", "limits", "key_dim")[..., -1]
-        start = math.exp(float(np.log(values[:, 0]).mean()))
-        sizes = np.asarray(self.key_dims, float)
-        for power in (-1.0, CAPTION):
-            guide = start * (sizes / sizes[0]) ** power
-            curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), f"N^{power:g}", "reference", 4))
+                curves.append(
+                    geometric_curve(self.key_dims, values[..., place], f"{label}, {when}", 2 * number + (place != 0))
+                )
+        curves += power_guides(self.key_dims, curves[1].y[0], (-1.0, CAPTION), 4)
         return Lines(
             "Variance of attention logits over heads",
             "key dimension N",
@@ -174,7 +172,9 @@ class HeadDiversity(Study):
 
     def _motions(self, trained: xr.Dataset) -> Panel:
         curves = [
-            self._curve(self.plan().along(trained, "motion", scheme, "key_dim")[..., -1], label, 2 * number + 1)
+            geometric_curve(
+                self.key_dims, self.plan().along(trained, "motion", scheme, "key_dim")[..., -1], label, 2 * number + 1
+            )
             for number, (scheme, label) in enumerate(EXPONENTS.items())
         ]
         return Lines(
@@ -187,11 +187,6 @@ class HeadDiversity(Study):
             note="What training adds is of order one at every N for both exponents. At exponent 1 gradient descent "
             "moves all heads alike where N is large; Adam's first steps move each in a direction of its own.",
         )
-
-    def _curve(self, values: np.ndarray, label: str, group: int) -> Curve:
-        logs = np.log(values)  # (replicates, sizes)
-        middle, low, high = (tuple(np.exp(v).tolist()) for v in (logs.mean(0), logs.min(0), logs.max(0)))
-        return Curve(tuple(map(float, self.key_dims)), middle, label, group=group, low=low, high=high)
 
 
 def _claim(claim: str, fit: ExponentFit, power: float, tolerance: float, basis: str) -> Verdict:
