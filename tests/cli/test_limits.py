@@ -193,34 +193,36 @@ def living(group):
     return [int(pid) for pid, session, state in rows if int(session) == group and not state.startswith("Z")]
 
 
-def wait_until_gone(group, seconds):
-    end = time.monotonic() + seconds
+def wait_until_gone(group):
+    end = time.monotonic() + 60
     while left := living(group):
         assert time.monotonic() < end, left
         time.sleep(0.1)
 
 
-SLOW = ("study", "run", PATIENT, "--seconds", "0.2", "--units", "24", "--replicates", "1", "--workers", "2")
+# Ten seconds of work, of which few are waited for: each unit sleeps where the environment says so, and only there.
+SLOW = ("study", "run", PATIENT, "--units", "100", "--replicates", "1", "--workers", "2")
+SLOWLY = {"PATIENCE": "0.2"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
     """Ctrl-C reaches every process of the group, as it does from a terminal."""
-    process = start(*SLOW)
+    process = start(*SLOW, environment=SLOWLY)
     path = wait_for_units(folder, 3, process)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     (line,) = [line for line in err.splitlines() if "interrupted" in line]
     assert line == "manyheads: interrupted: finished units are kept; run the same command again to go on"
     assert "Traceback" not in err
-    wait_until_gone(process.pid, 5)
+    wait_until_gone(process.pid)
     before = RunStore(path)
     kept = before.verify()
-    assert 4 <= kept < 25
+    assert 3 <= kept < 101  # the prediction may be among what was not finished
     assert before.summary() is None
     stamps = {unit: (unit / "manifest.json").stat().st_mtime_ns for unit in before.finished()}
-    study = Patient(seconds=0.2, units=24)
+    study = Patient(units=100)
     tree = run(study, replicates=1, store=folder / "runs", progress=False, executor=None)
     assert not before.leftovers()  # what was being written at that moment is swept when the run goes on
     assert differences(tree, open_run(path)) == []
@@ -230,23 +232,23 @@ def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.2])
 def test_an_interrupt_while_workers_start_is_as_quiet(start, delay):
-    process = start(*SLOW)
+    process = start(*SLOW, environment=SLOWLY)
     assert "to do" in process.stderr.readline()
     time.sleep(delay)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.endswith("manyheads: interrupted: finished units are kept; run the same command again to go on\n")
-    wait_until_gone(process.pid, 5)
+    wait_until_gone(process.pid)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_workers_do_not_outlive_a_killed_parent(start, folder):
-    process = start(*SLOW)
+    process = start(*SLOW, environment=SLOWLY)
     path = wait_for_units(folder, 1, process)
     assert len(living(process.pid)) >= 3  # the parent and two workers
     process.kill()
     process.wait()
-    wait_until_gone(process.pid, 10)
-    assert RunStore(path).verify() >= 2
+    wait_until_gone(process.pid)
+    assert 1 <= RunStore(path).verify() < 101

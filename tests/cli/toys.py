@@ -1,5 +1,6 @@
 """Studies for the command line: slow ones, and ones that fail where no unit is to blame."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,12 @@ PLACE = {"long_name": "place", "units": "m"}
 
 @dataclass(frozen=True)
 class Patient(Study):
-    """Does next to nothing, slowly, or fails when it compares."""
+    """Does next to nothing, as slowly as the environment's PATIENCE asks, or fails when it compares."""
 
     name: ClassVar[str] = "toy/patient"
     claim: ClassVar[str] = "what is counted is what is there"
     source: ClassVar[Source] = Source("peano1889", "Arithmetices principia", "Giuseppe Peano", 1889, venue="Turin")
 
-    seconds: float = 0.0
     units: int = 12
     target: float = 1.0
     fault: str = "none"
@@ -32,7 +32,7 @@ class Patient(Study):
         return xr.Dataset({"x": ((), 1.0, PLACE)})
 
     def train(self, key, cell):
-        time.sleep(self.seconds)
+        time.sleep(float(os.environ.get("PATIENCE", "0")))
         return xr.Dataset({"x": ((), 1.0, PLACE)})
 
     def compare(self, predicted, trained):
@@ -51,7 +51,7 @@ class Demanding(Patient):
 
     @classmethod
     def full(cls):
-        return cls(seconds=0.0)
+        return cls(fault="none")
 
     def __post_init__(self):
         if self.fault == "none":
