@@ -1,5 +1,7 @@
 """`manyheads scale`, `scale audit` and `scale check`: what they print, run, find and refuse."""
 
+import builtins
+import io
 import json
 import re
 from typing import get_args
@@ -90,6 +92,37 @@ def test_a_config_or_its_folder_as_base_and_target(call, folder):
     (folder / "small.json").write_text(json.dumps(GPT2 | {"n_layer": 2, "n_inner": 48}))
     _, out, _ = call("--base-config", "small.json", "--to", "config.json")
     assert "hidden width of the MLP: 2 d at the base and 4 d here" in out
+
+
+def test_a_config_is_opened_once(call, folder, monkeypatch):
+    """Read twice, it could be another file the second time, and a pipe would be empty."""
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    opened, plainly = [], io.open
+
+    def watched(file, *words, **flags):
+        opened.append(str(file))
+        return plainly(file, *words, **flags)
+
+    monkeypatch.setattr(io, "open", watched)
+    monkeypatch.setattr(builtins, "open", watched)
+    assert call("--base", "8,4,2", "--to", "config.json")[0] == 0
+    assert [name for name in opened if name.endswith("config.json")] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "multiply the outputs by 1.333"),  # a stream of 32 at the base, and of 24 here
+        (("--form", "multiplier"), "give the outputs the unembedding's multiplier"),
+        (("--scheme", "standard"), "leave the outputs as they are"),
+    ],
+)
+def test_a_tied_matrix_is_told_its_factor_on_the_outputs(call, folder, flags, said):
+    """In multiplier form it is not the factor on the unembedding's init, and by the standard scheme there is none."""
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    _, out, _ = call("--base", "8,4,2", "--to", "config.json", "--json", *flags)
+    (remark,) = [each for each in json.loads(out)["outside"] if "tied" in each]
+    assert remark.endswith(said)
 
 
 @pytest.mark.parametrize("flags", [(), ("--optimizer", "sgd", "--weight-decay", 0.1), ("--weight-decay", 0.1)])

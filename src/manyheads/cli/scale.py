@@ -101,7 +101,7 @@ class Scale(Theory):
             print(self._program(parametrization, shape, tuned, notes), end="")
             return 0
         table = parametrization.table(shape)
-        remarks = list(dict.fromkeys([*_compare(base_notes, notes), *table.outside]))
+        remarks = list(dict.fromkeys([*_compare(base_notes, notes, parametrization, shape), *table.outside]))
         if self.json:
             print(json.dumps(as_json(table, tuned, remarks), indent=1))
         else:
@@ -176,14 +176,15 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     from manyheads.attention import Shape
-    from manyheads.costs import read_config
+    from manyheads.costs.configs import load_config, shape_from_config
     from manyheads.errors import UsageError
 
     if not os.path.exists(path):
         raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
-    model = read_config(path)
+    config, origin = load_config(path)
+    model = shape_from_config(config, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     if key_dim * heads != model.width:
         raise UsageError(
@@ -193,19 +194,16 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
     try:
-        return Shape(key_dim, heads, model.layers), _describe(path, model, notes)
+        return Shape(key_dim, heads, model.layers), _describe(config, model, notes)
     except UsageError as error:
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _describe(path: str, model: "ModelShape", notes: Notes) -> Notes:
+def _describe(config: dict[str, Any], model: "ModelShape", notes: Notes) -> Notes:
     """Add what is known of the family, whose attention may be one that the theory does not describe."""
     from manyheads.checkpoints.tables import TABLES
     from manyheads.limits.anatomy import read_body
 
-    file = os.path.join(path, "config.json") if os.path.isdir(path) else path
-    with open(file, encoding="utf-8") as text:
-        config = json.load(text)
     family = config.get("model_type", "")
     if family not in TABLES:
         return replace(notes, family=family)
@@ -215,8 +213,10 @@ def _describe(path: str, model: "ModelShape", notes: Notes) -> Notes:
     return replace(notes, family=family, described=True, post_norm=body.post_norm, fused=body.fused)
 
 
-def _compare(base: Notes | None, target: Notes | None) -> list[str]:
+def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
     """Return remarks about what two configurations do not share, or share and a table does not show."""
+    from manyheads.limits import forward_factors
+
     remarks = []
     known = target or base
     if known and known.post_norm:
@@ -224,10 +224,14 @@ def _compare(base: Notes | None, target: Notes | None) -> list[str]:
             "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
         )
     if known and known.tied:
-        remarks.append(
-            "tied embeddings: scale the one matrix as the embedding, and multiply the outputs by the factor on the "
-            "unembedding's init"
-        )
+        output = forward_factors(parametrization, shape).output
+        if output == 1:
+            outputs = "leave the outputs as they are"
+        elif parametrization.form == "effective":
+            outputs = f"multiply the outputs by {_number(output)}"
+        else:
+            outputs = "give the outputs the unembedding's multiplier"
+        remarks.append(f"tied embeddings: scale the one matrix as the embedding, and {outputs}")
     if base and target and base.mlp_ratio != target.mlp_ratio:
         remarks.append(
             f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; the theory "

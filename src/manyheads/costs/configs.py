@@ -276,16 +276,26 @@ def read_config(path: str | Path) -> ModelShape:
     -----
     The text is parsed as JSON and nothing else; transformers is not needed.
     """
+    return shape_from_config(*load_config(path))
+
+
+def load_config(path: str | Path) -> tuple[Any, str]:
+    """Return what a `config.json`, or that of a folder, holds, and what to call the file in an error.
+
+    Raises
+    ------
+    FileRefused
+        The file is absent, too large, or not JSON.
+    """
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise FileRefused(f"{path}: {path.stat().st_size:,} bytes, a configuration has at most {LARGEST_FILE:,}")
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8")), str(path)
     except FileRefused:
         raise
     # ValueError: no UTF-8, no JSON, or a number of more digits than Python converts.
     except (OSError, ValueError, RecursionError) as error:
         raise FileRefused(f"{path}: cannot be read as JSON ({error})") from error
-    return shape_from_config(config, str(path))
