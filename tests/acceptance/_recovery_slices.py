@@ -11,6 +11,7 @@ from manyheads.recovery import Oracle, compare_layers, function_error, gpt_layer
 from manyheads.recovery.evaluation import evaluate_layer
 from manyheads.recovery.queries.by_slices import SliceSettings, extract_by_slices
 from manyheads.recovery.refusals import RecoveryRefused
+from manyheads.recovery.results import Extracted
 
 EXACT = 4.4e-17
 """Relative noise that is measured of a float64 oracle: a fifth of the distance between numbers."""
@@ -107,12 +108,9 @@ def deformed_layers(folder: Path, dim: int, heads: int, seeds: int) -> Measured:
     for kind, beside in KINDS.items():
         for seed in range(seeds):
             rng = np.random.default_rng([seed, *kind.encode()])
-            layer = deform(kind, gpt_layer(rng, dim, heads), rng)
-            oracle = Oracle.of(layer)
-            try:
-                found = extract_by_slices(oracle, EXACT, rng)
-            except RecoveryRefused as refused:
-                wrong.append(f"{kind} refused ({type(refused).__name__})")
+            layer, oracle, found = _extract_deformed(kind, dim, heads, rng)
+            if isinstance(found, RecoveryRefused):
+                wrong.append(f"{kind} refused ({type(found).__name__})")
                 continue
             if found.layer.heads != heads + beside:
                 wrong.append(f"{kind}: {found.layer.heads} heads")
@@ -120,7 +118,8 @@ def deformed_layers(folder: Path, dim: int, heads: int, seeds: int) -> Measured:
             error = function_error(_evaluator(layer), found, x)
             worst[kind] = max(worst.get(kind, 0.0), error)
             most = max(most, oracle.total.calls)
-    refused = _count_refusals(dim, heads, seeds)
+    others = [_extract_deformed("collinear", dim, heads, np.random.default_rng([seed, 7]))[2] for seed in range(seeds)]
+    refused = sum(isinstance(found, RecoveryRefused) for found in others)
     name, error = max(worst.items(), key=lambda item: item[1])
     figure = f"{len(wrong)} wrong, function error {error:.0e} ({name}), {refused} of {seeds} collinear refused"
     extent = f"{len(KINDS)} deformations x {seeds} layers (d {dim}, {heads} heads), at most {most} calls; {wrong[:5]}"
@@ -131,89 +130,41 @@ def _evaluator(layer: AttentionLayer) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: evaluate_layer(layer, x)
 
 
-def _count_refusals(dim: int, heads: int, seeds: int) -> int:
-    refused = 0
-    for seed in range(seeds):
-        rng = np.random.default_rng([seed, 7])
-        try:
-            extract_by_slices(Oracle.of(deform("collinear", gpt_layer(rng, dim, heads), rng)), EXACT, rng)
-        except RecoveryRefused:
-            refused += 1
-    return refused
+def _extract_deformed(
+    kind: str, dim: int, heads: int, rng: np.random.Generator
+) -> tuple[AttentionLayer, Oracle, Extracted | RecoveryRefused]:
+    """Draw a layer, deform it and extract it; return it, who was asked, and what was found or why nothing was."""
+    layer = deform(kind, gpt_layer(rng, dim, heads), rng)
+    oracle = Oracle.of(layer)
+    try:
+        return layer, oracle, extract_by_slices(oracle, EXACT, rng)
+    except RecoveryRefused as refused:
+        return layer, oracle, refused
 
 
-def _random(name: str, required: str, **settings: float) -> Figure:
-    kind = "accurate" if settings["accurate"] else "default"
-    claim = f"extraction by slices, random layer d {settings['dim']}, {settings['heads']} heads, {kind} settings"
+def _random(dim: int, heads: int, required: str, *, accurate: bool = False, **limits: float) -> Figure:
+    """Return the figure of a random layer; `limits` are the other arguments of `random_layers`."""
+    name = f"slices-{dim}-{heads}{'-accurate' if accurate else ''}"
+    kind = "accurate" if accurate else "default"
+    claim = f"extraction by slices, random layer d {dim}, {heads} heads, {kind} settings"
+    settings = {"dim": dim, "heads": heads, "accurate": accurate, **limits}
     return Figure(name, claim, required, random_layers, settings)
 
 
 FIGURES = [
     _random(
-        "slices-64-4",
-        "< 700 calls (3.13 x the limit), both errors < 1e-8",
-        dim=64,
-        heads=4,
-        seeds=20,
-        accurate=False,
-        calls=699 / 224,
-        error=1e-8,
-        seconds=5,
+        64, 4, "< 700 calls (3.13 x the limit), both errors < 1e-8", seeds=20, calls=699 / 224, error=1e-8, seconds=5
+    ),
+    _random(64, 4, "both errors < 1e-10", accurate=True, seeds=20, calls=1e3, error=1e-10, seconds=5),
+    _random(
+        256, 12, "within 1.6 x the limit, both errors < 1e-8, < 5 CPU s", seeds=3, calls=1.6, error=1e-8, seconds=5
+    ),
+    _random(256, 12, "< 1e-11 within 3.5 x the limit", accurate=True, seeds=3, calls=3.5, error=1e-11, seconds=60),
+    _random(
+        768, 12, "within 1.5 x the limit, both errors < 1e-8, < 60 CPU s", seeds=1, calls=1.5, error=1e-8, seconds=60
     ),
     _random(
-        "slices-64-4-accurate",
-        "both errors < 1e-10",
-        dim=64,
-        heads=4,
-        seeds=20,
-        accurate=True,
-        calls=1e3,
-        error=1e-10,
-        seconds=5,
-    ),
-    _random(
-        "slices-256-12",
-        "within 1.6 x the limit, both errors < 1e-8, < 5 CPU s",
-        dim=256,
-        heads=12,
-        seeds=3,
-        accurate=False,
-        calls=1.6,
-        error=1e-8,
-        seconds=5,
-    ),
-    _random(
-        "slices-256-12-accurate",
-        "< 1e-11 within 3.5 x the limit",
-        dim=256,
-        heads=12,
-        seeds=3,
-        accurate=True,
-        calls=3.5,
-        error=1e-11,
-        seconds=60,
-    ),
-    _random(
-        "slices-768-12",
-        "within 1.5 x the limit, both errors < 1e-8, < 60 CPU s",
-        dim=768,
-        heads=12,
-        seeds=1,
-        accurate=False,
-        calls=1.5,
-        error=1e-8,
-        seconds=60,
-    ),
-    _random(
-        "slices-768-12-accurate",
-        "goal beyond: 1e-10 within 2 x the limit",
-        dim=768,
-        heads=12,
-        seeds=1,
-        accurate=True,
-        calls=2.0,
-        error=1e-10,
-        seconds=60,
+        768, 12, "goal beyond: 1e-10 within 2 x the limit", accurate=True, seeds=1, calls=2.0, error=1e-10, seconds=60
     ),
     Figure(
         "slices-deformed",

@@ -146,7 +146,8 @@ def test_spreads_are_judged_by_their_sampling_error(rng):
         ({"rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
         ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),
-        ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom'"),
+        ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom': choose from .*; or from their parts, .*blank"),
+        ({"rate": 1.0, "spreads": {"embedding_bias": 0.1}}, "no role is called 'embedding_bias'"),
     ],
 )
 def test_what_cannot_have_been_tuned_is_refused(given, message):
@@ -209,6 +210,37 @@ def test_rates_by_role(rng):
         assert (fault.name, fault.quantity, fault.factor) == (role, "rate", pytest.approx(5))
     with pytest.raises(UsageError, match="no role is called 'querry'"):
         audit_rates(p, WIDE, {"querry": 0.1}, TUNED)
+
+
+def test_a_part_of_a_role_can_be_spared():
+    """Usual practice spares biases and gains alone; the bias of patches has the role of positions, which decay."""
+    names = {"bias": "embedding_bias", "positions": "positional", "token": "marker", "q": "query+key+value"}
+    anatomy = read_map(names, BASE, list(names))
+
+    def decays(*spared):
+        tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
+        return [want.weight_decay for want in list_wants(Parametrization(base=BASE), anatomy, tuned)]
+
+    assert decays("embedding_bias") == [0, 0.1, 0.1, 0.1]
+    assert decays("positional") == [0, 0, 0, 0.1]  # the role
+    assert decays("value") == [0.1, 0.1, 0.1, 0]
+    p, tuned = Parametrization(base=BASE), Tuned(1e-3, spared=("embedding_bias",))
+    assert audit_rates(p, BASE, {"positional": 1e-3}, tuned).passed
+    with pytest.raises(UsageError, match="spared='embedding_bias' is no role of the table"):
+        audit_rates(p, BASE, {"positional": 1e-3}, tuned, weight_decays={"positional": 0.0})
+
+
+@pytest.mark.torch
+def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
+    """As transformers and timm group them; classes of the theory are wider."""
+    import torch
+
+    spared = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
+    p, model = Parametrization(base=BASE), build("vit", WIDE)
+    tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
+    p.initialise(model, tuned, generator=torch.Generator().manual_seed(seed))
+    without = {name for group in p.torch_groups(model, tuned) if not group["weight_decay"] for name in group["names"]}
+    assert without == {name for name, tensor in model.named_parameters() if tensor.dim() == 1}
 
 
 @pytest.mark.torch

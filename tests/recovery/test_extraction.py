@@ -16,6 +16,7 @@ from manyheads.recovery import (
     Budget,
     Extracted,
     ExtractionOptions,
+    Oracle,
     compare_layers,
     evaluate_layer,
     extract_layer,
@@ -103,6 +104,27 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
     assert [accurate for _, accurate in script.runs] == [run == "accurate" for run in runs]
     assert len(found.tried) == len(runs)
     assert found.tried[-1].endswith("heads, relative squared error 0")
+
+
+@pytest.mark.parametrize(
+    ("method", "step"),
+    [
+        ("slices", "by_slices.read_sums"),
+        ("bounded", "bounded.assemble_layer"),
+        ("sphere", "sphere.read_normalised_sums"),
+        ("rotary", "rotary.find_counted_heads"),
+    ],
+)
+@pytest.mark.parametrize("error", [np.linalg.LinAlgError, FloatingPointError])
+def test_what_arithmetic_throws_is_a_refusal_of_every_method(rng, monkeypatch, method, step, error):
+    def singular(*arguments, **settings):
+        raise error("Singular matrix")
+
+    monkeypatch.setattr(f"manyheads.recovery.queries.{step}", singular)
+    oracle = Oracle.of(gpt_layer(rng, 8, 2))
+    with pytest.raises(FitError, match=f"{method}.*Singular matrix") as refused:
+        methods.run_method(methods.Attempt(method, False, "asked for"), oracle, 1e-15, rng)
+    assert isinstance(refused.value.__cause__, error)
 
 
 def test_what_is_wrong_is_refused_with_what_was_found(layer, function, monkeypatch):

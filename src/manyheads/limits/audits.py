@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.anatomy import Place
+from manyheads.limits.anatomy import HIDDEN, Place
 from manyheads.limits.tables import OUTSIDE
 from manyheads.limits.wants import Factors, Tuned, Want
 
@@ -189,7 +189,7 @@ def audit_rates(
     Raises
     ------
     UsageError
-        An unknown role.
+        An unknown role, or decays by role where a part of a role is spared.
 
     Examples
     --------
@@ -206,6 +206,8 @@ def audit_rates(
     for numbers in given.values():
         if unknown := [role for role in numbers if role not in known]:
             raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
+    if weight_decays and (parts := [name for name in tuned.spared if name not in (*known, HIDDEN)]):
+        raise UsageError(f"spared={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
     has: dict[str, Has] = {}
     wants = []
     for row in table.rows:

@@ -50,7 +50,8 @@ class Tuned:
         Standard deviation at the base by role (`manyheads.attention.scaling.ROLES`, and `"hidden"`); roles left out
         have the family's usual one, which a plain module has not.
     spared
-        Roles without weight decay.
+        Roles without weight decay. Where a role is too wide, a part of it (`manyheads.limits.anatomy.PARTS`): the bias
+        of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
 
     Raises
     ------
@@ -59,7 +60,7 @@ class Tuned:
 
     Examples
     --------
-    >>> Tuned(rate=3e-4, weight_decay=0.1, spared=("norm", "bias")).epsilon
+    >>> Tuned(rate=3e-4, weight_decay=0.1, spared=("norm", "bias", "embedding_bias")).epsilon
     1e-08
     """
 
@@ -75,9 +76,14 @@ class Tuned:
                 raise UsageError(f"{name}={value!r}: it is a positive number")
         if not _is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
-        for role in (*self.spreads, *self.spared):
-            if role not in (*ROLES, HIDDEN):
-                raise UsageError(f"no role is called {role!r}: choose from {', '.join((*ROLES, HIDDEN))}")
+        known = (*ROLES, HIDDEN)
+        if unknown := [role for role in self.spreads if role not in known]:
+            raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
+        if unknown := [role for role in self.spared if role not in known and role not in PARTS]:
+            parts = ", ".join(part for part in PARTS if part not in known)
+            raise UsageError(
+                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
+            )
         if bad := [role for role, spread in self.spreads.items() if not _is_size(spread)]:
             raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]!r}: it is not negative, and a number")
 
@@ -258,7 +264,7 @@ def _want(
         # Width-only practice leaves epsilon alone in the form in which it is published, multipliers in the forward.
         found[part] = replace(each, epsilon=1.0) if p.scheme == "mup" and not folded else each
     first = _agree(place, found)
-    decayed = not any(PARTS[part] in tuned.spared for part in place.parts)
+    decayed = not any(name in tuned.spared for part in place.parts for name in (part, PARTS[part]))
     initial = None
     if place.start != "random":
         initial = first.initial if place.start == "one" else 0.0

@@ -124,11 +124,14 @@ Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {"slices": _slices, "bounded": _bounded, "sphere": _sphere, "rotary": _rotary}
 )
-"""The methods by name: oracle, noise level, generator, accurate or not."""
+"""The methods by name: oracle, noise level, generator, accurate or not.
+
+What their arithmetic throws, `run_method` turns into a refusal.
+"""
 
 
 def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
-    """Run a method; what arithmetic throws leaves as a refusal.
+    """Run a method; what arithmetic throws leaves as a refusal, here and nowhere else.
 
     Raises
     ------
@@ -155,9 +158,10 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Ge
 
 def _not_finite(attempt: Attempt, error: Any) -> RecoveryRefused:
     return FitError(
-        f"the arithmetic of method {attempt.method!r} broke down ({error}): the answers fit no layer of this form",
-        measured=float("nan"),
-        threshold=float("nan"),
+        f"the arithmetic of method {attempt.method!r} broke down ({error}): the answers fit no layer of this form, or "
+        "are too noisy",
+        measured=np.inf,
+        threshold=1.0,
     )
 
 

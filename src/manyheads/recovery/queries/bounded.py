@@ -162,32 +162,25 @@ def extract_bounded(
     causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
     noise = max(noise, EPS)
     log = StageLog(oracle)
-    try:
-        with log.stage("sums"):
-            sums = read_sums(oracle, dim)
-        with log.stage("pairs"):
-            pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
-            start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
-            log.note(start.figures())
-        with log.stage("net"):
-            base = read_base(pairs, start, rng, settings)
-            log.note({"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole})
-        with log.stage("directions"):
-            followed, probes = follow_directions(base, rng, settings)
-            log.note(_direction_figures(followed))
-        layer, lacking = assemble_layer(base, followed, probes, causal)
-        log.note({"sum error": lacking})
-        if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
-            with log.stage("refinement"):
-                refined = refine_layer(oracle, layer, rng, excess=settings.excess)
-                layer = refined.layer
-                log.note({name: float(value) for name, value in refined._asdict().items() if name != "layer"})
-    except np.linalg.LinAlgError as error:
-        raise FitError(
-            f"a linear problem had no solution ({error}): the answers are not those of an attention layer",
-            measured=np.inf,
-            threshold=1.0,
-        ) from error
+    with log.stage("sums"):
+        sums = read_sums(oracle, dim)
+    with log.stage("pairs"):
+        pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
+        start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
+        log.note(start.figures())
+    with log.stage("net"):
+        base = read_base(pairs, start, rng, settings)
+        log.note({"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole})
+    with log.stage("directions"):
+        followed, probes = follow_directions(base, rng, settings)
+        log.note(_direction_figures(followed))
+    layer, lacking = assemble_layer(base, followed, probes, causal)
+    log.note({"sum error": lacking})
+    if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
+        with log.stage("refinement"):
+            refined = refine_layer(oracle, layer, rng, excess=settings.excess)
+            layer = refined.layer
+            log.note({name: float(value) for name, value in refined._asdict().items() if name != "layer"})
     return Extracted(layer, tuple(log.stages))
 
 

@@ -1,7 +1,7 @@
 """What the stages of an extraction write down: their names, their figures, the time they took."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -39,6 +39,14 @@ class StageLog:
         with self.oracle.stage(name) if hasattr(self.oracle, "stage") else nullcontext():
             yield
         self.stages[-1] = replace(self.stages[-1], seconds=time.process_time() - started)
+
+    def run(self, name: str, work: Callable[[dict[str, float]], Any]) -> Any:
+        """Run `work` as one stage and return its result; it writes its figures into what it is called with."""
+        figures: dict[str, float] = {}
+        with self.stage(name):
+            result = work(figures)
+        self.note(figures)
+        return result
 
     def note(self, figures: Mapping[str, float]) -> None:
         """Add figures to the stage that runs, or ran last."""

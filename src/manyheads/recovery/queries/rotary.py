@@ -12,8 +12,6 @@ S4  How heads turn from one offset to the next: every further offset follows. It
 Without biases of queries and keys. The figures of every step stand in the stages of the result.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +20,12 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.recovery.queries import rotary_forms as forms
 from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.log import StageLog
 from manyheads.recovery.queries.nets import Array, net_amplification
 from manyheads.recovery.queries.rotary_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary_logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
-from manyheads.recovery.results import Extracted, Stage
+from manyheads.recovery.results import Extracted
 from manyheads.recovery.rotary_layer import RotaryLayer, Turns
 
 SIZE = 0.9
@@ -113,15 +112,7 @@ def extract_rotary(
     >>> bool(np.allclose(found(x), layer(x), atol=1e-7))
     True
     """
-    try:
-        return _Extraction(oracle, noise, rng, settings or RotarySettings()).run()
-    except (np.linalg.LinAlgError, FloatingPointError) as error:
-        raise FitError(
-            f"the numbers became singular or infinite ({error}): the answers are not those of a layer with rotary "
-            "positions, or are too noisy",
-            measured=np.inf,
-            threshold=1.0,
-        ) from error
+    return _Extraction(oracle, noise, rng, settings or RotarySettings()).run()
 
 
 @dataclass
@@ -132,7 +123,6 @@ class _Extraction:
     noise: float
     rng: np.random.Generator
     settings: RotarySettings
-    stages: list[Stage] = field(default_factory=list)
     bias: Array = field(default_factory=lambda: np.zeros(0))
     total: Array = field(default_factory=lambda: np.zeros(0))
     projection: Array = field(default_factory=lambda: np.zeros(0))
@@ -140,18 +130,11 @@ class _Extraction:
     ranks: list[int] = field(default_factory=list)
 
     def run(self) -> Extracted:
-        self._stage("sums", self._sums)
-        self._stage("values", self._values)
-        layer = self._stage("logits", self._logits)
-        return Extracted(layer, tuple(self.stages), "the tokens, offset by offset", predict=layer)
-
-    def _stage(self, name: str, work: Callable[[dict[str, float]], Any]) -> Any:
-        start = time.process_time()
-        figures: dict[str, float] = {}
-        with self.oracle.stage(name):
-            result = work(figures)
-        self.stages.append(Stage(name, figures, time.process_time() - start))
-        return result
+        log = StageLog(self.oracle)
+        log.run("sums", self._sums)
+        log.run("values", self._values)
+        layer = log.run("logits", self._logits)
+        return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer)
 
     def _sums(self, figures: dict[str, float]) -> None:
         dim = self.oracle.dim

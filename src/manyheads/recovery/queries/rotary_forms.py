@@ -73,20 +73,54 @@ def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: flo
     """
     columns = np.linalg.lstsq(fresh, sketch, rcond=None)[0]  # Theta U^T, (d, n)
     rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U Theta, (n, d)
-    u, s, v = np.linalg.svd(rows @ few.T)
-    rank = 0 if np.abs(sketch).max() < max(NOTHING, 1e3 * noise) else gap_rank(s, max(CUT, 100 * noise))
+    silent = bool(np.abs(sketch).max() < max(NOTHING, 1e3 * noise))
+    u, s, v = split_core(rows @ few.T, fresh.shape[1], max(CUT, 100 * noise), silent=silent, most=most)
+    left, front = np.linalg.qr(columns @ v.T)
+    right, rear = np.linalg.qr((u.T @ rows).T)
+    left = np.concatenate([left, np.zeros((1, len(s)))])  # no biases: nothing in the last row
+    return Spaces(left, right, front / s @ rear.T)
+
+
+def split_core(
+    core: Array, dim: int, cut: float, *, silent: bool = False, most: int | None = None
+) -> tuple[Array, Array, Array]:
+    """Return what is no noise in U Theta U^T (n, n): singular vectors (n, r), values (r,) and vectors (r, n).
+
+    Parameters
+    ----------
+    core
+        U Theta U^T for n sketch tokens.
+    dim
+        Dimension of the tokens: so many of them show every rank, and no gap is needed.
+    cut
+        Share of the largest singular value below which the gap at the rank must end.
+    silent
+        Whether the head ignores the tokens: r = 0.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank is not below the number of sketch tokens.
+
+    Examples
+    --------
+    >>> u, s, v = split_core(np.diag([2.0, 1.0, 1e-12]), dim=5, cut=1e-6)
+    >>> u.shape, s, v.shape
+    ((3, 2), array([2., 1.]), (2, 3))
+    """
+    u, s, v = np.linalg.svd(core)
+    rank = 0 if silent else gap_rank(s, cut)
     if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
         rank = int((s[:most] > 2 * s[most]).sum())
-    if rank >= len(few) and len(few) < fresh.shape[1]:
+    if rank >= len(s) and len(s) < dim:
         raise RankBudgetError(
-            f"no gap in the singular values of an attention matrix among {len(few)} sketch tokens: allow more of them",
+            f"no gap in the singular values of an attention matrix among {len(s)} sketch tokens: allow more of them",
             measured=float(s[-1] / s[0]),
-            threshold=max(CUT, 100 * noise),
+            threshold=cut,
         )
-    left, front = np.linalg.qr(columns @ v[:rank].T)
-    right, rear = np.linalg.qr((u[:, :rank].T @ rows).T)
-    left = np.concatenate([left, np.zeros((1, rank))])  # no biases: nothing in the last row
-    return Spaces(left, right, front / s[:rank] @ rear.T)
+    return u[:, :rank], s[:rank], v[:rank]
 
 
 def gap_rank(values: Array, cut: float) -> int:

@@ -67,7 +67,7 @@ class Reader:
         parts = []
         values = np.einsum("nkd,mde->nkme", tokens[pieces], self.projection, optimize=True)  # W_i^T x_j
         for row in range(kept):
-            weights = _solve(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
+            weights = solve_weights(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
             logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
             logits += np.log(positions[row] - row)  # zeros in front
             query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
@@ -77,8 +77,14 @@ class Reader:
         return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _solve(values: Array, answers: Array) -> Array:
-    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one."""
+def solve_weights(values: Array, answers: Array) -> Array:
+    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one.
+
+    Raises
+    ------
+    FitError
+        Values that are linearly dependent to the last digit.
+    """
     count, kept, heads, dim = values.shape
     columns = values.reshape(count, kept * heads, dim)
     size = np.linalg.norm(columns, axis=2, keepdims=True) + np.finfo(np.float64).tiny

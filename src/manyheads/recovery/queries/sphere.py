@@ -16,9 +16,7 @@ S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows of causal sequences (`sphere_rows`).
 """
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.normalisation import Normalisation
 from manyheads.recovery.queries.following import follow_nets
+from manyheads.recovery.queries.log import StageLog
 from manyheads.recovery.queries.nets import EPS, Array, net_amplification
 from manyheads.recovery.queries.slices import Stacks, find_ranks
 from manyheads.recovery.queries.sphere_pairs import (
@@ -39,8 +38,8 @@ from manyheads.recovery.queries.sphere_pairs import (
 from manyheads.recovery.queries.sphere_rows import SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.subspaces import Projections, split_projections
 from manyheads.recovery.queries.sums import Sums
-from manyheads.recovery.refusals import FitError, RankBudgetError
-from manyheads.recovery.results import Extracted, Stage
+from manyheads.recovery.refusals import RankBudgetError
+from manyheads.recovery.results import Extracted
 
 CLEAR = 0.05
 """Weight below which a difference is left out: its errors are twenty times those of the first one."""
@@ -116,52 +115,36 @@ def extract_on_sphere(
     """
     if not getattr(oracle, "causal", True):
         raise UsageError("behind a normalisation only causal layers are extracted: all rows of a sequence are read")
-    try:
-        return _Extraction(oracle, noise, rng, settings or SphereSettings()).run()
-    except (np.linalg.LinAlgError, FloatingPointError) as error:
-        raise FitError(
-            f"the numbers became singular or infinite ({error}): the answers are not those of a layer behind a "
-            "normalisation, or are too noisy",
-            measured=np.inf,
-            threshold=1.0,
-        ) from error
+    return _Extraction(oracle, noise, rng, settings or SphereSettings()).run()
 
 
 @dataclass
 class _Extraction:
-    """One extraction: the stages that ran."""
+    """One extraction."""
 
     oracle: Any
     noise: float
     rng: np.random.Generator
     settings: SphereSettings
-    stages: list[Stage] = field(default_factory=list)
 
     def run(self) -> Extracted:
-        sums, norm, basis = self._stage("sums", self._sums)
+        log = StageLog(self.oracle)
+        sums, norm, basis = log.run("sums", self._sums)
         few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
         pairs = SpherePairs(self.oracle, sums, basis[few:], basis[:few], max(self.noise, EPS))
-        heads = self._stage("pairs", lambda figures: self._pairs(pairs, figures))
+        heads = log.run("pairs", lambda figures: self._pairs(pairs, figures))
         if len(heads.net.values) == 1:
             projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
         else:
-            stacks = self._stage("slices", lambda figures: self._slices(pairs, heads, figures))
-            split = self._stage("subspaces", lambda figures: self._split(sums, stacks, figures))
+            stacks = log.run("slices", lambda figures: self._slices(pairs, heads, figures))
+            split = log.run("subspaces", lambda figures: self._split(sums, stacks, figures))
             projection, ranks = split.projection, split.ranks.tolist()
-        theta, beta = self._stage("rows", lambda figures: self._rows(sums, projection, ranks, basis, figures))
+        theta, beta = log.run("rows", lambda figures: self._rows(sums, projection, ranks, basis, figures))
         size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
         layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=True)
         off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
         acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
-        return Extracted(layer, tuple(self.stages), acts_on, prepare=norm)
-
-    def _stage(self, name: str, work: Callable[[dict[str, float]], Any]) -> Any:
-        start = time.process_time()
-        figures: dict[str, float] = {}
-        with self.oracle.stage(name):
-            result = work(figures)
-        self.stages.append(Stage(name, figures, time.process_time() - start))
-        return result
+        return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
     def _sums(self, figures: dict[str, float]) -> tuple[Sums, Normalisation, Array]:
         sums, norm, basis = read_normalised_sums(self.oracle, self.oracle.dim, self.noise, self.rng)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.recovery.queries.nets import Array
+from manyheads.recovery.queries.rotary_forms import NOTHING, extend, split_core
+from manyheads.recovery.queries.rotary_logits import solve_weights
 from manyheads.recovery.queries.sums import Sums
-from manyheads.recovery.refusals import FitError, RankBudgetError
 
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
 """Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
@@ -56,20 +57,8 @@ class SphereRows:
 
     def read(self, x: Array, row: int, columns: np.ndarray, copies: np.ndarray, y: Array) -> tuple[Array, float]:
         """Return logits (n, K, m) of the distinct tokens `columns` in a row of x (n, k, d), and the least weight."""
-        count, heads = len(x), len(self.projection)
         values = np.einsum("nkd,mde->nkme", x[:, columns] - self.base, self.projection, optimize=True)
-        values = values.reshape(count, -1, x.shape[2])
-        size = np.linalg.norm(values, axis=2, keepdims=True) + np.finfo(np.float64).tiny
-        frame, triangle = np.linalg.qr(np.swapaxes(values / size, 1, 2))
-        try:
-            weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", frame, y[:, row])[..., None])[..., 0]
-        except np.linalg.LinAlgError as error:
-            raise FitError(
-                "the values of different heads are linearly dependent: weights cannot be read",
-                measured=0.0,
-                threshold=1.0,
-            ) from error
-        weights = (weights / size[..., 0]).reshape(count, len(columns), heads)
+        weights = solve_weights(values, y[:, row])
         rest = 1 - weights.sum(1, keepdims=True)
         weights = weights / copies[:, None]
         least = float(min(weights.min(), rest.min()))
@@ -170,8 +159,6 @@ def solve_forms(
     RankBudgetError
         The rank of a head is not below the number of sketch tokens.
     """
-    from manyheads.recovery.queries.rotary_forms import NOTHING, extend, gap_rank
-
     radius = np.linalg.norm(rows.base)
     into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
     out = np.linalg.pinv((seen.fresh - rows.base) @ rows.basis.T, rcond=1e-12)  # (b, N)
@@ -179,21 +166,12 @@ def solve_forms(
     theta, beta, ranks = [], [], []
     for head in range(len(rows.projection)):
         columns, back = into @ seen.sketch[:, :, head], seen.back[:, :, head] @ out.T
-        u, s, v = np.linalg.svd(back @ keys.T)
-        rank = 0 if np.abs(seen.sketch[:, :, head]).max() < NOTHING else gap_rank(s, cut)
-        if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
-            rank = int((s[:most] > 2 * s[most]).sum())
-        if rank >= len(keys) and len(keys) < keys.shape[1]:
-            raise RankBudgetError(
-                f"no gap in the singular values of an attention matrix among {len(keys)} sketch tokens: allow more of "
-                "them",
-                measured=float(s[-1] / s[0]) if s[0] > 0 else 0.0,
-                threshold=cut,
-            )
-        form = (columns @ v[:rank].T / s[:rank]) @ (u[:, :rank].T @ back)  # (b + 1, b)
+        silent = bool(np.abs(seen.sketch[:, :, head]).max() < NOTHING)
+        u, s, v = split_core(back @ keys.T, keys.shape[1], cut, silent=silent, most=most)
+        form = (columns @ v.T / s) @ (u.T @ back)  # (b + 1, b)
         theta.append(rows.basis.T @ form[:-1] @ rows.basis / radius)
         beta.append(form[-1] @ rows.basis)
-        ranks.append(rank)
+        ranks.append(len(s))
     return np.array(theta), np.array(beta), ranks
 
 
