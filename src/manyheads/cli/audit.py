@@ -32,7 +32,7 @@ class Audit(Theory):
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
     spared: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
-    """Roles without weight decay, such as norm bias; or parts of one, such as embedding_bias, a ViT's bias of patches."""
+    """Roles without weight decay, such as norm bias; or parts of one: embedding_bias, the bias of a ViT's patches."""
     spreads: Annotated[Optional[Path], ABSENT] = None
     """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
     applied: bool = False
