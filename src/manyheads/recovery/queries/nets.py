@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
 
+EXACT = 1e-10
+"""Relative error of an answer up to which it counts as exact but for rounding."""
+
 MEMORY = 2**28
 """Bytes that the normal matrices and Jacobians of one block of probes may take."""
 

@@ -21,18 +21,16 @@ from manyheads.errors import UsageError
 from manyheads.recovery.queries import rotary_forms as forms
 from manyheads.recovery.queries.following import follow_nets
 from manyheads.recovery.queries.log import StageLog
-from manyheads.recovery.queries.nets import Array, net_amplification
+from manyheads.recovery.queries.nets import EXACT, Array, net_amplification
 from manyheads.recovery.queries.rotary_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary_logits import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.sums import read_sums
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted
 from manyheads.recovery.rotary_layer import RotaryLayer, Turns
 
 SIZE = 0.9
 """Standard deviation of the logits that are read: larger ones leave some weights too small."""
-
-EXACT = 1e-10
-"""Relative error of an answer up to which it counts as exact but for rounding."""
 
 CLEAR = 0.05
 """Weight below which a direction is left out: its errors are twenty times those of the first direction."""
@@ -137,12 +135,10 @@ class _Extraction:
         return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer)
 
     def _sums(self, figures: dict[str, float]) -> None:
-        dim = self.oracle.dim
-        size = np.sqrt(dim)
-        answers = self.oracle(np.concatenate([np.zeros((1, dim)), size * np.eye(dim)])[:, None], read="last")
-        self.bias, self.total = answers[0], (answers[1:] - answers[0]) / size
-        probe = self.rng.standard_normal((1, 1, dim))
-        expected = probe[0] @ self.total + self.bias
+        sums = read_sums(self.oracle, self.oracle.dim)
+        self.total, self.bias = sums
+        probe = self.rng.standard_normal((1, 1, self.oracle.dim))
+        expected = sums.read(probe[0])
         rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (np.linalg.norm(expected) + 1e-300)
         figures["linear"] = float(rest)
         if rest > max(1e-8, 1e3 * self.noise):

@@ -26,10 +26,9 @@ from manyheads.errors import UsageError
 from manyheads.recovery.normalisation import Normalisation
 from manyheads.recovery.queries.following import follow_nets
 from manyheads.recovery.queries.log import StageLog
-from manyheads.recovery.queries.nets import EPS, Array, net_amplification
+from manyheads.recovery.queries.nets import EPS, EXACT, Array, net_amplification
 from manyheads.recovery.queries.slices import Stacks, find_ranks
 from manyheads.recovery.queries.sphere_pairs import (
-    EXACT,
     SphereHeads,
     SpherePairs,
     find_sphere_heads,

@@ -28,7 +28,7 @@ import numpy as np
 from scipy.special import logit
 
 from manyheads.recovery.normalisation import Normalisation
-from manyheads.recovery.queries.nets import EPS, Array, NetDesign, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.nets import EPS, EXACT, Array, NetDesign, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.sums import Sums
 from manyheads.recovery.refusals import HeadSeparationError, NotALayer, RankBudgetError
 
@@ -37,9 +37,6 @@ FIRST = 10
 
 STARTS = 12
 """Queries whose pencils are tried."""
-
-EXACT = 1e-10
-"""Relative error of an answer up to which it counts as exact but for rounding."""
 
 WELL_SEPARATED = 100.0
 """Amplification of noise by a net below which no other difference is tried."""
