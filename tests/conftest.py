@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
@@ -14,6 +15,10 @@ os.environ.setdefault("MPLBACKEND", "agg")
 # Programs that take long to compile are kept for the next run, and shared by all workers.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+# A shell makes what it starts in the background deaf to Ctrl-C, and tests of Ctrl-C with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest

@@ -89,9 +89,12 @@ def test_crossover_solves_the_quadratic():
 def test_power_laws_meet_where_they_meet():
     lengths = (10, 100, 1000)
     rising, other = (np.array([c * n**p for n in lengths], float) for c, p in ((1e-3, 2), (0.05, 1)))
-    assert meeting_point(lengths, rising, other) == pytest.approx(50)
+    assert meeting_point(lengths, rising, other) == pytest.approx(np.log2(50))
+    assert meeting_point(lengths, other * np.power(lengths, 1e-6), 2 * other) == pytest.approx(1e6)
     with pytest.raises(UsageError, match="positive"):
         meeting_point(lengths, -rising, other)
+    with pytest.raises(UsageError, match="meet at no length"):
+        meeting_point(lengths, other, other)
 
 
 def test_the_time_is_that_of_a_call(monkeypatch):

@@ -1,10 +1,8 @@
 """Help and import: what answers at once, and what is not even imported for it."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -49,27 +47,24 @@ print(json.dumps([changed, sorted({name.partition(".")[0] for name in sys.module
 
 
 def ask(*words):
-    """Return exit status, output, what was imported, and processor seconds of a fresh process."""
-    before = os.times()
+    """Return exit status, output, and what was imported by a fresh process."""
     done = subprocess.run([sys.executable, "-c", ASKING, *words], capture_output=True, text=True, check=True)
-    after = os.times()
     status, modules = json.loads(done.stderr)
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return status, done.stdout, set(modules), spent
+    return status, done.stdout, set(modules)
 
 
 @pytest.mark.parametrize("words", [(), *sorted(GROUPS), *COMMANDS], ids=" ".join)
 def test_help_answers_at_once(words):
-    status, text, modules, spent = ask(*words, "--help")
+    status, text, modules = ask(*words, "--help")
     assert status == 0
     assert text.startswith(f"usage: manyheads {' '.join(words)}".strip())
     assert not modules & set(HEAVY)
-    # On a quiet machine the slowest takes 0.12 s; ten times as much processor time is a defect on any.
-    assert spent < 1.5
+    # The largest imports 169 modules, in 0.12 s on a quiet machine. Modules are counted, since a machine may be slow.
+    assert len(modules) < 250
 
 
 def test_help_names_every_command():
-    _, text, _, _ = ask("--help")
+    _, text, _ = ask("--help")
     for name, command in COMMANDS.items():
         assert f"  {' '.join(name)} " in text
         assert command.answers in text
@@ -93,11 +88,9 @@ def test_help_of_a_study_shows_its_flags_and_those_of_every_run(capsys):
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    start = time.perf_counter()
     code = "import json, sys, manyheads; dir(manyheads); print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(json.loads(done.stdout)) & {*HEAVY, "tyro", "rich"}
-    assert time.perf_counter() - start < 5  # 0.02 s on a quiet machine
 
 
 def test_importing_everything_changes_no_global_state_and_needs_no_extra():

@@ -190,7 +190,9 @@ class RunStore:
 
     def leftovers(self) -> list[Path]:
         """Return temporary folders of processes that are gone from this machine."""
-        return [path for path in self.path.rglob(".*.tmp") if is_abandoned(path)]
+        # Level by level: a walk of the whole tree would enter folders that another process is renaming.
+        found = [path for below in ("", "predicted/", "units/*/") for path in self.path.glob(f"{below}.*.tmp")]
+        return [path for path in found if is_abandoned(path)]
 
     def sweep(self) -> int:
         """Remove the leftovers of killed processes and return how many there were."""
@@ -228,10 +230,14 @@ def find_paths(root: str | os.PathLike[str]) -> list[Path]:
     FileRefused
         The folder does not exist or holds no run.
     """
-    paths = sorted(path.parent for path in Path(root).rglob("run.json"))
+    paths = []
+    for folder, below, files in os.walk(root):
+        if "run.json" in files:
+            paths.append(Path(folder))
+            below.clear()  # a run holds no other, and what is in it may be renamed by a process at work
     if not paths:
         raise FileRefused(f"{root} holds no run: give the folder that was passed as --store, or one run's own folder")
-    return paths
+    return sorted(paths)
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:

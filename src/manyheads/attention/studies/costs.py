@@ -155,7 +155,7 @@ class Costs(Study):
         forward = counted(trained, "flops").isel(replicate=0)
         attention, recurrent = (forward.sel(model=model).values for model in ("transformer", "recurrent"))
         halves = [counted(trained, f"{half}_seconds").sel(model="transformer").values.T for half in ("core", "rest")]
-        crossovers = [meeting_point(self.lengths, core, rest) for core, rest in zip(*halves, strict=True)]
+        doublings = [meeting_point(self.lengths, core, rest) for core, rest in zip(*halves, strict=True)]
         target = float(predicted["crossover"])
         return (
             Verdict.exact(
@@ -188,7 +188,7 @@ class Costs(Study):
             ),
             Verdict.from_samples(
                 "a FLOP of the attention core takes as long as any other: measured and counted crossover agree",
-                np.log2(np.asarray(crossovers) / target),
+                np.asarray(doublings) - np.log2(target),
                 target=0.0,
                 tolerance=0.5,
                 basis="half a doubling of the length, in powers of two",
@@ -353,15 +353,18 @@ def counted_crossover(lengths: tuple[int, ...], flops: np.ndarray) -> float:
 
 
 def meeting_point(lengths: tuple[int, ...], rising: np.ndarray, other: np.ndarray) -> float:
-    """Return the length at which two power laws, fitted to the points, meet.
+    """Return the base-2 logarithm of the length at which two power laws, fitted to the points, meet.
+
+    The logarithm, because laws that grow almost alike meet at lengths that no number holds.
 
     Raises
     ------
     UsageError
-        A value that is not positive: no time, and no power law.
+        A value that is not positive: no time, and no power law. Or two laws that grow alike and meet nowhere.
     """
     if not (np.all(rising > 0) and np.all(other > 0)):
         raise UsageError("measured times must be positive")
-    size = np.log(np.asarray(lengths, float))
-    slope, offset = np.polyfit(size, np.log(rising) - np.log(other), 1)
-    return float(np.exp(-offset / slope))
+    slope, offset = np.polyfit(np.log2(lengths), np.log2(rising) - np.log2(other), 1)
+    if slope == 0.0:
+        raise UsageError("both times grow alike and meet at no length: measure longer sequences")
+    return float(-offset / slope)
