@@ -16,7 +16,7 @@ class Audit(Theory):
     """Hold every parameter's learning rate, epsilon, weight decay and init against what its shape needs (PyTorch).
 
     The target is a function that takes nothing and returns (model, optimizer), or (model, optimizer, roles) for a model
-    that is not of Hugging Face transformers; --to then gives its shape.
+    that is not of Hugging Face transformers; --to then gives its shape. A schedule may stand for its optimizer.
     """
 
     target: Annotated[str, tyro.conf.Positional] = ""

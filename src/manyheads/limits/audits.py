@@ -144,6 +144,8 @@ def judge(wants: Iterable[Want], has: Mapping[str, Has], tuned: Tuned, tied: flo
     >>> finding.factor, finding.meaning.partition(":")[0]
     (4.0, "it has the base's rate")
     """
+    wants = tuple(wants)
+    alike = _share_a_factor(wants, has)
     findings = []
     for want in wants:
         name = want.place.name
@@ -156,7 +158,7 @@ def judge(wants: Iterable[Want], has: Mapping[str, Has], tuned: Tuned, tied: flo
             actual, expected = getattr(own, quantity), getattr(want, quantity)
             if actual is not None:
                 right = abs(actual - expected) <= ROUNDING * abs(expected)
-                words = "" if right else _explain(quantity, want, own, tuned, tied)
+                words = "" if right else _explain(quantity, want, own, tuned, tied, alike)
                 findings.append(
                     Finding(name, want.role, quantity, expected, actual, _over(actual, expected), right, words)
                 )
@@ -253,13 +255,28 @@ def _near(one: float, other: float) -> bool:
     return abs(one - other) <= 10 * ROUNDING * abs(other)
 
 
-def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float) -> str:
+def _share_a_factor(wants: Iterable[Want], has: Mapping[str, Has]) -> bool:
+    """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be."""
+    pairs = [(want, has[want.place.name].rate) for want in wants if want.place.name in has]
+    found = [(want.factors.rate, rate / want.rate) for want, rate in pairs if rate is not None]
+    if not found or not all(_near(ratio, found[0][1]) for _, ratio in found):
+        return False
+    factors = [factor for factor, _ in found]
+    return _near(factors[0], 1) or not _near(min(factors), max(factors))
+
+
+def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, alike: bool) -> str:
     """Say what a wrong rate, epsilon or decay is, and does."""
     actual = getattr(own, quantity)
     factor = _over(actual, getattr(want, quantity))
     own_factor = 1 / want.factors.rate if quantity == "weight_decay" else getattr(want.factors, quantity)
     base = getattr(tuned, quantity)
-    if quantity == "rate" and want.place.tied and _near(actual, want.rate * tied):
+    if quantity == "rate" and alike:
+        cause = (
+            "all rates are off by this factor, and right beside each other: the tuned rate was another one, or a "
+            "schedule has moved them that leaves no trace of its peak (give the schedule in place of the optimizer)"
+        )
+    elif quantity == "rate" and want.place.tied and _near(actual, want.rate * tied):
         cause = "a tied embedding treated twice, as embedding and as unembedding"
     elif _near(actual, base) and not _near(own_factor, 1):
         cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"

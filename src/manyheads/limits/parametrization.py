@@ -301,6 +301,8 @@ class Parametrization:
     ) -> Audit:
         """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`.
 
+        A schedule of the optimizer may stand in its place: `CyclicLR` alone knows the peak of its rates.
+
         `fresh` says whether the weights are as they started, so that their spreads are judged too; None finds out from
         the optimizer, which gradient descent without momentum and a list of groups do not tell.
         """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
@@ -11,7 +13,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.audits import Audit, Finding, Has, judge
 from manyheads.limits.tables import OUTSIDE
 from manyheads.limits.torch_groups import Reading, TorchModel, read_model, torch_wants
-from manyheads.limits.wants import Tuned, role_factors
+from manyheads.limits.wants import Tuned, Want, role_factors
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization import Parametrization
@@ -31,8 +33,10 @@ def audit_torch(
     model
         The model.
     groups
-        Its torch.optim optimizer, or the list of groups; under a schedule the groups' `initial_lr` counts, under one
-        cycle their `max_lr`.
+        Its torch.optim optimizer, a schedule over it, or the list of groups. Under a schedule the rate it starts from
+        counts, the groups' `initial_lr`, and under one cycle their `max_lr`. Two schedules leave no peak on the
+        optimizer: that of `CyclicLR` is read off the schedule, and that of `ReduceLROnPlateau` is forgotten once it
+        has been lowered. Where the peak is not known, rates are held against each other.
     fresh
         Whether the weights are as they started, so that their spreads can be judged; None: if the optimizer has not
         made a step, of which gradient descent without momentum keeps no trace. A spread is right within its sampling
@@ -46,9 +50,15 @@ def audit_torch(
     reading = reading or Reading()
     read = read_model(model, reading)
     wants = torch_wants(p, read, tuned, reading.folded)
+    groups, schedules = _under_schedule(groups)
     rows, notes = _rows(p, groups, tuned)
+    rates, hidden = _peaks(rows, schedules)
     asked, fresh = fresh, not _has_stepped(groups) if fresh is None else fresh
-    has, doubled = _collect(p, read, rows, fresh)
+    has, doubled = _collect(p, read, rows, rates, fresh)
+    if hidden:
+        tuned, has, said = _hold_against_each_other(wants, has, tuned)
+        wants = torch_wants(p, read, tuned, reading.folded)
+        notes.append(f"rates: {said}, for {hidden}")
     factors = role_factors(p, read.anatomy.shape)
     tied = factors["unembedding"].rate / factors["embedding"].rate
     findings = judge(wants, has, tuned, tied) + doubled
@@ -81,7 +91,7 @@ def _rows(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Mapping[s
     if kind != p.optimizer:
         raise UsageError(
             f"{type(groups).__name__} is audited against optimizer={p.optimizer!r}: make the Parametrization with "
-            f"optimizer={kind!r}"
+            f"optimizer={kind!r} (--optimizer {kind} on the command line)"
         )
     for key in ("lr", "weight_decay", *(["eps"] if p.optimizer == "adam" else [])):
         if short := [number for number, row in enumerate(rows) if key not in row]:
@@ -94,6 +104,47 @@ def _rows(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Mapping[s
     if coupled and kind == "adam" and tuned.weight_decay:
         notes.append("weight decay inside Adam's gradient is outside the theory: use AdamW, where it is decoupled")
     return list(rows), notes
+
+
+def _under_schedule(groups: Any) -> tuple[Any, list[Any]]:
+    """Return the optimizer under a schedule and the schedules that make it up, or what was given and none."""
+    torch = require("torch")
+    optimizer = getattr(groups, "optimizer", None)
+    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(groups, "get_last_lr"):
+        return groups, []
+    schedules, parts = [], [groups]
+    while parts:
+        part = parts.pop()
+        schedules.append(part)
+        parts += getattr(part, "_schedulers", [])
+    return optimizer, schedules
+
+
+def _peaks(rows: Sequence[Mapping[str, Any]], schedules: Sequence[Any]) -> tuple[list[float], str]:
+    """Return the rate of every group that was tuned, and why it is not known what it was, empty where it is."""
+    # The peak of a one-cycle schedule, what other schedules start from, or the rate; a tensor, perhaps.
+    keys = [next(key for key in ("max_lr", "initial_lr", "lr") if _is_number(row.get(key))) for row in rows]
+    rates = [float(row[key]) for row, key in zip(rows, keys, strict=True)]
+    for schedule in schedules:
+        if len(peaks := getattr(schedule, "max_lrs", ())) == len(rows):
+            return [float(peak) for peak in peaks], ""
+        if type(schedule).__name__ == "ReduceLROnPlateau" and schedule.last_epoch > 0 and "lr" in keys:
+            return rates, "ReduceLROnPlateau does not keep the rates that it has lowered"
+    # CyclicLR cycles the momentum as a one-cycle schedule does, and writes no peak beside it.
+    if any("base_momentum" in row and key != "max_lr" for row, key in zip(rows, keys, strict=True)):
+        return rates, "CyclicLR keeps its peak to itself: give the schedule in place of the optimizer"
+    return rates, ""
+
+
+def _hold_against_each_other(
+    wants: Sequence[Want], has: dict[str, Has], tuned: Tuned
+) -> tuple[Tuned, dict[str, Has], str]:
+    """Take for tuned the rate at the base that the middle one of the parameters has; if it is zero, judge no rates."""
+    found = [(has[want.place.name].rate or 0.0) / want.factors.rate for want in wants if want.place.name in has]
+    common = statistics.median_low(found) if found else 0.0
+    if common:
+        return replace(tuned, rate=common), has, "held against each other, and not against the tuned one"
+    return tuned, {name: replace(each, rate=None) for name, each in has.items()}, "not judged, they are zero"
 
 
 def _kind(optimizer: Any) -> str:
@@ -124,7 +175,7 @@ def _has_stepped(groups: Any) -> bool:
 
 
 def _collect(
-    p: Parametrization, read: TorchModel, rows: Sequence[Mapping[str, Any]], fresh: bool
+    p: Parametrization, read: TorchModel, rows: Sequence[Mapping[str, Any]], rates: Sequence[float], fresh: bool
 ) -> tuple[dict[str, Has], tuple[Finding, ...]]:
     """Return what every parameter has, and those that are in more than one group."""
     names = {id(tensor): name for name, tensor in read.tensors.items()}
@@ -150,8 +201,7 @@ def _collect(
                 continue
             start = _measure(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
             has[name] = Has(
-                # The peak of a one-cycle schedule, what other schedules start from, or the rate; a tensor, perhaps.
-                rate=float(row.get("max_lr", row.get("initial_lr", row["lr"]))),
+                rate=rates[number],
                 epsilon=float(row["eps"]) if p.optimizer == "adam" else None,
                 weight_decay=float(row["weight_decay"]),
                 **start,
