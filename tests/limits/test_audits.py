@@ -158,7 +158,7 @@ def test_what_cannot_have_been_tuned_is_refused(given, message):
 def test_role_maps_are_refused_where_they_do_not_fit():
     with pytest.raises(UsageError, match=r"'\*' is given the role 'wq': choose from embedding"):
         read_map({"*": "wq"}, BASE, ["q"])
-    with pytest.raises(UsageError, match="the pattern 'k' of the role map fits no trained parameter"):
+    with pytest.raises(UsageError, match="the pattern 'k' of the role map fits no parameter"):
         read_map({"q": "query", "k": "key"}, BASE, ["q"])
     with pytest.raises(UsageError, match="no pattern of the role map fits the parameter 'v'"):
         read_map({"q": "query"}, BASE, ["q", "v"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -135,6 +135,8 @@ class Anatomy:
         The standard deviation at which the family starts its weights, None for a plain module.
     open_end
         Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
+    frozen
+        The parameters that are not trained, as far as a configuration or a map explains them.
     """
 
     shape: Shape
@@ -143,6 +145,7 @@ class Anatomy:
     post_norm: bool = False
     spread: float | None = None
     open_end: str = field(default="", repr=False)
+    frozen: tuple[Place, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def read_config(
     names
         The names of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
     frozen
-        First names of those that are not trained, and so left out.
+        First names of those that are not trained.
 
     Returns
     -------
@@ -211,19 +214,25 @@ def read_config(
     named = [(group, [family.parts[_saved(config, name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
     closing, reason = _closing(family, post) if tied else (None, "")
-    places = []
+    places: dict[bool, list[Place]] = {True: [], False: []}  # by whether they are frozen
     for group, parts in named:
-        if group[0] in frozen:
-            continue
         means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
         closes = closing is not None and parts[0].role is closing
-        places.append(_place(group, means, closes))
-    if tied and not reason and not any(place.closes for place in places):
+        places[group[0] in frozen].append(_place(group, means, closes))
+    if tied and not reason and not any(place.closes and place.start == "one" for place in places[False]):
         reason = "its last norm has no gain that is trained"
-    return Anatomy(shape, tuple(places), family.table.model_type, post, _read_spread(config), reason)
+    spread = _read_spread(config)
+    return Anatomy(
+        shape, tuple(places[False]), family.table.model_type, post, spread, reason, frozen=tuple(places[True])
+    )
 
 
-def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Sequence[str]]) -> Anatomy:
+def read_map(
+    roles: Mapping[str, str],
+    shape: Shape,
+    names: Iterable[str | Sequence[str]],
+    frozen: Iterable[str | Sequence[str]] = (),
+) -> Anatomy:
     """Read a plain model by a map from patterns of names to parts.
 
     Parameters
@@ -235,11 +244,14 @@ def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Seque
         Key dimension, heads, depth.
     names
         The names of its trained parameters; those of a shared one together.
+    frozen
+        The names of the others, to which patterns may fit as well.
 
     Raises
     ------
     UsageError
-        No map, or no shape; a part that is none, a pattern that fits nothing, or a parameter that no pattern fits.
+        No map, or no shape; a part that is none, a pattern that fits nothing, or a trained parameter that no pattern
+        fits.
 
     Examples
     --------
@@ -254,27 +266,40 @@ def read_map(roles: Mapping[str, str], shape: Shape, names: Iterable[str | Seque
     for pattern, part in roles.items():
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
-    used, places = set(), []
+    used: set[str] = set()
+    places, resting = [], []
     for each in names:
         group = (each,) if isinstance(each, str) else tuple(each)
-        means = set()
-        for name in group:
-            fitting = [pattern for pattern in roles if fnmatchcase(name, pattern)]
-            if not fitting:
-                raise UsageError(f"no pattern of the role map fits the parameter {name!r}: add one, or freeze it")
-            used.add(fitting[0])
-            means.add(tuple(roles[fitting[0]].split("+")))
-        places.append(_place(group, means, closes=False))
+        means = _look_up(roles, group, used)
+        if unknown := [name for name in group if name not in means]:
+            raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
+        places.append(_place(group, set(means.values()), closes=False))
+    for each in frozen:
+        group = (each,) if isinstance(each, str) else tuple(each)
+        if means := _look_up(roles, group, used):
+            resting.append(_place(group, set(means.values()), closes=False))
     if idle := [pattern for pattern in roles if pattern not in used]:
-        raise UsageError(f"the pattern {idle[0]!r} of the role map fits no trained parameter: mend or remove it")
+        raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
     reason = ""
-    if any(place.tied for place in places):
+    if any(place.tied for place in (*places, *resting)):
         ends = [place.name for place in places if place.parts[0] == "final_gain"]
-        reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain"
+        reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
         if not reason:
             last = ("final_gain", "final_shift")
-            places = [Place(each.name, each.parts, each.tied, each.parts[0] in last) for each in places]
-    return Anatomy(shape, tuple(places), open_end=reason)
+            places, resting = (
+                [replace(each, closes=each.parts[0] in last) for each in some] for some in (places, resting)
+            )
+    return Anatomy(shape, tuple(places), open_end=reason, frozen=tuple(resting))
+
+
+def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of those names that a pattern fits, and write down the pattern."""
+    found = {}
+    for name in names:
+        if fitting := [pattern for pattern in roles if fnmatchcase(name, pattern)]:
+            used.add(fitting[0])
+            found[name] = tuple(roles[fitting[0]].split("+"))
+    return found
 
 
 def _recognise(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Family:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
 from manyheads.limits.anatomy import HIDDEN, Place
+from manyheads.limits.starts import starts_right
 from manyheads.limits.tables import OUTSIDE
 from manyheads.limits.wants import Factors, Tuned, Want
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from manyheads.attention.scaling import Shape
     from manyheads.limits.parametrization import Parametrization
 
-FALSE_ALARM = 1e-6
-"""Probability that the spread of a rightly drawn parameter is called wrong."""
 ROUNDING = 1e-6
 """Relative difference of rates, epsilons and decays that is still called equal."""
 
@@ -232,16 +231,8 @@ def audit_rates(
 
 
 def _judge_start(want: Want, own: Has) -> Finding:
-    """Judge the initial spread by its sampling error, gains and zeros by rounding."""
-    from scipy.stats import chi2
-
     expected, actual = want.initial or 0.0, own.spread or 0.0
-    if want.place.start == "random" and expected:
-        # Sum of squares over the variance: chi-square with as many degrees of freedom as entries, their mean being 0.
-        low, high = (math.sqrt(chi2.ppf(q, own.count) / own.count) for q in (FALSE_ALARM / 2, 1 - FALSE_ALARM / 2))
-        right = low - own.rounding <= actual / expected <= high + own.rounding
-    else:
-        right = abs(actual - expected) <= 4 * own.rounding * abs(expected)
+    right = starts_right(want.place.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)
     words = "" if right else _explain_start(want, factor)
     return Finding(want.place.name, want.role, "initial", expected, actual, factor, right, words)

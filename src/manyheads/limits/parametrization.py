@@ -270,6 +270,12 @@ class Parametrization:
         ------
         UsageError
             What cannot be read, or cannot be scaled: by name, with what to do.
+
+        Warns
+        -----
+        UserWarning
+            A factor of the forward pass belongs into frozen parameters that do not start with it: by name, with what to
+            do.
         """
         from manyheads.limits.torch_groups import Reading, make_groups
 

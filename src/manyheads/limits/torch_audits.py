@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.audits import Audit, Finding, Has, judge
+from manyheads.limits.frozen import name_uncarried
+from manyheads.limits.starts import measure_start
 from manyheads.limits.tables import OUTSIDE
-from manyheads.limits.torch_groups import Reading, TorchModel, read_model, torch_wants
+from manyheads.limits.torch_groups import Reading, TorchModel, find_logit, read_model, torch_wants
 from manyheads.limits.wants import Tuned, Want, role_factors
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def audit_torch(
         )
     elif unknown:
         notes.append(f"initial spreads of {', '.join(unknown)}: not judged, no spread at the base is known")
+    if reading.folded:
+        notes += name_uncarried(p, read, tuned, find_logit(p, read))
     if read.anatomy.post_norm:
         notes.append("post-norm: depth is outside the theory; width and key dimension are judged")
     return Audit(findings, (*notes, *OUTSIDE))
@@ -199,7 +202,7 @@ def _collect(
                 role = "+".join(parts[name].parts)
                 doubled.append(Finding(name, role, "rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
-            start = _measure(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
+            start = measure_start(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
             has[name] = Has(
                 rate=rates[number],
                 epsilon=float(row["eps"]) if p.optimizer == "adam" else None,
@@ -207,20 +210,3 @@ def _collect(
                 **start,
             )
     return has, tuple(doubled)
-
-
-def _measure(tensor: Any, start: str, padding: int | None) -> dict[str, Any]:
-    """Return the root mean square of a parameter and its count; of gains, the entry farthest from their mean."""
-    torch = require("torch")
-    if tensor.is_meta:
-        return {}
-    values, count = tensor.detach(), tensor.numel()
-    if start == "one":
-        flat = values.double().flatten()
-        spread = float(flat[(flat - flat.mean()).abs().argmax()])
-    else:
-        if padding is not None and not bool(values[padding].any()):  # a row that is zero by design
-            count -= values[padding].numel()
-        # Summed in double precision without a copy of the table in it.
-        spread = float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(max(count, 1))
-    return {"spread": spread, "count": count, "rounding": float(torch.finfo(values.dtype).eps)}

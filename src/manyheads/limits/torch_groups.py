@@ -2,11 +2,12 @@
 
 Nothing is written on parameters, and there is no file of base shapes: groups follow from the model, the base and what
 was tuned there, each time they are asked for. Wrappers (`torch.compile`, DistributedDataParallel) are looked through;
-frozen parameters and buffers are left out.
+frozen parameters and buffers are left out, and named where a factor of the forward pass belongs into them.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.anatomy import Anatomy, read_config, read_map
+from manyheads.limits.frozen import name_uncarried
 from manyheads.limits.wants import Tuned, Want, list_wants
 
 if TYPE_CHECKING:
@@ -64,12 +66,15 @@ class TorchModel:
         Name of an attention module → the number by which it multiplies its logits, where it says so.
     padding
         Name of a table → the row that stands for no token, which is zero and stays so.
+    frozen
+        Name → parameter that is not trained.
     """
 
     anatomy: Anatomy
     tensors: Mapping[str, Any]
     scales: Mapping[str, float]
     padding: Mapping[str, int]
+    frozen: Mapping[str, Any]
 
 
 def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
@@ -99,7 +104,8 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
         if reading.shape is None:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
-        anatomy = read_map(reading.roles, reading.shape, trained)
+        resting = [group for group in names.values() if group[0] in frozen]
+        anatomy = read_map(reading.roles, reading.shape, trained, resting)
         _check_sizes(anatomy, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
@@ -107,10 +113,8 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
             "shape=Shape(key_dim, heads, depth)"
         )
     else:
-        anatomy = whole = read_config(config.to_dict(), names.values())
-        if frozen:  # whose attention has a scale all the same
-            anatomy = read_config(config.to_dict(), names.values(), frozen)
-        scales = {name: float(module.scaling) for name, module in _attention(model, whole).items()}
+        anatomy = read_config(config.to_dict(), names.values(), frozen)
+        scales = {name: float(module.scaling) for name, module in _attention(model, anatomy).items()}
         if reading.shape not in (None, anatomy.shape):
             raise UsageError(f"shape={reading.shape}, and the configuration says {anatomy.shape}: leave shape out")
     return TorchModel(
@@ -118,6 +122,7 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
         {name: tensor for name, tensor in tensors.items() if name not in frozen},
         scales,
         _padding(model, names),
+        {name: tensor for name, tensor in tensors.items() if name in frozen},
     )
 
 
@@ -128,6 +133,17 @@ def torch_wants(p: Parametrization, read: TorchModel, tuned: Tuned, folded: bool
     ------
     UsageError
         Logit scales that are neither the usual nor the parametrization's, or what `list_wants` refuses.
+    """
+    return list_wants(p, read.anatomy, tuned, folded, find_logit(p, read, folded))
+
+
+def find_logit(p: Parametrization, read: TorchModel, folded: bool = True) -> float | None:
+    """Return what a model multiplies its logits by, relative to the base; None where its modules do not say.
+
+    Raises
+    ------
+    UsageError
+        Logit scales that are neither the usual nor the parametrization's.
     """
     n, n0 = read.anatomy.shape.key_dim, p.base.key_dim
     usual, wanted = n**-0.5, _logit_scale(p, n)
@@ -146,7 +162,7 @@ def torch_wants(p: Parametrization, read: TorchModel, tuned: Tuned, folded: bool
         if logit not in (None, found):
             raise UsageError(f"{name} scales its logits otherwise than the layers before it: use scale_logits on all")
         logit = found
-    return list_wants(p, read.anatomy, tuned, folded, logit)
+    return logit
 
 
 def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None) -> list[dict[str, Any]]:
@@ -162,6 +178,11 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     UsageError
         See `read_model` and `torch_wants`.
 
+    Warns
+    -----
+    UserWarning
+        A factor of the forward pass belongs into frozen parameters, and they do not start with it.
+
     Notes
     -----
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
@@ -169,8 +190,12 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     """
     reading = reading or Reading()
     read = read_model(model, reading)
+    wants = torch_wants(p, read, tuned, reading.folded)
+    if reading.folded:
+        for sentence in name_uncarried(p, read, tuned, find_logit(p, read)):
+            warnings.warn(sentence, stacklevel=3)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for want in torch_wants(p, read, tuned, reading.folded):
+    for want in wants:
         numbers = {"lr": want.rate, "weight_decay": want.weight_decay}
         numbers |= {"eps": want.epsilon} if p.optimizer == "adam" else {}
         empty = {"params": [], **numbers, "names": [], "role": want.role}
@@ -267,7 +292,7 @@ def _unwrap(model: Any) -> Any:
 def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
     found = {}
-    for place in anatomy.places:
+    for place in (*anatomy.places, *anatomy.frozen):  # frozen queries have a scale all the same
         if place.parts[0] == "query":
             name = place.name.rsplit(".", 2)[0]
             module = model.get_submodule(name)

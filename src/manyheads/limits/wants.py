@@ -214,22 +214,34 @@ def list_wants(
     shape = anatomy.shape
     if anatomy.post_norm:
         refuse_depth(p, shape)
-    asked = forward_factors(p, shape)
+    output = forward_factors(p, shape).output
     if folded:
-        given = (shape.key_dim / p.base.key_dim) ** -0.5 if logit is None else logit
-        carried = {"branch": asked.branch, "logit": asked.logit / given, "output": 1.0}
+        carried = folded_factors(p, shape, logit)
+        closing, carried["output"] = carried["output"], 1.0
     else:
-        carried = {"branch": 1.0, "logit": 1.0, "output": 1 / asked.output}
+        closing, carried = 1.0, {"branch": 1.0, "logit": 1.0, "output": 1 / output}
     factors = role_factors(p, shape)
-    if folded and anatomy.open_end and asked.output != 1:
+    if folded and anatomy.open_end and output != 1:
         tied = next((place.name for place in anatomy.places if place.tied), "a frozen table")
         raise UsageError(
-            f"{tied} is embedding and unembedding at once and needs the factor {asked.output:.4g} behind it, which no "
-            f"parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or multiply "
-            "the logits yourself and say folded=False"
+            f"{tied} is embedding and unembedding at once and needs the factor {output:.4g} behind it, which no "
+            f"parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or let the "
+            "model multiply logits, branches and outputs itself and say folded=False"
         )
-    closing = asked.output if folded else 1.0
     return tuple(_want(place, p, factors, carried, closing, (tuned, anatomy, folded)) for place in anatomy.places)
+
+
+def folded_factors(p: Parametrization, shape: Shape, logit: float | None = None) -> dict[str, float]:
+    """Return what a model of the usual kind does not multiply, and its weights have to carry: branch, logit, output.
+
+    Parameters
+    ----------
+    logit
+        What the model multiplies its logits by, relative to the base; None for N to the minus 1/2.
+    """
+    asked = forward_factors(p, shape)
+    given = (shape.key_dim / p.base.key_dim) ** -0.5 if logit is None else logit
+    return {"branch": asked.branch, "logit": asked.logit / given, "output": asked.output}
 
 
 def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
