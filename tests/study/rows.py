@@ -124,7 +124,7 @@ SMALL = {
     ),
     "limits/head-diversity": (HeadDiversity(base=(4, 2, 2), key_dims=(4, 8), checkpoints=(1, 2)), 2),
     "limits/attention-over-heads": (
-        AttentionOverHeads(key_dims=(1, 2), theory_key_dims=(), heads=4, steps=3, networks=3),
+        AttentionOverHeads(key_dims=(1, 2), theory_key_dims=(), heads=4, steps=2, networks=3, oversampling=1),
         2,
     ),
     "limits/infinite-heads": (
