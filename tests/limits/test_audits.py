@@ -136,6 +136,20 @@ def test_spreads_are_judged_by_their_sampling_error(rng):
     assert not judge([want], {"q": Has(want.rate, spread=0.1003, count=10_000_000)}, TUNED)[-1].right
 
 
+def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
+    names = ["a", "b", "c"]
+    wants = list_wants(
+        Parametrization(base=BASE),
+        read_map(dict.fromkeys(names, "query"), WIDE, names),
+        Tuned(1e-3, spreads={"query": 0.2}),
+    )
+    spreads = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
+    has = {name: Has(1e-3 / 4, spread=spread, count=400) for name, spread in spreads.items()}
+    text = str(Audit(judge(wants, has, TUNED)))
+    assert "a and 1 more (query): initial is 2 times" in text
+    assert "c (query): initial is 5 times" in text
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

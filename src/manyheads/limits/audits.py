@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from manyheads.attention.scaling import Shape
     from manyheads.limits.parametrization import Parametrization
 
+OTHER_SPREAD = "it starts with another spread"
 ROUNDING = 1e-6
 """Relative difference of rates, epsilons and decays that is still called equal."""
 
@@ -111,12 +112,18 @@ class Audit:
         lines = [f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong"]
         kinds: dict[tuple[str, ...], list[Finding]] = {}
         for each in self.faults:
-            kinds.setdefault((each.role, each.quantity, f"{each.factor:.3g}", each.meaning), []).append(each)
-        for (role, quantity, factor, meaning), same in kinds.items():
+            told: tuple[str, ...] = (f"{each.factor:.3g}", each.meaning)
+            cause = each.meaning.partition(":")[0]
+            if each.quantity == "initial" and cause != OTHER_SPREAD:
+                told = (cause,)  # factors of one cause differ by the noise of the draw
+            kinds.setdefault((each.role, each.quantity, *told), []).append(each)
+        for same in kinds.values():
             first = same[0]
             others = f" and {len(same) - 1} more" if len(same) > 1 else ""
-            lines.append(f"{first.name}{others} ({role}): {quantity} is {factor} times what it should be")
-            lines.append(f"    expected {first.expected:.6g}, found {first.actual:.6g}: {meaning}")
+            lines.append(
+                f"{first.name}{others} ({first.role}): {first.quantity} is {first.factor:.3g} times what it should be"
+            )
+            lines.append(f"    expected {first.expected:.6g}, found {first.actual:.6g}: {first.meaning}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -294,13 +301,13 @@ def _explain_start(want: Want, factor: float) -> str:
     if want.place.start == "one":
         return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
     if _near_spread(want.factors.initial):
-        cause = "it starts with another spread"
+        cause = OTHER_SPREAD
     elif _near_spread(factor * want.factors.initial):
         cause = "it starts with the base's spread"
     elif _near_spread(factor / want.factors.initial):
         cause = "its spread was scaled twice"
     else:
-        cause = "it starts with another spread"
+        cause = OTHER_SPREAD
     if set(want.role.split("+")) <= {"query", "key"}:
         return f"{cause}: the first logits are {factor:.3g} times those wanted"
     if want.role == "unembedding":
