@@ -92,7 +92,7 @@ def test_logits_that_the_attention_scales_itself_need_no_weight():
         model = freeze(build(family, Shape(16, 4, 2)), word)
         (sentence,) = said(model)
         assert "0.7071 on the logits" in sentence
-        assert ("multiply what belongs to the queries by it once" in sentence) == (family == "gpt2")
+        assert ("multiply what belongs to the queries by 0.7071 once" in sentence) == (family == "gpt2")
         scale_logits(model, P)
         assert not said(model)
 

@@ -120,5 +120,6 @@ def _say(owed: list[Owed], scalable: bool) -> str:
         what = "what belongs to the queries" if any(len(each.place.parts) > 1 for each in owed) else what
     return (
         f"the factor {first.value:.4g} on the {MULTIPLIES[first.factor]} belongs into {names} frozen: nothing here "
-        f"puts it there, and in trained numbers it cannot be seen; {own}multiply {what} by it once if it is missing"
+        f"puts it there, and in trained numbers it cannot be seen; {own}multiply {what} by {first.value:.4g} once, if "
+        "that is missing"
     )
