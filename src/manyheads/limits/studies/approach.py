@@ -25,9 +25,9 @@ from manyheads.limits.approaches import (
 from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.courses import follow_networks
 from manyheads.limits.finite import Recipe
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, lesson_of
+from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
 
 BATCHES = {"digits": 16, "text": 8}
 QUANTITIES = {"loss": "loss curve", "kernel": "kernel of the stream", "pattern": "attention pattern"}
@@ -93,11 +93,8 @@ class Approach(Study):
 
     def plan(self) -> Plan:
         """Return the networks."""
-        sizes = {"key_dim": self.key_dims, "heads": self.heads_counts, "depth": self.depths}
-        if unknown := set(self.axes) - set(sizes):
-            raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
-        chosen: tuple[tuple[Axis, tuple[int, ...]], ...] = tuple((a, sizes[a]) for a in self.axes)  # type: ignore[misc]
-        return Plan(Shape(*self.base), chosen, self.schemes, "adam")
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.schemes, "adam")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""
@@ -288,27 +285,19 @@ def _verdict(
 
 
 def _courses(study: Approach, trained: xr.Dataset) -> Panel:
-    plan, pairs = study.plan(), list(study.plan().pairs())
-    steps = tuple(map(float, range(study.steps)))
+    plan, steps = study.plan(), tuple(map(float, range(study.steps)))
 
     def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
-        if (scheme, axis) not in pairs:
-            return ()
         mean = plan.along(trained, "loss", scheme, axis).mean((0, 2))  # (sizes, steps)
         names = [f"size {place + 1} of {len(mean)}" for place in range(len(mean))]
         return tuple(Curve(steps, tuple(row.tolist()), names[i], group=i) for i, row in enumerate(mean))
 
-    shown = [scheme for scheme in study.schemes if any(scheme == name for name, _ in pairs)]
-    sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in plan.sizes)
-    return Multiples(
+    return plan.multiples(
         "Mean loss curves by size",
         "updates",
         "loss on the batch [nat]",
-        tuple(tuple(plot(scheme, axis) for axis, _ in plan.sizes) for scheme in shown),
-        row_labels=tuple(SCHEMES[scheme] for scheme in shown),
-        column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in plan.sizes),
-        note=f"Sizes: {sizes}. Means over all networks of all replicates, which see the same batches in every plot. "
-        "A scheme stands only along axes where its networks are its own.",
+        plot,
+        "Means over all networks of all replicates, which see the same batches in every plot.",
     )
 
 

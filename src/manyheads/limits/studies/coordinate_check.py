@@ -22,7 +22,7 @@ from manyheads.limits.coordinates import (
 )
 from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
 from manyheads.limits.schemes import Optimizer
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, lesson_of, scheme_of
+from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of, scheme_of
 from manyheads.statistics import ExponentFit, Interval, fit_exponent
 from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict
 
@@ -103,11 +103,8 @@ class CoordinateCheckStudy(Study):
 
     def plan(self) -> Plan:
         """Return the networks."""
-        sizes = {"key_dim": self.key_dims, "heads": self.heads_counts, "depth": self.depths}
-        if unknown := set(self.axes) - set(sizes):
-            raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
-        chosen: tuple[tuple[Axis, tuple[int, ...]], ...] = tuple((a, sizes[a]) for a in self.axes)  # type: ignore[misc]
-        return Plan(Shape(*self.base), chosen, self.schemes, self._optimizer)
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.schemes, self._optimizer)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""

@@ -14,7 +14,7 @@ from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
 from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.finite import Recipe
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, lesson_of
+from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
 from manyheads.limits.transfer import (
     ALLOWED_DECADES,
     PIECE,
@@ -25,7 +25,7 @@ from manyheads.limits.transfer import (
     search_optimum,
 )
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that schemes which differ in it alone are one
 DRIFTS = 0.6  # decades over a factor of eight: half way from what still is transfer to 0.90, a rate like 1/size
@@ -89,11 +89,8 @@ class RateTransfer(Study):
 
     def plan(self) -> Plan:
         """Return the networks."""
-        sizes = {"key_dim": self.key_dims, "heads": self.heads_counts, "depth": self.depths}
-        if unknown := set(self.axes) - set(sizes):
-            raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
-        chosen: tuple[tuple[Axis, tuple[int, ...]], ...] = tuple((a, sizes[a]) for a in self.axes)  # type: ignore[misc]
-        return Plan(Shape(*self.base), chosen, self.schemes, "adam", epsilon=False)
+        sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
+        return Plan(Shape(*self.base), sizes, self.schemes, "adam", epsilon=False)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""
@@ -186,7 +183,6 @@ def _stays(scheme: str, axis: Axis) -> bool:
 
 def _losses(study: RateTransfer, trained: xr.Dataset) -> Panel:
     plan, rates = study.plan(), study.rates()
-    pairs = list(plan.pairs())
     x = np.log10(rates)
 
     def curve(scheme: str, axis: Axis, place: int, size: int) -> Curve | None:
@@ -207,23 +203,17 @@ def _losses(study: RateTransfer, trained: xr.Dataset) -> Panel:
         )
 
     def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
-        if (scheme, axis) not in pairs:
-            return ()
         drawn = (curve(scheme, axis, place, size) for place, size in enumerate(dict(plan.sizes)[axis]))
         return tuple(found for found in drawn if found is not None)
 
-    shown = [scheme for scheme in study.schemes if any(scheme == name for name, _ in pairs)]
-    sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in plan.sizes)
-    return Multiples(
+    return plan.multiples(
         "Final loss against the learning rate, by size",
         "log10 of the learning rate of the base shape",
         "final training loss [nat]",
-        tuple(tuple(plot(scheme, axis) for axis, _ in plan.sizes) for scheme in shown),
-        row_labels=tuple(SCHEMES[scheme] for scheme in shown),
-        column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in plan.sizes),
+        plot,
+        "Lines are means over replicates, bands reach over all. Where the valleys lie above one another, the rate "
+        "transfers.",
         log_y=True,
-        note=f"Sizes: {sizes}. Lines are means over replicates, bands reach over all. Where the valleys lie above one "
-        "another, the rate transfers. A scheme stands only along axes where its networks are its own.",
     )
 
 

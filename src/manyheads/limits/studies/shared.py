@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,12 +12,12 @@ import xarray as xr
 
 from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.axes import AXES, Axis, shapes_along
+from manyheads.limits.axes import AXES, LETTERS, Axis, shapes_along
 from manyheads.limits.parametrization import Parametrization
 from manyheads.limits.schemes import Optimizer
 from manyheads.limits.task import Lesson, digits_lesson, text_lesson
 from manyheads.statistics import ExponentFit
-from manyheads.study import Cell, Source, Verdict
+from manyheads.study import Cell, Curve, Multiples, Source, Verdict
 
 SCHEMES: dict[str, str] = {
     "limits": "limits (1, 1)",
@@ -86,6 +86,16 @@ def lesson_of(task: str, batch: int) -> Lesson:
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
     return digits_lesson(batch) if task == "digits" else text_lesson(batch=batch)
+
+
+def choose_sizes(
+    axes: Sequence[str], key_dims: tuple[int, ...], heads_counts: tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
+    """Return the sizes along the chosen axes, each with its axis."""
+    sizes = {"key_dim": key_dims, "heads": heads_counts, "depth": depths}
+    if unknown := set(axes) - set(sizes):
+        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
+    return tuple((axis, sizes[axis]) for axis in axes)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,31 @@ class Plan:
         """Return the cells of a scheme away from the base."""
         networks = self.networks()
         return [networks[scheme, shape] for shape in self.shapes(axis) if shape != self.base]
+
+    def multiples(
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        plot: Callable[[str, Axis], Iterable[Curve]],
+        note: str,
+        *,
+        log_y: bool = False,
+    ) -> Multiples:
+        """Return a plot for every scheme and axis, empty where the scheme's networks are those of another one."""
+        pairs = set(self.pairs())
+        shown = [scheme for scheme in self.schemes if any(scheme == name for name, _ in pairs)]
+        sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in self.sizes)
+        return Multiples(
+            title,
+            x_label,
+            y_label,
+            tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
+            row_labels=tuple(SCHEMES[scheme] for scheme in shown),
+            column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
+            log_y=log_y,
+            note=f"Sizes: {sizes}. {note} A scheme stands only along axes where its networks are its own.",
+        )
 
 
 def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
