@@ -31,4 +31,6 @@ FIGURES = (
     fresh("key-dim-stability", "study-stability", "why infinite key dimension needs logit exponent 1"),
     fresh("approach", "study-approach", "a small vision transformer towards its largest N, H and L"),
     fresh("approach", "study-approach-key-dim", "the same along N, with more networks", "--axes key_dim --networks 32"),
+    fresh("approach", "study-approach-heads", "the same along H, with more networks", "--axes heads --networks 32"),
+    fresh("approach", "study-approach-depth", "the same along L, with more networks", "--axes depth --networks 32"),
 )
