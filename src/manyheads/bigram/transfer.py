@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy import stats
 
-from manyheads.bigram.screening import check_samples, count_chunks
+from manyheads.bigram.screening import check_samples, count_chunks, find_least_samples
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
 
@@ -304,21 +304,11 @@ def find_samples(shift: np.ndarray, length: int, probability: float = 0.5) -> fl
     length
         T.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    rest = max(1, length - shift.shape[1])
-    places = stats.norm.isf(-np.expm1(np.log((nodes + 1) / 2) / rest))  # of the largest of `rest` normal numbers
 
-    def success(samples: float) -> float:
-        above = stats.norm.sf(places - samples**0.5 * shift[..., None]).prod(1)  # (N, 64)
-        return float((above @ (weights / 2)).prod())
+    def exceed(places: np.ndarray, samples: float) -> np.ndarray:
+        return np.asarray(stats.norm.sf(places - samples**0.5 * shift[..., None]))
 
-    low, high = 1.0, 2.0
-    while success(high) < probability:
-        low, high = high, 2 * high
-    while high / low > 1.0005:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if success(middle) < probability else (low, middle)
-    return (low * high) ** 0.5
+    return find_least_samples(stats.norm.isf, exceed, length - shift.shape[1], probability)
 
 
 def predict_transfer(task: BigramTask, value: np.ndarray, probability: float = 0.5) -> float:
