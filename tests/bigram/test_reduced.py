@@ -146,3 +146,6 @@ def test_nonsense_is_refused(rng):
         descend_lazily(
             task, forget_places(task, State(task.centred, task.attention)), StepSettings(8, 0.1, 0.1), 1, rng
         )
+    wild = StepSettings(8, 1e9, 0.1, strength=0.1, constrained=False)
+    with pytest.raises(Diverged, match=r"in step 0: .* smaller rates than 1e\+09 and 0.1, .* a larger batch than 8"):
+        descend_lazily(task, forget_places(task, State(task.centred, task.attention)), wild, 2, rng)

@@ -195,13 +195,8 @@ def descend(
             done = descend_in_jax(*given, batch=settings.batch, rule=rule)
         value, attention = np.array(done[0]), np.array(done[1])
         reached, peak = int(done[2]), float(done[3])
-    if steps and not peak <= LIMIT:
-        raise Diverged(
-            f"the descent diverged in step {reached - 1}: the largest entry of the value; take smaller rates "
-            f"than {settings.value_rate:g} and {settings.attention_rate:g}, or a larger batch than {settings.batch}",
-            measured=peak,
-            threshold=LIMIT,
-        )
+    if steps:
+        check_size(peak, settings, f"the descent diverged in step {reached - 1}")
     return State(value, attention)
 
 
@@ -309,6 +304,27 @@ def check_steps(steps: int, first_step: int) -> None:
     """Refuse steps that the generator cannot number."""
     if steps < 0 or first_step < 0 or first_step + steps > LAST_STEP:
         raise UsageError(f"steps={steps} from first_step={first_step}: both from zero, and below 2^32 together")
+
+
+def check_size(largest: float, settings: StepSettings, told: str) -> None:
+    """Raise `Diverged` when the largest entry of the value passed a million or is no number.
+
+    Parameters
+    ----------
+    largest
+        Size of that entry.
+    settings
+        The rates and the batch that the remedy names.
+    told
+        What diverged and where: the message begins with it.
+    """
+    if not largest <= LIMIT:
+        raise Diverged(
+            f"{told}: the largest entry of the value; take smaller rates than {settings.value_rate:g} and "
+            f"{settings.attention_rate:g}, or, against noise, a larger batch than {settings.batch}",
+            measured=largest,
+            threshold=LIMIT,
+        )
 
 
 def check_threshold(state: State, settings: StepSettings) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from manyheads.bigram.finite import LIMIT, Diverged, State, StepSettings
+from manyheads.bigram.finite import State, StepSettings, check_size
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise
 from manyheads.bigram.theory.population import check_weights
@@ -140,15 +140,9 @@ def descend_lazily(
             "that clears most entries and keeps no sum; manyheads.bigram.population knows the others"
         )
     noise = ValueNoise(task, settings.batch)
-    for _ in range(steps):
+    for step in range(steps):
         state = _step(task, state, settings, noise, rng)
-        largest = float(np.abs(state.value).max())
-        if not largest <= LIMIT:
-            raise Diverged(
-                "the descent diverged: the largest entry of the value; take smaller rates or a larger batch",
-                measured=largest,
-                threshold=LIMIT,
-            )
+        check_size(float(np.abs(state.value).max()), settings, f"the descent diverged in step {step}")
     return state
 
 

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.bigram.finite import (
-    LIMIT,
     Diverged,
     State,
     StepSettings,
+    check_size,
     check_state,
     check_steps,
     check_threshold,
@@ -117,7 +117,7 @@ def simulate(
         sigma = _attention_noise(task, value, rows, settings.batch, noise)
         attention, sums = _step_attention(task, (value, attention), settings, (sums[:, 0], sigma, roots, step), move)
         value = value - settings.value_rate * by_value
-        _check_size(value, settings, step)
+        check_size(float(np.abs(value).max()), settings, f"the simulated descent diverged in step {step}")
     return State(value, attention)
 
 
@@ -214,15 +214,3 @@ def _move_rows(attention: Any, keep: Any, shifts: Any, threshold: Any, scales: A
         return moved, jnp.stack([exact.sum(), (exact**2).sum()])
 
     return jax.lax.map(one, (attention, shifts, scales, keys, means))
-
-
-def _check_size(value: np.ndarray, settings: StepSettings, step: int) -> None:
-    """Stop when the value leaves every useful range."""
-    peak = float(np.abs(value).max())
-    if not peak <= LIMIT:
-        raise Diverged(
-            f"the simulated descent diverged in step {step}: the largest entry of the value; take smaller rates than "
-            f"{settings.value_rate:g} and {settings.attention_rate:g}",
-            measured=peak,
-            threshold=LIMIT,
-        )

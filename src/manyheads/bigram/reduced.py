@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyheads.bigram.finite import LIMIT, Diverged, State, StepSettings
+from manyheads.bigram.finite import LIMIT, State, StepSettings, check_size
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise, attention_noise_at_start
 from manyheads.errors import UsageError
@@ -143,7 +143,7 @@ def descend_reduced(
         for number in range(steps):
             state = chain.step(rng, state)
             if number % 16 == 15 or number == steps - 1:
-                _refuse_divergence(state, settings)
+                check_size(float(np.abs(state.value).max()), settings, "a run diverged")
     return state
 
 
@@ -323,15 +323,4 @@ def _check(task: BigramTask) -> None:
         raise UsageError(
             f"length {task.length} with {task.sparsity} true positions: this chain needs three others or more; "
             "simulate all positions"
-        )
-
-
-def _refuse_divergence(state: ReducedState, settings: StepSettings) -> None:
-    largest = float(np.abs(state.value).max())
-    if not largest <= LIMIT:
-        raise Diverged(
-            f"a run diverged: the largest entry of the value; take smaller rates than {settings.value_rate:g} and "
-            f"{settings.attention_rate:g}, or a larger batch than {settings.batch}",
-            measured=largest,
-            threshold=LIMIT,
         )

@@ -38,13 +38,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manyheads.bigram.finite import Diverged, State, make_tables
-from manyheads.bigram.generator import LAST_STEP, Seed, sample_keys, scramble
+from manyheads.bigram.finite import State, StepSettings, check_size, check_steps, make_tables
+from manyheads.bigram.generator import Seed, sample_keys, scramble
 from manyheads.bigram.reference import Tables, as_jax, draw_block, histogram
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import UsageError
 
-LIMIT = 1e6  # of an entry of the value, as in the linear model
 Rule = Literal["scaled", "constant", "adam"]
 
 
@@ -89,11 +88,11 @@ class SoftmaxSettings:
     def __post_init__(self) -> None:
         if self.rule not in ("scaled", "constant", "adam"):
             raise UsageError(f"rule={self.rule!r}: scaled, constant or adam")
-        for name in ("value_rate", "attention_rate"):
-            if not (np.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UsageError(f"{name}={getattr(self, name)}: give a finite number, zero or more")
-        if self.batch < 1:
-            raise UsageError(f"batch={self.batch}: at least one sample")
+        self.linear()  # refuses a batch and rates that make no sense
+
+    def linear(self) -> StepSettings:
+        """Return the linear model's step of the same batch and rates."""
+        return StepSettings(self.batch, self.value_rate, self.attention_rate)
 
 
 def start_softmax(task: BigramTask) -> SoftmaxState:
@@ -178,8 +177,7 @@ def descend_softmax(
     >>> as_linear(state).attention.argmax(1).tolist() == task.positions[:, 0].tolist()
     True
     """
-    if steps < 0 or first_step < 0 or first_step + steps > LAST_STEP:
-        raise UsageError(f"steps={steps} from first_step={first_step}: both from zero, and below 2^32 together")
+    check_steps(steps, first_step)
     static = {"batch": settings.batch, "rule": settings.rule, "token_logits": settings.token_logits}
     rates = (settings.value_rate, settings.attention_rate)
     with jax.enable_x64(True):
@@ -189,14 +187,7 @@ def descend_softmax(
         span = first_step, first_step + steps
         done = _descend(*as_jax((make_tables(task), scramble(seed), span, rates)), carry, **static)
         value, logits, memory = jax.tree.map(np.array, done)
-    largest = float(np.abs(value).max())
-    if not largest <= LIMIT:
-        raise Diverged(
-            f"the descent diverged within {steps} steps: the largest entry of the value; take smaller rates than "
-            f"{settings.value_rate:g} and {settings.attention_rate:g}, or a larger batch than {settings.batch}",
-            measured=largest,
-            threshold=LIMIT,
-        )
+    check_size(float(np.abs(value).max()), settings.linear(), f"the descent diverged within {steps} steps")
     return SoftmaxState(value, logits[0], logits[1], memory)
 
 
