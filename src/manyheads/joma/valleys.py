@@ -83,9 +83,7 @@ def cross_valleys(curves: ArrayLike) -> Valley:
     ([1, 1, 1], [1.0, -0.1, 1.2])
     """
     values = _as_curves(curves)
-    if values.ndim < 2 or len(values) < 2:
-        raise UsageError(f"curves of shape {values.shape}: two replicates or more in front tell each other the place")
-    others = (values.sum(0) - values) / (len(values) - 1)
+    others = _mean_of_others(values)
     place = np.where(np.isnan(others), np.inf, others).argmin(-1)
     return Valley(*_ends(values, place), place)
 
@@ -121,9 +119,7 @@ def cross_rises(curves: ArrayLike) -> Array:
     ([1.0, 1.0, 1.1], [0.0, 0.0, 0.0])
     """
     values = _as_curves(curves)
-    if values.ndim < 2 or len(values) < 2:
-        raise UsageError(f"curves of shape {values.shape}: two replicates or more in front tell each other the moments")
-    others = (values.sum(0) - values) / (len(values) - 1)
+    others = _mean_of_others(values)
     best, rises = np.zeros(values.shape[:-1]), np.zeros(values.shape[:-1])
     for low in range(1, values.shape[-1] - 1):
         lowest = others[..., low] < others[..., :low].min(-1)
@@ -217,6 +213,13 @@ def _as_curves(curves: ArrayLike) -> Array:
     if (absent.any(-1) & ~absent.all(-1)).any():
         raise UsageError("some curves are NaN in parts: cut them, or continue them by hold_last")
     return values
+
+
+def _mean_of_others(values: Array) -> Array:
+    """Return for each replicate the mean of all but itself, of the same shape."""
+    if values.ndim < 2 or len(values) < 2:
+        raise UsageError(f"curves of shape {values.shape}: two replicates or more in front tell each other the place")
+    return (values.sum(0) - values) / (len(values) - 1)
 
 
 def _ends(values: Array, place: NDArray[np.intp]) -> tuple[Array, Array]:
