@@ -1,5 +1,7 @@
 """The demo's training: what it measures, and that it learns nothing from the text it is tested on."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -76,6 +78,10 @@ def test_sizes_that_mean_nothing_are_refused_before_work(fields, words):
 def test_a_text_too_short_for_the_windows_is_refused_before_work(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("short " * 50)
-    with pytest.raises(UsageError, match="30 characters to test on"):
+    with pytest.raises(UsageError, match="30 characters to test on") as caught:
         run(TextTraining(text=path), 1, store=tmp_path / "runs", progress=False)
     assert not (tmp_path / "runs").exists()
+    asked = int(re.search(r"more than (\d+) characters", str(caught.value))[1])
+    longer = tmp_path / "longer.txt"
+    longer.write_text("s" * (asked + 1))
+    assert TextTraining(text=longer).inputs()["text"]

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import TokenInput
 from manyheads.attention.scaling import ROLES, Shape
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
+from manyheads.joma.characters import character_config
 from manyheads.limits.coordinates import TOLERANCE, least_growth, required_growth
 from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
 from manyheads.limits.parametrization import Parametrization
@@ -156,15 +155,7 @@ class Scaling(Study):
 
     def _lesson(self) -> Lesson:
         vocabulary, (training, _) = read_characters(self.text)
-        template = TransformerConfig(
-            self.base,
-            TokenInput(len(vocabulary)),
-            length=self.length,
-            outputs=len(vocabulary),
-            causal=True,
-            read_out="token",
-            activation="relu",
-        )
+        template = character_config(self.base, len(vocabulary), self.length)
         return Lesson(template, TextWindows(training, self.length, self.batch))
 
     def _growth(self, trained: xr.Dataset, name: str, scheme: str) -> NDArray[np.float64]:

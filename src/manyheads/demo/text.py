@@ -14,17 +14,16 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import TokenInput
 from manyheads.attention.losses import cross_entropy
 from manyheads.attention.scaling import Shape, standard_scaling
 from manyheads.attention.training import Snapshot, count_weights, train, with_weights
 from manyheads.attention.transformer import Transformer, initialise
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data import Split, TextWindows, Vocabulary, load_text, ngram_losses, read_characters
+from manyheads.data import Split, TextWindows, Vocabulary, ngram_losses, read_characters
 from manyheads.demo.observation import find_prose, show_running, show_signs, write_on
 from manyheads.demo.pictures import text_panels
 from manyheads.errors import UsageError
+from manyheads.joma.characters import character_config, digest_text
 from manyheads.joma.observation import look_at
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Panel, Source, Study, Verdict
@@ -100,14 +99,7 @@ class TextTraining(Study):
         UsageError
             The text cannot be read, or is too short for the windows.
         """
-        text = load_text(self.text)
-        held_out = len(self._read()[1][1])
-        if held_out <= self.length + max(CONTEXTS):
-            raise UsageError(
-                f"{text.name} leaves {held_out} characters to test on: give a text of more than "
-                f"{10 * (self.length + max(CONTEXTS))} characters, or a shorter --length"
-            )
-        return {"text": text.sha256}
+        return digest_text(self.text, self.length, before=max(CONTEXTS))
 
     def flops(self, cell: Cell) -> int:
         """Return the matrix-multiply FLOPs of all updates."""
@@ -245,15 +237,7 @@ class TextTraining(Study):
         return transformer_cost(shape, self.length, self.batch, training=True, convention="dense").flops
 
     def _model(self, key: jax.Array, vocabulary: int) -> Transformer:
-        config = TransformerConfig(
-            Shape(self.key_dim, self.heads, self.depth),
-            TokenInput(vocabulary),
-            length=self.length,
-            outputs=vocabulary,
-            causal=True,
-            read_out="token",
-            activation="relu",
-        )
+        config = character_config(Shape(self.key_dim, self.heads, self.depth), vocabulary, self.length)
         return initialise(config, standard_scaling(config.shape, config.inputs), key)
 
 

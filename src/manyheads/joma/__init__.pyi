@@ -1,3 +1,4 @@
+from . import characters as characters
 from . import finite as finite
 from . import latents as latents
 from . import mixtures as mixtures

@@ -18,16 +18,15 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import TokenInput
 from manyheads.attention.losses import cross_entropy
 from manyheads.attention.scaling import Shape, standard_scaling
 from manyheads.attention.training import Snapshot, train
 from manyheads.attention.transformer import Transformer
 from manyheads.attention.weights import draw_weights
 from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data import TextWindows, load_text, read_characters
+from manyheads.data import TextWindows, read_characters
 from manyheads.errors import UsageError
+from manyheads.joma.characters import character_config, digest_text
 from manyheads.joma.observation import look_at
 from manyheads.joma.pictures import real_text_panels
 from manyheads.joma.studies.shared import SOURCE
@@ -115,14 +114,7 @@ class RealText(Study):
         UsageError
             The text cannot be read, or is too short for the windows.
         """
-        text = load_text(self.text)
-        held_out = len(read_characters(self.text)[1].validation)
-        if held_out <= self.length:
-            raise UsageError(
-                f"{text.name} leaves {held_out} characters to test on: give a text of more than "
-                f"{10 * (self.length + 1)} characters, or a shorter --length"
-            )
-        return {"text": text.sha256}
+        return digest_text(self.text, self.length)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every depth at every rate."""
@@ -151,15 +143,8 @@ class RealText(Study):
         """Train once at a constant rate, and look at loss, entropies and ranks at equal distances."""
         vocabulary, (training, validation) = read_characters(self.text)
         for_model, for_batches = jax.random.split(key)
-        config = TransformerConfig(
-            Shape(self.key_dim, self.heads, int(cell["depth"])),
-            TokenInput(len(vocabulary)),
-            length=self.length,
-            outputs=len(vocabulary),
-            causal=True,
-            read_out="token",
-            activation="relu",
-        )
+        shape = Shape(self.key_dim, self.heads, int(cell["depth"]))
+        config = character_config(shape, len(vocabulary), self.length)
         scaling = standard_scaling(config.shape, config.inputs)
         model = Transformer(_draw(config, scaling, for_model), scaling, config)
         starts = np.linspace(0, len(validation) - self.length - 1, WINDOWS).astype(np.int32)
