@@ -245,6 +245,27 @@ def test_a_check_that_holds(call, planted):
     assert "168 trainings of 60 steps" in err
 
 
+def test_one_step_is_said_as_one(call, planted):
+    status, out, err = call("check", "--steps", 1, "--transfer", "--train", 1)
+    assert status == 0
+    assert "along heads, after 1 step:" in out
+    assert "after 1 step," in out
+    assert "24 trainings of 1 step\n" in err
+    assert "168 trainings of 1 step\n" in err
+    assert "1 steps" not in out + err
+
+
+def test_memory_is_judged_by_that_of_the_machine(call, planted, monkeypatch):
+    """What a batch of the usual size takes is far below a gigabyte; a system may not say what it has."""
+    monkeypatch.setattr("manyheads.cli.checks._machine_memory", lambda: 2 * 10**9)
+    assert call("check")[0] == 0
+    status, _, err = call("check", "--batch", 10_000)
+    assert status == 2
+    assert "to train (N, H, L) = (8, 16, 2) takes about 8 GB, and this machine has 2 GB" in err
+    monkeypatch.setattr("manyheads.cli.checks._machine_memory", lambda: None)
+    assert call("check", "--batch", 10_000)[0] == 0
+
+
 def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, planted):
     planted |= {"residual": 0.7, "rate": -1.0}
     status, out, _ = call("check", "--transfer", "--json", "--rates", 1e-5, 1, 11)
@@ -279,6 +300,18 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("check", "--sizes", "4"), "at least two"),
         (("check", "--seeds", "1"), "at least two"),
         (("check", "--steps", "5", "4"), "increasing"),
+        (("check", "--train", "0"), "--train 0: a training has at least one step"),
+        (("check", "--steps", "1", f"{2**31}"), "--steps 2147483648: at most"),
+        (("check", "--batch", "0"), "--batch 0: a step needs at least one sequence"),
+        (("check", "--batch", f"{10**8}"), "--batch 100000000: to train (N, H, L) = (8, 16, 2) takes about 83,"),
+        (("check", "--task", "text", "--batch", f"{10**12}"), "give a smaller --batch, or smaller --sizes"),
+        (("check", "--seeds", f"{2**31}"), "--seeds 2147483648: at most 10,000 networks of each size"),
+        (("check", "--transfer", "--train", f"{10**9}", "--rates", "1e-3", "1", f"{10**6}"), "12,000,000 GB"),
+        (
+            ("--snippet", "none", *FROM_TO),
+            "invalid choice 'none' for argument '--snippet'; choose one of optax, torch;",
+        ),
+        (("check", "--axis", "x"), "argument '--axis'; choose one of key_dim, heads, depth;"),
         (("check", "--seed", "-1"), "from 0 to"),
         (("check", "--seed", f"{10**30}"), "from 0 to"),
         (("check", "--sizes", "8", f"{10**400}"), "more than 1,000,000,000 weights"),

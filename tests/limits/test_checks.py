@@ -16,6 +16,7 @@ from manyheads.limits import (
 )
 from manyheads.limits.coordinates import check_growth, finite_size_bias, least_growth, required_growth
 from manyheads.limits.finite import QUANTITIES
+from manyheads.limits.transfer import judge_drift
 
 BASE = Shape(8, 4, 2)
 SHAPES = shapes_along("key_dim", BASE, (4, 8, 32))
@@ -138,6 +139,19 @@ def test_too_few_seeds_are_undecided_and_say_how_many():
     found = transfer_check(SHAPES, RATES, bowl(0.0, 0.15), seeds=(0, 1))
     assert found.outcome == "inconclusive"
     assert found.sentence().startswith("undecided")
+
+
+def test_bounds_without_meaning_are_not_printed():
+    """Two seeds that are far apart have an interval over dozens of powers of ten."""
+    rates = np.array([[1e-3, 1e-3, 1e-3], [1e-3, 1e-2, 2e-1]])
+    found = judge_drift("key_dim", (4, 8, 32), rates)
+    assert found.drift.factor_per_doubling.high > 1e10
+    assert "per doubling of N, to which 2 seeds set no bounds), needs" in found.sentence()
+    assert "[" not in found.sentence()
+    fallen = judge_drift("key_dim", (4, 8, 32), np.array([[1, 1e-4, 1e-11], [1, 1.1e-4, 1.01e-11], [1, 1e-4, 1.1e-11]]))
+    assert fallen.outcome == "refuted"
+    assert "drifts by a factor 2e-04 [" in fallen.sentence()
+    assert "0.00" not in fallen.sentence()
 
 
 def test_the_parabola_is_exact_and_the_ends_are_refused():

@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
@@ -31,6 +32,13 @@ LARGEST_SEED = 2**31
 """From here on JAX would take a seed for another one."""
 LARGEST_NETWORK = 10**9
 """Weights of the largest network that is still trained: with its gradient and Adam's two means, 16 GB."""
+MOST_SEEDS = 10_000
+"""Networks of each size; eight are sharp."""
+MOST_STEPS = 2**31 - 1
+"""Of a training: they are counted in 32 bits."""
+OVERHEAD = 1.5
+"""Peak memory of a compiled training over what its weights, optimiser and residuals are traced to take: 1.0 where
+weights dominate, 1.3 to 1.6 where the batch does."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Check(Theory):
         shapes = self._shapes(base)
         self._refuse(shapes)
         lesson = self._lesson()
+        self._refuse_memory(lesson, shapes)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(lesson, parametrization, recipe, shapes)
         if not self.json:  # said before the longer check begins, which may be interrupted or find no optimum
@@ -135,6 +144,15 @@ class Check(Theory):
             raise UsageError(f"--seeds {self.seeds}: a check needs at least two, and eight to be sharp")
         if not steps or list(steps) != sorted(set(steps)) or steps[0] < 1:
             raise UsageError(f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1")
+        if self.train < 1:
+            raise UsageError(f"--train {self.train}: a training has at least one step")
+        for flag, given in (("--steps", steps[-1]), ("--train", self.train)):
+            if given > MOST_STEPS:
+                raise UsageError(f"{flag} {given}: at most {MOST_STEPS:,}")
+        if self._usual("batch") < 1:
+            raise UsageError(f"--batch {self.batch}: a step needs at least one sequence")
+        if self.seeds > MOST_SEEDS:
+            raise UsageError(f"--seeds {self.seeds}: at most {MOST_SEEDS:,} networks of each size; eight are sharp")
         if self.text and self.task != "text":
             raise UsageError("--text belongs to --task text")
         if not 0 <= self.seed <= LARGEST_SEED - self.seeds:
@@ -156,6 +174,31 @@ class Check(Theory):
                 f"--rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
             )
 
+    def _refuse_memory(self, lesson: "Lesson", shapes: "tuple[Shape, ...]") -> None:
+        """Refuse what this machine cannot hold: a process that takes too much is killed without a word."""
+        import jax
+
+        from manyheads.errors import UsageError
+
+        memory = _machine_memory()
+        if memory is None or jax.default_backend() != "cpu":  # an accelerator says itself what it cannot hold
+            return
+        bytes_of = {shape: OVERHEAD * _training_bytes(lesson, shape) for shape in shapes}
+        shape = max(bytes_of, key=bytes_of.__getitem__)
+        needed = bytes_of[shape]
+        if needed > memory:
+            raise UsageError(
+                f"--batch {self._usual('batch')}: to train {_said((shape,))} takes about {needed / 1e9:,.0f} GB, and "
+                f"this machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
+            )
+        count = self._usual("rates")[2]
+        kept = 12 * self.train * count  # a loss a step and rate, in single and then in double precision
+        if self.transfer and kept > memory:
+            raise UsageError(
+                f"--train {self.train} and --rates with {count} points: their losses take {kept / 1e9:,.0f} GB, and "
+                f"this machine has {memory / 1e9:,.0f} GB; give fewer"
+            )
+
     def _lesson(self) -> "Lesson":
         from manyheads.limits import digits_lesson, text_lesson
 
@@ -175,7 +218,9 @@ class Check(Theory):
 
         steps = self._usual("steps")
         total = len(shapes) * self.seeds
-        announce(f"coordinate check: {_said(shapes)}, {self.seeds} seeds, {total} trainings of {steps[-1]} steps", True)
+        announce(
+            f"coordinate check: {_said(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
+        )
         measure = measure_lesson(lesson, parametrization, recipe, self._usual("rate"), steps)
         with progress_bar("coordinate check", total) as advance:
 
@@ -196,7 +241,7 @@ class Check(Theory):
 
         low, high, count = self._usual("rates")
         total = len(shapes) * self.seeds
-        trained = f"{total * count} trainings of {self.train} steps"
+        trained = f"{total * count} trainings of {_steps((self.train,))}"
         announce(f"transfer check: {_said(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
         train = lesson_losses(lesson, parametrization, recipe)
         with progress_bar("transfer check", total) as advance:
@@ -214,13 +259,45 @@ def _count_weights(shape: "Shape") -> int:
     return 12 * shape.depth * shape.width**2  # four projections, and two matrices of the MLP with four times the width
 
 
+def _training_bytes(lesson: "Lesson", shape: "Shape") -> int:
+    """Count the bytes of one training under Adam; traced, so that nothing of that size is allocated."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from manyheads.attention.losses import cross_entropy
+    from manyheads.attention.scaling import standard_scaling
+    from manyheads.attention.training import member_bytes
+    from manyheads.attention.transformer import initialise
+
+    config = lesson.config(shape)
+    scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
+
+    def build(key: Any) -> Any:
+        return initialise(config, scaling, key, jnp.float32)
+
+    return member_bytes(build, cross_entropy, lesson.batches, optax.adam(1.0), jax.random.key(0))
+
+
+def _machine_memory() -> int | None:
+    """Return the bytes of memory of this machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers))} step{'' if tuple(numbers) == (1,) else 's'}"
+
+
 def _said(shapes: "tuple[Shape, ...]") -> str:
     return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
 
 
 def _coordinates_as_text(asked: Check, check: "CoordinateCheck") -> Iterator[str]:
-    steps = ", ".join(map(str, asked._usual("steps")))
-    yield f"{VERDICT[check.outcome]} along {asked.axis.replace('_', ' ')}, after {steps} steps:"
+    steps = _steps(asked._usual("steps"))
+    yield f"{VERDICT[check.outcome]} along {asked.axis.replace('_', ' ')}, after {steps}:"
     for growth in check.growths:
         yield f"  {VERDICT[growth.outcome]:<12}{growth.sentence()}"
 

@@ -55,10 +55,22 @@ def _first_paragraph(framed: str) -> str:
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯") for line in framed.splitlines()[1:]]
     paragraph: list[str] = []
     for line in lines:
-        if not line or set(line) <= {"─"}:
+        if line and not set(line) <= {"─", "-"}:  # in a terminal without Unicode the heading has a rule of its own
+            paragraph.append(line)
+        elif paragraph:
             break
-        paragraph.append(line)
-    return " ".join(paragraph) or "these arguments cannot be read"
+    return _without_none(" ".join(paragraph)) or "these arguments cannot be read"
+
+
+def _without_none(complaint: str) -> str:
+    """Leave out the choice 'None' that tyro adds for a flag that may be absent, and the random order that it brings."""
+
+    def choices(found: re.Match[str]) -> str:
+        names = re.findall(r"'([^']*)'", found[1])
+        names = sorted(set(names) - {"None"}) if "None" in names else names
+        return f"; choose one of {', '.join(names)}"
+
+    return re.sub(r"\. Expected one of \((.*)\)\.?$", choices, complaint)
 
 
 def existing(store: Path) -> Path:

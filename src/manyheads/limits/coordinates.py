@@ -98,7 +98,8 @@ class Growth:
         if self.fit is None:
             return f"training diverges along {letter}: {self.module}"
         low, high = self.fit.interval.low, self.fit.interval.high
-        found = f"{self.module}: {letter}^{self.fit.exponent:.2f} [{low:.2f}, {high:.2f}] after {self.step} steps"
+        after = f"after {self.step} step{'' if self.step == 1 else 's'}"
+        found = f"{self.module}: {letter}^{self.fit.exponent:.2f} [{low:.2f}, {high:.2f}] {after}"
         power = f"{letter}^{self.required:g}"
         wanted = power if self.least == self.required else f"between {letter}^{self.least:.2g} and {power},"
         wanted = f"{wanted} ± {self.tolerance:g}"

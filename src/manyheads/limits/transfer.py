@@ -30,6 +30,9 @@ off by so much, a factor 1.8, costs little, because the loss is flat around its 
 WIDENINGS = 2
 """How often a grid is widened before a search gives up."""
 
+UNBOUNDED = 1e4
+"""An interval of factors whose ends are so far from each other says nothing, and its ends are not printed."""
+
 PIECE = 3  # rates by which a grid is widened, and that are trained by one call: one compiled program serves all grids
 LAST = 8  # the final loss is the mean over the last eighth of the steps
 
@@ -69,13 +72,20 @@ class TransferCheck:
         letter = LETTERS[self.axis]
         factor = self.drift.factor_per_doubling
         fitted = 2**self.drift.fit.exponent
-        found = f"{fitted:.2f} [{factor.low:.2f}, {factor.high:.2f}] per doubling of {letter}"
+        found = f"{_times(fitted)} [{_times(factor.low)}, {_times(factor.high)}] per doubling of {letter}"
+        if self.outcome == "inconclusive" and not factor.high < UNBOUNDED * factor.low:
+            found = f"{_times(fitted)} per doubling of {letter}, to which {len(self.rates)} seeds set no bounds"
         if self.outcome == "holds":
             return f"transfers: the best rate changes by a factor {found}"
         if self.outcome == "refuted":
             return f"drifts by a factor {found}"
         more = self.drift.replicates_needed
         return f"undecided ({found}), needs " + (f"about {more} seeds" if more else "more seeds or a finer grid")
+
+
+def _times(factor: float) -> str:
+    """Return a factor for people: two decimals, or its power of ten where those say nothing."""
+    return f"{factor:.2f}" if 0.01 <= factor < 1000 else f"{factor:.0e}"
 
 
 def find_optimum(rates: Any, losses: Any) -> float:
