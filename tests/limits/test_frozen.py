@@ -147,6 +147,31 @@ def test_numbers_that_cannot_be_read_hold_nothing():
         quantised = torch.zeros(block.self_attn.q_proj.weight.shape, dtype=torch.int8)
         block.self_attn.q_proj.weight = torch.nn.Parameter(quantised, requires_grad=False)
     assert len(said(model)) == 1
+    for block in model.model.layers:  # floating, and yet no numbers without the scale beside them
+        weight = torch.zeros(block.self_attn.q_proj.weight.shape).to(torch.float8_e4m3fn)
+        block.self_attn.q_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
+    assert len(said(model)) == 1
+
+
+def test_a_read_out_that_is_frozen_and_not_in_the_map_is_missed():
+    shape = Shape(8, 8, 2)
+    for tied, word in ((False, "unembedding"), (True, "embedding")):
+        short = {pattern: part for pattern, part in PLAIN.items() if word not in pattern}
+        (sentence,) = said(freeze(plain(shape, 7, 6, tied=tied), word), roles=short, shape=shape)
+        assert "0.5 on the outputs belongs into unembedding, and the role map gives no parameter that part" in sentence
+    roles = {pattern: part for pattern, part in PLAIN.items() if pattern not in ("unembedding.bias", "positions")}
+    assert not said(freeze(plain(shape, 7, 6, tied=True), "positions"), roles=roles, shape=shape)
+
+
+def test_a_frozen_shift_before_a_tied_table_needs_the_factor_that_its_gain_carries():
+    import torch
+
+    model = freeze(build("gpt2", Shape(8, 8, 2)), "ln_f.bias")
+    assert not said(model)
+    with torch.no_grad():
+        model.transformer.ln_f.bias.fill_(0.1)
+    (sentence,) = said(model)
+    assert sentence.startswith("the factor 0.5 on the outputs belongs into transformer.ln_f.bias, which is frozen")
 
 
 def test_a_frozen_parameter_in_two_parts_is_refused_by_name():

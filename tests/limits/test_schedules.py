@@ -92,6 +92,17 @@ def test_a_cycle_with_one_rate_for_all_is_a_fault():
     assert {each.quantity for each in nothing.findings} == {"epsilon", "weight_decay"}
 
 
+def test_rates_of_zero_are_not_called_right_beside_each_other():
+    """As before a warm-up that is made by hand: whatever they will be multiplied by, zeros do not tell."""
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    optimizer = torch.optim.AdamW([group | {"lr": 0.0} for group in kept(p.torch_groups(model, TUNED))])
+    faults = p.audit(model, optimizer, TUNED, fresh=False).faults
+    assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("rate", "it is zero")}
+    assert all("give the schedule in place of the optimizer" in each.meaning for each in faults)
+
+
 def test_rates_that_are_off_by_one_factor_are_told_as_such():
     """The tuned rate was another one, or a schedule has left no trace of it: no group was forgotten."""
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))

@@ -254,10 +254,13 @@ def _near(one: float, other: float) -> bool:
 
 
 def _share_a_factor(wants: Iterable[Want], has: Mapping[str, Has]) -> bool:
-    """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be."""
+    """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be.
+
+    Of zeros nobody knows.
+    """
     pairs = [(want, has[want.place.name].rate) for want in wants if want.place.name in has]
     found = [(want.factors.rate, rate / want.rate) for want, rate in pairs if rate is not None]
-    if not found or not all(_near(ratio, found[0][1]) for _, ratio in found):
+    if not found or not found[0][1] or not all(_near(ratio, found[0][1]) for _, ratio in found):
         return False
     factors = [factor for factor, _ in found]
     return _near(factors[0], 1) or not _near(min(factors), max(factors))
@@ -273,6 +276,11 @@ def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, ali
         cause = (
             "all rates are off by this factor, and right beside each other: the tuned rate was another one, or a "
             "schedule has moved them that leaves no trace of its peak (give the schedule in place of the optimizer)"
+        )
+    elif quantity == "rate" and not actual:
+        cause = (
+            "it is zero: its group is switched off, or a schedule that leaves no trace of its peak has not begun (give "
+            "the schedule in place of the optimizer)"
         )
     elif quantity == "rate" and want.place.tied and _near(actual, want.rate * tied):
         cause = "a tied embedding treated twice, as embedding and as unembedding"

@@ -92,7 +92,10 @@ def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, logit: fl
     if len(read.anatomy.frozen) < len(read.frozen):
         for name, value in folded_factors(p, read.anatomy.shape, logit).items():
             parts = [part for part, factor in CARRIES.items() if factor == name and not part.endswith("bias")]
-            if parts and abs(value - 1) > 1e-9 and not any(part in place.parts for part in parts for place in known):
+            parts = parts or ["unembedding"]
+            told = any(part in place.parts for part in parts for place in known)
+            told |= name == "output" and any(place.tied for place in known)
+            if abs(value - 1) > 1e-9 and not told:
                 said.append(
                     f"the factor {value:.4g} on the {MULTIPLIES[name]} belongs into {' and '.join(parts)}, and the "
                     "role map gives no parameter that part: name the frozen ones, too"
@@ -103,7 +106,8 @@ def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, logit: fl
 def _holds(owed: Owed, tensor: Any) -> bool:
     """Whether a frozen parameter starts with its factor, or is zero; without numbers it does not."""
     start = owed.place.start
-    found = measure_start(tensor, start) if tensor.is_floating_point() else {}  # quantised ones tell nothing
+    quantised = not tensor.is_floating_point() or tensor.element_size() == 1  # their scale stands elsewhere
+    found = {} if quantised else measure_start(tensor, start)
     if not found:
         return False
     spread, count, rounding = found["spread"], found["count"], found["rounding"]
