@@ -107,6 +107,12 @@ def test_zeros_hold_every_factor():
         model.model.decoder.layers[2].fc2.bias[0] = 0.1
     (sentence,) = said(model)
     assert sentence.startswith("the factor 0.4 on the branches belongs into model.decoder.layers.2.fc2.bias, which is")
+    emptied = freeze(build("opt", deep), "fc2.weight")
+    assert len(said(emptied)) == 1
+    with torch.no_grad():
+        for layer in emptied.model.decoder.layers:
+            layer.fc2.weight.zero_()
+    assert not said(emptied)
 
 
 def test_a_last_norm_that_trains_its_shift_alone_carries_no_factor():
@@ -133,6 +139,12 @@ def test_frozen_parameters_of_a_plain_module():
     roles = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
     rates = {group["role"]: group["lr"] for group in P.torch_groups(tied, TUNED, roles, shape)}
     assert rates["final_norm"] == pytest.approx(TUNED.rate / 2)  # carries the factor behind a frozen table
+
+
+def test_layers_that_are_frozen_alone_do_not_contradict_the_depth():
+    shape = Shape(8, 4, 3)
+    (sentence,) = said(freeze(plain(shape, 7, 6), "blocks.1."), roles=PLAIN, shape=shape)
+    assert "0.6667 on the branches belongs into blocks.1.output.weight and 3 more" in sentence
 
 
 def test_numbers_that_cannot_be_read_hold_nothing():

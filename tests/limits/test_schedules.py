@@ -68,6 +68,29 @@ def test_what_was_tuned_is_judged_and_not_what_a_schedule_makes_of_it(name, wron
         schedule.step(*([1.0] if lowers else []))
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_peak_that_is_known_is_held_against_the_tuned_one(name):
+    """And not the rates against each other, which would be right."""
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    _, schedule = scheduled(p, model, name)
+    found = p.audit(model, schedule, Tuned(2e-3, weight_decay=0.1), fresh=False)
+    assert {(each.quantity, round(each.factor, 6)) for each in found.faults} == {("rate", 0.5)}
+
+
+def test_a_plateau_after_a_warm_up_leaves_its_peak():
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    optimizer, warm_up = scheduled(p, model, "LinearLR")
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(3):
+        optimizer.step()
+        warm_up.step()
+        plateau.step(1.0)
+    assert p.audit(model, plateau, TUNED, fresh=False).passed
+    assert not p.audit(model, plateau, Tuned(2e-3, weight_decay=0.1), fresh=False).passed
+
+
 def test_a_cycle_with_one_rate_for_all_is_a_fault():
     """A number where a list belongs overwrites the rates of all groups; of peaks the schedule alone knows."""
     import torch
