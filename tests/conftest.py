@@ -12,9 +12,9 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
-# Programs that take long to compile are kept for the next run, and shared by all workers.
+# Compiled programs are kept for the next run, and shared by all workers and by the processes that tests start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 # A shell makes what it starts in the background deaf to Ctrl-C, and tests of Ctrl-C with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
