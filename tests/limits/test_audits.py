@@ -51,6 +51,29 @@ def right(wants):
     return {want.place.name: Has(want.rate, want.epsilon, want.weight_decay) for want in wants}
 
 
+@pytest.mark.parametrize(
+    ("shape", "names", "rate", "cause"),
+    [
+        (BASE, "", None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, "", None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, ("c_attn.weight", "c_attn.bias"), None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, "c_attn.weight", None, "its factor is another one"),  # a single class tells no common factor
+        (WIDE, "c_attn.weight", TUNED.rate, "it has the base's rate"),
+    ],
+)
+def test_a_common_factor_is_told_from_that_of_one_class(shape, names, rate, cause):
+    wants = [
+        want for want in list_wants(Parametrization(base=BASE), gpt2(shape), TUNED) if want.place.name.endswith(names)
+    ]
+    has = {
+        want.place.name: Has(2 * want.rate if rate is None else rate, want.epsilon, want.weight_decay) for want in wants
+    }
+    rates = [each for each in judge(wants, has, TUNED) if each.quantity == "rate"]
+    assert len(rates) == len(wants)
+    assert {each.factor for each in rates} == {2.0 if rate is None else 4.0}
+    assert {each.meaning.partition(":")[0].partition(";")[0] for each in rates} == {cause}
+
+
 def test_the_rates_of_a_wider_gpt2_by_hand():
     wants = {want.place.name: want for want in list_wants(Parametrization(base=BASE), gpt2(WIDE), TUNED)}
     table, norm = wants["transformer.wte.weight"], wants["transformer.ln_f.weight"]
