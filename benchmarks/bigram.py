@@ -154,7 +154,7 @@ def in_place():
 def our_pass(noise):
     import numpy as np
 
-    from manyheads.bigram.gaussian import BLOCK, compiled_pass
+    from manyheads.bigram.engines.gaussian import BLOCK, compiled_pass
 
     run, attention = compiled_pass(), np.full((ROWS, COLUMNS), 1 / COLUMNS, np.float32)
     keys = np.random.default_rng(0).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)
@@ -189,8 +189,8 @@ def jax_pass(noise):
 def only_normals():
     import numpy as np
 
-    from manyheads.bigram.compiling import compile_kernel
-    from manyheads.bigram.gaussian import FAST_FUNCTIONS, run_normals
+    from manyheads.bigram.engines.compiling import compile_kernel
+    from manyheads.bigram.engines.gaussian import FAST_FUNCTIONS, run_normals
 
     fill, kept = compile_kernel(run_normals, FAST_FUNCTIONS), np.empty(NORMALS // 64, np.float32)
     return lambda: [fill(kept, np.uint32(1), np.uint32(part)) for part in range(64)], 1

@@ -39,7 +39,7 @@ def resident(field):
 
 
 def ours(path):
-    from manyheads.checkpoints import open_checkpoint
+    from manyheads.models import open_checkpoint
 
     total = 0.0
     with open_checkpoint(path) as checkpoint:
@@ -50,14 +50,14 @@ def ours(path):
 
 
 def ours_naive(path):
-    from manyheads.checkpoints import open_checkpoint
+    from manyheads.models import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
         return sum(square(tensor) for _, tensor in checkpoint.stream())
 
 
 def fingerprints(path):
-    from manyheads.checkpoints import open_checkpoint
+    from manyheads.models import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
         return len({checkpoint.fingerprint(name) for name in checkpoint.names})
@@ -93,9 +93,9 @@ def child(variant, path):
     # Everything is imported before the clock starts and the memory is noted.
     import safetensors.numpy  # noqa: F401
 
-    import manyheads.checkpoints
+    import manyheads.models
 
-    manyheads.checkpoints.open_checkpoint  # noqa: B018 - loads on first use
+    manyheads.models.open_checkpoint  # noqa: B018 - loads on first use
     with open("/proc/self/clear_refs", "w") as peak:
         peak.write("5")
     before = resident("VmRSS")

@@ -22,7 +22,7 @@ HORIZON, STEP, REPEATS = 40.0, 0.02, 3
 def draw(activation):
     import numpy as np
 
-    from manyheads.joma.finite import draw_network, draw_upper
+    from manyheads.joma.systems.layer import draw_network, draw_upper
     from manyheads.joma.task import Rule, Sizes, draw_setting
 
     rng, sizes, rule = np.random.default_rng(0), Sizes(), Rule("exp", activation)
@@ -30,7 +30,7 @@ def draw(activation):
 
 
 def ours(task):
-    from manyheads.joma.paths import Steps, flow
+    from manyheads.joma.systems.gradient_flow import Steps, flow
 
     return flow(*task, Steps.until(HORIZON, STEP)).network.logits[-1]
 

@@ -25,9 +25,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
-from manyheads.attention import Shape
 from manyheads.data import cut_patches, load_digits, normalise
 from manyheads.limits import Parametrization, Tuned, shapes_along, transfer_check
+from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
 SIZES = {"key_dim": (8, 32), "heads": (4, 16), "depth": (2, 8)}

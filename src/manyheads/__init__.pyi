@@ -1,20 +1,17 @@
 from . import attention as attention
 from . import bigram as bigram
-from . import checkpoints as checkpoints
 from . import costs as costs
 from . import data as data
 from . import errors as errors
 from . import joma as joma
 from . import limits as limits
+from . import models as models
 from . import recovery as recovery
 from . import spectra as spectra
 from . import statistics as statistics
 from . import study as study
 from .attention import AttentionLayer as AttentionLayer
 from .attention import MultiHeadAttention as MultiHeadAttention
-from .attention import Shape as Shape
-from .attention import Transformer as Transformer
-from .attention import TransformerConfig as TransformerConfig
 from .attention import attention_entropy as attention_entropy
 from .costs import Cost as Cost
 from .costs import attention_cost as attention_cost
@@ -30,5 +27,8 @@ from .study import cite as cite
 from .study import open_run as open_run
 from .study import report as report
 from .study import run as run
+from .transformer import Shape as Shape
+from .transformer import Transformer as Transformer
+from .transformer import TransformerConfig as TransformerConfig
 
 __version__: str

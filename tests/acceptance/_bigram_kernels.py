@@ -11,9 +11,9 @@ from scipy import stats
 from tests.acceptance._lane import Figure, Measured
 
 from manyheads.bigram import StepSettings, descend, draw_task, start
-from manyheads.bigram.finite import State, observe
-from manyheads.bigram.gaussian import draw_normals
-from manyheads.bigram.generator import sample_keys, scramble
+from manyheads.bigram.engines.gaussian import draw_normals
+from manyheads.bigram.engines.generator import sample_keys, scramble
+from manyheads.bigram.training.proximal_sgd import State, observe
 
 
 def step_speed(folder: Path, tokens: int, per_token: float, times: float) -> Measured:

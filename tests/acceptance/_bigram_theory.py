@@ -11,15 +11,21 @@ from tests.acceptance._studies import study, words_of
 from tests.bigram.theory.test_noise import sample_gradients, state_at
 from tests.bigram.theory.test_population import enumerate_task
 
-from manyheads.bigram.finite import State, StepSettings, descend, start
-from manyheads.bigram.lazy import descend_lazily, forget_places, measure_lazy
-from manyheads.bigram.population import simulate
-from manyheads.bigram.reduced import descend_reduced, flip_reduced, materialise, measure_reduced, start_reduced
 from manyheads.bigram.studies.sample_law import SampleLaw
 from manyheads.bigram.task import draw_batch, draw_task
 from manyheads.bigram.theory.laws import balanced_settings, noise_strength
 from manyheads.bigram.theory.noise import attention_noise, row_coefficients
 from manyheads.bigram.theory.population import excess, measure_overlaps, raw_gradients
+from manyheads.bigram.training.gaussian_sgd import simulate
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, descend, start
+from manyheads.bigram.training.reduced_model import (
+    descend_reduced,
+    flip_reduced,
+    materialise,
+    measure_reduced,
+    start_reduced,
+)
+from manyheads.bigram.training.sparse_sgd import descend_lazily, forget_places, measure_lazy
 from manyheads.statistics import fit_exponent
 
 

@@ -6,13 +6,13 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.bigram.finite import State, StepSettings, start
-from manyheads.bigram.recording import record
-from manyheads.bigram.settings import FirstStage, SecondStage, TrainingSettings
-from manyheads.bigram.studies.shared import lengthen
+from manyheads.bigram.setups import lengthen
 from manyheads.bigram.task import draw_task
 from manyheads.bigram.theory.population import excess
-from manyheads.bigram.training import train_bigram
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, start
+from manyheads.bigram.training.record import record
+from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.bigram.training.two_stages import train_bigram
 from manyheads.statistics import mean_interval
 
 GUESS = 0.15  # of K_P for all vocabularies: it is .2 at three tokens and .091 at twenty

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.study.toys import Walk
 
 from manyheads.study import run
-from manyheads.study.equality import differences
-from manyheads.study.store import StoreFull, find_runs
+from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import StoreFull, find_runs
 
 SIZE, INODES = 4 << 20, 2000
 

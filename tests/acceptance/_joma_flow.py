@@ -12,8 +12,8 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.paths import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.systems.gradient_flow import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
 from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
 from manyheads.joma.theory.invariants import conserved, conserved_per_query, decayed, softmax_form
 from manyheads.statistics import fit_exponent

@@ -7,9 +7,9 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.joma.latents import binary_tree
-from manyheads.joma.snapping import follow_snapping, make_cooccurrence
-from manyheads.joma.theory.snapping import snap_clock, snap_path
+from manyheads.joma.systems.latent_tree import binary_tree
+from manyheads.joma.systems.scan_and_snap import follow_snapping, make_cooccurrence
+from manyheads.joma.theory.scan_and_snap import snap_clock, snap_path
 
 
 def tree_pairs(folder: Path, trees: int, samples: int) -> Measured:

@@ -8,14 +8,14 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.joma.latents import binary_tree
-from manyheads.joma.mixtures import Mixture, sampled_field
-from manyheads.joma.nonlinearities import NONLINEARITIES
-from manyheads.joma.relaxation import relax, relax_layer
-from manyheads.joma.theory.clouds import cloud_field
+from manyheads.joma.systems.activations import NONLINEARITIES
+from manyheads.joma.systems.components import relax, relax_layer
+from manyheads.joma.systems.gaussian_mixture import Mixture, sampled_field
+from manyheads.joma.systems.latent_tree import binary_tree
+from manyheads.joma.theory.gaussian_mixture import cloud_field
+from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccurrence, unroll
 from manyheads.joma.theory.rebound import BOUNCE, entropy_of, measure_bounce
-from manyheads.joma.theory.salient import EXP, UNIFORM, affine_offset, exact_time, final_rate
-from manyheads.joma.theory.trees import heights, marginals, predict_cooccurrence, unroll
+from manyheads.joma.theory.salient_first import EXP, UNIFORM, affine_offset, exact_time, final_rate
 from manyheads.spectra import traced_stable_rank
 
 TARGETS = np.array([1.0, 1.5, 2.0, 2.5, 3.0])

@@ -13,8 +13,8 @@ import numpy as np
 from tests.study.toys import Walk
 
 from manyheads.study import open_run, run
-from manyheads.study.equality import differences
-from manyheads.study.store import find_runs
+from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import find_runs
 
 REPLICATES = 8
 UNITS = 3 + 2 * REPLICATES  # of Walk: three predictions and two cells

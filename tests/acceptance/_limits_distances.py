@@ -7,8 +7,8 @@ import xarray as xr
 from tests.acceptance._limits_meanfield import looked, rms, solve
 
 from manyheads.limits import Network, Problem, train_networks
-from manyheads.limits.theory.branches import Branch
-from manyheads.limits.theory.marching import March
+from manyheads.limits.dmft.branches.branch import Branch
+from manyheads.limits.dmft.recursion import March
 from manyheads.statistics import ExponentFit, Interval, fit_exponent, mean_interval
 
 GROUPS = 16  # networks are averaged in so many groups, which are the replicates of intervals

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.theory.one_block import solve_one_block
-from tests.limits.theory.tangents import TangentHeads
+from tests.limits.dmft.one_block import solve_one_block
+from tests.limits.dmft.tangents import TangentHeads
 
 from manyheads.limits import Problem
-from manyheads.limits.problems import digits_problem
-from manyheads.limits.theory.attention_heads import AttentionHeads
-from manyheads.limits.theory.attention_limit import AttentionLimit
-from manyheads.limits.theory.branches import Branch
-from manyheads.limits.theory.depth import cells_in_depth, extrapolate
-from manyheads.limits.theory.lazy import lazy_outputs
-from manyheads.limits.theory.marching import March, blocks_in_depth, march
-from manyheads.limits.theory.perceptron import Perceptron
-from manyheads.limits.theory.uniform_attention import UniformAttention
+from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.branch import Branch
+from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
+from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
+from manyheads.limits.dmft.ntk import lazy_outputs
+from manyheads.limits.dmft.recursion import March, blocks_in_depth, march
+from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import bootstrap, mean_interval
 
 

@@ -21,10 +21,10 @@ from tests.acceptance._limits_distances import (
 from tests.acceptance._limits_meanfield import figure, lesson, looked, rms, seeds_of, solve
 
 from manyheads.limits import Network, Problem
-from manyheads.limits.problems import text_problem
-from manyheads.limits.theory.attention_heads import AttentionHeads
-from manyheads.limits.theory.attention_limit import AttentionLimit
-from manyheads.limits.theory.perceptron import Perceptron
+from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import Interval, discrepancy_interval, fit_exponent_to_means
 
 LIMITS = (AttentionLimit(),)

@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.test_torch_groups import distance_from_mup, folded_curves
+from tests.limits.torch.test_groups import distance_from_mup, folded_curves
 from tests.limits.torch_models import BASE, FAMILIES, build, grown
 
-from manyheads.attention import Shape
 from manyheads.limits import Parametrization, Tuned
+from manyheads.transformer import Shape
 
 TUNED = Tuned(rate=1e-3, epsilon=1e-8, weight_decay=0.1)
 

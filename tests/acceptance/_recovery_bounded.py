@@ -8,8 +8,8 @@ from tests.acceptance._lane import Figure, Measured
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, function_error, gpt_layer, planted_layer
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.queries.bounded import extract_bounded
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.queries.bounded.algorithm import extract_bounded
 from manyheads.recovery.refusals import DependentValuesError, FitError, RecoveryRefused
 
 Answer = Callable[[np.ndarray], np.ndarray]

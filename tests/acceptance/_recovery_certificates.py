@@ -25,10 +25,10 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
     import jax
     import optax
 
-    from manyheads.attention import Shape, TransformerConfig, initialise, standard_scaling, train
-    from manyheads.attention.inputs import TokenInput
-    from manyheads.attention.losses import cross_entropy
     from manyheads.data import TextWindows, read_characters
+    from manyheads.transformer import Shape, TransformerConfig, initialise, standard_scaling, train
+    from manyheads.transformer.inputs import TokenInput
+    from manyheads.transformer.losses import cross_entropy
 
     vocabulary, (training, _) = read_characters(None)
     size = len(vocabulary)

@@ -8,16 +8,16 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.recovery.deformations import DEFORMATIONS, deformed_layer
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.hard import attention_signal, guarantees, parity_layer, wave_layer
-from manyheads.recovery.matching import function_error
-from manyheads.recovery.polishing import PolishSettings
+from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.hard.instances import attention_signal, guarantees, parity_layer, wave_layer
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
+from manyheads.recovery.passive.six_stages import learn_in_six_stages
+from manyheads.recovery.passive.student import StudentSettings, fit_student
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.six_stages import learn_in_six_stages
-from manyheads.recovery.student import StudentSettings, fit_student
-from manyheads.recovery.tangents import Examples
 from manyheads.recovery.task import planted_layer, sequences
+from manyheads.recovery.variable_projection import Examples
 
 STUDENT = StudentSettings(restarts=1, evaluations=300, polish=PolishSettings(steps=20, inner=60))
 MOST_STARTS = 12

@@ -8,15 +8,15 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
 from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
+from manyheads.recovery.passive.six_stages import learn_in_six_stages
+from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments
+from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
+from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
+from manyheads.recovery.passive.stages.pipeline import measure_error
+from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
+from manyheads.recovery.passive.stages.shards import add_up, open_shards
+from manyheads.recovery.passive.stages.span import measure_span_error, span_of
 from manyheads.recovery.refusals import RecoveryRefused
-from manyheads.recovery.six_stages import learn_in_six_stages
-from manyheads.recovery.stages.crude_sum import estimate_crude_sum, measure_moments
-from manyheads.recovery.stages.fit import FitSettings, fit_in_span
-from manyheads.recovery.stages.hull import HullSettings, find_hull
-from manyheads.recovery.stages.refined_sum import RefinementSettings, refine_sum
-from manyheads.recovery.stages.shards import add_up, open_shards
-from manyheads.recovery.stages.span import measure_span_error, span_of
-from manyheads.recovery.stages.workbench import measure_error
 
 
 def plant(seed: int, size: dict):

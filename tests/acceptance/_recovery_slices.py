@@ -8,8 +8,8 @@ from tests.acceptance._lane import Figure, Measured
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, function_error, gpt_layer
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.queries.by_slices import SliceSettings, extract_by_slices
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Extracted
 

@@ -14,10 +14,10 @@ from manyheads.recovery import (
     function_error,
     gpt_layer,
 )
-from manyheads.recovery.normalisation import Normalisation, projected
-from manyheads.recovery.queries.rotary import extract_rotary
-from manyheads.recovery.queries.sphere import extract_on_sphere
-from manyheads.recovery.rotary_layer import planted_rotary_layer
+from manyheads.recovery.layers.rotary import planted_rotary_layer
+from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.queries.rotary.algorithm import extract_rotary
+from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
 
 EXACT = 1e-15
 SEEDS = [0, 1, 2, 3, 4]

@@ -16,9 +16,9 @@ from manyheads.recovery import (
     planted_layer,
     sequences,
 )
-from manyheads.recovery.polishing import PolishSettings
-from manyheads.recovery.student import StudentSettings, fit_student
-from manyheads.recovery.tangents import Examples
+from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.passive.student import StudentSettings, fit_student
+from manyheads.recovery.variable_projection import Examples
 
 
 def benign(folder: Path, layers: list[list[int]], count: int, seeds: int) -> Measured:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 from tests.acceptance._lane import Figure, Measured
-from tests.checkpoints.test_header import VALID, as_bytes, check, mutate
-from tests.checkpoints.test_tensorfile import STREAMING
+from tests.models.test_header import VALID, as_bytes, check, mutate
+from tests.models.test_tensorfile import STREAMING
 
-from manyheads.checkpoints import open_checkpoint
 from manyheads.errors import FileRefused
+from manyheads.models import open_checkpoint
 
 KINDS = ("flip", "insert", "delete", "copy", "cut", "length")
 

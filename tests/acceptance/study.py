@@ -16,9 +16,9 @@ from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.errors import FileRefused
 from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
 from manyheads.study import open_run, run
-from manyheads.study.equality import differences
 from manyheads.study.executors import local_pool, open_executor
-from manyheads.study.store import RunStore, find_runs
+from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import RunStore, find_runs
 
 
 def kills(folder: Path, count: int, commanded: int, seeds: int) -> Measured:

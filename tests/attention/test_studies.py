@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.attention.losses import cross_entropy
 from manyheads.attention.studies.costs import Costs, counted_crossover, meeting_point, seconds_of
 from manyheads.attention.studies.order_blindness import MODELS, OrderBlindness
-from manyheads.attention.training import count_weights, with_weights
 from manyheads.costs import count
 from manyheads.errors import UsageError
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.training import count_weights, with_weights
 
 
 @pytest.mark.parametrize("length", [8, 24])

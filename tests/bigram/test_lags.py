@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import nnls
 
 from manyheads.bigram import LagSettings, fit_lags, plant_lags
-from manyheads.bigram.alternation import (
+from manyheads.bigram.alternating_least_squares import (
     Problem,
     alternate,
     attention_sums,

@@ -8,8 +8,8 @@ from tests.study.toys import Walk
 
 from manyheads.cli import main
 from manyheads.study import open_run, run
-from manyheads.study.equality import differences
 from manyheads.study.registry import STUDIES
+from manyheads.study.store.equality import differences
 
 WALK = "tests.study.toys:Walk"
 PATIENT = "tests.cli.toys:Patient"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.limits.torch_models import build
 
-from manyheads.attention import Shape
 from manyheads.cli import main
 from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer, load_layer, save_layer
+from manyheads.transformer import Shape
 
 DIM, HEADS = 12, 2
 

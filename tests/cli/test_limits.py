@@ -13,8 +13,8 @@ from tests.cli.toys import Patient
 
 from manyheads.cli import main
 from manyheads.study import open_run, run
-from manyheads.study.equality import differences
-from manyheads.study.store import RunStore, find_runs
+from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import RunStore, find_runs
 
 WALK = "tests.study.toys:Walk"
 PATIENT = "tests.cli.toys:Patient"
@@ -152,7 +152,7 @@ def test_a_full_disk_is_3_and_keeps_what_was_there(capsys, folder, monkeypatch):
 def _no_room(self, unit, dataset):
     import errno
 
-    from manyheads.study.disk import room_on_disk
+    from manyheads.study.store.disk import room_on_disk
 
     with room_on_disk(self.path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from manyheads.attention import Shape
 from manyheads.cli import main
 from manyheads.cli.scale import Scale
 from manyheads.limits import Parametrization
-from manyheads.limits.finite import QUANTITIES
-from manyheads.limits.parametrization import FORMS
-from manyheads.limits.schemes import OPTIMIZERS, SCHEMES
+from manyheads.limits.parametrization.parametrization import FORMS
+from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
+from manyheads.limits.systems.transformers import QUANTITIES
+from manyheads.transformer import Shape
 
 FROM_TO = ("--base", "8,4,2", "--to", "8,8,6")
 GPT2 = {"model_type": "gpt2", "n_embd": 24, "n_head": 3, "n_layer": 4, "vocab_size": 20, "n_positions": 8}

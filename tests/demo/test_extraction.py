@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.attention.transformer import initialise
 from manyheads.data import read_characters
 from manyheads.demo import CHAPTERS, Scene, TextTraining
 from manyheads.demo import extraction as chapter
@@ -17,6 +16,7 @@ from manyheads.demo.text import stored_weights
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
 from manyheads.study import check_study, run
+from manyheads.transformer.transformer import initialise
 
 SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
 
@@ -83,9 +83,10 @@ def test_the_chapter_asks_the_transformers_that_were_trained_before():
 def test_a_transformer_of_another_form_is_not_asked():
     import jax
 
-    from manyheads.attention.configuration import TransformerConfig
-    from manyheads.attention.inputs import TokenInput
-    from manyheads.attention.scaling import Shape, standard_scaling
+    from manyheads.transformer.config import TransformerConfig
+    from manyheads.transformer.inputs import TokenInput
+    from manyheads.transformer.scaling import standard_scaling
+    from manyheads.transformer.shape import Shape
 
     config = TransformerConfig(Shape(2, 2, 1), TokenInput(5), length=3, outputs=5, norm="none")
     model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0), np.float32)

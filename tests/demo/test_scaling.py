@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.demo import CHAPTERS, Scene, scaling
 from manyheads.demo.scaling import Scaling
-from manyheads.limits.finite import Motion
+from manyheads.limits.systems.transformers import Motion
 from manyheads.study import Listing, run
 
 STUDY = Scaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))

@@ -11,7 +11,7 @@ from manyheads.demo import CHAPTERS, Scene, TextTraining
 from manyheads.demo.observation import find_prose, write_on
 from manyheads.demo.text import trained_model
 from manyheads.errors import UsageError
-from manyheads.joma.observation import look_at
+from manyheads.joma.text.record import look_at
 from manyheads.study import Study, run
 
 SMALL = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)

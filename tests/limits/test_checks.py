@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from manyheads.attention import Shape
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits import (
     Parametrization,
@@ -11,12 +10,13 @@ from manyheads.limits import (
     find_optimum,
     search_optimum,
     shapes_along,
-    transfer,
     transfer_check,
 )
-from manyheads.limits.coordinates import check_growth, finite_size_bias, least_growth, required_growth
-from manyheads.limits.finite import QUANTITIES
-from manyheads.limits.transfer import judge_drift
+from manyheads.limits.checks import transfer_check as transfer
+from manyheads.limits.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
+from manyheads.limits.checks.transfer_check import judge_drift
+from manyheads.limits.systems.transformers import QUANTITIES
+from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
 SHAPES = shapes_along("key_dim", BASE, (4, 8, 32))

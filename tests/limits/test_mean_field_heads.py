@@ -8,10 +8,16 @@ import pytest
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits import Network, Problem, train_networks
+from manyheads.limits.comparisons.logit_distributions import LEVELS, gaussian_below, hold_against_gaussian, pool_logits
+from manyheads.limits.comparisons.mean_field import (
+    sampled_blocks,
+    solve_blocks,
+    solve_heads,
+    train_seeds,
+    training_problem,
+)
+from manyheads.limits.comparisons.mean_networks import bias_exponent, networks_to_decide, squared_bias
 from manyheads.limits.studies.attention_over_heads import MOVES
-from manyheads.limits.studies.distributions import LEVELS, gaussian_below, hold_against_gaussian, pool_logits
-from manyheads.limits.studies.mean_field import sampled_blocks, solve_blocks, solve_heads, train_seeds, training_problem
-from manyheads.limits.studies.mean_networks import bias_exponent, networks_to_decide, squared_bias
 
 
 def naive(networks, draws):

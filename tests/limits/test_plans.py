@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.attention import Shape
 from manyheads.errors import UsageError
+from manyheads.limits.comparisons.schemes import SCHEMES, Plan
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.head_diversity import HeadDiversity
 from manyheads.limits.studies.rate_transfer import RateTransfer
-from manyheads.limits.studies.shared import SCHEMES, Plan
+from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
 SIZES = (("key_dim", (4, 8, 32)), ("heads", (2, 4, 16)), ("depth", (2, 8, 16)))

@@ -3,8 +3,8 @@
 import pytest
 from tests.limits.torch_models import BASE, build
 
-from manyheads.attention import Shape
 from manyheads.limits import Parametrization, Tuned
+from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 

@@ -7,13 +7,13 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.problems import digits_problem
 from manyheads.limits.studies.attention_over_heads import AttentionOverHeads
 from manyheads.limits.studies.infinite_depth import InfiniteDepth
 from manyheads.limits.studies.infinite_heads import InfiniteHeads
 from manyheads.limits.studies.infinite_key_dim import InfiniteKeyDim
 from manyheads.limits.studies.lazy_to_rich import LazyToRich
 from manyheads.limits.studies.stability import KeyDimStability, amplification
+from manyheads.limits.systems.problems import digits_problem
 
 
 def outcomes(study, predicted, trained, word):

@@ -1,6 +1,6 @@
 """Tiny models of transformers in every supported family, at any shape, and a plain module with the house's formula."""
 
-from manyheads.attention import Shape
+from manyheads.transformer import Shape
 
 GROUPED = ("llama", "qwen2")
 

@@ -18,7 +18,7 @@ from manyheads.recovery import (
     gpt_layer,
 )
 from manyheads.recovery.certificates import sequence_errors
-from manyheads.recovery.oracles import Oracle
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import RecoveryRefused, VerificationError
 
 

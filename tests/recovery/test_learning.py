@@ -16,11 +16,18 @@ from manyheads.recovery import (
     planted_layer,
     sequences,
 )
-from manyheads.recovery.deformations import deformed_layer
-from manyheads.recovery.judgement import drift_of_errors, error_of_noise, note_undetermined
+from manyheads.recovery.layers.violations import deformed_layer
+from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
+from manyheads.recovery.passive.student import (
+    draw_sample,
+    draw_start,
+    fit_student,
+    free_numbers,
+    relative_error,
+    search,
+)
 from manyheads.recovery.refusals import NoFit
-from manyheads.recovery.student import draw_sample, draw_start, fit_student, free_numbers, relative_error, search
-from manyheads.recovery.tangents import Examples, Form
+from manyheads.recovery.variable_projection import Examples, Form
 
 FORM = {"key_bias": True, "bias": True, "causal": True}
 

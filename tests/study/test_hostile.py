@@ -30,12 +30,12 @@ from manyheads.study import (
     run,
 )
 from manyheads.study.contract import ContractBroken
-from manyheads.study.drawing import svg
-from manyheads.study.hashing import fingerprint
-from manyheads.study.provenance import command_of
 from manyheads.study.registry import find_study
+from manyheads.study.reporting.drawing import svg
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
-from manyheads.study.store import StoreDamaged, find_runs
+from manyheads.study.store.identity import fingerprint
+from manyheads.study.store.provenance import command_of
+from manyheads.study.store.run_store import StoreDamaged, find_runs
 
 Y = {"long_name": "y", "units": "1"}
 

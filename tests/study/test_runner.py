@@ -11,10 +11,10 @@ from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.errors import UsageError
 from manyheads.study import local_pool, open_run, run
-from manyheads.study.equality import differences
 from manyheads.study.executors import open_executor
 from manyheads.study.runner import UnitFailed
-from manyheads.study.store import find_runs
+from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import find_runs
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What every attention layer does, whatever form its weights have: apply itself to sequences, and show its pattern.
 
 A row that may attend to nothing has output exactly zero; the output bias is not added to it. With this one rule the two
-forms of a layer (`manyheads.attention.theta`, `manyheads.attention.multihead`) are the same function, biases and masks
+forms of a layer (`manyheads.attention.merged`, `manyheads.attention.multihead`) are the same function, biases and masks
 included.
 """
 

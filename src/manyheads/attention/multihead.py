@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from manyheads._precision import follows_caller
 from manyheads.attention.layers import Layer, as_array, check_axes, check_weights
-from manyheads.attention.theta import AttentionLayer
+from manyheads.attention.merged import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import sparse
 
-from manyheads.bigram.alternation import Problem, alternate, attended, refit
+from manyheads.bigram.alternating_least_squares import Problem, alternate, attended, refit
 from manyheads.bigram.streams import Lagged, information_of, read_streams
 from manyheads.errors import ShapeError, UsageError
 

@@ -15,9 +15,9 @@ from manyheads.cli.parsing import ABSENT
 from manyheads.cli.scale import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
-    from manyheads.attention import Shape
     from manyheads.limits import CoordinateCheck, Lesson, Parametrization, TransferCheck
-    from manyheads.limits.finite import Recipe
+    from manyheads.limits.systems.transformers import Recipe
+    from manyheads.transformer import Shape
 
 Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
 Rates = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")]
@@ -92,7 +92,7 @@ class Check(Theory):
             A best rate at an end of the grid; what the coordinate check found has been printed.
         """
         from manyheads.errors import CertificateError
-        from manyheads.limits.finite import Recipe
+        from manyheads.limits.systems.transformers import Recipe
 
         start = time.monotonic()
         base, _ = read_shape(self.base or "8,4,2", "--base", is_file=False)
@@ -136,7 +136,7 @@ class Check(Theory):
     def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
         """Refuse before anything is trained what would be refused afterwards."""
         from manyheads.errors import UsageError
-        from manyheads.limits.axes import find_axis
+        from manyheads.limits.checks.axes import find_axis
 
         find_axis(shapes)
         steps = self._usual("steps")
@@ -265,10 +265,10 @@ def _training_bytes(lesson: "Lesson", shape: "Shape") -> int:
     import jax.numpy as jnp
     import optax
 
-    from manyheads.attention.losses import cross_entropy
-    from manyheads.attention.scaling import standard_scaling
-    from manyheads.attention.training import member_bytes
-    from manyheads.attention.transformer import initialise
+    from manyheads.transformer.losses import cross_entropy
+    from manyheads.transformer.scaling import standard_scaling
+    from manyheads.transformer.training import member_bytes
+    from manyheads.transformer.transformer import initialise
 
     config = lesson.config(shape)
     scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)

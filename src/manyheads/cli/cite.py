@@ -20,8 +20,8 @@ class Cite:
 
     def run(self) -> int:
         """Print the entries."""
-        from manyheads.study.citations import cite
         from manyheads.study.registry import STUDIES, find_study
+        from manyheads.study.reporting.citations import cite
 
         if Path(self.what).is_dir():
             print(cite(self.what))

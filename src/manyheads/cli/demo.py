@@ -30,9 +30,9 @@ class Demo:
         from manyheads.data import load_text
         from manyheads.demo.chapters import CHAPTERS, Scene
         from manyheads.study.executors import open_executor
-        from manyheads.study.reports import section_of, write_report
+        from manyheads.study.reporting.html import section_of, write_report
         from manyheads.study.runner import run
-        from manyheads.study.store import RunStore
+        from manyheads.study.store.run_store import RunStore
 
         start = time.monotonic()
         text = load_text(self.text)  # refused here if it cannot be read, before any work

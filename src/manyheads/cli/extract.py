@@ -142,7 +142,7 @@ class Extract:
     def _refuse_output(self) -> None:
         """Refuse files that cannot be written, and to replace what this command did not write."""
         from manyheads.errors import UsageError
-        from manyheads.recovery.files import is_layer_file
+        from manyheads.recovery.layers.files import is_layer_file
 
         folder = self.output.parent
         if not folder.is_dir():
@@ -250,8 +250,8 @@ class Extract:
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
         from manyheads.recovery import save_layer
         from manyheads.recovery.pictures import recovery_section
-        from manyheads.study.disk import write_json
-        from manyheads.study.reports import write_report
+        from manyheads.study.reporting.html import write_report
+        from manyheads.study.store.disk import write_json
 
         save_layer(self.output, found.layer, {"extracted from": target.about, "acts on": summary["acts_on"]})
         write_json(Path(summary["files"]["json"]), summary)
@@ -263,8 +263,8 @@ def _load(path: Path) -> Target:
     """Return a layer that was saved."""
     from manyheads.errors import UsageError
     from manyheads.recovery import evaluate_layer, load_layer
-    from manyheads.recovery.files import is_layer_file
-    from manyheads.recovery.rotary_layer import RotaryLayer
+    from manyheads.recovery.layers.files import is_layer_file
+    from manyheads.recovery.layers.rotary import RotaryLayer
 
     if path.suffix == ".safetensors" and not is_layer_file(path):
         raise UsageError(f"{path} holds no saved layer; of a checkpoint give the folder, with --layer")

@@ -22,7 +22,7 @@ class Report:
 
     def run(self) -> int:
         """Write the report and print where it is."""
-        from manyheads.study.reports import report
+        from manyheads.study.reporting.html import report
 
         print(report(existing(self.store), self.out))
         return 0

@@ -24,7 +24,7 @@ class List:
 
     def run(self) -> int:
         """Print one line a run; damage is reported, nothing is changed."""
-        from manyheads.study.store import find_paths
+        from manyheads.study.store.run_store import find_paths
 
         rows = [_describe(path) for path in find_paths(existing(self.store))]
         if self.json:
@@ -49,7 +49,7 @@ class Clean:
 
     def run(self) -> int:
         """Remove, and say what was removed."""
-        from manyheads.study.store import find_runs
+        from manyheads.study.store.run_store import find_runs
 
         leftovers = removed = 0
         for run in find_runs(existing(self.store)):
@@ -64,7 +64,7 @@ class Clean:
 
 def _describe(path: Path) -> dict[str, Any]:
     """Return one row: the run, how many units it holds, and its state in words; a damaged one does not hide others."""
-    from manyheads.study.store import RunStore, StoreDamaged
+    from manyheads.study.store.run_store import RunStore, StoreDamaged
 
     count = 0
     try:

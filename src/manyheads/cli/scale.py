@@ -12,9 +12,9 @@ from manyheads.cli.parsing import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from manyheads.attention import Shape
     from manyheads.costs import ModelShape
     from manyheads.limits import Parametrization, Table, Tuned
+    from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
@@ -83,7 +83,7 @@ class Scale(Theory):
         """
         from manyheads.errors import UsageError
         from manyheads.limits import Tuned
-        from manyheads.limits.wants import refuse_depth
+        from manyheads.limits.parametrization.targets import refuse_depth
 
         if self.snippet and self.json:
             raise UsageError("--snippet and --json exclude each other")
@@ -112,7 +112,7 @@ class Scale(Theory):
         self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned", notes: "Notes | None"
     ) -> str:
         from manyheads.errors import UsageError
-        from manyheads.limits.snippets import optax_snippet, torch_snippet, transformers_snippet
+        from manyheads.limits.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax":
             return optax_snippet(parametrization, shape, tuned)
@@ -150,8 +150,8 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     FileRefused
         A configuration that cannot be read.
     """
-    from manyheads.attention import Shape
     from manyheads.errors import UsageError
+    from manyheads.transformer import Shape
 
     if text is None:
         raise UsageError(f"{flag} is missing: give N,H,L (key dimension, heads, depth), such as 64,12,12")
@@ -175,9 +175,9 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
-    from manyheads.attention import Shape
     from manyheads.costs.configs import load_config, shape_from_config
     from manyheads.errors import UsageError
+    from manyheads.transformer import Shape
 
     if not os.path.exists(path):
         raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
@@ -201,8 +201,8 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
 
 def _describe(config: dict[str, Any], model: "ModelShape", notes: Notes) -> Notes:
     """Add what is known of the family, whose attention may be one that the theory does not describe."""
-    from manyheads.checkpoints.tables import TABLES
-    from manyheads.limits.anatomy import read_body
+    from manyheads.limits.parametrization.architecture import read_body
+    from manyheads.models.tables import TABLES
 
     family = config.get("model_type", "")
     if family not in TABLES:
@@ -247,7 +247,7 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
 
 def as_json(table: "Table", tuned: "Tuned", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors, and what they make of what was tuned."""
-    from manyheads.limits.snippets import tuned_at
+    from manyheads.limits.parametrization.programs import tuned_at
 
     data = table.as_dict() | {"outside": list(remarks)}
     data["tuned"] = {"rate": tuned.rate, "epsilon": tuned.epsilon, "weight_decay": tuned.weight_decay}
@@ -264,7 +264,7 @@ def print_table(
     """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
     from rich.table import Table as Drawn
 
-    from manyheads.limits.snippets import tuned_at
+    from manyheads.limits.parametrization.programs import tuned_at
 
     p, base, shape = parametrization, table.base, table.shape
     adam, decays = p.optimizer == "adam", tuned.weight_decay > 0

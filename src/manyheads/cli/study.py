@@ -67,7 +67,7 @@ class Show:
     def run(self) -> int:
         """Print the description."""
         from manyheads.study.base import configuration
-        from manyheads.study.hashing import plain
+        from manyheads.study.store.identity import plain
 
         cls = find_study(self.name)
         study, full = _default(cls), _default(cls, full=True)
@@ -158,7 +158,7 @@ class Run:
         options = self.options
         with open_executor(options.executor, options.workers) as executor:
             tree = run(self.study, options.replicates, options.seed, executor, options.store, progress=True)
-        from manyheads.study.store import RunStore
+        from manyheads.study.store.run_store import RunStore
 
         summary = RunStore(tree.attrs["path"]).summary() or {}
         if options.json:
@@ -182,7 +182,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from manyheads.study.reports import format_figure
+    from manyheads.study.reporting.html import format_figure
 
     table = Table("claim", "outcome", "figure", "99% interval", "holds within", box=None, padding=(0, 2, 0, 0))
     colours = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}

@@ -1,9 +1,3 @@
-from . import characters as characters
-from . import digits as digits
-from . import draws as draws
-from . import recall as recall
-from . import texts as texts
-from . import windows as windows
 from .characters import Split as Split
 from .characters import Vocabulary as Vocabulary
 from .characters import build_vocabulary as build_vocabulary

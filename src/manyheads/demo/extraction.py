@@ -18,15 +18,15 @@ from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.certificates import GaussianSequences
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.normalisation import Normalisation, projected
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.oracle.normalization import Normalisation, projected
 from manyheads.recovery.pictures import layer_panels
 from manyheads.study import Cell, Listing, Panel, Source, Study, Verdict
-from manyheads.study.reports import format_figure
+from manyheads.study.reporting.html import format_figure
 
 if TYPE_CHECKING:
-    from manyheads.attention.transformer import Transformer
     from manyheads.recovery import Recovery
+    from manyheads.transformer.transformer import Transformer
 
 FRESH = 500  # sequences that were asked nowhere else, on which the certificate is put to the test
 WINDOWS = 4  # windows of real text on which the extracted layer is compared with the transformer's own

@@ -18,10 +18,10 @@ from manyheads.demo.observation import show_signs
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
-from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.problems import text_problem
-from manyheads.limits.studies.mean_field import along, biases, distances, solve_blocks
-from manyheads.limits.studies.shared import bordelon, check_rising
+from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons.mean_field import along, biases, distances, solve_blocks
+from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve
 

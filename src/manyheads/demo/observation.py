@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.attention.transformer import Transformer
 from manyheads.data import Vocabulary
+from manyheads.transformer.transformer import Transformer
 
 
 @eqx.filter_jit

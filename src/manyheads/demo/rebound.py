@@ -12,13 +12,13 @@ import xarray as xr
 
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
+from manyheads.joma.drop_and_rise import Valley, cross_rises, cross_valleys, find_valley
 from manyheads.joma.studies.real_text import ROUNDING, RealText
 from manyheads.joma.theory.rebound import BOUNCE
-from manyheads.joma.valleys import Valley, cross_rises, cross_valleys, find_valley
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, spread_curve
-from manyheads.study.store import RunStore
-from manyheads.study.units import Unit, replicate_key
+from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.units import Unit, replicate_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

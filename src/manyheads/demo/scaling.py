@@ -10,22 +10,23 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.scaling import ROLES, Shape
 from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
-from manyheads.joma.characters import character_config
-from manyheads.limits.coordinates import TOLERANCE, least_growth, required_growth
-from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
-from manyheads.limits.parametrization import Parametrization
-from manyheads.limits.studies.shared import bordelon
+from manyheads.joma.text.transformers import character_config
+from manyheads.limits.checks.coordinate_check import TOLERANCE, least_growth, required_growth
+from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.parametrization.parametrization import Parametrization
+from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
 from manyheads.limits.task import Lesson
 from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict, spread_curve
+from manyheads.transformer.scaling import ROLES
+from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from manyheads.limits.powers import Power
-    from manyheads.limits.tables import Table
+    from manyheads.limits.parametrization.power_laws import Power
+    from manyheads.limits.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 COLUMNS = {"initial": "init std", "rate": "learning rate", "epsilon": "Adam's epsilon"}

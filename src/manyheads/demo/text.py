@@ -14,19 +14,20 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.attention.losses import cross_entropy
-from manyheads.attention.scaling import Shape, standard_scaling
-from manyheads.attention.training import Snapshot, count_weights, train, with_weights
-from manyheads.attention.transformer import Transformer, initialise
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data import Split, TextWindows, Vocabulary, ngram_losses, read_characters
 from manyheads.demo.observation import find_prose, show_running, show_signs, write_on
 from manyheads.demo.pictures import text_panels
 from manyheads.errors import UsageError
-from manyheads.joma.characters import character_config, digest_text
-from manyheads.joma.observation import look_at
+from manyheads.joma.text.record import look_at
+from manyheads.joma.text.transformers import character_config, digest_text
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Panel, Source, Study, Verdict
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Snapshot, count_weights, train, with_weights
+from manyheads.transformer.transformer import Transformer, initialise
 
 CONTEXTS = (0, 1, 2, 3)  # n-gram models that see so many characters
 WINDOWS = 64  # windows of the validation text on which transformer and n-grams are tested

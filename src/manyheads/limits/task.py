@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import PatchInput, TokenInput
-from manyheads.attention.scaling import Shape
 from manyheads.data import TextWindows, build_vocabulary, cut_patches, draw_integers, load_digits, load_text, normalise
 from manyheads.errors import UsageError
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import PatchInput, TokenInput
+from manyheads.transformer.shape import Shape
 
 PATCH = 2  # pixels: an image of 8 x 8 becomes 16 tokens of 4 numbers
 VOCABULARY = 64  # most characters of a text; rarer ones become one unknown symbol

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.oracles import Oracle
+from manyheads.recovery.oracle.oracle import Oracle
 
 Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
 """A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""

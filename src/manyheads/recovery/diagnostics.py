@@ -2,7 +2,7 @@
 
 The figures say what is likely to break; nothing is refused because of them. They can be computed for the true layer or
 for a recovered one. The ranges were measured here, on layers that break one assumption each
-(`manyheads.recovery.deformations`); the names are those of the assumptions of Chen and Li, whose constants are not
+(`manyheads.recovery.layers.violations`); the names are those of the assumptions of Chen and Li, whose constants are not
 explicit.
 
 References
@@ -145,7 +145,7 @@ def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumption
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery.deformations import deformed_layer
+    >>> from manyheads.recovery.layers.violations import deformed_layer
     >>> found = assumptions(deformed_layer(np.random.default_rng(0), "cancelled", 16, 2))
     >>> [one.name for one in found.warnings]
     ['coherence of projections', 'effective sum', 'least subset sum']

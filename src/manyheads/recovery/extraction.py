@@ -14,10 +14,10 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.recovery import methods
-from manyheads.recovery.answers import Answers
 from manyheads.recovery.certificates import Certificate, Draw, GaussianSequences, Verification, certify, sequence_errors
-from manyheads.recovery.noise import Noise, Steadiness, oracle_noise
-from manyheads.recovery.oracles import Budget, Oracle, OracleSettings
+from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
+from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
+from manyheads.recovery.oracle.query_cache import Answers
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 

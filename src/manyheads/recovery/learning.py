@@ -7,7 +7,7 @@ the stages live on, in which all heads agree, become rare with every further hea
 have that the student has not: sums over examples that need not be in one place, a spectral gap that shows the number of
 heads, and a theorem.
 
-Both are judged by sequences that neither has seen (`manyheads.recovery.judgement`), and what those say is the
+Both are judged by sequences that neither has seen (`manyheads.recovery.passive.holdout`), and what those say is the
 certificate.
 """
 
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.recovery.head_count import check_heads, fit_until_flat, fit_wanted
-from manyheads.recovery.judgement import (
+from manyheads.recovery.gauss_newton import as_examples
+from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
+from manyheads.recovery.passive.holdout import (
     CHANCE,
     EXACT,
     certify_examples,
@@ -30,17 +31,16 @@ from manyheads.recovery.judgement import (
     error_of_noise,
     note_undetermined,
 )
-from manyheads.recovery.polishing import as_examples
+from manyheads.recovery.passive.stages.shards import list_shards, load_shard, open_shards
+from manyheads.recovery.passive.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers, relative_error
 from manyheads.recovery.refusals import NoFit
 from manyheads.recovery.results import Recovery, Stage
-from manyheads.recovery.stages.shards import list_shards, load_shard, open_shards
-from manyheads.recovery.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers, relative_error
-from manyheads.recovery.tangents import Examples, Form
+from manyheads.recovery.variable_projection import Examples, Form
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from manyheads.recovery.stages.settings import StageSettings
+    from manyheads.recovery.passive.stages.settings import StageSettings
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of a polish must be worth
@@ -324,8 +324,8 @@ def _check_form(options: LearningOptions) -> None:
 def _in_six_stages(
     shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: np.random.Generator
 ) -> Recovery:
-    from manyheads.recovery.six_stages import learn_in_six_stages
-    from manyheads.recovery.stages.settings import StageSettings
+    from manyheads.recovery.passive.six_stages import learn_in_six_stages
+    from manyheads.recovery.passive.stages.settings import StageSettings
 
     settings = options.stages or StageSettings(most_heads=options.most_heads)
     settings = replace(settings, noise=float(options.noise) or settings.noise)

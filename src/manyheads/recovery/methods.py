@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery.noise import Noise
-from manyheads.recovery.oracles import Oracle, OracleSettings
+from manyheads.recovery.oracle.noise import Noise
+from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
@@ -96,26 +96,26 @@ def _choose(level: float, measured: Noise, options: "ExtractionOptions") -> tupl
 
 
 def _slices(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.by_slices import SliceSettings, extract_by_slices
+    from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
 
     return extract_by_slices(oracle, level, rng, SliceSettings.accurate() if accurate else SliceSettings())
 
 
 def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.bounded import BoundedSettings, extract_bounded
+    from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 
     settings = BoundedSettings(oversampling=3.0, tries=24) if accurate else BoundedSettings()
     return extract_bounded(oracle, level, rng, settings)
 
 
 def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.sphere import SphereSettings, extract_on_sphere
+    from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 
     return extract_on_sphere(oracle, level, rng, SphereSettings(extra=10, share=0.4) if accurate else SphereSettings())
 
 
 def _rotary(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.rotary import RotarySettings, extract_rotary
+    from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
 
     return extract_rotary(oracle, level, rng, RotarySettings.accurate() if accurate else RotarySettings())
 

@@ -8,8 +8,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
-    from manyheads.recovery.noise import Noise
-    from manyheads.recovery.oracles import Counts
+    from manyheads.recovery.oracle.noise import Noise
+    from manyheads.recovery.oracle.oracle import Counts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Extracted:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply what was extracted to tokens (n, k, d), in float64."""
-        from manyheads.recovery.evaluation import evaluate_layer
+        from manyheads.recovery.layers.evaluation import evaluate_layer
 
         if self.predict is not None:
             return self.predict(x)
@@ -102,6 +102,6 @@ class Recovery:
     @property
     def total(self) -> "Counts":
         """What was asked of the oracle in all."""
-        from manyheads.recovery.oracles import Counts
+        from manyheads.recovery.oracle.oracle import Counts
 
         return sum(self.counts.values(), Counts())

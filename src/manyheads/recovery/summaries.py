@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.matching import compare_layers
+from manyheads.recovery.layers.matching import compare_layers
+from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.results import Recovery
-from manyheads.recovery.rotary_layer import RotaryLayer
 
 RANK_TOLERANCE = 1e-6
 """A singular value below this share of the largest one does not count towards a rank."""

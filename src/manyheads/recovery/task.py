@@ -2,8 +2,8 @@
 
 Two families. A planted layer has dense random matrices of stated norms, the setting in which learning from examples
 is proved. A GPT-shaped layer has the products of random query, key, value and output matrices, the setting of
-extraction by queries. What violates the assumptions of the proofs is in `manyheads.recovery.deformations`, what is
-hard to learn at all in `manyheads.recovery.hard`.
+extraction by queries. What violates the assumptions of the proofs is in `manyheads.recovery.layers.violations`, what is
+hard to learn at all in `manyheads.recovery.hard.instances`.
 """
 
 from typing import Literal, TypeAlias

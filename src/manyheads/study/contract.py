@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
-from manyheads.study.equality import differences
-from manyheads.study.hashing import fingerprint
-from manyheads.study.panels import Lines, Multiples, Picture, panel_from_json
-from manyheads.study.reports import report
+from manyheads.study.reporting.html import report
+from manyheads.study.reporting.panels import Lines, Multiples, Picture, panel_from_json
 from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
-from manyheads.study.units import Layout, Unit, compute
+from manyheads.study.store.equality import differences
+from manyheads.study.store.identity import fingerprint
+from manyheads.study.store.units import Layout, Unit, compute
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:

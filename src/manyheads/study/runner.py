@@ -10,17 +10,17 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import FileRefused, ManyheadsError, UsageError
-from manyheads.study.assembly import join_cells, join_predictions, join_replicates, tree
 from manyheads.study.base import Study
 from manyheads.study.progress import announce, progress_bar
-from manyheads.study.store import RunStore
-from manyheads.study.units import RESERVED, Failure, Unit, attempt
+from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
+from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.units import RESERVED, Failure, Unit, attempt
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from manyheads.study.panels import Panel
+    from manyheads.study.reporting.panels import Panel
 
 
 class UnitFailed(ManyheadsError, RuntimeError):

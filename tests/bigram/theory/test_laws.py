@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.finite import StepSettings
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.laws import (
     balanced_settings,
@@ -17,6 +16,7 @@ from manyheads.bigram.theory.laws import (
 from manyheads.bigram.theory.noise import ValueNoise, row_coefficients
 from manyheads.bigram.theory.population import gradients
 from manyheads.bigram.theory.signal import SignalSystem, predict_boost
+from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.errors import UsageError
 
 

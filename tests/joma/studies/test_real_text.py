@@ -9,7 +9,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.studies.real_text import RealText, adam_at
-from manyheads.joma.summaries import summarise
+from manyheads.joma.text.summaries import summarise
 from manyheads.study import Multiples
 
 DEPTHS, RATES, SEEDS, HEADS = (1, 2, 3), (0.001, 0.01, 0.1, 0.3), 6, 2

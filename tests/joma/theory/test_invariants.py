@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.finite import attend, draw_network, draw_upper, field, forward, pulls, token_weights
-from manyheads.joma.paths import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.systems.gradient_flow import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.systems.layer import attend, draw_network, draw_upper, field, forward, pulls, token_weights
 from manyheads.joma.task import Rule, Sizes, draw_setting
 from manyheads.joma.theory.invariants import (
     conserved,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError
-from manyheads.joma.relaxation import relax
+from manyheads.joma.systems.components import relax
 from manyheads.joma.theory.rebound import (
     BOUNCE,
     entropy_curve,
@@ -18,7 +18,7 @@ from manyheads.joma.theory.rebound import (
     measure_bounce,
     predict_approach,
 )
-from manyheads.joma.theory.salient import EXP, LINEAR, UNIFORM, exact_time, find_log_deficit
+from manyheads.joma.theory.salient_first import EXP, LINEAR, UNIFORM, exact_time, find_log_deficit
 
 TIMES = np.concatenate([[0.0], np.geomspace(1e-2, 60, 90)])
 

@@ -17,11 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import VectorInput
-from manyheads.attention.scaling import Shape, standard_scaling
-from manyheads.attention.transformer import initialise
 from manyheads.costs import (
     ModelShape,
     PooledShape,
@@ -36,6 +31,12 @@ from manyheads.costs import (
 )
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import VectorInput
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.transformer import initialise
 
 MODELS = {"transformer": "attention block", "recurrent": "Elman network", "pooled": "pooled MLP"}
 FLOPS = {"long_name": "FLOPs of a forward pass", "units": "FLOP"}

@@ -16,22 +16,18 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.attention.baselines import (
-    BaselineConfig,
-    initialise_pooled,
-    initialise_recurrent,
-    match_hidden,
-)
-from manyheads.attention.configuration import TransformerConfig
-from manyheads.attention.inputs import TokenInput
-from manyheads.attention.losses import cross_entropy
-from manyheads.attention.scaling import Shape, standard_scaling
-from manyheads.attention.training import count_weights, train
-from manyheads.attention.transformer import initialise
 from manyheads.costs import ModelShape, PooledShape, RecurrentShape, pooled_cost, rnn_cost, transformer_cost
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve
+from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import TokenInput
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import count_weights, train
+from manyheads.transformer.transformer import initialise
 
 MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
 TESTED = 8192  # fresh sequences on which a trained network is tested

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import State
-from manyheads.bigram.recording import measure_distances
-from manyheads.bigram.rounding import find_support, glimpse, refit_scale, round_attention
-from manyheads.bigram.settings import FirstStage, SecondStage, TrainingSettings
-from manyheads.bigram.studies import shared
+from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_task
-from manyheads.bigram.training import boost, refine
+from manyheads.bigram.training.proximal_sgd import State
+from manyheads.bigram.training.record import measure_distances
+from manyheads.bigram.training.rounding import find_support, glimpse, refit_scale, round_attention
+from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.bigram.training.two_stages import boost, refine
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
 

@@ -13,8 +13,8 @@ import xarray as xr
 
 from manyheads.bigram.lags import LagFit, LagSettings, fit_lags
 from manyheads.bigram.screening import screen
+from manyheads.bigram.setups import SOURCE
 from manyheads.bigram.streams import lag_information, plant_lags, read_streams
-from manyheads.bigram.studies.shared import SOURCE
 from manyheads.data import Vocabulary, build_vocabulary, load_text
 from manyheads.errors import CertificateError, UsageError
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import Diverged, StepSettings, descend, start
-from manyheads.bigram.reduced import BOOSTED, find_boost
-from manyheads.bigram.studies import shared
+from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_task, typical_energy
 from manyheads.bigram.theory.laws import STAGE_ONE_OFFSET
 from manyheads.bigram.theory.population import measure_overlaps
 from manyheads.bigram.theory.signal import SignalSystem, predict_boost
+from manyheads.bigram.training.proximal_sgd import Diverged, StepSettings, descend, start
+from manyheads.bigram.training.reduced_model import BOOSTED, find_boost
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Study, Verdict, spread_curve

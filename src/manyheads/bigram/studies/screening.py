@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import Diverged, descend, start
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
-from manyheads.bigram.settings import FirstStage
-from manyheads.bigram.studies.shared import SOURCE, scatter
+from manyheads.bigram.setups import SOURCE, scatter
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.laws import stage_one_samples
+from manyheads.bigram.training.proximal_sgd import Diverged, descend, start
+from manyheads.bigram.training.settings import FirstStage
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve

@@ -13,10 +13,12 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import State, StepSettings, start
-from manyheads.bigram.generator import draw_at
-from manyheads.bigram.recording import record
-from manyheads.bigram.softmax import (
+from manyheads.bigram import setups as shared
+from manyheads.bigram.engines.generator import draw_at
+from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, start
+from manyheads.bigram.training.record import record
+from manyheads.bigram.training.softmax import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,
@@ -24,8 +26,6 @@ from manyheads.bigram.softmax import (
     predict_runner_up,
     start_softmax,
 )
-from manyheads.bigram.studies import shared
-from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
 

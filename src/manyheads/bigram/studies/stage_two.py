@@ -18,10 +18,10 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import State, StepSettings
-from manyheads.bigram.recording import measure_rounded, record
-from manyheads.bigram.studies import shared
+from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.training.proximal_sgd import State, StepSettings
+from manyheads.bigram.training.record import measure_rounded, record
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Lines, Panel, Study, Verdict, grid, spread_curve
 

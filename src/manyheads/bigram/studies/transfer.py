@@ -10,8 +10,8 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram.screening import predict_screening
+from manyheads.bigram.setups import SOURCE, scatter
 from manyheads.bigram.studies.screening import GROWTH, draw_even, search
-from manyheads.bigram.studies.shared import SOURCE, scatter
 from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError

@@ -13,15 +13,15 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.finite import State, StepSettings, descend, observe, start
-from manyheads.bigram.recording import measure_distances
-from manyheads.bigram.settings import SWITCH
-from manyheads.bigram.studies import shared
+from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.laws import balanced_settings, stage_one_samples
 from manyheads.bigram.theory.population import excess, measure_overlaps
 from manyheads.bigram.theory.signal import predict_boost
-from manyheads.bigram.training import estimate_noise, is_mirrored, measure_salience, mirror
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, descend, observe, start
+from manyheads.bigram.training.record import measure_distances
+from manyheads.bigram.training.settings import SWITCH
+from manyheads.bigram.training.two_stages import estimate_noise, is_mirrored, measure_salience, mirror
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Lines, Panel, Study, Verdict, grid, spread_curve
 

@@ -10,8 +10,8 @@ import math
 
 from scipy.stats import norm
 
-from manyheads.bigram.finite import StepSettings
 from manyheads.bigram.task import BigramTask
+from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.errors import UsageError
 
 RELIABLE_RATIO = 8.0  # of noise to signal in stage one: above it the boost comes later than the law says, or never
@@ -138,7 +138,7 @@ def noise_strength(ratio: float, value_energy: float, batch: int) -> float:
 
     Derived here, at equal frequencies. Noise is zero altogether above :math:`r = \sqrt{2\ln T}`; 2 to 3 is better at
     few samples. The root is the standard deviation of the gradient over positions, so no knowledge of the task is
-    needed: `manyheads.bigram.finite.observe` measures it.
+    needed: `manyheads.bigram.training.proximal_sgd.observe` measures it.
 
     Examples
     --------

@@ -218,7 +218,8 @@ def predict_boost(system: SignalSystem, limit: float = 0.3) -> float:
 
     Notes
     -----
-    Measured here against medians over 400 runs of `manyheads.bigram.reduced` with :math:`\eta = .05`, N = 3 and 10,
+    Measured here against medians over 400 runs of `manyheads.bigram.training.reduced_model` with :math:`\eta = .05`,
+    N = 3 and 10,
     T = 1,000 and 100,000: within 6% for :math:`\kappa_2\le8.7`, and at 16 within 3% for T = 100,000 and 23% too
     pessimistic for T = 1,000, N = 3.
 

@@ -14,10 +14,10 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.mixtures import Mixture, Training, train_neuron
-from manyheads.joma.nonlinearities import find_nonlinearity
-from manyheads.joma.studies.shared import SOURCE
-from manyheads.joma.theory.clouds import predict_fluctuations
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.activations import find_nonlinearity
+from manyheads.joma.systems.gaussian_mixture import Mixture, Training, train_neuron
+from manyheads.joma.theory.gaussian_mixture import predict_fluctuations
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 

@@ -16,9 +16,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.finite import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.paths import Path, Steps, descend, flow
-from manyheads.joma.studies.shared import SOURCE
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.gradient_flow import Path, Steps, descend, flow
+from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
 from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
 from manyheads.joma.theory.invariants import (
     SoftmaxForm,

@@ -16,9 +16,9 @@ import xarray as xr
 from scipy.stats import norm
 
 from manyheads.errors import UsageError
-from manyheads.joma.latents import LatentTree, binary_tree
-from manyheads.joma.studies.shared import SOURCE
-from manyheads.joma.theory.trees import heights, marginals, predict_cooccurrence, unroll
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.latent_tree import LatentTree, binary_tree
+from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccurrence, unroll
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 

@@ -15,9 +15,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.latents import HierarchyShape
-from manyheads.joma.neurons import NeuronSetting, train_and_score
-from manyheads.joma.studies.shared import SOURCE
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.hidden_neurons import NeuronSetting, train_and_score
+from manyheads.joma.systems.latent_tree import HierarchyShape
 from manyheads.study import Cell, Listing, Panel, Source, Study, Verdict
 
 SCORES = {

@@ -18,22 +18,23 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.attention.losses import cross_entropy
-from manyheads.attention.scaling import Shape, standard_scaling
-from manyheads.attention.training import Snapshot, train
-from manyheads.attention.transformer import Transformer
-from manyheads.attention.weights import draw_weights
 from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data import TextWindows, read_characters
 from manyheads.errors import UsageError
-from manyheads.joma.characters import character_config, digest_text
-from manyheads.joma.observation import look_at
-from manyheads.joma.pictures import real_text_panels
-from manyheads.joma.studies.shared import SOURCE
-from manyheads.joma.summaries import EARLY, Summary, summarise
+from manyheads.joma.source import SOURCE
+from manyheads.joma.text.pictures import real_text_panels
+from manyheads.joma.text.record import look_at
+from manyheads.joma.text.summaries import EARLY, Summary, summarise
+from manyheads.joma.text.transformers import character_config, digest_text
 from manyheads.joma.theory.rebound import BOUNCE
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Panel, Source, Study, Verdict, grid
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import Snapshot, train
+from manyheads.transformer.transformer import Transformer
+from manyheads.transformer.weights import draw_weights
 
 ADAM = optax.scale_by_adam()  # made once: a training compiles anew for every optimiser it is given
 WINDOWS = 64  # windows of the validation text on which everything is measured

@@ -18,13 +18,13 @@ import xarray as xr
 from scipy.special import erfinv
 
 from manyheads.errors import UsageError
-from manyheads.joma.finite import CrossEntropy, Network, token_weights
-from manyheads.joma.paths import Steps, descend
-from manyheads.joma.relaxation import DYNAMICS, Descent, relax, relax_layer, train_layer
-from manyheads.joma.studies.shared import SOURCE
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.components import DYNAMICS, Descent, relax, relax_layer, train_layer
+from manyheads.joma.systems.gradient_flow import Steps, descend
+from manyheads.joma.systems.layer import CrossEntropy, Network, token_weights
 from manyheads.joma.task import Rule, Setting
 from manyheads.joma.theory.rebound import BOUNCE, Bounce, entropy_of, final_rank_slope
-from manyheads.joma.theory.salient import EXP, UNIFORM, Law
+from manyheads.joma.theory.salient_first import EXP, UNIFORM, Law
 from manyheads.spectra import traced_stable_rank
 from manyheads.study import Cell, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
 

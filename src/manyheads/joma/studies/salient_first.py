@@ -15,16 +15,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.relaxation import LOSSES, Descent, train_components
-from manyheads.joma.studies.shared import SOURCE
-from manyheads.joma.theory.salient import (
-    EXP,
-    REGRESSION,
-    affine_offset,
-    deficit_ratio,
-    exact_time,
-    final_rate,
-)
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.components import LOSSES, Descent, train_components
+from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, deficit_ratio, exact_time, final_rate
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}

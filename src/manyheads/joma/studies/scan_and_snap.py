@@ -14,8 +14,8 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.snapping import Cooccurrence, follow_snapping, make_cooccurrence
-from manyheads.joma.theory.snapping import gain, gain_law, snap_clock, snap_path
+from manyheads.joma.systems.scan_and_snap import Cooccurrence, follow_snapping, make_cooccurrence
+from manyheads.joma.theory.scan_and_snap import gain, gain_law, snap_clock, snap_path
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
 

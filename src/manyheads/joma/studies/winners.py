@@ -15,11 +15,17 @@ import xarray as xr
 from scipy.special import erf, erfc
 
 from manyheads.errors import UsageError
-from manyheads.joma.finite import ConstantPull, Network, attend, token_weights
-from manyheads.joma.paths import Adaptive, flow_adaptively
-from manyheads.joma.studies.shared import SOURCE
+from manyheads.joma.source import SOURCE
+from manyheads.joma.systems.gradient_flow import Adaptive, flow_adaptively
+from manyheads.joma.systems.layer import ConstantPull, Network, attend, token_weights
 from manyheads.joma.task import Rule, Sizes, draw_setting
-from manyheads.joma.theory.winners import blowup_time, common_ratio, linear_attention_at, reaching_time, weights_at
+from manyheads.joma.theory.winner_take_all import (
+    blowup_time,
+    common_ratio,
+    linear_attention_at,
+    reaching_time,
+    weights_at,
+)
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
 
 EXACT = 1e-10

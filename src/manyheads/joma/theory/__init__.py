@@ -1,7 +1,1 @@
 """What the theory of joint MLP and attention dynamics predicts, one idea a file."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-del lazy_loader

@@ -41,7 +41,7 @@ from scipy.special import erfinv
 
 from manyheads._precision import follows_caller
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.theory.salient import EXP, Law, find_log_deficit
+from manyheads.joma.theory.salient_first import EXP, Law, find_log_deficit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -130,7 +130,7 @@ def predict_approach(targets: ArrayLike, law: Law = EXP) -> int:
 
     Examples
     --------
-    >>> from manyheads.joma.theory.salient import UNIFORM
+    >>> from manyheads.joma.theory.salient_first import UNIFORM
     >>> predict_approach([1.0, 2.0, 3.0]), predict_approach([1.0, 2.0, 3.0], UNIFORM), predict_approach([2.0, 2.0])
     (-1, 1, 0)
     """

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.approaches import (
+from manyheads.limits.checks.axes import LETTERS, Axis
+from manyheads.limits.checks.convergence import (
     Distances,
     Fall,
     distances_to_largest,
@@ -22,12 +22,12 @@ from manyheads.limits.approaches import (
     fall_of_scatter,
     power_of_drift,
 )
-from manyheads.limits.axes import LETTERS, Axis
-from manyheads.limits.courses import follow_networks
-from manyheads.limits.finite import Recipe
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
+from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
+from manyheads.limits.systems.trajectories import follow_networks
+from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
+from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}
 QUANTITIES = {"loss": "loss curve", "kernel": "kernel of the stream", "pattern": "attention pattern"}

@@ -12,10 +12,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.ensembles import Network
-from manyheads.limits.studies import mean_field
-from manyheads.limits.studies.distributions import (
+from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons import mean_field
+from manyheads.limits.comparisons.logit_distributions import (
     LEVELS,
     density_curve,
     geometric_curve,
@@ -23,9 +22,10 @@ from manyheads.limits.studies.distributions import (
     pool_logits,
     power_guides,
 )
-from manyheads.limits.studies.mean_networks import SquaredBias, decide_within, half_width_of_draws, squared_bias
-from manyheads.limits.studies.shared import CAPTION, bordelon, caption_verdict, check_rising
-from manyheads.limits.theory.problem import Problem
+from manyheads.limits.comparisons.mean_networks import SquaredBias, decide_within, half_width_of_draws, squared_bias
+from manyheads.limits.comparisons.schemes import CAPTION, bordelon, caption_verdict, check_rising
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import ExponentFit, fit_exponent, replicates_to_decide
 from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid
 from manyheads.study.verdicts import LEVEL

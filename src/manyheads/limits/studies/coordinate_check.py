@@ -9,10 +9,9 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.axes import LETTERS, Axis
-from manyheads.limits.coordinates import (
+from manyheads.limits.checks.axes import LETTERS, Axis
+from manyheads.limits.checks.coordinate_check import (
     TOLERANCE,
     Growth,
     finite_size_bias,
@@ -20,11 +19,12 @@ from manyheads.limits.coordinates import (
     least_growth,
     required_growth,
 )
-from manyheads.limits.finite import QUANTITIES, Recipe, measure_motion
-from manyheads.limits.schemes import Optimizer
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of, scheme_of
+from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of, scheme_of
+from manyheads.limits.parametrization.scaling_exponents import Optimizer
+from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
 from manyheads.statistics import ExponentFit, Interval, fit_exponent
 from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict
+from manyheads.transformer.shape import Shape
 
 DIVERGED = 99.0  # the exponent that stands for a training that diverged
 STARTS = {

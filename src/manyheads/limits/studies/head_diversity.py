@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.finite import Recipe, measure_motion
-from manyheads.limits.schemes import Optimizer
-from manyheads.limits.studies.distributions import geometric_curve, power_guides
-from manyheads.limits.studies.shared import CAPTION, Plan, bordelon, caption_verdict, lesson_of
+from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons.logit_distributions import geometric_curve, power_guides
+from manyheads.limits.comparisons.schemes import CAPTION, Plan, bordelon, caption_verdict, lesson_of
+from manyheads.limits.parametrization.scaling_exponents import Optimizer
+from manyheads.limits.systems.transformers import Recipe, measure_motion
 from manyheads.statistics import ExponentFit, fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict
+from manyheads.transformer.shape import Shape
 
 EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}
 # Rate, checkpoints and sequences of a step; gradient descent: after training of order one, and with little noise.

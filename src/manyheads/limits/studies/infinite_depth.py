@@ -12,17 +12,17 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.ensembles import Network
-from manyheads.limits.studies.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
-from manyheads.limits.studies.shared import bordelon
-from manyheads.limits.theory.attention_limit import AttentionLimit
-from manyheads.limits.theory.depth import cells_in_depth
-from manyheads.limits.theory.marching import march
-from manyheads.limits.theory.problem import Problem
-from manyheads.limits.theory.uniform_attention import UniformAttention
+from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
+from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
+from manyheads.limits.dmft.depth import cells_in_depth
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.recursion import march
+from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
-from manyheads.study.panels import Role
+from manyheads.study.reporting.panels import Role
 
 NAMES = {1.0: "1", 0.5: "1/2"}
 DIMS = {"output": ("step", "read_out", "class"), "logits": ("sample", "token", "token_too")}

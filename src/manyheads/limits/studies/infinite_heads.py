@@ -11,11 +11,10 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.ensembles import Network
-from manyheads.limits.studies import mean_field
-from manyheads.limits.studies.mean_field import DIMS, QUANTITIES
-from manyheads.limits.studies.mean_networks import (
+from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons import mean_field
+from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
+from manyheads.limits.comparisons.mean_networks import (
     SquaredBias,
     bias_exponent,
     decide_within,
@@ -23,8 +22,9 @@ from manyheads.limits.studies.mean_networks import (
     networks_to_decide,
     squared_bias,
 )
-from manyheads.limits.studies.shared import bordelon
-from manyheads.limits.theory.problem import Problem
+from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
 from manyheads.statistics.intervals import mean_interval
 from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve

@@ -10,12 +10,12 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.coordinates import finite_size_bias
-from manyheads.limits.ensembles import Network
-from manyheads.limits.studies import mean_field
-from manyheads.limits.studies.mean_field import DIMS, QUANTITIES
-from manyheads.limits.studies.shared import bordelon, check_rising
-from manyheads.limits.theory.problem import Problem
+from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons import mean_field
+from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
+from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 

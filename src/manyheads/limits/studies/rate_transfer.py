@@ -10,12 +10,9 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.attention.scaling import Shape
 from manyheads.errors import UsageError
-from manyheads.limits.axes import LETTERS, Axis
-from manyheads.limits.finite import Recipe
-from manyheads.limits.studies.shared import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
-from manyheads.limits.transfer import (
+from manyheads.limits.checks.axes import LETTERS, Axis
+from manyheads.limits.checks.transfer_check import (
     ALLOWED_DECADES,
     PIECE,
     WIDENINGS,
@@ -24,8 +21,11 @@ from manyheads.limits.transfer import (
     judge_drift,
     search_optimum,
 )
+from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
+from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
+from manyheads.transformer.shape import Shape
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that schemes which differ in it alone are one
 DRIFTS = 0.6  # decades over a factor of eight: half way from what still is transfer to 0.90, a rate like 1/size

@@ -11,10 +11,10 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.ensembles import Network
-from manyheads.limits.studies.mean_field import along, problem_of, solve_blocks, train_seeds
-from manyheads.limits.studies.shared import bordelon, check_rising
-from manyheads.limits.theory.problem import Problem
+from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
+from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.systems.ensembles import Network
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 
 MOST = 64  # networks at once

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.polishing import PolishSettings, polish
+from manyheads.recovery.gauss_newton import PolishSettings, polish
+from manyheads.recovery.layers.evaluation import evaluate_layer
 
 Array = NDArray[np.float64]
 

@@ -11,10 +11,14 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.stages.acceptance import dimension_correction, predict_acceptance, predict_small_threshold
-from manyheads.recovery.stages.certificates import fit_simplex
-from manyheads.recovery.studies.shared import SOURCE, generator
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.passive.stages.acceptance_rate import (
+    dimension_correction,
+    predict_acceptance,
+    predict_small_threshold,
+)
+from manyheads.recovery.passive.stages.agreement import fit_simplex
+from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
 

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.hard import guarantees, parity_layer, wave_layer
-from manyheads.recovery.student import StudentSettings, search
-from manyheads.recovery.studies.shared import SOURCE, generator
-from manyheads.recovery.tangents import Examples, Tangent
+from manyheads.recovery.hard.attacks import unmask_parity, unmask_wave
+from manyheads.recovery.hard.instances import guarantees, parity_layer, wave_layer
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.passive.student import StudentSettings, search
+from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
-from manyheads.recovery.unmasking import unmask_parity, unmask_wave
+from manyheads.recovery.variable_projection import Examples, Tangent
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
 
 Array = NDArray[np.float64]

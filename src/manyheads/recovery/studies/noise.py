@@ -17,13 +17,13 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.matching import compare_layers
-from manyheads.recovery.polishing import PolishSettings, polish
-from manyheads.recovery.student import ENOUGH, StudentSettings, fit_student, free_numbers
-from manyheads.recovery.studies.shared import SOURCE, generator
-from manyheads.recovery.tangents import Examples
+from manyheads.recovery.gauss_newton import PolishSettings, polish
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import compare_layers
+from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
+from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
+from manyheads.recovery.variable_projection import Examples
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
 

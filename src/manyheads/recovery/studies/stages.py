@@ -10,16 +10,16 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.polishing import polish
-from manyheads.recovery.stages.crude_sum import CrudeForm, estimate_crude_sum
-from manyheads.recovery.stages.fit import FitSettings, fit_in_span
-from manyheads.recovery.stages.hull import HullSettings, find_hull
-from manyheads.recovery.stages.refined_sum import RefinementSettings, refine_sum
-from manyheads.recovery.stages.shards import open_shards
-from manyheads.recovery.stages.span import count_by_gap, measure_span_error, span_of
-from manyheads.recovery.stages.workbench import measure_error
-from manyheads.recovery.studies.shared import SOURCE, generator
+from manyheads.recovery.gauss_newton import polish
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.passive.stages.crude_sum import CrudeForm, estimate_crude_sum
+from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
+from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
+from manyheads.recovery.passive.stages.pipeline import measure_error
+from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
+from manyheads.recovery.passive.stages.shards import open_shards
+from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
+from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
 

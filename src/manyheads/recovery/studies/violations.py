@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.deformations import DEFORMATIONS, deformed_layer
 from manyheads.recovery.diagnostics import assumptions
-from manyheads.recovery.evaluation import evaluate_layer
-from manyheads.recovery.matching import compare_layers
-from manyheads.recovery.polishing import PolishSettings
+from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import compare_layers
+from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
+from manyheads.recovery.passive.six_stages import learn_in_six_stages
+from manyheads.recovery.passive.stages.settings import StageSettings
+from manyheads.recovery.passive.student import StudentSettings, fit_student
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Recovery
-from manyheads.recovery.six_stages import learn_in_six_stages
-from manyheads.recovery.stages.settings import StageSettings
-from manyheads.recovery.student import StudentSettings, fit_student
-from manyheads.recovery.studies.shared import SOURCE, generator
-from manyheads.recovery.tangents import Examples
+from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import sequences
+from manyheads.recovery.variable_projection import Examples
 from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
 from manyheads.study.verdicts import Expected
 
@@ -58,7 +58,7 @@ class Violations(Study):
     Attributes
     ----------
     violations
-        Names of `manyheads.recovery.deformations.DEFORMATIONS`, "benign" among them.
+        Names of `manyheads.recovery.layers.violations.DEFORMATIONS`, "benign" among them.
     dim, heads
         Of the layers.
     samples

@@ -1,0 +1,1 @@
+"""Token kernels: the compiled engine, its JAX reference, their common random numbers."""

@@ -1,0 +1,1 @@
+"""Training of the sparse contextual bigram: proximal SGD, its simulations, rounding."""

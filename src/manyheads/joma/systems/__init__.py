@@ -1,0 +1,1 @@
+"""Finite systems whose training is followed: one layer, components, clouds, trees."""

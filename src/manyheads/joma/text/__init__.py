@@ -1,0 +1,1 @@
+"""Small transformers on text: training record, summaries, pictures."""

@@ -1,0 +1,236 @@
+"""The pictures of `joma/real-text`: small multiples by depth and rate, and the tables behind its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.joma.drop_and_rise import Valley
+from manyheads.joma.text.summaries import EARLY, Summary
+from manyheads.statistics import mean_interval, spearman
+from manyheads.study import Curve, Lines, Listing, Multiples, Panel, Picture, spread_curve
+
+BANDS = "Lines are means over seeds, bands reach from the smallest to the largest."
+
+
+def real_text_panels(predicted: xr.Dataset, trained: xr.Dataset, found: Summary) -> tuple[Panel, ...]:
+    """Return entropy and rank by depth and rate, losses, rebounds against losses, and the tables."""
+    uniform, random = float(predicted["uniform"]), float(predicted["random_rank"])
+    return (
+        _multiples(
+            trained["entropy"].mean("head"),
+            found,
+            ("Attention entropy by layer, for every depth and rate", "entropy [nat]"),
+            ("uniform attention", uniform),
+            f"Colour is the layer, 0 at the bottom; mean over heads. {BANDS} Dotted: attention to everything alike, "
+            f"{uniform:.2f} nat. In each plot: the lowest validation loss [nat/character], ★ at the best rate.",
+        ),
+        _multiples(
+            trained["stable_rank"],
+            found,
+            ("Stable rank of the lower MLP matrix by layer", "stable rank"),
+            ("random matrix", random),
+            f"As above. Dotted: what a random matrix of the same shape has, {random:.1f}.",
+        ),
+        _losses(found),
+        _rebounds(found),
+        _final(found, uniform),
+        _heads(trained, found, uniform),
+        _correlations(found),
+        _valleys(found),
+    )
+
+
+def _multiples(
+    values: xr.DataArray, found: Summary, words: tuple[str, str], level: tuple[str, float], note: str
+) -> Multiples:
+    steps = values["step"].values
+    span = (float(steps[0]), float(steps[-1]))
+    depths, rates = np.unique(found.depth), np.unique(found.rate)
+
+    def plot(depth: int, rate: float) -> tuple[Curve, ...]:
+        cell = values.isel(cell=_position(found, depth, rate)).transpose("layer", "replicate", "step").values
+        layers = [spread_curve(steps, cell[layer], f"layer {layer}", group=layer) for layer in range(depth)]
+        return (*layers, Curve(span, (level[1], level[1]), level[0], "reference"))
+
+    def caption(depth: int, rate: float) -> str:
+        loss = found.best[_position(found, depth, rate)].mean()
+        return f"{'★ ' if found.best_rate[depth] == rate else ''}{loss:.2f}"
+
+    return Multiples(
+        words[0],
+        "step",
+        words[1],
+        curves=_table(plot, depths, rates),
+        row_labels=tuple(_layers(depth) for depth in depths),
+        column_labels=tuple(f"rate {rate:g}" for rate in rates),
+        captions=_table(caption, depths, rates),
+        note=note,
+    )
+
+
+def _losses(found: Summary) -> Lines:
+    rates = np.unique(found.rate)
+    curves = [
+        spread_curve(rates, found.best[found.depth == depth].T, _layers(depth), group=group)
+        for group, depth in enumerate(np.unique(found.depth))
+    ]
+    note = f"What a rebound should tell of. {BANDS}"
+    return Lines(
+        "Lowest validation loss",
+        "learning rate",
+        "cross-entropy [nat/character]",
+        tuple(curves),
+        log_x=True,
+        note=note,
+    )
+
+
+def _rebounds(found: Summary) -> Lines:
+    rebound = np.nanmean(found.entropy.rebound, -1).mean(-1)  # (C,)
+    curves = [
+        Curve(
+            tuple(rebound[found.rate == rate].tolist()),
+            tuple(found.best[found.rate == rate].mean(-1).tolist()),
+            f"rate {rate:g}",
+            group=group,
+        )
+        for group, rate in enumerate(np.unique(found.rate))
+    ]
+    return Lines(
+        "Rebound and loss",
+        "rebound of the entropy, mean over layers [nat]",
+        "lowest validation loss [nat/character]",
+        tuple(curves),
+        note="One point a depth, joined from shallow to deep within a rate; means over seeds. If rebound told of low "
+        "loss, every line would fall to the right.",
+    )
+
+
+def _final(found: Summary, uniform: float) -> Picture:
+    rates = np.unique(found.rate)
+    rows, names = [], []
+    for depth in np.unique(found.depth):
+        for layer in reversed(range(depth)):
+            level = [found.final[_position(found, depth, rate), :, layer].mean() / uniform for rate in rates]
+            rows.append(tuple(map(float, level)))
+            names.append(f"{_layers(depth)}: {layer}")
+    return Picture(
+        "Where attention ends",
+        "learning rate",
+        "layer",
+        tuple(rows),
+        value_label="last entropy, share of uniform",
+        x_ticks=tuple(f"{rate:g}" for rate in rates),
+        y_ticks=tuple(names),
+        note="Each layer of each network, mean over heads and seeds; 0 is one-hot.",
+    )
+
+
+def _heads(trained: xr.Dataset, found: Summary, uniform: float) -> Panel:
+    """Show sharpest and broadest head of each layer, deepest network: heads of two seeds have no common names."""
+    depth = int(found.depth.max())
+    rate = found.best_rate[depth]
+    values = trained["entropy"].isel(cell=_position(found, depth, rate)).transpose("layer", "head", "replicate", "step")
+    order = np.sort(values.values, axis=1)  # (L, H, R, S), at each moment
+    steps = values["step"].values
+    span = (float(steps[0]), float(steps[-1]))
+    names = ("sharpest head", "broadest head") if order.shape[1] > 1 else ("the head",)
+    level = Curve(span, (uniform, uniform), "uniform attention", "reference")
+    plots = [
+        (*(spread_curve(steps, order[layer, end], f"layer {layer}", group=layer) for layer in range(depth)), level)
+        for end in (0, -1)[: len(names)]
+    ]
+    return Multiples(
+        f"By head: {_layers(depth)}, rate {rate:g}",
+        "step",
+        "entropy [nat]",
+        (tuple(plots),),
+        row_labels=("",),
+        column_labels=names,
+        note=f"Of a layer's heads, those with the lowest and with the highest entropy at each moment. {BANDS}",
+    )
+
+
+def _correlations(found: Summary) -> Listing:
+    rebound = np.nanmean(found.entropy.rebound, -1)  # (C, R)
+    rows = [
+        ("all depths and rates", "mean over layers", *_over_seeds(found.pooled)),
+        ("all depths and rates", "top layer", *_over_seeds(found.pooled_top)),
+        ("within a rate", "mean over layers", *_over_seeds(found.within)),
+        ("within a rate", "top layer", *_over_seeds(found.within_top)),
+        ("within depth and rate, over seeds", "mean over layers", *_over(found.within_cells, "each cell")),
+    ]
+    for rate in np.unique(found.rate):
+        chosen = found.rate == rate
+        rows.append((f"rate {rate:g}, over depths and seeds", "mean over layers", *_pairs(rebound, found.best, chosen)))
+    for share in EARLY:
+        when = f"after {share:.0%} of the run"
+        rows.append((f"rebound {when}", "mean over layers", *_over_seeds(found.early_rebound[share])))
+        rows.append((f"validation loss {when}", "", *_over_seeds(found.early_loss[share])))
+    return Listing(
+        "Rank correlation with the lowest validation loss",
+        ("of", "layers", "Spearman", "99% interval", "pairs"),
+        tuple(rows),
+        note="Negative: more rebound, lower loss. Computed for each seed over its cells, or for each cell over its "
+        "seeds, with Student's interval, where the last column says so; else over all pairs, as if independent.",
+    )
+
+
+def _over_seeds(samples: np.ndarray) -> tuple[str, str, str]:
+    return _over(samples, "each seed")
+
+
+def _over(samples: np.ndarray, pairs: str) -> tuple[str, str, str]:
+    interval = mean_interval(samples)
+    return f"{samples.mean():+.2f}", f"{interval.low:+.2f} … {interval.high:+.2f}", pairs
+
+
+def _pairs(rebound: np.ndarray, best: np.ndarray, chosen: np.ndarray) -> tuple[str, str, str]:
+    try:
+        result = spearman(rebound[chosen].ravel(), best[chosen].ravel())
+    except UsageError:  # too few pairs, or no rebound at all: nothing to rank
+        return "none", "", str(rebound[chosen].size)
+    return (
+        f"{result.value:+.2f}",
+        f"{result.interval.low:+.2f} … {result.interval.high:+.2f}",
+        str(rebound[chosen].size),
+    )
+
+
+def _valleys(found: Summary) -> Listing:
+    rows = []
+    for depth in np.unique(found.depth):
+        for layer in range(depth):
+            where = _position(found, depth, found.best_rate[depth])
+            cells = [_spread(valley, where, layer) for valley in (found.entropy, found.rank)]
+            rows.append((_layers(depth), str(layer), f"{found.best_rate[depth]:g}", *cells[0], *cells[1]))
+    return Listing(
+        "Drop and rebound at the best rate, by layer",
+        ("network", "layer", "rate", "entropy drop [nat]", "rebound [nat]", "rank drop [level]", "rebound [level]"),
+        tuple(rows),
+        note="Each run by itself, mean and range over seeds, so that noise alone makes both larger than zero. Ranks as "
+        "shares of the random level.",
+    )
+
+
+def _spread(valley: Valley, cell: int, layer: int) -> tuple[str, str]:
+    both = (valley.drop[cell, :, layer], valley.rebound[cell, :, layer])
+    drop, rebound = (f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})" for values in both)
+    return drop, rebound
+
+
+def _position(found: Summary, depth: int, rate: float) -> int:
+    return int(np.flatnonzero((found.depth == depth) & (found.rate == rate))[0])
+
+
+def _table(make: Callable[[int, float], Any], depths: np.ndarray, rates: np.ndarray) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(make(int(depth), float(rate)) for rate in rates) for depth in depths)
+
+
+def _layers(depth: int) -> str:
+    return f"{depth} layer{'s' if depth > 1 else ''}"

@@ -1,0 +1,278 @@
+r"""Theorem 5: how often two leaves of a hierarchical binary latent tree are on together.
+
+Dictionary: latents :math:`s = \pm 1`, the transition :math:`\tfrac12(1 \pm \rho)` at every binary edge, depth L (L - 1
+binary edges from the top latent to a leaf, and the label above), :math:`\rho_0 = \mathbb E_{y_0}[P(s=-1|y_0) -
+P(s=+1|y_0)]`, and H the height of the lowest common ancestor of leaves l and m. Since :math:`\mathbb E\,s_l s_m =
+\rho^{2H}` and :math:`\mathbb E\,s_l = -\rho^{L-1}\rho_0`,
+
+.. math:: P(y_l = 1 \mid y_m = 1) = \frac12\,\frac{1 + \rho^{2H} - 2 \rho^{L-1} \rho_0}{1 - \rho^{L-1} \rho_0}.
+
+It holds at any branching, since only the path between the leaves enters. `Tree` and `marginals` solve arbitrary trees
+exactly by message passing and know nothing of the formula; neither does a transition have to be symmetric there.
+
+Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 5;
+message passing: Pearl (1982), Reverend Bayes on inference engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from manyheads.errors import ShapeError, UsageError
+from manyheads.joma.systems.latent_tree import LatentTree
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ROUNDING = 1e-9  # how far a row of probabilities may add up from one
+
+
+def predict_cooccurrence(
+    correlation: ArrayLike, height: ArrayLike, depth: ArrayLike, imbalance: ArrayLike = 0.0
+) -> Array:
+    r"""Probability that a leaf is on, given that another leaf is: theorem 5.
+
+    Parameters
+    ----------
+    correlation
+        rho in [-1, 1].
+    height
+        H, edges from the leaves up to their lowest common ancestor: 1 for siblings, at most `depth` - 1.
+    depth
+        L >= 2.
+    imbalance
+        rho_0 in [-1, 1]: positive where the top latent is rather off than on.
+
+    Returns
+    -------
+    Array
+        float64, the broadcast shape.
+
+    Raises
+    ------
+    UsageError
+        A correlation or imbalance for which the transition leaves [0, 1], a height outside the tree, or a leaf that is
+        never on, so that nothing can be conditioned on it.
+
+    Examples
+    --------
+    >>> predict_cooccurrence(0.8, [1, 2, 3], 6).round(4).tolist()
+    [0.82, 0.7048, 0.6311]
+    >>> predict_cooccurrence(1.2, 1, 3)
+    Traceback (most recent call last):
+        ...
+    manyheads.errors.UsageError: correlation=1.2: theorem 5 assumes transitions (1 ± correlation)/2 in [0, 1]
+    """
+    rho, rho0 = np.asarray(correlation, np.float64), np.asarray(imbalance, np.float64)
+    for name, value in (("correlation", rho), ("imbalance", rho0)):
+        if not np.all(np.abs(value) <= 1):
+            raise UsageError(f"{name}={value}: theorem 5 assumes transitions (1 ± {name})/2 in [0, 1]")
+    h, length = np.asarray(height), np.asarray(depth)
+    if not (np.all(h == np.floor(h)) and np.all(length == np.floor(length)) and np.all((h >= 1) & (h <= length - 1))):
+        raise UsageError(f"height={height!r}, depth={depth!r}: expected whole numbers with 1 <= height <= depth - 1")
+    tilt = rho ** (length - 1) * rho0
+    if np.any(tilt >= 1):
+        raise UsageError("the leaf is never on: the correlation and the imbalance are both extreme")
+    return np.asarray((1 + rho ** (2 * h) - 2 * tilt) / (2 * (1 - tilt)))
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Latent variables on an arbitrary rooted tree.
+
+    Attributes
+    ----------
+    parents
+        Shape (n,): the parent of each node, a smaller number than its own; -1 for node 0, the root.
+    root
+        Probabilities of the root's states, shape (S_0,).
+    transitions
+        For node i the matrix of P(state of i | state of its parent), shape (S_parent, S_i); the root's entry is None.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        Arrays that do not fit together; probabilities outside [0, 1] or rows that do not add up to one.
+
+    Examples
+    --------
+    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
+    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
+    >>> tree.leaves.tolist()
+    [1, 2]
+    """
+
+    parents: Array
+    root: Array
+    transitions: tuple[Array | None, ...]
+
+    def __post_init__(self) -> None:
+        parents = np.asarray(self.parents)
+        count = len(parents)
+        if count < 1 or parents[0] != -1 or np.any(parents[1:] < 0) or np.any(parents[1:] >= np.arange(1, count)):
+            raise UsageError(f"parents={parents}: expected -1 for node 0 and a smaller number for every other node")
+        if len(self.transitions) != count:
+            raise ShapeError(f"{len(self.transitions)} transitions for {count} nodes: expected one a node")
+        _check_rows("the root's probabilities", np.asarray(self.root)[None])
+        states = [len(self.root)]
+        for node in range(1, count):
+            matrix = self.transitions[node]
+            if matrix is None or np.ndim(matrix) != 2 or len(matrix) != states[parents[node]]:
+                shape = np.shape(matrix) if matrix is not None else None
+                raise ShapeError(f"transition of node {node} has shape {shape}: expected {states[parents[node]]} rows")
+            _check_rows(f"the transition of node {node}", matrix)
+            states.append(matrix.shape[1])
+
+    @property
+    def leaves(self) -> Array:
+        """Return the nodes without children, in rising order."""
+        return np.setdiff1d(np.arange(len(self.parents)), self.parents)
+
+    def height(self, first: int, second: int) -> int:
+        """Return how many edges the first of two nodes is below their lowest common ancestor."""
+        above = self._path(second)
+        return next(steps for steps, node in enumerate(self._path(first)) if node in above)
+
+    def _path(self, node: int) -> list[int]:
+        path = [node]
+        while path[-1]:
+            path.append(int(self.parents[path[-1]]))
+        return path
+
+
+def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Array, ...]]:
+    """Probability of the evidence, and of every state of every node given it, by message passing.
+
+    Parameters
+    ----------
+    evidence
+        States of observed nodes.
+
+    Returns
+    -------
+    tuple
+        P(evidence), and for each node the probabilities of its states given the evidence, shape (S_i,). Exact up to
+        rounding, in time proportional to the number of nodes.
+
+    Raises
+    ------
+    UsageError
+        A node or state that does not exist, or evidence of probability zero.
+
+    Examples
+    --------
+    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
+    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
+    >>> likelihood, states = marginals(tree, {1: 1})
+    >>> round(likelihood, 12), states[2].round(12).tolist()
+    (0.5, [0.18, 0.82])
+    """
+    count = len(tree.parents)
+    sizes = [len(tree.root), *(matrix.shape[1] for matrix in tree.transitions if matrix is not None)]
+    local = [np.ones(size) for size in sizes]
+    for node, state in evidence.items():
+        if not (0 <= node < count and 0 <= state < sizes[node]):
+            raise UsageError(f"evidence {node}: {state} names a node or a state that the tree does not have")
+        local[node] = np.eye(sizes[node])[state]
+    below = [factor.copy() for factor in local]  # P(evidence at and below the node | its state)
+    upward: list[Array] = [np.ones(0)] * count
+    for node in range(count - 1, 0, -1):  # children have larger numbers: all of them have reported already
+        upward[node] = _transition(tree, node) @ below[node]  # (S_parent,)
+        below[tree.parents[node]] *= upward[node]
+    above = [np.asarray(tree.root, np.float64)]  # P(state of the node, evidence elsewhere)
+    siblings = _products_without_one(tree, local, upward)
+    for node in range(1, count):
+        parent = int(tree.parents[node])
+        above.append((above[parent] * siblings[node]) @ _transition(tree, node))
+    likelihood = float(above[0] @ below[0])
+    if not likelihood > 0:
+        raise UsageError(f"evidence {dict(evidence)} has probability zero: nothing can be conditioned on it")
+    joint = [up * down for up, down in zip(above, below, strict=True)]
+    return likelihood, tuple(each / each.sum() for each in joint)
+
+
+def cooccurrence(tree: Tree, state: int = 1) -> Array:
+    """Matrix of P(leaf l is in the state | leaf m is), by message passing on any tree, shape (leaves m, leaves l).
+
+    Examples
+    --------
+    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
+    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
+    >>> cooccurrence(tree).round(12).tolist()
+    [[1.0, 0.82], [0.82, 1.0]]
+    """
+    leaves = tree.leaves
+    rows = [[given[leaf][state] for leaf in leaves] for given in (marginals(tree, {m: state})[1] for m in leaves)]
+    return np.asarray(rows)
+
+
+def unroll(tree: LatentTree) -> Tree:
+    """Write the generator's tree out node by node: node 0 is the label, node 1 the top latent, the leaves come last.
+
+    Examples
+    --------
+    >>> from manyheads.joma.systems.latent_tree import binary_tree
+    >>> unroll(binary_tree((2, 2), 0.8)).parents.tolist()
+    [-1, 0, 1, 1, 2, 2, 3, 3]
+    """
+    parents, transitions = [-1, 0], [None, np.asarray(tree.top)]
+    level = [1]
+    for children, matrix in zip(tree.branching, tree.transitions, strict=True):
+        first = len(parents)
+        parents += [parent for parent in level for _ in range(children)]
+        transitions += [np.asarray(matrix)] * (len(parents) - first)
+        level = list(range(first, len(parents)))
+    labels = len(tree.top)
+    return Tree(np.asarray(parents), np.full(labels, 1 / labels), tuple(transitions))
+
+
+def heights(branching: tuple[int, ...]) -> Array:
+    """Height of the lowest common ancestor of every two leaves of a regular tree, shape (leaves, leaves).
+
+    Examples
+    --------
+    >>> heights((2, 2)).tolist()
+    [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]
+    """
+    if not branching or min(branching) < 1:
+        raise UsageError(f"branching={branching}: expected one positive number a level")
+    leaf = np.arange(math.prod(branching))
+    found = np.zeros((len(leaf), len(leaf)), int)
+    for up in range(len(branching)):
+        group = leaf // math.prod(branching[len(branching) - up :])
+        found += group[:, None] != group[None]
+    return found
+
+
+def _transition(tree: Tree, node: int) -> Array:
+    matrix = tree.transitions[node]
+    assert matrix is not None  # only the root has none, which `Tree` checks
+    return matrix
+
+
+def _products_without_one(tree: Tree, local: list[Array], upward: list[Array]) -> list[Array]:
+    """For each node, the parent's own evidence times the messages of its siblings, without a division by zero."""
+    children: list[list[int]] = [[] for _ in tree.parents]
+    for node in range(1, len(tree.parents)):
+        children[tree.parents[node]].append(node)
+    found = [np.ones(0)] * len(tree.parents)
+    for parent, family in enumerate(children):
+        before = local[parent]
+        for node in family:
+            found[node] = before
+            before = before * upward[node]
+        after = np.ones(len(local[parent]))
+        for node in reversed(family):
+            found[node] = found[node] * after
+            after = after * upward[node]
+    return found
+
+
+def _check_rows(name: str, rows: Array) -> None:
+    if not (np.all(rows >= 0) and np.all(np.abs(np.asarray(rows).sum(-1) - 1) <= ROUNDING)):
+        raise UsageError(f"{name} {np.asarray(rows).tolist()}: expected probabilities in [0, 1] that add up to one")

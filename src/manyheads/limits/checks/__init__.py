@@ -1,0 +1,1 @@
+"""Checks of a parametrization: coordinate check, learning-rate transfer, audit."""

@@ -1,0 +1,330 @@
+"""Audits: whether every parameter has the rate, epsilon and decay that it needs, and started where it should.
+
+The comparison knows no framework: it takes what every parameter needs (`manyheads.limits.parametrization.targets`)
+and what it has. `manyheads.limits.torch.audit` reads the second off a PyTorch model and its optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.architecture import HIDDEN, Place
+from manyheads.limits.parametrization.table import OUTSIDE
+from manyheads.limits.parametrization.targets import Factors, Tuned, Want
+from manyheads.limits.torch.init import starts_right
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.transformer.shape import Shape
+
+OTHER_SPREAD = "it starts with another spread"
+ROUNDING = 1e-6
+"""Relative difference of rates, epsilons and decays that is still called equal."""
+
+
+@dataclass(frozen=True)
+class Has:
+    """What one parameter has; None for what there is none of, or what is not judged.
+
+    Attributes
+    ----------
+    rate, epsilon, weight_decay
+        Of the group it is in.
+    spread, count
+        Root mean square of its entries now, and how many they are; for gains the value of all of them.
+    rounding
+        Relative rounding of its number type.
+    """
+
+    rate: float | None = None
+    epsilon: float | None = None
+    weight_decay: float | None = None
+    spread: float | None = None
+    count: int = 0
+    rounding: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number of one parameter that was judged.
+
+    Attributes
+    ----------
+    name, role, quantity
+        Which one; the quantity is `"initial"`, `"rate"`, `"epsilon"` or `"weight_decay"`.
+    expected, actual, factor
+        What it should be and is, and actual over expected (infinite where nothing was expected).
+    right
+        Whether they agree: to rounding, for spreads within their sampling error.
+    meaning
+        What a wrong one does, in words; empty for a right one.
+    """
+
+    name: str
+    role: str
+    quantity: str
+    expected: float
+    actual: float
+    factor: float
+    right: bool
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything that was judged, and what was not.
+
+    Attributes
+    ----------
+    findings
+        One for each number of each parameter.
+    notes
+        What was not judged, or is outside the theory.
+    """
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = field(default=OUTSIDE)
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are wrong."""
+        return tuple(each for each in self.findings if not each.right)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON, which has no infinity and no NaN: they are None there."""
+        found = asdict(self)
+        for each in found["findings"]:
+            each |= {name: each[name] if math.isfinite(each[name]) else None for name in ("actual", "factor")}
+        return {"passed": self.passed, **found}
+
+    def __str__(self) -> str:
+        """Lay out what is wrong; parameters with the same fault share a line."""
+        parameters = len({each.name for each in self.findings})
+        lines = [f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong"]
+        kinds: dict[tuple[str, ...], list[Finding]] = {}
+        for each in self.faults:
+            told: tuple[str, ...] = (f"{each.factor:.3g}", each.meaning)
+            cause = each.meaning.partition(":")[0]
+            if each.quantity == "initial" and cause != OTHER_SPREAD:
+                told = (cause,)  # factors of one cause differ by the noise of the draw
+            kinds.setdefault((each.role, each.quantity, *told), []).append(each)
+        for same in kinds.values():
+            first = same[0]
+            others = f" and {len(same) - 1} more" if len(same) > 1 else ""
+            lines.append(
+                f"{first.name}{others} ({first.role}): {first.quantity} is {first.factor:.3g} times what it should be"
+            )
+            lines.append(f"    expected {first.expected:.6g}, found {first.actual:.6g}: {first.meaning}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def judge(wants: Iterable[Want], has: Mapping[str, Has], tuned: Tuned, tied: float = 1.0) -> tuple[Finding, ...]:
+    """Compare what parameters have with what they need.
+
+    Parameters
+    ----------
+    wants
+        What they need.
+    has
+        Name → what they have; a parameter that is missing is trained by nothing.
+    tuned
+        What was tuned at the base, by which a forgotten factor is told from a doubled one.
+    tied
+        The unembedding's rate over the embedding's, by which a tied embedding that was scaled as both is recognised.
+
+    Examples
+    --------
+    >>> from manyheads.limits.parametrization.architecture import Place
+    >>> from manyheads.limits.parametrization.targets import Factors
+    >>> want = Want(Place("q", ("query",)), "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)
+    >>> (finding,) = judge([want], {"q": Has(rate=0.1)}, Tuned(rate=0.1))
+    >>> finding.factor, finding.meaning.partition(":")[0]
+    (4.0, "it has the base's rate")
+    """
+    wants = tuple(wants)
+    alike = _share_a_factor(wants, has)
+    findings = []
+    for want in wants:
+        name = want.place.name
+        if name not in has:
+            meaning = "it is in no group: it is never trained"
+            findings.append(Finding(name, want.role, "rate", want.rate, 0.0, 0.0, False, meaning))
+            continue
+        own = has[name]
+        for quantity in ("rate", "epsilon", "weight_decay"):
+            actual, expected = getattr(own, quantity), getattr(want, quantity)
+            if actual is not None:
+                right = abs(actual - expected) <= ROUNDING * abs(expected)
+                words = "" if right else _explain(quantity, want, own, tuned, tied, alike)
+                findings.append(
+                    Finding(name, want.role, quantity, expected, actual, _over(actual, expected), right, words)
+                )
+        if own.spread is not None and want.initial is not None:
+            findings.append(_judge_start(want, own))
+    return tuple(findings)
+
+
+def audit_rates(
+    p: Parametrization,
+    shape: Shape,
+    rates: Mapping[str, float],
+    tuned: Tuned,
+    epsilons: Mapping[str, float] | None = None,
+    weight_decays: Mapping[str, float] | None = None,
+) -> Audit:
+    """Compare rates by role, as `optax.multi_transform` takes them, with what the parametrization wants.
+
+    Parameters
+    ----------
+    p
+        The parametrization; in multiplier form the rates are those beside its multipliers.
+    shape
+        The shape that is trained.
+    rates, epsilons, weight_decays
+        Role → number; what is not given is not judged.
+    tuned
+        What was tuned at the base.
+
+    Raises
+    ------
+    UsageError
+        An unknown role, or decays by role where a part of a role is spared.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.scaling import Shape
+    >>> from manyheads.limits import Parametrization
+    >>> p = Parametrization(base=Shape(8, 2, 2))
+    >>> audit = audit_rates(p, Shape(8, 8, 2), {"query": 0.1, "value": 0.025}, Tuned(rate=0.1))
+    >>> [(each.name, each.factor) for each in audit.faults]
+    [('query', 4.0)]
+    """
+    table = p.table(shape)
+    known = [row.role for row in table.rows]
+    given = {"rate": rates, "epsilon": epsilons or {}, "weight_decay": weight_decays or {}}
+    for numbers in given.values():
+        if unknown := [role for role in numbers if role not in known]:
+            raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
+    if weight_decays and (parts := [name for name in tuned.spared if name not in (*known, HIDDEN)]):
+        raise UsageError(f"spared={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
+    has: dict[str, Has] = {}
+    wants = []
+    for row in table.rows:
+        if not any(row.role in numbers for numbers in given.values()):
+            continue
+        wants.append(
+            Want(
+                place=Place(row.role, (row.role,)),
+                role=row.role,
+                factors=Factors(row.initial, row.rate, row.epsilon),
+                initial=None,
+                rate=tuned.rate * row.rate,
+                epsilon=tuned.epsilon * row.epsilon,
+                weight_decay=0.0 if row.role in tuned.spared else tuned.weight_decay * row.weight_decay,
+            )
+        )
+        rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
+        has[row.role] = Has(rate, epsilon, decay)
+    return Audit(judge(wants, has, tuned))
+
+
+def _judge_start(want: Want, own: Has) -> Finding:
+    expected, actual = want.initial or 0.0, own.spread or 0.0
+    right = starts_right(want.place.start, expected, actual, own.count, own.rounding)
+    factor = _over(actual, expected)
+    words = "" if right else _explain_start(want, factor)
+    return Finding(want.place.name, want.role, "initial", expected, actual, factor, right, words)
+
+
+def _over(actual: float, expected: float) -> float:
+    return actual / expected if expected else (math.inf if actual else 1.0)
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= 10 * ROUNDING * abs(other)
+
+
+def _share_a_factor(wants: Iterable[Want], has: Mapping[str, Has]) -> bool:
+    """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be.
+
+    Of zeros nobody knows.
+    """
+    pairs = [(want, has[want.place.name].rate) for want in wants if want.place.name in has]
+    found = [(want.factors.rate, rate / want.rate) for want, rate in pairs if rate is not None]
+    if not found or not found[0][1] or not all(_near(ratio, found[0][1]) for _, ratio in found):
+        return False
+    factors = [factor for factor, _ in found]
+    return _near(factors[0], 1) or not _near(min(factors), max(factors))
+
+
+def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, alike: bool) -> str:
+    """Say what a wrong rate, epsilon or decay is, and does."""
+    actual = getattr(own, quantity)
+    factor = _over(actual, getattr(want, quantity))
+    own_factor = 1 / want.factors.rate if quantity == "weight_decay" else getattr(want.factors, quantity)
+    base = getattr(tuned, quantity)
+    if quantity == "rate" and alike:
+        cause = (
+            "all rates are off by this factor, and right beside each other: the tuned rate was another one, or a "
+            "schedule has moved them that leaves no trace of its peak (give the schedule in place of the optimizer)"
+        )
+    elif quantity == "rate" and not actual:
+        cause = (
+            "it is zero: its group is switched off, or a schedule that leaves no trace of its peak has not begun (give "
+            "the schedule in place of the optimizer)"
+        )
+    elif quantity == "rate" and want.place.tied and _near(actual, want.rate * tied):
+        cause = "a tied embedding treated twice, as embedding and as unembedding"
+    elif _near(actual, base) and not _near(own_factor, 1):
+        cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"
+    elif _near(actual, base * own_factor**2):
+        cause = "it was scaled twice"
+    else:
+        cause = "its factor is another one"
+    if quantity == "rate":
+        return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
+    if quantity == "epsilon":
+        damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
+        return f"{cause}; beside its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
+    if not tuned.weight_decay or not want.weight_decay:
+        return "it should have none, as at the base"
+    share = _over((own.rate or 0.0) * actual, tuned.rate * tuned.weight_decay)
+    return f"{cause}; with its rate, a step takes away {share:.3g} times the share of the weight that it took"
+
+
+def _explain_start(want: Want, factor: float) -> str:
+    if math.isnan(factor):
+        return "it holds numbers that are none (NaN)"
+    if want.place.start == "zero":
+        return "it should start at zero: it adds a fixed random shift"
+    if want.place.start == "one":
+        return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
+    if _near_spread(want.factors.initial):
+        cause = OTHER_SPREAD
+    elif _near_spread(factor * want.factors.initial):
+        cause = "it starts with the base's spread"
+    elif _near_spread(factor / want.factors.initial):
+        cause = "its spread was scaled twice"
+    else:
+        cause = OTHER_SPREAD
+    if set(want.role.split("+")) <= {"query", "key"}:
+        return f"{cause}: the first logits are {factor:.3g} times those wanted"
+    if want.role == "unembedding":
+        return f"{cause}: the first outputs are {factor:.3g} times those of the base"
+    if want.role in ("embedding", "positional"):
+        return f"{cause}: the stream starts at {factor:.3g} times the base's, beside which the blocks' share changes"
+    return f"{cause}: what it computes starts at {factor:.3g} times the base's"
+
+
+def _near_spread(ratio: float) -> bool:
+    """Whether a ratio of spreads is one, as well as a sample of some hundred numbers can tell."""
+    return 0.8 < ratio < 1.25

@@ -1,0 +1,72 @@
+"""The three axes along which a transformer grows, and lists of shapes along them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
+
+from manyheads.errors import UsageError
+from manyheads.transformer.shape import Shape
+
+Axis = Literal["key_dim", "heads", "depth"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L"}
+
+
+def shapes_along(axis: Axis, base: Shape, sizes: Iterable[int]) -> tuple[Shape, ...]:
+    """Return the base with one of its sizes exchanged.
+
+    Examples
+    --------
+    >>> [shape.width for shape in shapes_along("heads", Shape(8, 4, 2), (2, 16))]
+    [16, 128]
+    """
+    if axis not in AXES:
+        raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
+    return tuple(replace(base, **{axis: size}) for size in sizes)
+
+
+def find_axis(shapes: Sequence[Shape]) -> tuple[Axis, list[int]]:
+    """Return the axis along which shapes differ, and their sizes on it.
+
+    Raises
+    ------
+    UsageError
+        Fewer than two; they differ along none or along several; or a size is there twice.
+
+    Examples
+    --------
+    >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
+    ('key_dim', [4, 8])
+    """
+    if len(shapes) < 2:
+        raise UsageError(f"{len(shapes)} sizes: a power of the size needs at least two, and three to be sharp")
+    moving = [axis for axis in AXES if len({getattr(shape, axis) for shape in shapes}) > 1]
+    if len(moving) != 1:
+        found = " and ".join(LETTERS[axis] for axis in moving) or "no axis"
+        raise UsageError(f"{len(shapes)} shapes differ along {found}: change one of N, H and L at a time")
+    sizes = [getattr(shape, moving[0]) for shape in shapes]
+    if len(set(sizes)) < len(sizes):
+        raise UsageError(f"sizes {sizes} along {LETTERS[moving[0]]}: give each of them once")
+    return moving[0], sizes
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that make no sample: a seed that is there twice is one network, and would pass for certainty.
+
+    Raises
+    ------
+    UsageError
+        No sequence, fewer than two, or one twice.
+
+    Examples
+    --------
+    >>> check_seeds(range(8))
+    """
+    if not hasattr(seeds, "__len__"):
+        raise UsageError(f"seeds={seeds!r}: give the seeds themselves, such as range(8)")
+    if len(seeds) < 2:
+        raise UsageError(f"{len(seeds)} seeds: a check needs at least two, and eight to be sharp")
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"seeds {list(seeds)}: give each of them once, or one network counts as several")

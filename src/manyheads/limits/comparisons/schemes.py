@@ -1,0 +1,214 @@
+"""What the studies of limits share: schemes by name, shapes along axes, and which networks are one and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import AXES, LETTERS, Axis, shapes_along
+from manyheads.limits.parametrization.parametrization import Parametrization
+from manyheads.limits.parametrization.scaling_exponents import Optimizer
+from manyheads.limits.task import Lesson, digits_lesson, text_lesson
+from manyheads.statistics import ExponentFit
+from manyheads.study import Cell, Curve, Multiples, Source, Verdict
+from manyheads.transformer.shape import Shape
+
+SCHEMES: dict[str, str] = {
+    "limits": "limits (1, 1)",
+    "half-logit": "limits (1/2, 1)",
+    "half-depth": "limits (1, 1/2)",
+    "mup": "width only",
+    "mup-half-logit": "width only (1/2)",
+    "standard": "standard",
+}
+"""Names of schemes, as cells and flags have them, and in pictures; in brackets the exponents of logits and of depth."""
+
+CONSISTENT = ("limits", "half-logit", "half-depth")
+TASKS = ("digits", "text")
+
+
+CAPTION = -2.0  # the power of N in the caption of figure 2b
+
+
+def caption_verdict(fit: ExponentFit) -> Verdict:
+    """Hold a measured power of N in the variance over heads against the paper's caption."""
+    return Verdict.from_interval(
+        "the variance of A over heads falls like N^-2 (caption of figure 2)",
+        fit.interval,
+        figure=fit.exponent,
+        target=CAPTION,
+        tolerance=0.5,
+        basis="half way to N^-1, which is derived here",
+        expected="refuted",
+    )
+
+
+def check_rising(name: str, sizes: Sequence[float]) -> None:
+    """Refuse sizes that are fewer than two, below 1, or not in rising order."""
+    if len(sizes) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+        raise UsageError(f"{name}={sizes}: give two or more sizes, in rising order")
+
+
+def bordelon(locus: str) -> Source:
+    """Return the paper and a place in it."""
+    return Source(
+        "bordelon2024limits",
+        "Infinite Limits of Multi-head Transformer Dynamics",
+        "Blake Bordelon and Hamza Tahir Chaudhry and Cengiz Pehlevan",
+        2024,
+        venue="NeurIPS",
+        identifier="2405.15712",
+        locus=locus,
+    )
+
+
+def scheme_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
+    """Return a parametrization by its name in `SCHEMES`."""
+    if name == "standard":
+        return Parametrization.standard(base, optimizer)
+    if name.startswith("mup"):
+        return Parametrization.mup(base, optimizer, 0.5 if name == "mup-half-logit" else 1.0)
+    exponents = {"limits": (1.0, 1.0), "half-logit": (0.5, 1.0), "half-depth": (1.0, 0.5)}
+    if name not in exponents:
+        raise UsageError(f"scheme {name!r}: choose from {', '.join(SCHEMES)}")
+    return Parametrization(*exponents[name], optimizer=optimizer, base=base)
+
+
+@lru_cache(maxsize=8)
+def lesson_of(task: str, batch: int) -> Lesson:
+    """Return the digits or the text, read once."""
+    if task not in TASKS:
+        raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
+    return digits_lesson(batch) if task == "digits" else text_lesson(batch=batch)
+
+
+def choose_sizes(
+    axes: Sequence[str], key_dims: tuple[int, ...], heads_counts: tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
+    """Return the sizes along the chosen axes, each with its axis."""
+    sizes = {"key_dim": key_dims, "heads": heads_counts, "depth": depths}
+    if unknown := set(axes) - set(sizes):
+        raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
+    return tuple((axis, sizes[axis]) for axis in axes)  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The networks that a study compares: schemes, a base, and sizes along axes.
+
+    Two schemes that give a network the same numbers at a shape train the same network, so it is trained once: at the
+    base all of them are one, and schemes that differ in one axis are one along the others.
+    """
+
+    base: Shape
+    sizes: tuple[tuple[Axis, tuple[int, ...]], ...]
+    schemes: tuple[str, ...]
+    optimizer: Optimizer
+    epsilon: bool = True  # whether Adam's epsilon is large enough to make a difference
+
+    def __post_init__(self) -> None:
+        if not self.schemes or not self.sizes:
+            raise UsageError("choose at least one scheme and one axis")
+        for name, given in (("schemes", self.schemes), ("axes", [axis for axis, _ in self.sizes])):
+            if len(set(given)) < len(given):
+                raise UsageError(f"{name}={tuple(given)}: give each of them once")
+        for axis, values in self.sizes:
+            if axis not in AXES:
+                raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
+            check_rising(axis, values)
+        for name in self.schemes:
+            scheme_of(name, self.base, self.optimizer)
+
+    def shapes(self, axis: Axis) -> tuple[Shape, ...]:
+        """Return the shapes along one axis."""
+        return shapes_along(axis, self.base, dict(self.sizes)[axis])
+
+    def networks(self) -> dict[tuple[str, Shape], Cell]:
+        """Return the cell in which the network of every scheme and shape is trained."""
+        first: dict[Any, Cell] = {}
+        found = {}
+        for axis, _ in self.sizes:
+            for name in self.schemes:
+                for shape in self.shapes(axis):
+                    own = Cell(scheme=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
+                    marks = _numbers(scheme_of(name, self.base, self.optimizer), shape, self.epsilon)
+                    found[name, shape] = first.setdefault((shape, marks), own)
+        return found
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every network once, small ones first."""
+        return tuple(sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["scheme"]))))
+
+    def train_with(self, cell: Cell) -> tuple[Parametrization, Shape]:
+        """Return what a cell stands for."""
+        return scheme_of(str(cell["scheme"]), self.base, self.optimizer), Shape(*_shape(cell))
+
+    def along(self, trained: xr.Dataset, name: str, scheme: str, axis: Axis) -> np.ndarray:
+        """Return a variable along one axis: (replicates, sizes, ...)."""
+        networks = self.networks()
+        places = [_place(trained, networks[scheme, shape]) for shape in self.shapes(axis)]
+        picked = trained[name].isel(cell=places)
+        return picked.transpose("replicate", "cell", ...).values
+
+    def pairs(self) -> Iterable[tuple[str, Axis]]:
+        """Return every scheme with every axis along which it is something of its own."""
+        for axis, _ in self.sizes:
+            for name in self.schemes:
+                if any(cell["scheme"] == name for cell in self.own(name, axis)):
+                    yield name, axis
+
+    def own(self, scheme: str, axis: Axis) -> Sequence[Cell]:
+        """Return the cells of a scheme away from the base."""
+        networks = self.networks()
+        return [networks[scheme, shape] for shape in self.shapes(axis) if shape != self.base]
+
+    def multiples(
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        plot: Callable[[str, Axis], Iterable[Curve]],
+        note: str,
+        *,
+        log_y: bool = False,
+    ) -> Multiples:
+        """Return a plot for every scheme and axis, empty where the scheme's networks are those of another one."""
+        pairs = set(self.pairs())
+        shown = [scheme for scheme in self.schemes if any(scheme == name for name, _ in pairs)]
+        sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in self.sizes)
+        return Multiples(
+            title,
+            x_label,
+            y_label,
+            tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
+            row_labels=tuple(SCHEMES[scheme] for scheme in shown),
+            column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
+            log_y=log_y,
+            note=f"Sizes: {sizes}. {note} A scheme stands only along axes where its networks are its own.",
+        )
+
+
+def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
+    """Return all that a network consumes of a scheme, to ten digits: rounding makes no two networks of one."""
+    table = parametrization.table(shape)
+    names = ("initial", "multiplier", "rate", "epsilon")[: None if epsilon else -1]
+    columns = [table.column(name).values() for name in names]
+    logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
+    return tuple(float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch))
+
+
+def _shape(cell: Cell) -> tuple[int, int, int]:
+    return int(cell["key_dim"]), int(cell["heads"]), int(cell["depth"])
+
+
+def _place(trained: xr.Dataset, cell: Cell) -> int:
+    same = np.ones(trained.sizes["cell"], bool)
+    for name, value in cell.items():
+        same &= trained[name].values == value
+    return int(np.flatnonzero(same)[0])

@@ -1,0 +1,1 @@
+"""Residual branches in the limit: attention and MLP."""

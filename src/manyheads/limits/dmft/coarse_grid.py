@@ -1,0 +1,244 @@
+"""Long training on few moments: errors keep their fine steps, features move on a coarse grid in time.
+
+Kernels over n = S P T rows cost n^2 memory and n^3 time, and features that move little over k steps need no moment for
+each. An interval of k steps from t_i keeps the gradients of all outputs as they are in its middle, c = t_i + (k - 1)/2,
+while the outputs themselves take every step,
+
+    f(t+1) = f(t) + eta K c(t) Delta(t),    W(t_i + k) = W(t_i) - rates sum_t (gradients of outputs at c) c(t) Delta(t),
+
+and its middle is reached with the gradients at its start. Losses and mini-batches are so followed step by step, and
+what decays within an interval needs no fine grid; one step of k times the rate would diverge from eta k lambda = 2 on.
+Every k is odd, so that the middle is a step: the error is k (k^2 - 1)/24 times the second derivative of the gradients
+an interval, of second order, and nothing for k = 1, which is the training itself. Such a training is linear in its
+gradients, and its limit is exactly that of the march with
+
+    g_i = gradients dressed with the mean of c Delta over the interval,    m(n, i) = k for later n.
+
+The tangent kernel K only has to be near: it starts as the lazy one and learns from the outputs found (BFGS, which keeps
+it positive). Where outputs are found beside those foreseen, the steps in between are gone through again with the
+difference spread over them, and what errors then come to more is owed to the next interval. (Derived here.)
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.limits.dmft.problem import Problem
+
+QUIET = 1e-4  # outputs that move by a smaller share of what they have come to tell no kernel: sampled ones are noisy
+EACH = 9  # intervals of 1, 3, 9, ... steps before the next length: training moves fastest at its start
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TimeGrid:
+    """The moments at which a long training is solved: the starts of intervals, and the middles of long ones.
+
+    Parameters
+    ----------
+    problem
+        The training with all its steps.
+    lengths
+        Steps of the intervals, odd numbers that add up to one less than the steps.
+    kernel
+        Tangent kernel (O, O) at the start; not used where all intervals are single steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.limits import Problem
+    >>> from manyheads.limits.dmft.coarse_grid import TimeGrid
+    >>> problem = Problem(np.ones((2, 3, 4)), np.array([1.0, -1.0]), steps=100, rate=0.1)
+    >>> grid = TimeGrid.of(problem, every=9, kernel=np.eye(2))
+    >>> grid.lengths
+    (1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9, 9, 9, 9)
+    >>> grid.tripled().lengths, grid.moments.steps
+    ((1, 1, 1, 1, 1, 1, 1, 1, 1, 9, 9, 9, 27, 35, 1), 42)
+    """
+
+    problem: Problem
+    lengths: tuple[int, ...]
+    kernel: np.ndarray | None = None
+
+    @staticmethod
+    def of(problem: Problem, every: int, kernel: np.ndarray | None = None, each: int = EACH) -> "TimeGrid":
+        """Return a grid whose intervals grow from single steps to `every` steps, by factors of three after `each`.
+
+        Raises
+        ------
+        UsageError
+            A number of steps that is not odd, and has no step in its middle, or momentum, whose velocity is not
+            followed.
+        """
+        if not isinstance(every, int | np.integer) or every < 1 or every % 2 == 0:
+            raise UsageError(f"every={every}: an odd number of steps, whose middle is a step; 1 solves every step")
+        if every > 1 and problem.momentum > 0:
+            raise UsageError(
+                f"every={every} with momentum={problem.momentum}: a velocity is not followed over long intervals; "
+                f"momentum 0 at the rate {problem.rate / (1 - problem.momentum):.3g} trains alike where steps are small"
+            )
+        lengths: list[int] = []
+        left, length, alike = problem.steps - 1, 1, 0
+        while left:
+            fits = length if length <= left else left - (1 - left % 2)
+            lengths.append(fits)
+            left -= fits
+            alike += 1
+            if alike == each and length < every:
+                length, alike = min(3 * length, every), 0
+        return TimeGrid(problem, tuple(lengths), kernel)
+
+    def tripled(self) -> "TimeGrid":
+        """Join long intervals by three, which makes nine times the error or more.
+
+        Where a pair or four are left at the end, their even sum is cut by a single step; one alone takes two single
+        steps before it.
+        """
+        long = [place for place, length in enumerate(self.lengths) if length > 1]
+        if not long:
+            return self
+        first, end = long[0] - 2 * (len(long) == 1), long[-1] + 1
+        places = range(first, end)
+        groups = [places[start : start + 3] for start in range(0, len(places), 3)]
+        if len(groups[-1]) == 1:
+            groups[-2:] = [range(groups[-2][0], end)]
+        sums = [sum(self.lengths[place] for place in group) for group in groups]
+        joined = [part for total in sums for part in ((total,) if total % 2 else (total - 1, 1))]
+        return replace(self, lengths=(*self.lengths[:first], *joined, *self.lengths[end:]))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Steps at which intervals start, and the last step, (intervals + 1,)."""
+        return np.append(0, np.cumsum(self.lengths, dtype=int))
+
+    @cached_property
+    def intervals(self) -> np.ndarray:
+        """The interval of every moment, (moments,); the last step is one of its own."""
+        return np.repeat(np.arange(len(self.starts)), [1 + (length > 1) for length in (*self.lengths, 1)])
+
+    @cached_property
+    def opening(self) -> np.ndarray:
+        """Whether a moment is the start of a long interval, whose gradients serve to reach its middle, (moments,)."""
+        return np.append(self.intervals[1:] == self.intervals[:-1], False)
+
+    @cached_property
+    def shown(self) -> np.ndarray:
+        """The moments that are starts: training has reached them with all its accuracy, (intervals + 1,)."""
+        return np.searchsorted(self.intervals, np.arange(len(self.starts)))
+
+    @cached_property
+    def spans(self) -> np.ndarray:
+        """First step and end of the steps whose gradients a moment stands for, (moments, 2)."""
+        first = self.starts[self.intervals]
+        length = np.array((*self.lengths, 1))[self.intervals]
+        return np.stack([first, first + np.where(self.opening, length // 2, length)], axis=1)
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """Steps of the moments, (moments,)."""
+        middle = np.append(False, self.opening[:-1])
+        return np.where(middle, (self.spans[:, 0] + self.spans[:, 1]) // 2, self.spans[:, 0])
+
+    @cached_property
+    def moments(self) -> Problem:
+        """The problem over the moments alone: what branches are started with, and whose rows are kept."""
+        weights = self.problem.weights
+        if weights.ndim == self.problem.targets.ndim:  # of every step
+            weights = weights[self.times]
+        return replace(self.problem, steps=len(self.times), weights=weights)
+
+    @cached_property
+    def memory(self) -> np.ndarray:
+        """m(n, i) (moments, moments): how much of the mean gradient of moment i is in the weights at moment n."""
+        if self.problem.momentum > 0:  # and all intervals are single steps
+            return self.problem.memory
+        ages = np.arange(len(self.times))[:, None] - np.arange(len(self.times))[None, :]
+        return np.where((ages > 0) & ~(self.opening & (ages > 1)), np.diff(self.spans)[:, 0], 0.0)
+
+
+@final
+class Errors:
+    """Errors of the outputs, dressed with their weights in the loss, as a march asks for them moment by moment.
+
+    Raises
+    ------
+    UsageError
+        Long intervals without a tangent kernel to go through them with.
+    """
+
+    def __init__(self, grid: TimeGrid):
+        self._grid, self._problem = grid, grid.problem
+        self._long = max(grid.lengths, default=1) > 1
+        if self._long and grid.kernel is None:
+            raise UsageError(f"intervals of {max(grid.lengths)} steps: give the tangent kernel at the start")
+        if self._long:
+            self._kernel = np.kron(np.asarray(grid.kernel), np.eye(grid.problem.classes))  # K (O C, O C)
+            self._start()
+
+    def _start(self) -> None:
+        size = len(self._kernel)
+        self._used = np.zeros((len(self._grid.times), size))  # mean dressed errors that moments stand for
+        self._before = np.zeros(size)  # output at the moment before
+        self._output, self._foreseen = np.zeros(size), np.zeros(size)  # at the start of the interval, and at its end
+        self._drift = np.zeros(size)  # what outputs move by a step besides K
+        self._owed = np.zeros(size)  # by the interval before
+
+    def at(self, moment: int, output: np.ndarray) -> np.ndarray:
+        """Return the mean dressed errors (O, C) that a moment stands for, from the outputs (O, C) found there."""
+        first, end = self._grid.spans[moment]
+        if not self._long:
+            return self._dressed(first, output)
+        found = output.ravel()
+        if moment and self._grid.opening[moment - 1]:  # the middle of an interval
+            self._learn(moment, found)
+            self._drift = np.zeros_like(found)
+            middle = self._grid.times[moment]
+            self._drift = (found - self._go(first, middle)[1]) / (middle - first)
+        else:
+            if moment:
+                self._settle(moment, found)
+                self._learn(moment, found)
+            self._output, self._drift = found, np.zeros_like(found)
+        total, self._foreseen = self._go(first, end)
+        self._before, self._used[moment] = found, total / (end - first)
+        return self._used[moment].reshape(output.shape)
+
+    def _dressed(self, step: int, output: np.ndarray) -> np.ndarray:
+        """Return c(t) Delta of outputs (O, C)."""
+        return self._problem.shares[step][:, None] * self._problem.rule.error(self._problem.wanted, output)
+
+    def _go(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Take steps from the start of an interval: the sum of dressed errors, and the outputs at its end."""
+        output, total = self._output, np.zeros_like(self._output)
+        for step in range(first, end):
+            push = self._dressed(step, output.reshape(self._problem.wanted.shape)).ravel()
+            if step == first:
+                push = push + self._owed
+            total = total + push
+            output = output + self._problem.rate * self._kernel @ push + self._drift
+        return total, output
+
+    def _settle(self, moment: int, found: np.ndarray) -> None:
+        """Go through the last interval again with what was not foreseen spread over it, and owe the difference."""
+        first, end = self._grid.spans[moment - 1]
+        self._drift = self._drift + (found - self._foreseen) / (end - first)
+        total, _ = self._go(first, end)
+        self._owed = total - self._used[moment - 1] * (end - first)
+
+    def _learn(self, moment: int, found: np.ndarray) -> None:
+        """Bring the tangent kernel in line with the way that outputs have gone since the moment before (BFGS).
+
+        Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
+        """
+        if np.abs(found - self._before).max() <= QUIET * np.abs(found).max():
+            return
+        memory = self._grid.memory
+        taken = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
+        gone = (found - self._before) / self._problem.rate
+        before = self._kernel @ taken
+        if taken @ gone > 0 and taken @ before > 0:  # else there is nothing to learn, and K stays positive
+            change = np.outer(gone, gone) / (taken @ gone) - np.outer(before, before) / (taken @ before)
+            self._kernel = self._kernel + change

@@ -1,0 +1,60 @@
+"""Depth: finite, and infinite at every exponent.
+
+As L grows at depth exponent 1 the Gaussian sources of the layers and the responses to them vanish like 1/L, and the
+stream obeys an ordinary differential equation in tau = l/L,
+
+    dh/dtau = beta0 sum_{t'<t} (RO + kappa m U)(t, t') g(t'),    kappa = eta gamma0 beta0,
+
+solved in cells by the implicit midpoint rule, which is of second order. Below exponent 1 what one block learns goes to
+zero, attention stays uniform (at logit exponent 1), and the equation closes; finite depth is then L^(1 - 2 alpha_L)
+away, the variance of its noise. At exponent 1/2 that noise survives: the stream is a stochastic process whose kernels
+converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(L) takes the leading error away.
+(Derived here.)
+"""
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.recursion import Depthwise, March
+
+
+def check_cells(cells: int) -> None:
+    """Refuse what is no number of cells."""
+    if not isinstance(cells, int | np.integer) or cells < 1:
+        raise UsageError(f"cells={cells}: a whole number, at least 1")
+
+
+def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
+    """Return midpoint steps of the continuum without noise, depth exponents above 1/2.
+
+    Raises
+    ------
+    UsageError
+        Depth exponent 1/2, whose continuum has noise, or no cell.
+    """
+    check_cells(cells)
+    if problem.depth_exponent == 0.5:
+        raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
+    return Depthwise(
+        step=problem.branch / cells,
+        learned=problem.rate * problem.richness * problem.branch,
+        sources=False,
+        sweeps=3,
+    )
+
+
+def extrapolate(coarse: March, fine: March) -> March:
+    """Richardson's extrapolation of a march at L and one at 2L whose error falls like 1/L.
+
+    What exists once a layer (kernels of the stream, what branches show) is left as it is at 2L, and so are losses: one
+    that is extrapolated can be negative, and that of the outputs (`Problem.losses`) is as near and cannot.
+    """
+    return March(
+        outputs=2 * fine.outputs - coarse.outputs,
+        losses=fine.losses,
+        stream=fine.stream,
+        backward=fine.backward,
+        pooled=2 * fine.pooled - coarse.pooled,
+        looks=fine.looks,
+    )

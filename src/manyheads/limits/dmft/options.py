@@ -1,0 +1,113 @@
+"""What is asked of the solver: problems, the branches of a block, how they are sampled, and what it may cost."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.limits.dmft.branches.branch import Branch
+from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.coarse_grid import EACH, TimeGrid
+from manyheads.limits.dmft.ntk import PAIRS, lazy_kernel
+from manyheads.limits.dmft.problem import Problem
+
+ALIKE = {"gelu": "relu", "tanh": "erf"}  # activations without a closed kernel, and one of about the same slope
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How sampled branches are sampled, and what a solution may cost.
+
+    Attributes
+    ----------
+    seed
+        Of the samples.
+    samples
+        Heads, or neurons, of each of the two halves; None takes twice the fewest that match moments, at
+        least 512 heads or 2,048 neurons.
+    tolerance
+        Root mean square error of the outputs that is asked for; None takes what the samples and the grid in time give.
+    most
+        Samples are doubled up to so many.
+    memory
+        Bytes that a march may keep.
+    seconds
+        Seconds of one core that a solution may be foreseen to take, to a factor of a few on an unknown machine; None
+        sets no bound. Samples are doubled, and grids in time refined, while the next solution alone stays within.
+    """
+
+    seed: int = 0
+    samples: int | None = None
+    tolerance: float | None = None
+    most: int = 65_536
+    memory: float = 4e9
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int | np.integer) or self.seed < 0:
+            raise UsageError(f"seed={self.seed}: a whole number, at least 0")
+        for name in ("samples", "most"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) and not (name == "samples" and value is None):
+                raise UsageError(f"{name}={value}: a whole number")
+        if self.samples is not None and not 1 <= self.samples <= self.most:
+            raise UsageError(f"samples={self.samples}: from 1 to most={self.most}")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise UsageError(f"tolerance={self.tolerance}: a positive error, or None for what the samples give")
+        if not self.memory > 0:
+            raise UsageError(f"memory={self.memory}: a positive number of bytes")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"seconds={self.seconds}: a positive time, or None")
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What is to be solved.
+
+    Attributes
+    ----------
+    problems
+        One, or two at L and 2L that are extrapolated to infinite depth.
+    attention, activation
+        The branches of a block; samples are set here.
+    sampling
+        How sampled branches are sampled, and what a solution may cost.
+    every
+        Steps of the longest interval of the grid in time.
+    cells
+        Cells of a continuum in depth; None are the blocks of the problem.
+    each
+        Single steps before longer intervals, and intervals of every length before the next.
+    """
+
+    problems: tuple[Problem, ...]
+    attention: Branch
+    activation: str | None
+    sampling: Sampling
+    every: int = 1
+    cells: int | None = None
+    each: int = EACH
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Branches of a block, of any number of samples."""
+        return [self.attention] if self.activation is None else [self.attention, Perceptron(self.activation)]
+
+    @property
+    def sampled(self) -> bool:
+        """Whether there are two halves."""
+        return any(branch.sampled for branch in self.branches)
+
+    def grids(self) -> list[TimeGrid]:
+        """Return the moments of every problem."""
+        return [TimeGrid.of(problem, self.every, self._tangent(problem), self.each) for problem in self.problems]
+
+    def _tangent(self, problem: Problem) -> np.ndarray | None:
+        """Return about the tangent kernel at the start; coarse grids only have to know it nearly."""
+        if self.every == 1:
+            return None
+        named = self.activation if self.activation in PAIRS else ALIKE.get(self.activation or "")
+        deep = problem if self.cells is None else replace(problem, depth=self.cells, depth_exponent=1.0)
+        return lazy_kernel(deep, named)

@@ -1,0 +1,258 @@
+"""From a request to a labelled dataset: plan, announce, march, and march again while the error is too large.
+
+Where a branch is sampled the march runs twice with independent samples: the mean of the two is returned, half their
+difference is their error, and samples are doubled until an error that was asked for is reached. Where a long training
+is solved on a coarse grid it runs on a grid of three times as long intervals as well, and their difference tells the
+error of the grid (`labels`). Half of an error that is asked for is then left to samples, whose noise is in the
+difference of the grids as well.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import xarray as xr
+
+from manyheads.errors import CertificateError, UsageError
+from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
+from manyheads.limits.dmft.branches.branch import Branch, Process
+from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
+from manyheads.limits.dmft.coarse_grid import TimeGrid
+from manyheads.limits.dmft.cost import Plan
+from manyheads.limits.dmft.dataset import label
+from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
+from manyheads.limits.dmft.options import Request, Sampling
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.recursion import Depthwise, March, blocks_in_depth, march
+from manyheads.study.progress import announce
+
+WORTH_SAYING = 5.0  # seconds from which a solution is announced
+CONTINUUM = ", or solve the continuum in depth (`infinite_depth`), which keeps no sources of layers"
+EVERY = tuple(3**power for power in range(1, 8))  # intervals that a refusal offers
+
+
+@final
+@dataclass(frozen=True)
+class _Task:
+    """One march to be done, or its two halves."""
+
+    grid: TimeGrid
+    layers: list[list[Branch]]
+    depthwise: Depthwise
+
+    @staticmethod
+    def of(request: Request, grid: TimeGrid, factor: int) -> "_Task":
+        """Lay out branches: in depth one after the other, in a cell those of a block side by side."""
+        problem, cells = grid.moments, request.cells
+        sized = [_sized(branch, problem, request.sampling, factor) for branch in request.branches]
+        if cells is None:
+            return _Task(grid, [[branch] for branch in sized] * problem.depth, blocks_in_depth(problem))
+        depthwise = cells_in_depth(problem, cells)
+        return _Task(grid, [sized] * cells, depthwise)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.through(self.grid)
+
+    def through(self, grid: TimeGrid) -> Plan:
+        """Plan one march through a grid."""
+        return Plan.of(grid.moments, self.layers, self.depthwise)
+
+    @property
+    def samples(self) -> int:
+        """The most samples of a branch."""
+        return max(getattr(branch, "samples", 0) for layer in self.layers for branch in layer)
+
+    def solve(self, grid: TimeGrid, streams: list[np.random.Generator]) -> list[March]:
+        """March through a grid once a stream of random numbers."""
+        halves: list[March] = []
+        for stream in streams:
+            try:
+                halves.append(march(grid.moments, self._start(grid, stream), self.depthwise, grid=grid))
+            except CertificateError as error:
+                if isinstance(error.partial, March):
+                    error.partial = label([error.partial], grid)
+                raise
+        return halves
+
+    def _start(self, grid: TimeGrid, stream: np.random.Generator) -> list[list[Process]]:
+        """Start the branches; no name is kept, so that the memory of one half is free for the next."""
+        return [[branch.start(grid.moments, stream) for branch in layer] for layer in self.layers]
+
+
+def solve(request: Request) -> xr.Dataset:
+    """Solve a request; where an error is asked for, with more samples, and later long intervals, until it is reached.
+
+    Raises
+    ------
+    UsageError
+        It does not fit into the memory or the time that are allowed; the message says what would.
+    CertificateError
+        The limit diverges, or the error that was asked for is not reached; `partial` is what was solved.
+    """
+    wanted = request.sampling.tolerance
+    while True:
+        solved = _solve_on(request)
+        if request.every == 1 or solved.sizes["step"] == request.problems[0].steps:  # every step is solved
+            return solved
+        error = float(np.sqrt(np.mean(solved["output_error"].values ** 2)))
+        if np.isfinite(error) and (wanted is None or error <= wanted):
+            return solved
+        finer = replace(request, each=2 * request.each)
+        if wanted is None or not _fits(foresee(finer), request.sampling):
+            raise CertificateError(
+                f"outputs on intervals of up to {request.every} steps are not known to the error that was asked for, "
+                "or to any where longer ones diverge: take a smaller `every`, or ask for an error with "
+                "`Sampling.tolerance` and allow the `memory` and `seconds` of more short intervals; `partial` is what "
+                "was solved",
+                measured=error,
+                threshold=np.inf if wanted is None else wanted,
+                partial=solved,
+            )
+        request = finer
+
+
+def _solve_on(request: Request) -> xr.Dataset:
+    """Solve on one grid, with as many samples as their error asks for."""
+    sampling, factor = request.sampling, 1
+    wanted = np.inf if sampling.tolerance is None else sampling.tolerance
+    share = wanted if request.every == 1 else wanted / 2  # of the samples
+    tasks = [_Task.of(request, grid, factor) for grid in _grids(request)]
+    _check(_whole(tasks, request), request)
+    grids = request.grids()
+    found = _march(tasks, grids, request)
+    while _spread(found) > share:
+        factor *= 2
+        more = [_Task.of(request, grid, factor) for grid in grids]
+        next_plan = _whole(more, request)
+        if more[0].samples > sampling.most or not _fits(next_plan, sampling):
+            if _spread(found) <= wanted:
+                break
+            raise CertificateError(
+                f"outputs are not known to the error that was asked for, and {more[0].samples} samples are more than "
+                "`most`, `memory` or `seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` "
+                "is what was solved",
+                measured=_spread(found),
+                threshold=wanted,
+                partial=_told(found, tasks, grids, request),
+            )
+        tasks = more
+        _check(next_plan, request)
+        found = _march(tasks, grids, request)
+    return _told(found, tasks, grids, request)
+
+
+def _told(found: list[March], tasks: list[_Task], grids: list[TimeGrid], request: Request) -> xr.Dataset:
+    """Label what was found, with its errors, those of long intervals among them, and what it was foreseen to cost."""
+    if request.every == 1:
+        return label(found, grids[0]).assign_attrs(_costs(_whole(tasks, request)))
+    coarse = [grid.tripled() for grid in grids]
+    try:
+        solved = label(found, grids[0], _march(tasks, coarse, request), coarse[0])
+    except CertificateError:  # longer intervals have no solution: that of these is not known to be near
+        solved = label(found, grids[0])
+        solved["output_error"] = xr.full_like(solved["output"], np.inf)
+    return solved.assign_attrs(_costs(_whole(tasks, request)))
+
+
+def _costs(plan: Plan) -> dict[str, float]:
+    return {"planned_bytes": plan.memory, "planned_seconds": plan.seconds}
+
+
+def _march(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[March]:
+    """Return the march, or its two halves, extrapolated to infinite depth where there are two problems."""
+    marched = []
+    for task, grid in zip(tasks, grids, strict=True):
+        streams = np.random.default_rng(request.sampling.seed).spawn(2 if request.sampled else 1)
+        marched.append(task.solve(grid, streams))
+    if len(marched) == 1:
+        return marched[0]
+    deep = [extrapolate(*pair) for pair in zip(*marched, strict=True)]
+    return [replace(each, losses=grids[0].moments.losses(each.outputs)) for each in deep]
+
+
+def foresee(request: Request) -> Plan:
+    """Return what a solution will keep at most, and all its multiplications; of samples not doubled.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.limits import Problem, Sampling
+    >>> from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+    >>> from manyheads.limits.dmft.options import Request
+    >>> from manyheads.limits.dmft.solver import foresee
+    >>> problem = Problem(np.ones((4, 4, 16)), np.ones(4), steps=500)
+    >>> plans = [foresee(Request((problem,), AttentionLimit(), None, Sampling(), every)) for every in (1, 27)]
+    >>> [f"{plan.memory / 1e9:.1f} GB, {plan.seconds:.0f} s" for plan in plans]
+    ['9.5 GB, 704 s', '0.2 GB, 3 s']
+    """
+    return _whole([_Task.of(request, grid, 1) for grid in _grids(request)], request)
+
+
+def _grids(request: Request) -> list[TimeGrid]:
+    """Return the moments of every problem, where tangent kernels do not matter yet."""
+    return [TimeGrid.of(problem, request.every, each=request.each) for problem in request.problems]
+
+
+def _whole(tasks: list[_Task], request: Request) -> Plan:
+    """Plan all marches, with those through the grids that are coarser still."""
+    work = sum(task.plan.multiplications for task in tasks)
+    if request.every > 1:
+        work += sum(task.through(task.grid.tripled()).multiplications for task in tasks)
+    return Plan(memory=max(task.plan.memory for task in tasks), multiplications=(1 + request.sampled) * work)
+
+
+def _fits(plan: Plan, sampling: Sampling) -> bool:
+    return plan.memory <= sampling.memory and (sampling.seconds is None or plan.seconds <= sampling.seconds)
+
+
+def _check(plan: Plan, request: Request) -> None:
+    """Announce a solution, or refuse one that does not fit."""
+    sampling = request.sampling
+    said = f"{plan.memory / 1e9:.2g} GB and about {max(plan.seconds, 1):.0f} s of one core"
+    if _fits(plan, sampling):
+        if plan.seconds > WORTH_SAYING:
+            announce(f"mean-field theory: {said}")
+        return
+    allowed = f"{sampling.memory / 1e9:.2g} GB" + ("" if sampling.seconds is None else f" and {sampling.seconds:.2g} s")
+    raise UsageError(
+        f"this solution takes {said}, and {allowed} are allowed: {_instead(request)}take fewer steps, tokens, samples "
+        f"or {'layers' if request.cells is None else 'cells'}" + (CONTINUUM if _of_blocks(request) else "")
+    )
+
+
+def _of_blocks(request: Request) -> bool:
+    """Whether it is several blocks of a finite depth that are solved."""
+    return request.cells is None and len(request.problems) == 1 and request.problems[0].depth > 1
+
+
+def _instead(request: Request) -> str:
+    """Say which coarser grid in time would fit."""
+    problem = request.problems[0]
+    for every in EVERY:
+        if problem.momentum == 0 and request.every < every < problem.steps:
+            coarse = replace(request, every=every)
+            if _fits(foresee(coarse), request.sampling):
+                moments = TimeGrid.of(problem, every).moments.steps
+                return f"`every={every}` solves {moments} moments for {problem.steps} steps, and fits; or "
+    return ""
+
+
+def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) -> Branch:
+    """Return a branch with its samples: what was asked for, or twice the fewest that match moments."""
+    rows = problem.steps * problem.rows
+    if isinstance(branch, AttentionHeads):
+        few = max(512, fewest_heads(2 * rows, branch.key_dim))
+        return replace(branch, samples=factor * (sampling.samples or few))
+    if isinstance(branch, Perceptron):
+        return replace(branch, samples=factor * (sampling.samples or max(2048, fewest_neurons(2 * rows))))
+    return branch
+
+
+def _spread(halves: list[March]) -> float:
+    """Root mean square error of the mean of two halves, from their difference; zero where nothing is sampled."""
+    if len(halves) == 1:
+        return 0.0
+    return float(np.sqrt(np.mean((halves[0].outputs - halves[1].outputs) ** 2)) / 2)

@@ -1,0 +1,1 @@
+"""Parametrization: scaling exponents of every class of weights, targets, tables, programs."""

@@ -1,0 +1,422 @@
+"""What every trained parameter of a model is: read off a Hugging Face configuration, or off a short map of names.
+
+A *part* is what one array does, in the names of the house's own transformer (`query`, `query_bias`, `attention_gain`,
+...) and a few more that other models have. A part decides the class of the parametrization (its role), how it starts,
+and which of the factors of the forward pass it can carry. Nothing is guessed: a name that is not explained is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from manyheads.errors import UsageError
+from manyheads.models.families import Family, read_figures, recognise
+from manyheads.models.refusals import CheckpointRefused
+from manyheads.models.tables import Role, Table
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.weights import ROLE_OF
+
+HIDDEN = "hidden"
+"""A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
+
+PARTS: Mapping[str, str] = {
+    **ROLE_OF,
+    "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
+    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
+    "embedding_shift": "final_norm",
+    "marker": "positional",  # a token that is a weight
+    "blank": "positional",  # the same, starting at zero
+    "hidden": HIDDEN,
+    "hidden_bias": "final_norm",  # moves by order one above the blocks
+}
+"""Part → role."""
+
+CARRIES: Mapping[str, str] = {
+    "query": "logit",
+    "query_bias": "logit",
+    "output": "branch",
+    "output_bias": "branch",
+    "mlp_out": "branch",
+    "mlp_out_bias": "branch",
+}
+"""Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
+
+LARGEST_SPREAD = 1e30
+"""No family starts its weights at such a spread; float32 still holds it."""
+
+_WEIGHT = {
+    Role.EMBEDDING: "embedding",
+    Role.SEGMENT: "embedding",
+    Role.PATCH: "embedding",
+    Role.POSITION: "positional",
+    Role.MARKER: "marker",
+    Role.QUERY: "query",
+    Role.KEY: "key",
+    Role.VALUE: "value",
+    Role.OUTPUT: "output",
+    Role.MLP_IN: "mlp_in",
+    Role.MLP_GATE: "mlp_in",
+    Role.MLP_OUT: "mlp_out",
+    Role.HEAD_TRANSFORM: "hidden",
+    Role.POOLER: "hidden",
+    Role.UNEMBEDDING: "unembedding",
+    Role.CLASSIFIER: "unembedding",
+}
+_NORM = {
+    Role.ATTENTION_NORM: "attention",
+    Role.MLP_NORM: "mlp",
+    Role.FINAL_NORM: "final",
+    Role.HEAD_NORM: "final",
+    Role.EMBEDDING_NORM: "embedding",
+}
+_RENAMED = {  # transformers 5 calls some parameters otherwise than it saves them: in memory → as saved
+    "gpt_neox": ((r"^lm_head\.", "embed_out."),),
+    "vit": (
+        (r"layers\.(\d+)\.attention\.([qkv])_proj\.", r"layers.\1.attention.attention.\2."),
+        (r"attention\.attention\.q\.", "attention.attention.query."),
+        (r"attention\.attention\.k\.", "attention.attention.key."),
+        (r"attention\.attention\.v\.", "attention.attention.value."),
+        (r"attention\.o_proj\.", "attention.output.dense."),
+        (r"mlp\.fc1\.", "intermediate.dense."),
+        (r"mlp\.fc2\.", "output.dense."),
+        (r"(^|\.)layers\.", r"\1encoder.layer."),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One trained parameter.
+
+    Attributes
+    ----------
+    name
+        Its name, the first of them where it has several.
+    parts
+        What it does: one of `PARTS`; three where queries, keys and values share a matrix.
+    tied
+        Whether it is the embedding and the unembedding at once; `parts` then says embedding.
+    closes
+        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    tied: bool = False
+    closes: bool = False
+
+    @property
+    def start(self) -> Literal["random", "one", "zero"]:
+        """How it starts: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        if self.parts[0].endswith("gain"):
+            return "one"
+        return "zero" if self.parts[0].endswith(("shift", "bias", "blank")) else "random"
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The trained parameters of one model and its shape.
+
+    Attributes
+    ----------
+    shape
+        Key dimension, heads, depth.
+    places
+        One for each parameter, shared ones once.
+    family
+        The `model_type` of its configuration, empty for a plain module.
+    post_norm
+        Whether blocks normalise after adding to the stream.
+    spread
+        The standard deviation at which the family starts its weights, None for a plain module.
+    open_end
+        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
+    frozen
+        The parameters that are not trained, as far as a configuration or a map explains them.
+    """
+
+    shape: Shape
+    places: tuple[Place, ...]
+    family: str = ""
+    post_norm: bool = False
+    spread: float | None = None
+    open_end: str = field(default="", repr=False)
+    frozen: tuple[Place, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a configuration says of the blocks.
+
+    Attributes
+    ----------
+    shape
+        Key dimension, heads, depth.
+    post_norm
+        Whether blocks normalise after adding to the stream.
+    fused
+        Whether queries, keys and values share one matrix.
+    """
+
+    shape: Shape
+    post_norm: bool
+    fused: bool
+
+
+def read_config(
+    config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
+) -> Anatomy:
+    """Read a model of Hugging Face transformers: GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT.
+
+    Parameters
+    ----------
+    config
+        The configuration, as in `config.json`.
+    names
+        The names of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
+    frozen
+        First names of those that are not trained.
+
+    Returns
+    -------
+    Anatomy
+
+    Raises
+    ------
+    UsageError
+        The family or a name is unknown, the width is not heads times key dimension, or the attention (or a projection
+        beside it) is one that the theory does not describe.
+
+    Notes
+    -----
+    Grouped queries change no law: keys and values of fewer heads read the same stream. Heads per group and the width
+    of the MLP over d are taken to be what they were at the base.
+
+    Examples
+    --------
+    >>> config = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1}
+    >>> modules = ["wpe", "ln_f", *(f"h.0.{name}" for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2"))]
+    >>> modules += ["h.0.mlp.c_fc", "h.0.mlp.c_proj"]
+    >>> names = ["wte.weight", *(f"{name}.{end}" for name in modules for end in ("weight", "bias"))]
+    >>> anatomy = read_config(config, [name for name in names if name != "wpe.bias"])
+    >>> anatomy.shape.key_dim, {place.name: place.parts for place in anatomy.places}["h.0.attn.c_attn.bias"]
+    (4, ('query_bias', 'key_bias', 'value_bias'))
+    """
+    groups = [(each,) if isinstance(each, str) else tuple(each) for each in names]
+    family = _recognise(config, groups)
+    body = _read_body(family.table, family.figures, config)
+    shape, post = body.shape, body.post_norm
+    _check_projections(family)
+    named = [(group, [family.parts[_saved(config, name)] for name in group]) for group in groups]
+    tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
+    closing, reason = _closing(family, post) if tied else (None, "")
+    places: dict[bool, list[Place]] = {True: [], False: []}  # by whether they are frozen
+    for group, parts in named:
+        means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
+        closes = closing is not None and parts[0].role is closing
+        places[group[0] in frozen].append(_place(group, means, closes))
+    if tied and not reason and not any(place.closes and place.start == "one" for place in places[False]):
+        reason = "its last norm has no gain that is trained"
+    spread = _read_spread(config)
+    return Anatomy(
+        shape, tuple(places[False]), family.table.model_type, post, spread, reason, frozen=tuple(places[True])
+    )
+
+
+def read_map(
+    roles: Mapping[str, str],
+    shape: Shape,
+    names: Iterable[str | Sequence[str]],
+    frozen: Iterable[str | Sequence[str]] = (),
+) -> Anatomy:
+    """Read a plain model by a map from patterns of names to parts.
+
+    Parameters
+    ----------
+    roles
+        Pattern (`"*.attn.wq.weight"`, as of a shell) → part, one of `PARTS`; `"query+key+value"` for a matrix that
+        holds all three. The first pattern that fits counts.
+    shape
+        Key dimension, heads, depth.
+    names
+        The names of its trained parameters; those of a shared one together.
+    frozen
+        The names of the others, to which patterns may fit as well.
+
+    Raises
+    ------
+    UsageError
+        No map, or no shape; a part that is none, a pattern that fits nothing, or a trained parameter that no pattern
+        fits.
+
+    Examples
+    --------
+    >>> anatomy = read_map({"table": "embedding", "*.q.bias": "query_bias"}, Shape(4, 2, 1), ["table", "0.q.bias"])
+    >>> [(place.name, place.start) for place in anatomy.places]
+    [('table', 'random'), ('0.q.bias', 'zero')]
+    """
+    if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
+        raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
+    if not isinstance(shape, Shape):
+        raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
+    for pattern, part in roles.items():
+        if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
+            raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    used: set[str] = set()
+    places, resting = [], []
+    for each in names:
+        group = (each,) if isinstance(each, str) else tuple(each)
+        means = _look_up(roles, group, used)
+        if unknown := [name for name in group if name not in means]:
+            raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
+        places.append(_place(group, set(means.values()), closes=False))
+    for each in frozen:
+        group = (each,) if isinstance(each, str) else tuple(each)
+        if means := _look_up(roles, group, used):
+            resting.append(_place(group, set(means.values()), closes=False))
+    if idle := [pattern for pattern in roles if pattern not in used]:
+        raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
+    reason = ""
+    if any(place.tied for place in (*places, *resting)):
+        ends = [place.name for place in places if place.parts[0] == "final_gain"]
+        reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
+        if not reason:
+            last = ("final_gain", "final_shift")
+            places, resting = (
+                [replace(each, closes=each.parts[0] in last) for each in some] for some in (places, resting)
+            )
+    return Anatomy(shape, tuple(places), open_end=reason, frozen=tuple(resting))
+
+
+def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of those names that a pattern fits, and write down the pattern."""
+    found = {}
+    for name in names:
+        if fitting := [pattern for pattern in roles if fnmatchcase(name, pattern)]:
+            used.add(fitting[0])
+            found[name] = tuple(roles[fitting[0]].split("+"))
+    return found
+
+
+def _recognise(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Family:
+    # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
+    config = {key: value for key, value in config.items() if key != "architectures"}
+    try:
+        return recognise(config, [_saved(config, name) for group in groups for name in group], "model")
+    except CheckpointRefused as refused:
+        raise UsageError(
+            f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
+            "not known, give every trained parameter a part with roles={pattern: part} and shape=Shape(N, H, L)"
+        ) from refused
+
+
+def read_body(config: Mapping[str, Any]) -> Body:
+    """Read what a configuration says of the blocks, without the names of their parameters.
+
+    Raises
+    ------
+    UsageError
+        The family is unknown, its width is not heads times key dimension, or its attention is not described here.
+
+    Examples
+    --------
+    >>> body = read_body({"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1})
+    >>> body.shape.key_dim, body.post_norm, body.fused
+    (4, False, True)
+    """
+    try:
+        return _read_body(*read_figures(config, "model"), config)
+    except CheckpointRefused as refused:
+        raise UsageError(f"{refused.found}") from refused
+
+
+def _read_body(table: Table, figures: Mapping[str, Any], config: Mapping[str, Any]) -> Body:
+    """Refuse attention that the theory does not describe."""
+    width, heads, key_dim = figures["width"], figures["heads"], figures["key_dim"]
+    if width != heads * key_dim:
+        raise UsageError(
+            f"a stream of width {width} and {heads} heads of {key_dim}: the theory has width = heads times key "
+            f"dimension; set the key dimension to {width // heads}, or another number of heads"
+        )
+    if not figures["layers"]:
+        raise UsageError("a model without layers: depth is a positive integer")
+    if figures.get("scaled") is False or figures.get("scaled_by_layer"):
+        raise UsageError(
+            "attention without the factor N^-1/2, or with one that depends on the layer, is not described here: set "
+            "scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False"
+        )
+    if config.get("add_cross_attention") or config.get("is_encoder_decoder"):
+        raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
+    narrow = config.get("word_embed_proj_dim")
+    if table.model_type == "opt" and narrow not in (None, width):
+        raise _narrow("word_embed_proj_dim", width)
+    post = not (figures[place] if (place := table.norm_place) in figures else place == "pre")
+    return Body(Shape(key_dim, heads, figures["layers"]), post, bool(table.fused))
+
+
+def _narrow(name: str, width: int) -> UsageError:
+    return UsageError(
+        f"{name}: an embedding narrower than the stream is not described here; set word_embed_proj_dim to {width}, or "
+        "give roles= and shape="
+    )
+
+
+def _check_projections(family: Family) -> None:
+    for name, part in family.parts.items():
+        if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
+            raise _narrow(name, family.figures["width"])
+
+
+def _read_spread(config: Mapping[str, Any]) -> float:
+    """Return the standard deviation at which a family starts its weights, chosen as transformers does."""
+    name = "initializer_range" if config.get("initializer_range") else "init_std"
+    spread = config.get(name) or 0.02
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < LARGEST_SPREAD:
+        raise UsageError(f"{name} is {str(spread)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
+    return float(spread)
+
+
+def _saved(config: Mapping[str, Any], name: str) -> str:
+    """Return the name under which a parameter is saved."""
+    model_type = config.get("model_type")
+    for pattern, replacement in _RENAMED.get(model_type if isinstance(model_type, str) else "", ()):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _parts(part: Any, name: str) -> tuple[str, ...]:
+    """Translate the meaning of a name of a family."""
+    if part.role in _NORM:
+        return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
+    biased = "_bias" if part.kind == "bias" else ""
+    if part.role is Role.QUERY_KEY_VALUE:
+        return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
+    if part.role is Role.MARKER and name.endswith("mask_token"):
+        return ("blank",)
+    return (f"{_WEIGHT[part.role]}{biased}",)
+
+
+def _closing(family: Family, post: bool) -> tuple[Role | None, str]:
+    """Return the norm that the tied unembedding alone reads, or why there is none."""
+    present = {part.role for part in family.parts.values()}
+    if Role.HEAD_NORM in present:
+        return Role.HEAD_NORM, ""
+    if post or Role.FINAL_NORM not in present:
+        return None, "no norm of its own stands before it"
+    if present & {Role.CLASSIFIER, Role.POOLER}:
+        return None, "another head reads the same norm"
+    return Role.FINAL_NORM, ""
+
+
+def _place(names: tuple[str, ...], means: set[tuple[str, ...]], closes: bool) -> Place:
+    """Join the meanings of a parameter that may have several names."""
+    if means == {("embedding",), ("unembedding",)}:
+        return Place(names[0], ("embedding",), tied=True)
+    if len(means) > 1:
+        shown = " and ".join("+".join(each) for each in sorted(means))
+        raise UsageError(f"{' = '.join(names)} is one parameter in the roles {shown}: only embeddings can be tied")
+    return Place(names[0], means.pop(), closes=closes)

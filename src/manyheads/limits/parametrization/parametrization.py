@@ -1,0 +1,320 @@
+"""`Parametrization`: from a base shape and a target shape to init, multiplier, rate and epsilon of every weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.power_laws import ONE, Power
+from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES, Law, Optimizer, Scheme, laws
+from manyheads.limits.parametrization.table import Row, Table
+from manyheads.transformer.scaling import ROLES, Scaling, standard_scaling
+from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    import optax
+
+    from manyheads.limits.checks.audit import Audit
+    from manyheads.limits.parametrization.targets import Tuned
+    from manyheads.transformer.inputs import Input
+
+Form = Literal["effective", "multiplier"]
+FORMS: tuple[str, ...] = get_args(Form)
+UNIT = Shape(1, 1, 1)
+SMALLEST = 1e-100
+"""Factors are larger, and smaller than its inverse: products of a few of them are still numbers."""
+
+
+@dataclass(frozen=True)
+class Parametrization:
+    r"""How a transformer scales from a base shape, where nothing changes, along N, H and L.
+
+    Nothing is stored on arrays, and there is no file of base shapes: every number follows from (shape, role, base).
+
+    Attributes
+    ----------
+    logit_exponent
+        alpha_A: logits are :math:`N^{-\alpha_A} q\cdot k`. 1 makes heads copies of each other as N grows, 1/2 keeps
+        them different.
+    depth_exponent
+        alpha_L: a branch is multiplied by :math:`L^{-\alpha_L}`. 1 lets the weights of every block learn as L grows;
+        1/2 keeps the randomness of the blocks and lets them learn less and less.
+    richness
+        gamma0 relative to the base: the output is divided by it. Small is lazy, large learns features.
+    optimizer
+        ``"adam"`` (and what divides by the gradient's size likewise) or ``"sgd"``.
+    base
+        The shape at which init, learning rate and epsilon were tuned; all factors are one there. N = H = L = 1 gives
+        the theory's table itself.
+    scheme
+        ``"limits"``, or one of those it is compared with: ``"mup"`` (width alone), ``"standard"``.
+    form
+        ``"effective"`` changes init, rate and epsilon of each weight; ``"multiplier"`` gives the weights forward
+        multipliers instead, chosen so that all classes share one learning rate. Both train the same function.
+
+    Raises
+    ------
+    UsageError
+        An unknown name, an exponent outside its range, or richness where a scheme does not know it.
+
+    Notes
+    -----
+    With W = W_eff / m, gradient descent at the rate eta / m^2, or Adam at the rate eta / m with epsilon times m, moves
+    m W exactly as the rate eta moves W_eff: the multiplier form takes the m for which that rate is the same for all.
+
+    References
+    ----------
+    Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics", 2024, Table 1 (``"limits"``);
+    Yang et al., "Tensor programs V", 2022 (``"mup"``); Dey et al., "CompleteP", 2025 (``complete_p``).
+
+    Examples
+    --------
+    >>> p = Parametrization(base=Shape(16, 4, 2))
+    >>> table = p.table(Shape(16, 8, 2))
+    >>> table["value"].rate, table["embedding"].rate, table["unembedding"].initial
+    (0.5, 1.0, 0.5)
+    """
+
+    logit_exponent: float = 1.0
+    depth_exponent: float = 1.0
+    richness: float = 1.0
+    optimizer: Optimizer = "adam"
+    base: Shape = UNIT
+    scheme: Scheme = "limits"
+    form: Form = "effective"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("optimizer", OPTIMIZERS), ("scheme", SCHEMES), ("form", FORMS)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        if not isinstance(self.base, Shape):
+            raise UsageError(f"base={self.base!r}: expected Shape(key_dim, heads, depth)")
+        for name in ("logit_exponent", "depth_exponent", "richness"):
+            if not isinstance(getattr(self, name), Real):
+                raise UsageError(f"{name}={getattr(self, name)!r}: it is a number")
+        if self.logit_exponent not in (0.5, 1.0):
+            raise UsageError(f"logit_exponent={self.logit_exponent}: the limits exist for 1/2 and 1")
+        if not 0.5 <= self.depth_exponent <= 1:
+            raise UsageError(f"depth_exponent={self.depth_exponent}: the limits exist between 1/2 and 1")
+        if not 0 < self.richness < float("inf"):
+            raise UsageError(f"richness={self.richness}: it is a positive number")
+        if self.scheme != "limits" and self.richness != 1:
+            raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} knows no richness")
+
+    @classmethod
+    def standard(cls, base: Shape, optimizer: Optimizer = "adam") -> Parametrization:
+        """Return the usual practice: fan-in spreads, logits over the root of N, one rate for all, no branch factor."""
+        return cls(logit_exponent=0.5, optimizer=optimizer, base=base, scheme="standard")
+
+    @classmethod
+    def mup(cls, base: Shape, optimizer: Optimizer = "adam", logit_exponent: float = 1.0) -> Parametrization:
+        """Return the width-only maximal update parametrization, with no power of depth.
+
+        With `logit_exponent` 1/2 it keeps its plain rates for queries and keys: a common mistake, kept for comparison.
+        """
+        return cls(logit_exponent=logit_exponent, optimizer=optimizer, base=base, scheme="mup")
+
+    @classmethod
+    def complete_p(cls, base: Shape) -> Parametrization:
+        """Return the member with both exponents one under Adam, known as CompleteP."""
+        return cls(base=base)
+
+    def laws(self) -> dict[str, Law]:
+        """Return the powers of every role in effective form."""
+        return laws(self.scheme, self.optimizer, self.logit_exponent, self.depth_exponent)
+
+    @property
+    def branch(self) -> Power:
+        """The power of the branch multiplier."""
+        return Power(depth=-self.depth_exponent) if self.scheme == "limits" else ONE
+
+    def multipliers(self) -> dict[str, Power]:
+        """Return the power of every forward multiplier: one in effective form."""
+        if self.form == "effective":
+            return dict.fromkeys(ROLES, ONE)
+        found = self.laws()
+        order = 1.0 if self.optimizer == "adam" else 0.5  # rate in effective form ~ m (Adam), m^2 (gradient descent)
+        bulk = found["value"]
+        shared = bulk.rate / bulk.initial ** (1 / order)  # so that the value weights start with spread one
+        return {role: (law.rate / shared) ** order for role, law in found.items()}
+
+    def table(self, shape: Shape) -> Table:
+        """Return what every class of weights needs at a shape, relative to the base.
+
+        Raises
+        ------
+        UsageError
+            No shape, or one so far from the base (or a richness so far from one) that a factor has no float.
+
+        Examples
+        --------
+        >>> Parametrization(0.5, base=Shape(8, 4, 2)).table(Shape(32, 4, 2))["query"].rate
+        0.125
+        """
+        if not isinstance(shape, Shape):
+            raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
+        multipliers = self.multipliers()
+        rows = []
+        for role, law in self.laws().items():
+            m = multipliers[role]
+            powers = {
+                "initial": law.initial / m,
+                "multiplier": m,
+                "rate": law.rate / (m if self.optimizer == "adam" else m**2),
+                "epsilon": law.epsilon * m if self.optimizer == "adam" else ONE,
+            }
+            try:
+                numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
+            except OverflowError:
+                numbers = {"rate": 0.0}
+            if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
+                raise UsageError(
+                    f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
+                    "and a richness closer to 1"
+                )
+            laws_shown = {name: str(power) for name, power in powers.items()}
+            rows.append(Row(role, **numbers, weight_decay=1 / numbers["rate"], laws=laws_shown))
+        return Table(
+            scheme=self.scheme,
+            optimizer=self.optimizer,
+            form=self.form,
+            base=self.base,
+            shape=shape,
+            rows=tuple(rows),
+            logit_exponent=self.logit_exponent,
+            logit_prefactor=self.base.key_dim ** (self.logit_exponent - 0.5),
+            branch=self.branch.ratio(shape, self.base),
+        )
+
+    def scaling(self, shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
+        """Return the scales of the house's `Transformer` at a shape: the standard ones at the base, and from there on.
+
+        Examples
+        --------
+        >>> from manyheads.transformer.inputs import TokenInput
+        >>> base = Shape(8, 4, 2)
+        >>> p = Parametrization(base=base)
+        >>> p.scaling(base, TokenInput(30)).initial == standard_scaling(base, TokenInput(30)).initial
+        True
+        """
+        table = self.table(shape)
+        start = standard_scaling(self.base, inputs, mlp_ratio)
+        factors, multipliers = table.column("initial"), table.column("multiplier")
+        return Scaling(
+            initial={role: start.initial[role] * factors[role] for role in ROLES},
+            multiplier={role: start.multiplier[role] * multipliers[role] for role in ROLES},
+            logit_prefactor=table.logit_prefactor,
+            logit_exponent=table.logit_exponent,
+            branch=start.branch * table.branch,
+            output=start.output,
+        )
+
+    def optax(self, transformation: optax.GradientTransformation, roles: Any, shape: Shape) -> Any:
+        """Give every weight its rate, epsilon and weight decay under an optax transformation tuned at the base.
+
+        Parameters
+        ----------
+        transformation
+            The base's optimiser: `optax.adam(rate)`, `optax.adamw(rate, weight_decay=...)`, `optax.sgd(rate)`, a
+            schedule included. Clip by the global norm before it, `optax.chain(optax.clip_by_global_norm(1.0),
+            p.optax(...))`, not inside.
+        roles
+            A tree of the names of roles, in the structure of the weights: `manyheads.transformer.roles(weights)`. A
+            name in place of a branch holds for all of it.
+        shape
+            The shape that is trained.
+
+        Returns
+        -------
+        optax.GradientTransformation
+
+        Raises
+        ------
+        UsageError
+            A label is no role; on `init`, a weight has none.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp, optax
+        >>> weights = {"table": jnp.ones(3), "projection": jnp.ones(3)}
+        >>> labels = {"table": "embedding", "projection": "value"}
+        >>> tx = Parametrization(base=Shape(8, 1, 1)).optax(optax.adam(0.1), labels, Shape(32, 1, 1))
+        >>> updates, _ = tx.update(weights, tx.init(weights), weights)
+        >>> {name: round(float(updates[name][0]), 4) for name in ("table", "projection")}
+        {'table': -0.1, 'projection': -0.025}
+        """
+        from manyheads.limits.parametrization.optax_scaling import rescale
+
+        table = self.table(shape)
+        return rescale(transformation, roles, table.column("rate"), table.column("epsilon"))
+
+    def torch_groups(
+        self, model: Any, tuned: Tuned, roles: Any = None, shape: Shape | None = None, folded: bool = True
+    ) -> list[dict[str, Any]]:
+        """Sort the trained parameters of a PyTorch model into the groups of Adam, AdamW or SGD.
+
+        Parameters
+        ----------
+        model
+            A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
+        tuned
+            What was tuned at the base.
+        roles, shape
+            For a plain module: pattern of names → part (`manyheads.limits.parametrization.architecture.PARTS`), and
+            its shape.
+        folded
+            Whether what the parametrization wants in the forward pass goes into the weights. False for a model that
+            applies `manyheads.limits.forward_factors` itself, such as one written for mup.
+
+        Raises
+        ------
+        UsageError
+            What cannot be read, or cannot be scaled: by name, with what to do.
+
+        Warns
+        -----
+        UserWarning
+            A factor of the forward pass belongs into frozen parameters that do not start with it: by name, with what to
+            do.
+        """
+        from manyheads.limits.torch.groups import Reading, make_groups
+
+        return make_groups(self, model, tuned, Reading(roles, shape, folded))
+
+    def initialise(
+        self,
+        model: Any,
+        tuned: Tuned,
+        roles: Any = None,
+        shape: Shape | None = None,
+        folded: bool = True,
+        generator: Any = None,
+    ) -> None:
+        """Draw all trained parameters of a PyTorch model anew, in place; arguments are those of `torch_groups`."""
+        from manyheads.limits.torch.groups import Reading, initialise_model
+
+        initialise_model(self, model, tuned, Reading(roles, shape, folded), generator)
+
+    def audit(
+        self,
+        model: Any,
+        groups: Any,
+        tuned: Tuned,
+        roles: Any = None,
+        shape: Shape | None = None,
+        folded: bool = True,
+        fresh: bool | None = None,
+    ) -> Audit:
+        """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`.
+
+        A schedule of the optimizer may stand in its place: `CyclicLR` alone knows the peak of its rates.
+
+        `fresh` says whether the weights are as they started, so that their spreads are judged too; None finds out from
+        the optimizer, which gradient descent without momentum and a list of groups do not tell.
+        """
+        from manyheads.limits.torch.audit import audit_torch
+        from manyheads.limits.torch.groups import Reading
+
+        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded), fresh)

@@ -1,0 +1,301 @@
+"""A parametrization as a program: ready to run, for optax with the house's transformer, and for plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.architecture import read_map
+from manyheads.limits.parametrization.parametrization import Parametrization
+from manyheads.limits.parametrization.targets import Factors, Tuned, forward_factors, list_wants
+from manyheads.transformer.inputs import TokenInput
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from manyheads.limits.parametrization.table import Row
+
+VOCABULARY, LENGTH = 64, 64  # of the model in the snippets, which stands for the reader's own
+_INPUTS = f"TokenInput({VOCABULARY}), length={LENGTH}, outputs={VOCABULARY}"
+ZERO = ("logit_bias", "bias", "unembedding_bias")
+"""Roles that start at zero, whatever the factor."""
+
+
+def tuned_at(tuned: Tuned, row: Row) -> Tuned:
+    """Return what was tuned at the base for one class of weights.
+
+    Examples
+    --------
+    >>> row = Parametrization(base=Shape(8, 4, 2)).table(Shape(16, 4, 2))["value"]
+    >>> at = tuned_at(Tuned(1e-2, weight_decay=0.1), row)
+    >>> at.rate, at.epsilon, at.weight_decay
+    (0.005, 5e-09, 0.2)
+    """
+    return Tuned(tuned.rate * row.rate, tuned.epsilon * row.epsilon, tuned.weight_decay * row.weight_decay)
+
+
+def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
+    """Return a program that makes the house's transformer at a shape and its optax optimiser.
+
+    Examples
+    --------
+    >>> p = Parametrization(base=Shape(4, 2, 1))
+    >>> exec(optax_snippet(p, Shape(4, 4, 1), Tuned(1e-2)))
+    """
+    p, rate = parametrization, f"{tuned.rate!r}"
+    if p.optimizer == "adam":
+        decay = f", weight_decay={tuned.weight_decay!r}" if tuned.weight_decay else ""
+        made = f"optax.adam{'w' if decay else ''}({rate}, eps={tuned.epsilon!r}{decay})"
+    elif tuned.weight_decay:
+        made = f"optax.chain(optax.add_decayed_weights({tuned.weight_decay!r}), optax.sgd({rate}))"
+    else:
+        made = f"optax.sgd({rate})"
+    return f'''"""{_headline(p, shape)}"""
+
+import jax
+import optax
+
+from manyheads.attention import Shape, TokenInput, TransformerConfig, initialise, roles
+from manyheads.limits import Parametrization
+
+parametrization = {_constructed(p)}
+shape = {_shown(shape)}
+
+# Inputs, length and outputs are yours. The spreads of the weights, the scale of the logits and the factor of the
+# branches come with the scaling.
+config = TransformerConfig(shape, {_INPUTS}, causal=True, read_out="token")
+model = initialise(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
+
+# For a model of your own: a tree with the name of a role for every weight, in place of roles(model.weights).
+optimizer = parametrization.optax({made}, roles(model.weights), shape)
+state = optimizer.init(model.weights)
+'''
+
+
+def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
+    """Return a program for PyTorch alone: numbers by class, a small transformer that takes them, parameter groups.
+
+    Spreads are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
+
+    Raises
+    ------
+    UsageError
+        The parametrization is in multiplier form.
+
+    Examples
+    --------
+    >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), Tuned(1e-2))
+    >>> "N, H, L = 4, 4, 1" in text
+    True
+    """
+    if parametrization.form != "effective":
+        raise UsageError("the torch snippet is written in effective form: leave out --form multiplier")
+    table = parametrization.table(shape)
+    start = standard_scaling(parametrization.base, TokenInput(VOCABULARY)).initial
+    rows = [row for row in table.rows if row.role not in ZERO]
+    adam = parametrization.optimizer == "adam"
+    forward = forward_factors(parametrization, shape)
+    found = {row.role: Factors(row.initial, row.rate, row.epsilon) for row in rows}
+    # With its factor in the forward pass the read-out starts and trains as at the base: what `audit` calls applied.
+    read_out = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
+    # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
+    found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
+    initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
+    groups = _entries((role, _group(tuned, factors, adam)) for role, factors in found.items())
+    made = "AdamW" if adam else "SGD"
+    return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
+        "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
+    ).replace("<INITIAL>", initial).replace("<GROUPS>", groups).replace(
+        "<LOGIT>", f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}"
+    ).replace("<BRANCH>", f"{forward.branch:.10g}").replace("<OUTPUT>", f"{forward.output:.10g}").replace(
+        "<VOCABULARY>", str(VOCABULARY)
+    ).replace("<LENGTH>", str(LENGTH)).replace("<OPTIMIZER>", made)
+
+
+def transformers_snippet(
+    parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str, fused: bool = False
+) -> str:
+    """Return a program that makes a model of Hugging Face transformers from its `config.json`, and its optimizer.
+
+    Parameters
+    ----------
+    fused
+        Whether queries, keys and values share one matrix (GPT-2, GPT-NeoX). Where N changes, the program then sets the
+        scale of the logits, which such a matrix cannot carry.
+
+    Raises
+    ------
+    UsageError
+        Queries, keys and values share one matrix, and have to learn at different rates.
+
+    Examples
+    --------
+    >>> text = transformers_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), Tuned(1e-2), "config.json")
+    >>> "AutoConfig.from_pretrained('config.json')" in text
+    True
+    """
+    adam = parametrization.optimizer == "adam"
+    own = fused and _needs_own_scale(parametrization, shape, tuned)
+    imported = ", scale_logits" if own else ""
+    scaled = (
+        """
+# Queries, keys and values share one matrix, so that the attention itself scales the logits. The scale is not saved with
+# the weights: repeat this after loading.
+scale_logits(model, parametrization)
+"""
+        if own
+        else ""
+    )
+    return f'''"""{_headline(parametrization, shape)}"""
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from manyheads.attention import Shape
+from manyheads.limits import Parametrization, Tuned{imported}
+
+parametrization = {_constructed(parametrization)}
+tuned = Tuned(rate={tuned.rate!r}, epsilon={tuned.epsilon!r}, weight_decay={tuned.weight_decay!r})
+
+# AutoModelForCausalLM and the like make the same model with its head.
+model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
+{scaled}parametrization.initialise(model, tuned)
+optimizer = torch.optim.{"AdamW" if adam else "SGD"}(parametrization.torch_groups(model, tuned))
+'''
+
+
+def _needs_own_scale(p: Parametrization, shape: Shape, tuned: Tuned) -> bool:
+    """Whether the usual scale of the logits leaves queries with a factor that keys and values have not."""
+    anatomy = read_map({"*": "query+key+value"}, shape, ["the matrix"])
+    try:
+        list_wants(p, anatomy, tuned)
+    except UsageError:
+        list_wants(p, anatomy, tuned, logit=forward_factors(p, shape).logit)
+        return True
+    return False
+
+
+def _constructed(p: Parametrization) -> str:
+    return f"""Parametrization(
+    logit_exponent={p.logit_exponent!r},
+    depth_exponent={p.depth_exponent!r},
+    richness={p.richness!r},
+    optimizer={_quoted(p.optimizer)},
+    base={_shown(p.base)},
+    scheme={_quoted(p.scheme)},
+    form={_quoted(p.form)},
+)"""
+
+
+def _headline(p: Parametrization, shape: Shape) -> str:
+    sizes = [f"({each.key_dim}, {each.heads}, {each.depth})" for each in (p.base, shape)]
+    return f"From (N, H, L) = {sizes[0]} to {sizes[1]}: scheme {p.scheme}, {p.optimizer}. Written by manyheads scale."
+
+
+def _shown(shape: Shape) -> str:
+    return f"Shape(key_dim={shape.key_dim}, heads={shape.heads}, depth={shape.depth})"
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def _group(tuned: Tuned, factors: Factors, adam: bool) -> str:
+    parts = {"lr": tuned.rate * factors.rate, **({"eps": tuned.epsilon * factors.epsilon} if adam else {})}
+    parts["weight_decay"] = tuned.weight_decay / factors.rate
+    return "{" + ", ".join(f'"{name}": {value:.10g}' for name, value in parts.items()) + "}"
+
+
+def _entries(pairs: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f'    "{role}": {value},' for role, value in pairs)
+
+
+_TORCH = """
+import torch
+from torch import nn
+
+N, H, L = <SIZES>
+INITIAL = {  # spread at the start; gains start at this constant
+<INITIAL>
+}
+GROUPS = {
+<GROUPS>
+}
+LOGIT = <LOGIT>  # logits are LOGIT * (q @ k)
+BRANCH = <BRANCH>  # every block adds BRANCH times what it computes
+OUTPUT = <OUTPUT>  # outputs are OUTPUT * unembedding: its factor as a multiplier, so that its init and rate stay
+ROLES = {  # how a parameter's name ends: what it is; make this fit your model, the first that fits counts
+    "unembedding.weight": "unembedding",
+    "embedding.weight": "embedding",
+    "positional.weight": "positional",
+    "query.weight": "query",
+    "key.weight": "key",
+    "value.weight": "value",
+    "output.weight": "output",
+    "mlp_in.weight": "mlp_in",
+    "mlp_out.weight": "mlp_out",
+    "final_norm.weight": "final_norm",
+    "_norm.weight": "norm",
+}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(N * H, bias=False), nn.LayerNorm(N * H, bias=False)
+        for name in ("query", "key", "value", "output"):
+            setattr(self, name, nn.Linear(N * H, N * H, bias=False))
+        self.mlp_in, self.mlp_out = nn.Linear(N * H, 4 * N * H, bias=False), nn.Linear(4 * N * H, N * H, bias=False)
+
+    def forward(self, stream):
+        z = self.attention_norm(stream)
+        q, k, v = (part(z).unflatten(-1, (H, N)).transpose(-2, -3) for part in (self.query, self.key, self.value))
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=LOGIT)
+        stream = stream + BRANCH * self.output(seen.transpose(-2, -3).flatten(-2))
+        return stream + BRANCH * self.mlp_out(nn.functional.gelu(self.mlp_in(self.mlp_norm(stream))))
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary=<VOCABULARY>, length=<LENGTH>):
+        super().__init__()
+        self.embedding, self.positional = nn.Embedding(vocabulary, N * H), nn.Embedding(length, N * H)
+        self.blocks = nn.Sequential(*[Block() for _ in range(L)])
+        self.final_norm = nn.LayerNorm(N * H, bias=False)
+        self.unembedding = nn.Linear(N * H, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        stream = self.embedding(tokens) + self.positional.weight[: tokens.shape[-1]]
+        return OUTPUT * self.unembedding(self.final_norm(self.blocks(stream)))
+
+
+def role_of(name):
+    found = [role for end, role in ROLES.items() if name.endswith(end)]
+    if not found:
+        raise KeyError(f"{name}: no role is known; add how it ends to ROLES")
+    return found[0]
+
+
+def initialise(model):
+    for name, parameter in model.named_parameters():
+        role = role_of(name)
+        if role in ("norm", "final_norm"):
+            nn.init.constant_(parameter, INITIAL[role])
+        else:
+            nn.init.normal_(parameter, std=INITIAL[role])
+    return model
+
+
+def parameter_groups(model):
+    named = [(role_of(name), parameter) for name, parameter in model.named_parameters()]
+    return [
+        {"params": [parameter for role, parameter in named if role == one], **GROUPS[one]}
+        for one in dict.fromkeys(role for role, _ in named)
+    ]
+
+
+model = initialise(Model())
+optimizer = torch.optim.<OPTIMIZER>(parameter_groups(model))
+"""

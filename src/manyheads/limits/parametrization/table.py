@@ -1,0 +1,91 @@
+"""The numbers of a parametrization at one shape: what every class of weights needs, beside what stands at the base."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from manyheads.transformer.shape import Shape
+
+OUTSIDE = (
+    "batch size: the theory keeps it; a rate tuned at one batch size says nothing about another",
+    "training horizon: the theory keeps the number of steps; a longer run may want another rate",
+    "coupled L2 weight decay (inside the gradient), momentum and Adam's betas: taken over unchanged",
+)
+"""What no table here scales, and says so."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one class of weights needs at a shape; factors are relative to the base shape, where all are one.
+
+    Attributes
+    ----------
+    role
+        The class, one of `manyheads.transformer.scaling.ROLES`.
+    initial
+        Factor on the initial spread (on the constant at which gains start).
+    multiplier
+        Factor on the forward multiplier m, the weight acting as m W; one in effective form.
+    rate
+        Factor on the learning rate.
+    epsilon
+        Factor on Adam's epsilon; one for gradient descent.
+    weight_decay
+        Factor on decoupled weight decay: one over `rate`, so that rate times decay, the share of a weight that a step
+        takes away, stays. Derived here; the theory has no weight decay.
+    laws
+        The same as powers, by name, for people.
+    """
+
+    role: str
+    initial: float
+    multiplier: float
+    rate: float
+    epsilon: float
+    weight_decay: float
+    laws: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of a parametrization at one shape, and the scales that belong to no weight.
+
+    Attributes
+    ----------
+    scheme, optimizer, form
+        What the table is a table of.
+    base, shape
+        From where to where.
+    rows
+        One for each class of weights.
+    logit_exponent, logit_prefactor
+        Logits are prefactor times N to the minus exponent times q . k; the prefactor makes the base what it was.
+    branch
+        Factor on what every block adds to the stream.
+    outside
+        What the theory does not scale.
+    """
+
+    scheme: str
+    optimizer: str
+    form: str
+    base: Shape
+    shape: Shape
+    rows: tuple[Row, ...]
+    logit_exponent: float
+    logit_prefactor: float
+    branch: float
+    outside: tuple[str, ...] = OUTSIDE
+
+    def __getitem__(self, role: str) -> Row:
+        """Return the row of a role."""
+        return {row.role: row for row in self.rows}[role]
+
+    def column(self, name: str) -> dict[str, float]:
+        """Return one of the columns, by role: `"initial"`, `"multiplier"`, `"rate"`, `"epsilon"`, `"weight_decay"`."""
+        return {row.role: getattr(row, name) for row in self.rows}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the table as plain values, for JSON."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Networks of finite size as they are trained."""

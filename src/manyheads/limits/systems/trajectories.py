@@ -1,0 +1,162 @@
+"""The course of training of many networks of one shape: their losses, and their kernels on a probe batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manyheads.errors import UsageError
+from manyheads.limits.systems.transformers import (
+    Factors,
+    Setting,
+    attention_logits,
+    factors_of,
+    optimiser_of,
+    side_by_side,
+)
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.transformer import Record, Transformer, initialise
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.limits.systems.transformers import Recipe
+    from manyheads.limits.task import Lesson
+    from manyheads.transformer.config import TransformerConfig
+    from manyheads.transformer.shape import Shape
+
+SEQUENCES, TOKENS = 4, 4
+"""Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
+
+
+class Course(NamedTuple):
+    """What is kept of some networks in training; not finite where training diverged.
+
+    Attributes
+    ----------
+    losses
+        (networks, steps), the loss of every step on its batch before the update, in nats.
+    kernels
+        (networks, looks, n, n) the stream's kernel h.h/d after the last block, between n tokens of the probe.
+    patterns
+        (networks, looks, n, T) where those tokens attend to, mean over heads and blocks.
+    logits
+        (networks, looks) root mean square of the attention logits over the probe.
+    """
+
+    losses: Any
+    kernels: Any
+    patterns: Any
+    logits: Any
+
+
+def follow_networks(
+    lesson: Lesson,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    rate: float,
+    looks: tuple[int, ...],
+    networks: int,
+    key: jax.Array,
+) -> Course:
+    """Train networks that differ in their initial weights alone, on the same batches, and look at them on the way.
+
+    Batches and probe depend on the key alone, so that other shapes and schemes see the same; so do a network's weights
+    where they have the same shape: embeddings and read-out of network i are one at every depth.
+
+    Parameters
+    ----------
+    lesson, parametrization, shape, recipe
+        What is trained, and how; `recipe.steps` updates.
+    rate
+        Learning rate of the base shape.
+    looks
+        Numbers of updates, rising, from 0 on, after which to look.
+    networks
+        How many.
+    key
+        For weights, batches and the probe.
+
+    Raises
+    ------
+    UsageError
+        No network, or looks that do not rise from 0 or more to the number of steps or less.
+    """
+    if networks < 1:
+        raise UsageError(f"networks={networks}: train at least one")
+    if not looks or list(looks) != sorted(set(looks)) or looks[0] < 0 or looks[-1] > recipe.steps:
+        raise UsageError(f"looks={looks}: give rising numbers of updates, from 0 to the {recipe.steps} that are made")
+    setting = Setting(lesson.config(shape), parametrization.optimizer)
+    together = side_by_side(setting, lesson.batches, networks)
+    factors = factors_of(parametrization, shape, lesson, recipe)
+    # Bounds as data, as in `measure_motion`: one compiled loop body serves all stretches.
+    bounds = jnp.asarray([0, *looks, recipe.steps], jnp.int32)
+    counts = (recipe.steps, networks, together)
+    found = _follow((setting, counts), lesson.batches, factors, jnp.float32(rate), bounds, key)
+    return jax.tree.map(np.asarray, found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _follow(
+    asked: tuple[Setting, tuple[int, int, int]],
+    batches: Any,
+    factors: Factors,
+    rate: jax.Array,
+    bounds: jax.Array,
+    key: jax.Array,
+) -> Course:
+    setting, (steps, networks, together) = asked
+    config = setting.config
+    for_models, for_batches, for_probe = jax.random.split(key, 3)
+    probe = batches(for_probe)[0][:SEQUENCES]
+
+    def member(number: jax.Array) -> Course:
+        start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
+        tx = optimiser_of(setting, factors, start, rate)
+
+        def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
+            weights, memory, losses = state
+            batch = batches(jax.random.fold_in(for_batches, step))
+            model_loss = lambda w: cross_entropy(Transformer(w, factors.scaling, config), batch)  # noqa: E731
+            loss, gradient = jax.value_and_grad(model_loss)(weights)
+            updates, memory = tx.update(gradient, memory, weights)
+            return optax.apply_updates(weights, updates), memory, losses.at[step].set(loss)
+
+        def stretch(state: Any, span: tuple[jax.Array, jax.Array]) -> tuple[Any, tuple[Any, ...]]:
+            state = jax.lax.fori_loop(span[0], span[1], advance, state)
+            return state, _look(Transformer(state[0], factors.scaling, config), probe)
+
+        state = (start.weights, tx.init(start.weights), jnp.zeros(steps))
+        (_, _, losses), looks = jax.lax.scan(stretch, state, (bounds[:-1], bounds[1:]))
+        return Course(losses, *(look[:-1] for look in looks))  # the last one is the end, which nobody asked for
+
+    return jax.lax.map(member, jnp.arange(networks), batch_size=together if together > 1 else None)
+
+
+def draw_network(config: TransformerConfig, factors: Factors, key: jax.Array) -> Transformer:
+    """Draw a network that shares with those of other depths its embeddings and read-out, and nothing with others.
+
+    One key alone will not do: of two arrays of different size drawn with it, one may be the beginning of the other.
+    """
+    shape = config.shape
+    outside = jax.random.fold_in(jax.random.fold_in(key, shape.key_dim), shape.heads)
+    keys = jnp.stack([outside, jax.random.fold_in(outside, shape.depth)])
+    both = jax.vmap(lambda each: initialise(config, factors.scaling, each, jnp.float32).weights)(keys)  # one program
+    ends, middle = (jax.tree.map(lambda leaf, place=place: leaf[place], both) for place in (0, 1))
+    return Transformer(ends._replace(blocks=middle.blocks), factors.scaling, config)
+
+
+def _look(model: Transformer, probe: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    record: Record = model.record(probe, patterns=True)
+    length = record.start.shape[-2]
+    chosen = (np.arange(1, TOKENS + 1) * length) // TOKENS - 1  # the last token of each quarter
+    rows = record.layers.stream[-1][:, chosen].reshape(-1, record.start.shape[-1])  # (n, d)
+    assert record.layers.patterns is not None  # they were asked for
+    pattern = record.layers.patterns[..., chosen, :].mean((0, 2))  # (L, sequences, H, tokens, T) -> (sequences, ...)
+    logits = jnp.sqrt(jnp.square(attention_logits(record)).mean())
+    return rows @ rows.T / rows.shape[-1], pattern.reshape(-1, length), logits

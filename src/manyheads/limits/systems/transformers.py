@@ -1,0 +1,332 @@
+"""Transformers of finite size under a parametrization: losses over rates and seeds, and how far everything moves.
+
+Scheme and rate are traced numbers, so that one compiled program a shape serves every scheme, rate and seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.optax_scaling import rescale
+from manyheads.limits.parametrization.scaling_exponents import Optimizer
+from manyheads.transformer.losses import cross_entropy
+from manyheads.transformer.scaling import Scaling, standard_scaling
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.training import fit, member_bytes
+from manyheads.transformer.transformer import Record, Transformer, initialise, normalise
+from manyheads.transformer.weights import roles
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.limits.task import Lesson
+    from manyheads.transformer.config import TransformerConfig
+
+BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimiser.
+
+    Attributes
+    ----------
+    steps
+        Updates.
+    epsilon
+        Adam's at the base.
+    """
+
+    steps: int = 100
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.epsilon < 0:
+            raise UsageError(f"steps={self.steps}, epsilon={self.epsilon}: at least one step, no negative epsilon")
+
+
+class Setting(NamedTuple):
+    """What a compiled training is specialised to."""
+
+    config: TransformerConfig
+    optimizer: Optimizer
+
+
+class Factors(NamedTuple):
+    """Everything about a scheme that a network of one shape consumes, as traced float32 numbers."""
+
+    scaling: Scaling
+    rates: dict[str, Any]
+    epsilons: dict[str, Any]
+    epsilon: Any  # Adam's at the base
+
+
+def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson, recipe: Recipe) -> Factors:
+    """Return a parametrization's numbers at one shape."""
+    config, table = lesson.config(shape), parametrization.table(shape)
+    scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
+    factors = Factors(scaling, table.column("rate"), table.column("epsilon"), recipe.epsilon)
+    return jax.tree.map(jnp.float32, factors)
+
+
+def sweep_losses(
+    lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
+) -> np.ndarray:
+    """Train one network a rate, all from the same weights on the same batches.
+
+    Parameters
+    ----------
+    lesson, parametrization, shape, recipe
+        What is trained, and how.
+    rates
+        (R,) learning rates of the base shape.
+    key
+        For weights and batches.
+
+    Returns
+    -------
+    ndarray
+        (R, steps) the loss of every step before its update, in nats; not finite where training diverged.
+    """
+    factors = factors_of(parametrization, shape, lesson, recipe)
+    setting = Setting(lesson.config(shape), parametrization.optimizer)
+    together = side_by_side(setting, lesson.batches, len(rates))
+    traced = jnp.asarray(rates, jnp.float32)
+    losses = _sweep(setting, (recipe.steps, together), lesson.batches, factors, traced, key)
+    return np.asarray(losses, np.float64)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sweep(
+    setting: Setting, counts: tuple[int, int], batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
+) -> jax.Array:
+    steps, together = counts
+    for_model, for_batches = jax.random.split(key)
+    model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
+
+    def member(rate: jax.Array) -> jax.Array:
+        tx = optimiser_of(setting, factors, model, rate)
+        return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
+
+    return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
+
+
+def optimiser_of(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+    """Return the optimiser with the scheme's rate and epsilon for every class of weights."""
+    base = optax.adam(rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(rate)
+    return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
+
+
+def side_by_side(setting: Setting, batches: Any, members: int) -> int:
+    """Return how many of the members are trained at once: a divisor of their number, within the budget of bytes."""
+    config = setting.config
+    scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
+    bytes_each = member_bytes(
+        lambda key: initialise(config, scaling, key, jnp.float32),
+        cross_entropy,
+        batches,
+        optax.adam(1.0) if setting.optimizer == "adam" else optax.sgd(1.0),
+        jax.random.key(0),
+    )
+    most = int(max(1, min(members, BUDGET // bytes_each)))
+    return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
+
+
+class Motion(NamedTuple):
+    """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
+
+    outputs: Any  # change of the outputs
+    residual: Any  # change of the stream after the last block
+    logits: Any  # change of the attention logits, all layers
+    query_by_weights: Any  # (W_t - W_0) z_t of the queries, all layers
+    value_by_weights: Any  # the same of the values
+    logits_start: Any  # () attention logits before training
+    head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
+    kernel_spread: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
+    head_variance: Any  # variance of the logits over heads, all layers
+    loss: Any  # on the probe batch
+
+
+TWINS = 6
+"""Networks drawn beside each other to see how much they differ before training."""
+
+
+class _Start(NamedTuple):
+    outputs: jax.Array  # (..., outputs)
+    stream: jax.Array  # (..., T, d) after the last block
+    logits: jax.Array  # (L, ..., H, T, T)
+
+
+QUANTITIES: dict[str, str] = {
+    "outputs": "outputs",
+    "residual": "residual stream after the last block",
+    "logits": "attention logits",
+    "query_by_weights": "queries, moved by their own weights",
+    "value_by_weights": "values, moved by their own weights",
+}
+"""The quantities that a coordinate check follows, and the module in which each stands."""
+
+
+def measure_motion(
+    lesson: Lesson,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    rate: float,
+    checkpoints: tuple[int, ...],
+    key: jax.Array,
+    *,
+    fields: tuple[str, ...] = Motion._fields,
+) -> Motion:
+    """Train one network and measure at some steps how far everything has moved from its start.
+
+    Parameters
+    ----------
+    lesson, parametrization, shape, recipe
+        What is trained, and how; `recipe.steps` is not looked at.
+    rate
+        Learning rate of the base shape.
+    checkpoints
+        Numbers of steps, increasing.
+    key
+        For weights, batches and the probe batch.
+    fields
+        What to measure, of `Motion`; less is compiled sooner.
+
+    Returns
+    -------
+    Motion
+        NumPy arrays, (checkpoints,) or (); not finite where training diverged.
+
+    Raises
+    ------
+    UsageError
+        The checkpoints do not increase from at least one, or an unknown field.
+    """
+    if unknown := set(fields) - set(Motion._fields):
+        raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Motion._fields)}")
+    if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
+        raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
+    factors = factors_of(parametrization, shape, lesson, recipe)
+    setting = Setting(lesson.config(shape), parametrization.optimizer)
+    # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
+    bounds = jnp.asarray([0, *checkpoints], jnp.int32)
+    found = _motion((setting, frozenset(fields)), lesson.batches, factors, jnp.float32(rate), bounds, key)
+    return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _motion(
+    asked: tuple[Setting, frozenset[str]],
+    batches: Any,
+    factors: Factors,
+    rate: jax.Array,
+    bounds: jax.Array,
+    key: jax.Array,
+) -> Motion:
+    setting, fields = asked
+    config = setting.config
+    twins = TWINS if fields & {"head_variance_start", "kernel_spread"} else 1
+    for_model, for_batches, for_probe = jax.random.split(key, 3)
+    probe = batches(for_probe)
+    others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
+    keys = jnp.concatenate([for_model[None], others])
+
+    def begin(key: jax.Array) -> tuple[_Start, Any]:
+        model = initialise(config, factors.scaling, key, jnp.float32)
+        record = model.record(probe[0])
+        return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
+
+    starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
+    before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
+    start = Transformer(weights, factors.scaling, config)
+    tx = optimiser_of(setting, factors, start, rate)
+
+    def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        weights, memory = state
+        batch = batches(jax.random.fold_in(for_batches, number))
+        gradient = jax.grad(lambda w: cross_entropy(Transformer(w, factors.scaling, config), batch))(weights)
+        updates, memory = tx.update(gradient, memory, weights)
+        return optax.apply_updates(weights, updates), memory
+
+    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Motion]:
+        state = jax.lax.fori_loop(span[0], span[1], advance, state)
+        model = Transformer(state[0], factors.scaling, config)
+        return state, _only(fields, _moved(start, before, model, probe))
+
+    _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
+    spread = jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()) if twins > 1 else None
+    whole = moved._replace(
+        logits_start=_rms(before.logits),
+        head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
+        kernel_spread=spread,
+    )
+    return _only(fields, whole)
+
+
+def _only(fields: frozenset[str], motion: Motion) -> Motion:
+    """Leave out what nobody asked for, so that it is not compiled."""
+    return Motion(**{name: value if name in fields else None for name, value in motion._asdict().items()})
+
+
+def _kernel(stream: jax.Array) -> jax.Array:
+    """Return h.h/d between all tokens of a probe: stream (..., T, d) -> (tokens, tokens)."""
+    rows = stream.reshape(-1, stream.shape[-1])
+    return rows @ rows.T / rows.shape[-1]
+
+
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Motion:
+    now = model.record(probe[0])
+    logits = attention_logits(now)
+    z = _block_inputs(model, now)  # (L, ..., T, d)
+    multiplier = model.scaling.multiplier
+
+    def by_weights(role: str) -> jax.Array:
+        change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)  # (L, H, d, N)
+        return _rms(multiplier[role] * jnp.einsum("l...td,lhdn->l...htn", z, change))
+
+    return Motion(
+        outputs=_rms(now.outputs - before.outputs),
+        residual=_rms(now.layers.stream[-1] - before.stream),
+        logits=_rms(logits - before.logits),
+        query_by_weights=by_weights("query"),
+        value_by_weights=by_weights("value"),
+        logits_start=None,  # of the start, and put in there
+        head_variance_start=None,
+        kernel_spread=None,
+        head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
+        loss=cross_entropy(lambda _: now.outputs, probe),
+    )
+
+
+def attention_logits(record: Record) -> jax.Array:
+    """Return the logits of all blocks and heads, masked ones included."""
+    layers = record.layers
+    return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
+
+
+def _block_inputs(model: Transformer, record: Record) -> jax.Array:
+    """Return what the projections of every block act on: the normalised stream below it."""
+    below = jnp.concatenate([record.start[None], record.layers.stream[:-1]])
+    if model.config.norm != "pre":
+        return below
+    gain, shift = model.weights.blocks.attention_gain, model.weights.blocks.attention_shift
+    factor = model.scaling.multiplier["norm"]
+    each = partial(_normalise_layer, config=model.config, factor=factor)
+    return jax.vmap(each)(below, gain, shift)
+
+
+def _normalise_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
+    scaled = [None if part is None else factor * part for part in (gain, shift)]
+    return normalise(stream, scaled[0], scaled[1], config)
+
+
+def _rms(array: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.square(array).mean())

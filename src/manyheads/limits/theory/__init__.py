@@ -1,1 +1,0 @@
-"""The infinite limits of a training transformer: the problem, its branches, and the solver that composes them."""

@@ -1,0 +1,1 @@
+"""PyTorch: parameter groups, initialization and audits."""

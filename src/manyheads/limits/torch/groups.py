@@ -1,0 +1,325 @@
+"""PyTorch: parameter groups, initial weights and logit scales of a model, for torch.optim's Adam, AdamW and SGD.
+
+Nothing is written on parameters, and there is no file of base shapes: groups follow from the model, the base and what
+was tuned there, each time they are asked for. Wrappers (`torch.compile`, DistributedDataParallel) are looked through;
+frozen parameters and buffers are left out, and named where a factor of the forward pass belongs into them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from manyheads._extras import require
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.architecture import Anatomy, read_config, read_map
+from manyheads.limits.parametrization.targets import Tuned, Want, list_wants
+from manyheads.limits.torch.frozen import name_uncarried
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.transformer.shape import Shape
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Of those that prefix names, what may stand around a part of a model as well, a compiled block."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model is to be read.
+
+    Attributes
+    ----------
+    roles
+        Pattern of names → part, see `read_map`; None for a model of transformers, which has a configuration.
+    shape
+        N, H and L of a plain module; read off the configuration otherwise.
+    folded
+        Whether branch, logit and output factors go into the weights (a model whose forward pass is the usual one), or
+        are applied by the model itself (`forward_factors`; such as a model that is written for mup).
+
+    Examples
+    --------
+    >>> Reading().folded
+    True
+    """
+
+    roles: Mapping[str, str] | None = None
+    shape: Shape | None = None
+    folded: bool = True
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A model that has been read.
+
+    Attributes
+    ----------
+    anatomy
+        Its trained parameters by name.
+    tensors
+        Name → parameter.
+    scales
+        Name of an attention module → the number by which it multiplies its logits, where it says so.
+    padding
+        Name of a table → the row that stands for no token, which is zero and stays so.
+    frozen
+        Name → parameter that is not trained.
+    """
+
+    anatomy: Anatomy
+    tensors: Mapping[str, Any]
+    scales: Mapping[str, float]
+    padding: Mapping[str, int]
+    frozen: Mapping[str, Any]
+
+
+def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
+    """Find the shape of a model and the part of every trained parameter.
+
+    Raises
+    ------
+    UsageError
+        No module, none of its parameters trained, a plain module without roles and shape, or whatever `read_config` and
+        `read_map` refuse.
+    ExtraMissing
+        torch is not installed.
+    """
+    reading = reading or Reading()
+    model = _unwrap(model)
+    names: dict[int, list[str]] = {}
+    tensors: dict[str, Any] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        name = ".".join(piece for piece in name.split(".") if piece not in INNER)
+        names.setdefault(id(tensor), []).append(name)
+        tensors.setdefault(names[id(tensor)][0], tensor)
+    frozen = {name for name, tensor in tensors.items() if not tensor.requires_grad}
+    if len(frozen) == len(tensors):
+        raise UsageError(f"{type(model).__name__} has no trained parameter: requires_grad is False for all of them")
+    config, scales = getattr(model, "config", None), {}
+    if reading.roles is not None:
+        if reading.shape is None:
+            raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
+        trained = [group for group in names.values() if group[0] not in frozen]
+        resting = [group for group in names.values() if group[0] in frozen]
+        anatomy = read_map(reading.roles, reading.shape, trained, resting)
+        _check_sizes(anatomy, tensors, complete=not frozen)
+    elif config is None or not hasattr(config, "to_dict"):
+        raise UsageError(
+            f"{type(model).__name__} has no configuration of transformers: give roles={{pattern: part}} and "
+            "shape=Shape(key_dim, heads, depth)"
+        )
+    else:
+        anatomy = read_config(config.to_dict(), names.values(), frozen)
+        scales = {name: float(module.scaling) for name, module in _attention(model, anatomy).items()}
+        if reading.shape not in (None, anatomy.shape):
+            raise UsageError(f"shape={reading.shape}, and the configuration says {anatomy.shape}: leave shape out")
+    return TorchModel(
+        anatomy,
+        {name: tensor for name, tensor in tensors.items() if name not in frozen},
+        scales,
+        _padding(model, names),
+        {name: tensor for name, tensor in tensors.items() if name in frozen},
+    )
+
+
+def torch_wants(p: Parametrization, read: TorchModel, tuned: Tuned, folded: bool = True) -> tuple[Want, ...]:
+    """Return what every parameter of a model needs, with the logit scale that its attention modules have now.
+
+    Raises
+    ------
+    UsageError
+        Logit scales that are neither the usual nor the parametrization's, or what `list_wants` refuses.
+    """
+    return list_wants(p, read.anatomy, tuned, folded, find_logit(p, read, folded))
+
+
+def find_logit(p: Parametrization, read: TorchModel, folded: bool = True) -> float | None:
+    """Return what a model multiplies its logits by, relative to the base; None where its modules do not say.
+
+    Raises
+    ------
+    UsageError
+        Logit scales that are neither the usual nor the parametrization's.
+    """
+    n, n0 = read.anatomy.shape.key_dim, p.base.key_dim
+    usual, wanted = n**-0.5, _logit_scale(p, n)
+    logit = None
+    for name, scale in read.scales.items():
+        if abs(scale - wanted) <= 1e-6 * wanted:
+            found = (n / n0) ** -p.logit_exponent
+        elif abs(scale - usual) <= 1e-6 * usual and folded:
+            found = (n / n0) ** -0.5
+        else:
+            allowed = f"N^-1/2 = {usual:.6g} or " if folded else ""
+            raise UsageError(
+                f"{name} multiplies its logits by {scale:.6g}, which is not {allowed}the {wanted:.6g} of the "
+                "parametrization: set it by scale_logits(model, parametrization)"
+            )
+        if logit not in (None, found):
+            raise UsageError(f"{name} scales its logits otherwise than the layers before it: use scale_logits on all")
+        logit = found
+    return logit
+
+
+def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None) -> list[dict[str, Any]]:
+    """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD.
+
+    Returns
+    -------
+    list[dict]
+        `params`, `lr`, `weight_decay`, `eps` (with Adam), `names` and `role`: one group for each class.
+
+    Raises
+    ------
+    UsageError
+        See `read_model` and `torch_wants`.
+
+    Warns
+    -----
+    UserWarning
+        A factor of the forward pass belongs into frozen parameters, and they do not start with it.
+
+    Notes
+    -----
+    Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
+    values, and the width of the MLP over d, are taken to be what they were at the base.
+    """
+    reading = reading or Reading()
+    read = read_model(model, reading)
+    wants = torch_wants(p, read, tuned, reading.folded)
+    if reading.folded:
+        for sentence in name_uncarried(p, read, tuned, find_logit(p, read)):
+            warnings.warn(sentence, stacklevel=3)
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for want in wants:
+        numbers = {"lr": want.rate, "weight_decay": want.weight_decay}
+        numbers |= {"eps": want.epsilon} if p.optimizer == "adam" else {}
+        empty = {"params": [], **numbers, "names": [], "role": want.role}
+        group = groups.setdefault((want.role, *numbers.values()), empty)
+        group["params"].append(read.tensors[want.place.name])
+        group["names"].append(want.place.name)
+    return list(groups.values())
+
+
+def initialise_model(
+    p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None, generator: Any = None
+) -> None:
+    """Draw all trained parameters anew, in place: Gaussian with the spread of their class, gains, and zeros.
+
+    Parameters
+    ----------
+    generator
+        A torch.Generator on the device of the model; None for torch's own.
+
+    Raises
+    ------
+    UsageError
+        A plain module whose spreads at the base are not given, or a model on the device `meta`.
+    """
+    torch = require("torch")
+    reading = reading or Reading()
+    read = read_model(model, reading)
+    wants = torch_wants(p, read, tuned, reading.folded)
+    if missing := sorted({want.role for want in wants if want.initial is None}):
+        raise UsageError(
+            f"no spread is known for the roles {', '.join(missing)}: give Tuned(spreads={{role: standard deviation at "
+            "the base}})"
+        )
+    if any(tensor.is_meta for tensor in read.tensors.values()):
+        raise UsageError("a model on the device meta holds no numbers: model.to_empty(device=...) first")
+    with torch.no_grad():
+        for want in wants:
+            tensor = read.tensors[want.place.name]
+            if want.place.start == "random":
+                tensor.normal_(0.0, want.initial, generator=generator)
+            else:
+                tensor.fill_(want.initial)
+            if (row := read.padding.get(want.place.name)) is not None:
+                tensor[row] = 0
+
+
+def scale_logits(model: Any, p: Parametrization) -> int:
+    """Let every attention layer of a model of transformers scale its logits as a parametrization wants it.
+
+    Where queries, keys and values share one matrix (GPT-2, GPT-NeoX) the factor cannot be folded into the queries
+    alone. The attention modules of transformers 5 keep it as the attribute `scaling`, which is set here. It is not
+    saved with the weights: call this again after loading. `torch_groups` and `audit` read the attribute, so that they
+    notice when it is forgotten.
+
+    Returns
+    -------
+    int
+        How many layers were set.
+
+    Raises
+    ------
+    UsageError
+        The attention modules have no such attribute.
+    """
+    model = _unwrap(model)
+    read = read_model(model)
+    shape = read.anatomy.shape
+    if len(read.scales) < shape.depth:
+        raise UsageError(
+            f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`: "
+            "this version of transformers scales logits elsewhere; use version 5, or split query_key_value"
+        )
+    for name in read.scales:
+        model.get_submodule(name).scaling = _logit_scale(p, shape.key_dim)
+    return len(read.scales)
+
+
+def _logit_scale(p: Parametrization, key_dim: int) -> float:
+    return p.base.key_dim ** (p.logit_exponent - 0.5) * key_dim**-p.logit_exponent
+
+
+def _unwrap(model: Any) -> Any:
+    """Return the model inside wrappers that only prefix its names."""
+    torch = require("torch")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{type(model).__name__} is no torch.nn.Module: give the model itself")
+    while True:
+        children = dict(model.named_children())
+        if len(children) != 1 or next(iter(children)) not in WRAPPERS or list(model.parameters(recurse=False)):
+            return model
+        model = next(iter(children.values()))
+
+
+def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:
+    """Return the modules above the query projections that carry a number `scaling`, by name."""
+    found = {}
+    for place in (*anatomy.places, *anatomy.frozen):  # frozen queries have a scale all the same
+        if place.parts[0] == "query":
+            name = place.name.rsplit(".", 2)[0]
+            module = model.get_submodule(name)
+            if isinstance(getattr(module, "scaling", None), float):
+                found[name] = module
+    return found
+
+
+def _check_sizes(anatomy: Anatomy, tensors: Mapping[str, Any], complete: bool) -> None:
+    """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
+    shape, queries = anatomy.shape, 0
+    for place in anatomy.places:
+        sides = tuple(tensors[place.name].shape)
+        queries += "query" in place.parts
+        if place.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
+            raise UsageError(
+                f"{place.name} ({'+'.join(place.parts)}) has the sides {sides}, and shape says N = {shape.key_dim}, "
+                f"H = {shape.heads}, a stream of width {shape.width}: correct one of them"
+            )
+    if complete and queries > 1 and queries % shape.depth:  # one alone may be shared by all layers, or hold them all
+        raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")
+
+
+def _padding(model: Any, names: Mapping[int, list[str]]) -> dict[str, int]:
+    torch = require("torch")
+    return {
+        names[id(module.weight)][0]: module.padding_idx
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None and id(module.weight) in names
+    }

@@ -1,0 +1,97 @@
+"""JSON from outside, read strictly: bounded, UTF-8, no duplicate keys, no surprises."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from manyheads.models import refusals
+
+STRUCTURE_LIMIT = 1_000_000
+"""How many commas and opening brackets a text may hold: about 125,000 tensors, and less than 200 MB once parsed."""
+
+_HUGE = 10**20
+
+
+def _integer(digits: str) -> int | float:
+    if digits == "-0":  # an integer to Python and a float to other readers, who then refuse it where a size has to be
+        return -0.0
+    # Python takes quadratic time over long integers and refuses beyond 4,300 digits with an error of its own.
+    return int(digits) if len(digits) <= 20 else _HUGE
+
+
+def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) -> Any:
+    """Parse JSON, refusing what readers disagree about.
+
+    Parameters
+    ----------
+    data
+        The bytes; the caller has bounded their number.
+    path
+        The file they come from, for the message.
+    constants
+        Whether NaN and Infinity, which Python writes and JSON does not know, are let through.
+
+    Returns
+    -------
+    Any
+        Dictionaries, lists, strings, numbers, Booleans and None. Integers of more than 20 digits become 10^20.
+
+    Raises
+    ------
+    JSONEncoding, JSONSyntax, JSONTooDeep, JSONTooComplex, DuplicateKey
+        The rule that the text breaks.
+
+    Examples
+    --------
+    >>> parse_json(b'{"layers": 2}', Path("config.json"))
+    {'layers': 2}
+    >>> parse_json(b'{"layers": 2, "layers": 3}', Path("config.json"))
+    Traceback (most recent call last):
+    manyheads.models.refusals.DuplicateKey: config.json: the key 'layers' stands twice in one object; ...
+    """
+    parts = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if parts > STRUCTURE_LIMIT:
+        raise refusals.JSONTooComplex(path, f"{parts:,} commas and brackets, at most {STRUCTURE_LIMIT:,}", parts)
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise refusals.DuplicateKey(path, f"the key {twice[:80]!r} stands twice in one object", twice)
+        return table
+
+    def constant(literal: str) -> float:
+        if not constants:
+            raise refusals.JSONSyntax(path, f"{literal} is no JSON number", literal)
+        return float(literal.replace("Infinity", "inf"))
+
+    try:
+        text = data.decode()
+        parsed = json.loads(text, object_pairs_hook=collect, parse_int=_integer, parse_constant=constant)
+    except UnicodeDecodeError as error:
+        raise refusals.JSONEncoding(path, f"byte {error.start} of the JSON text is not UTF-8", error.start) from error
+    except json.JSONDecodeError as error:
+        raise refusals.JSONSyntax(path, f"no JSON: {error.msg} at character {error.pos}", error.pos) from error
+    except RecursionError as error:
+        raise refusals.JSONTooDeep(path, "JSON nested too deeply; a header has three levels") from error
+    if b"\\u" in data:
+        _refuse_surrogates(parsed, path)
+    return parsed
+
+
+def _refuse_surrogates(parsed: Any, path: Path) -> None:
+    r"""Refuse half characters such as `\ud800`: legal in an escape, but no text that could be printed or stored."""
+    stack = [parsed]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, str):
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise refusals.JSONEncoding(path, f"the string {item[:80]!a} has no UTF-8 form", item) from error

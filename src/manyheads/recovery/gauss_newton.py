@@ -1,0 +1,287 @@
+"""The last step of a recovery: all matrices of a layer at once, by Gauss-Newton, until the labels allow no more.
+
+The projections are solved for inside (`manyheads.recovery.variable_projection`). A step solves the linearised
+problem with
+Levenberg's damping by conjugate gradients, never forming the Jacobian, more accurately the closer it is. With exact
+labels the squared error is squared from step to step and ends at rounding, 1e-29 or below; with labels of independent
+noise it ends at the parametric rate, (number of parameters) sigma^2 / (numbers in the labels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from manyheads.attention import AttentionLayer
+
+    Array = NDArray[np.float64]
+
+LARGE = 1e75  # largest size of inputs, and the inverse of the smallest: sums of fourth powers stay within float64
+ROUNDING = 1e-28  # relative squared error of float64: residuals of some dozens of eps
+WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric's curvature; light hides no gain
+
+
+@dataclass(frozen=True)
+class PolishSettings:
+    """When a polish stops.
+
+    Parameters
+    ----------
+    steps
+        Gauss-Newton steps, at most.
+    inner
+        Conjugate-gradient iterations of a step, at most.
+    tolerance
+        Relative squared error at which it stops; the default is rounding.
+    flat
+        It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
+        this: the labels are explained as far as they can be.
+    gain
+        It also stops, converged, when a step would lower the error by less than this share of it.
+    damping
+        Damping of the first step, in units of the metric's curvature.
+    """
+
+    steps: int = 50
+    inner: int = 300
+    tolerance: float = ROUNDING
+    flat: float = 1e-7
+    gain: float = 1e-9
+    damping: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.inner) < 1 or not min(self.tolerance, self.flat, self.gain, self.damping) > 0:
+            raise UsageError(f"{self}: steps and inner are 1 or more, the others positive")
+
+
+@dataclass(frozen=True)
+class Polished:
+    """A polished layer and how it went.
+
+    Attributes
+    ----------
+    layer
+        The layer with the smallest error that was reached.
+    errors
+        Relative squared error ||y - F(x)||^2 / ||y||^2, weighted, at the start (projections solved for) and after each
+        step, shape (steps + 1,).
+    products
+        Products with the Jacobian and its adjoint, counted together: what the work is proportional to.
+    cosine
+        Between the residual and the tangent space, in the metric, at the end.
+    converged
+        Whether `tolerance` or `flat` was reached; a fit that only ran out of steps is not converged.
+    """
+
+    layer: AttentionLayer
+    errors: tuple[float, ...]
+    products: int
+    cosine: float
+    converged: bool
+
+    @property
+    def error(self) -> float:
+        """Relative squared error at the end."""
+        return self.errors[-1]
+
+
+def polish(
+    layer: AttentionLayer,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    weights: ArrayLike | None = None,
+    settings: PolishSettings | None = None,
+) -> Polished:
+    """Fit a layer to examples by joint least squares, from a start that is near enough.
+
+    Minimises ||w^(1/2) o (y - F(x))||^2 over Theta and W, and over the key bias and output bias where `layer` has them;
+    `causal` is kept. Only the start's Theta and key bias matter, since projections and output bias are solved for.
+
+    Parameters
+    ----------
+    layer
+        The start.
+    x, y
+        Sequences and labels, (n, k, d), in float64 or promoted to it.
+    weights
+        Weights of the rows, (n, k), not negative; None for equal ones.
+    settings
+        When to stop.
+
+    Raises
+    ------
+    ShapeError
+        Arrays that do not fit the layer, or each other.
+    UsageError
+        NaN or infinite numbers, labels that are all zero, negative weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import planted_layer, sequences
+    >>> rng = np.random.default_rng(0)
+    >>> truth = planted_layer(rng, dim=4, heads=2)
+    >>> x = sequences(rng, 200, 3, 4)
+    >>> from manyheads.attention import AttentionLayer
+    >>> near = AttentionLayer(truth.theta + 0.1 * rng.normal(size=(2, 4, 4)), truth.projection)
+    >>> done = polish(near, x, truth(x))
+    >>> done.converged, done.error < 1e-27
+    (True, True)
+
+    References
+    ----------
+    J. Nocedal, S. Wright, Numerical Optimization, chapters 7 and 10: inexact Gauss-Newton with Levenberg's damping;
+    S. Eisenstat, H. Walker, SIAM J. Sci. Comput. 17 (1996): the accuracy of the inner solves.
+    """
+    examples = as_examples(x, y, Form.of(layer), weights)
+    if layer.dim != examples.dim:
+        raise ShapeError(f"a layer of dimension {layer.dim} cannot be fitted to tokens of dimension {examples.dim}")
+    return descend(Tangent.at(examples, stack_theta(layer)), settings or PolishSettings())
+
+
+def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLike | None = None) -> Examples:
+    """Check sequences, labels and weights, and promote them to float64.
+
+    Raises
+    ------
+    ShapeError, UsageError
+        As `polish`.
+    """
+    given = zip(("x", "y", "weights"), (x, y, *(() if weights is None else (weights,))), strict=False)
+    tokens, labels, *rest = (np.ascontiguousarray(as_reals(name, value), np.float64) for name, value in given)
+    if tokens.ndim != 3 or 0 in tokens.shape or labels.shape != tokens.shape:
+        raise ShapeError(f"x {tokens.shape} and y {labels.shape}: expected both of one shape (n, k, d), not empty")
+    if rest and rest[0].shape != tokens.shape[:2]:
+        raise ShapeError(f"weights {rest[0].shape}: expected one a row, {tokens.shape[:2]}")
+    for name, value in zip(("x", "y", "weights"), (tokens, labels, *rest), strict=False):
+        check_range(name, value)
+    examples = Examples(tokens, labels, form, rest[0] if rest else None)
+    if rest and rest[0].min() < 0:
+        raise UsageError(f"weights down to {rest[0].min():g}: a weight is zero or positive")
+    if examples.power == 0:
+        raise UsageError("the labels are all zero: there is nothing to fit")
+    return examples
+
+
+def as_reals(name: str, values: ArrayLike) -> NDArray[np.generic]:
+    """Return an array of real numbers in its own dtype.
+
+    Raises
+    ------
+    ShapeError
+        Rows of different lengths, or another dtype.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # NumPy's word for nested lists that are no array
+        raise ShapeError(f"{name} is no array: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ShapeError(f"{name} of dtype {array.dtype}: expected real numbers")
+    return array
+
+
+def check_range(name: str, values: Array) -> None:
+    """Refuse numbers with which products of four of them are not finite, or vanish.
+
+    Raises
+    ------
+    UsageError
+        NaN, infinity, numbers above 1e75, or none above 1e-75 that is not zero.
+    """
+    size = np.abs(values)
+    if not np.isfinite(size).all():
+        where = tuple(int(index) for index in np.argwhere(~np.isfinite(size))[0])
+        raise UsageError(f"{name} holds NaN or infinity, first at {where}: leave such sequences out")
+    largest = float(size.max(initial=0.0))
+    if largest > LARGE or 0 < largest < 1 / LARGE:
+        raise UsageError(f"{name} holds numbers up to {largest:.2g}: scale it to between {1 / LARGE:g} and {LARGE:g}")
+
+
+def descend(here: Tangent, settings: PolishSettings) -> Polished:
+    """Take damped Gauss-Newton steps from a start."""
+    damping, products, errors = settings.damping, 0, [here.loss]
+    accuracy, before = 0.1, np.inf
+    gradient = here.pull(here.residual)
+    while True:
+        white = here.whiten(gradient)
+        slope = float(np.sqrt(np.vdot(gradient, white)))
+        cosine = slope / max(float(np.linalg.norm(here.residual)), np.finfo(float).tiny)
+        converged = here.loss <= settings.tolerance or cosine <= settings.flat
+        if converged or len(errors) > settings.steps or damping > STRONGEST:
+            return Polished(here.layer, tuple(errors), products, cosine, converged)
+        accuracy = float(np.clip(0.5 * (slope / before) ** 2, 1e-10, 0.1))
+        before = slope
+        while damping <= STRONGEST:
+            change, expected, used = solve_damped(here, gradient, damping, accuracy, settings.inner)
+            products += used
+            if expected <= settings.gain * here.loss and damping <= LIGHT:
+                return Polished(here.layer, tuple(errors), products, cosine, converged=True)
+            there = Tangent.at(here.examples, here.theta + change)
+            gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
+            if not np.isfinite(there.loss) or gain < 1e-3:
+                damping *= 8
+                if here.loss - there.loss > -1e-3 * here.loss and expected < 1e-12 * here.loss:
+                    damping = np.inf  # nothing is left to be gained at this precision
+                continue
+            factor = 0.01 if gain > 0.95 else 0.2 if gain > 0.7 else 1.0 if gain > 0.3 else 4.0
+            damping = float(np.clip(damping * factor, WEAKEST, STRONGEST))
+            here = there
+            errors.append(here.loss)
+            gradient = here.pull(here.residual)
+            break
+
+
+def solve_damped(
+    here: Tangent, gradient: Array, damping: float, accuracy: float, limit: int
+) -> tuple[Array, float, int]:
+    """Minimise ||r - J p||^2 + damping p.M p over p by conjugate gradients on the least-squares form.
+
+    Preconditioned by the metric M, of which only the inverse is ever applied.
+
+    Parameters
+    ----------
+    gradient
+        J^T r at p = 0.
+    accuracy
+        The gradient's norm in the metric, relative to the first, at which it stops.
+    limit
+        Iterations, at most.
+
+    Returns
+    -------
+    p, the decrease of the relative squared error that the linearised problem expects, products with J and J^T.
+    """
+    solution, scaled = np.zeros_like(gradient), np.zeros_like(gradient)  # p and M p
+    rest, slope = here.residual.copy(), gradient
+    white = here.whiten(slope)
+    direction, lifted = white, slope  # the direction and M times it
+    size = first = float(np.vdot(slope, white))
+    used = 0
+    for _ in range(limit):
+        moved = here.forward(direction)
+        curvature = float(np.vdot(moved, moved)) + damping * float(np.vdot(direction, lifted))
+        if not curvature > 0:
+            break
+        length = size / curvature
+        solution = solution + length * direction
+        scaled = scaled + length * lifted
+        rest -= length * moved
+        slope = here.pull(rest) - damping * scaled  # rest stays orthogonal to the readings, so P_perp is left out
+        white = here.whiten(slope)
+        used += 2
+        following = float(np.vdot(slope, white))
+        if following <= accuracy**2 * first:
+            break
+        direction, lifted = white + following / size * direction, slope + following / size * lifted
+        size = following
+    expected = (float(np.vdot(here.residual, here.residual)) - float(np.vdot(rest, rest))) / here.examples.power
+    return solution, expected, used

@@ -1,0 +1,1 @@
+"""Attention layers to recover: evaluation, files, rotary positions, matching of heads, violated assumptions."""

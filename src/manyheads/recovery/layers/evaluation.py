@@ -1,0 +1,59 @@
+"""A layer applied in plain NumPy: extraction meets hundreds of shapes, and compiles for none of them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from manyheads.attention import AttentionLayer
+
+TOKENS = 1 << 14
+"""Tokens that are worked on at once."""
+
+
+def evaluate_layer(layer: "AttentionLayer", x: np.ndarray) -> np.ndarray:
+    """Apply a layer in the form (Theta, W) to sequences in float64, without compiling anything.
+
+    y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
+
+    The same function as calling the layer, which compiles once per shape and is the faster one for few shapes.
+
+    Parameters
+    ----------
+    layer
+        Theta, W (m, d, d), the key bias (m, d) and the output bias (d,), or None; causal or not.
+    x
+        Sequences (n, k, d).
+
+    Returns
+    -------
+    (n, k, d), float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.attention import AttentionLayer
+    >>> from manyheads.recovery.layers.evaluation import evaluate_layer
+    >>> average = AttentionLayer(theta=np.zeros((1, 2, 2)), projection=np.eye(2)[None], causal=True)
+    >>> evaluate_layer(average, np.array([[[0.0, 0.0], [2.0, 4.0]]]))
+    array([[[0., 0.],
+            [1., 2.]]])
+    """
+    x = np.asarray(x, np.float64)
+    count, length = x.shape[:2]
+    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
+    allowed = np.tril(np.ones((length, length), bool)) if layer.causal else None
+    y = np.zeros_like(x)
+    step = max(1, TOKENS // max(length, 1))
+    for start in range(0, count, step):
+        part = x[start : start + step]
+        for head in range(len(theta)):
+            logits = (part @ theta[head]) @ part.transpose(0, 2, 1)  # (n, k, k)
+            if layer.key_bias is not None:
+                logits += (part @ np.asarray(layer.key_bias[head], np.float64))[:, None, :]
+            if allowed is not None:
+                logits = np.where(allowed, logits, -np.inf)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            y[start : start + step] += (weights @ part) @ projection[head]
+    return y if layer.bias is None else y + np.asarray(layer.bias, np.float64)

@@ -1,0 +1,190 @@
+"""A recovered layer on the disk: a safetensors file that says what it holds, checked tensor by tensor when it is read.
+
+An attention layer is `theta` (m, d, d) and `projection` (m, d, d), and `key_bias` (m, d) and `bias` (d,) where it has
+them. A layer with rotary positions is `forms` (T, m, d + 1, d + 1), `projection`, perhaps `bias`, and, where it goes on
+beyond T offsets, `left`, `turn`, `first` and `shift` of every head, as `turn.0`. Everything is float64; the metadata
+say the format and whether the layer is causal. Any reader of safetensors can open it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import FileRefused, UsageError
+from manyheads.models import TensorFile
+from manyheads.recovery.layers.rotary import RotaryLayer, Turns
+from manyheads.study.store.disk import room_on_disk, temporary_beside
+
+SavedLayer: TypeAlias = AttentionLayer | RotaryLayer
+
+PLAIN, TURNED = "manyheads attention layer 1", "manyheads rotary layer 1"
+CAUSAL = {True: "yes", False: "no"}
+TURNS = ("left", "turn", "first", "shift")
+
+
+class LayerFileRefused(FileRefused):
+    """A file that does not hold a layer as `save_layer` writes it; the message says what it holds."""
+
+
+def save_layer(path: Path | str, layer: SavedLayer, notes: Mapping[str, str] | None = None) -> Path:
+    """Write a layer as safetensors, in one step: readers see the old file or the new one.
+
+    Parameters
+    ----------
+    path
+        The file to write.
+    layer
+        Its arrays are written as float64.
+    notes
+        Strings for the metadata of the file, such as what the layer was extracted from.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    UsageError
+        No such folder, a folder in place of the file, or weights that are not finite.
+    StoreFull
+        The disk is full; the old file is as it was.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> layer = AttentionLayer(theta=np.ones((1, 2, 2)), projection=np.eye(2)[None], causal=True)
+    >>> path = save_layer(Path(tempfile.mkdtemp()) / "layer.safetensors", layer, {"from": "an example"})
+    >>> load_layer(path).causal
+    True
+    """
+    import safetensors.numpy
+
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{path}: name a file in a folder that exists")
+    arrays = {name: np.ascontiguousarray(array, dtype=np.float64) for name, array in _arrays(layer)}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise UsageError(f"{name} of this layer holds NaN or infinite numbers: there is nothing to keep")
+    kind = TURNED if isinstance(layer, RotaryLayer) else PLAIN
+    metadata = dict(notes or {}) | {"format": kind, "causal": CAUSAL[bool(layer.causal)]}
+    temporary = temporary_beside(path)
+    with room_on_disk(path):
+        try:
+            temporary.write_bytes(safetensors.numpy.save(arrays, metadata))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def load_layer(path: Path | str, *, follow_links: bool = False) -> SavedLayer:
+    """Read a layer that `save_layer` wrote; names, shapes and dtypes are checked before a tensor is read.
+
+    Parameters
+    ----------
+    path
+        The file.
+    follow_links
+        Whether it may be a symbolic link.
+
+    Returns
+    -------
+    AttentionLayer or RotaryLayer, as it was saved, with float64 arrays.
+
+    Raises
+    ------
+    CheckpointRefused
+        The file cannot be read safely, see `manyheads.models.refusals`.
+    LayerFileRefused
+        It is no file of this format: names, shapes, dtypes or metadata differ, or a number is not finite.
+    """
+    with TensorFile(path, follow_links=follow_links) as file:
+        _check(file)
+        arrays = {name: file.tensor(name) for name in file.names}
+        metadata = file.metadata
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise LayerFileRefused(f"{path}: {name} holds NaN or infinite numbers; write the file again")
+    if metadata["format"] == PLAIN:
+        return AttentionLayer(**arrays, causal=metadata["causal"] == CAUSAL[True])
+    turns = None
+    if "turn.0" in arrays:
+        heads = range(len(arrays["projection"]))
+        turns = Turns(*(tuple(arrays[f"{part}.{head}"] for head in heads) for part in TURNS))
+    return RotaryLayer(arrays["forms"], arrays["projection"], arrays.get("bias"), turns)
+
+
+def is_layer_file(path: Path | str) -> bool:
+    """Tell whether a file says that it is one of ours; a file that cannot be read is none.
+
+    Examples
+    --------
+    >>> is_layer_file("no-such-file.safetensors")
+    False
+    """
+    try:
+        with TensorFile(path, follow_links=True) as file:
+            return file.metadata.get("format") in (PLAIN, TURNED)
+    except FileRefused:
+        return False
+
+
+def _arrays(layer: SavedLayer) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a layer by name, without those that are None."""
+    own = ("forms", "projection", "bias") if isinstance(layer, RotaryLayer) else tuple(_shapes(1, 1))
+    yield from ((name, getattr(layer, name)) for name in own if getattr(layer, name) is not None)
+    if isinstance(layer, RotaryLayer) and layer.turns is not None:
+        for part in TURNS:
+            yield from ((f"{part}.{head}", array) for head, array in enumerate(getattr(layer.turns, part)))
+
+
+def _shapes(heads: int, dim: int) -> dict[str, tuple[int, ...]]:
+    square = (heads, dim, dim)
+    return {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)}
+
+
+def _turned_shapes(file: TensorFile, heads: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the tensors of a layer with rotary positions have; ranks are the file's own."""
+    forms = file.entries["forms"].shape if "forms" in file.entries else ()
+    expected: dict[str, tuple[int, ...]] = {"forms": (*forms[:1], heads, dim + 1, dim + 1)}
+    expected |= {"projection": (heads, dim, dim), "bias": (dim,)}
+    if any(name.startswith("turn.") for name in file.names):
+        for head in range(heads):
+            shape = file.entries[f"turn.{head}"].shape if f"turn.{head}" in file.entries else ()
+            rank = shape[0] if shape else 0
+            kinds = ((dim + 1, rank), (rank, rank), (rank, dim + 1), (rank,))
+            expected |= {f"{part}.{head}": kind for part, kind in zip(TURNS, kinds, strict=True)}
+    return expected
+
+
+def _check(file: TensorFile) -> None:
+    """Refuse a file whose format, names, shapes or dtypes are not those of a layer."""
+
+    def refuse(found: str) -> None:
+        raise LayerFileRefused(f"{file.path}: {found}; expected what manyheads.recovery.save_layer writes")
+
+    kind = file.metadata.get("format")
+    if kind not in (PLAIN, TURNED):
+        refuse(f"its metadata say format {str(kind)[:80]!r}, not {PLAIN!r} or {TURNED!r}")
+    if file.metadata.get("causal") not in CAUSAL.values():
+        refuse(f"its metadata say causal {str(file.metadata.get('causal'))[:80]!r}, not yes or no")
+    shape = file.entries["projection"].shape if "projection" in file.entries else ()
+    if len(shape) != 3 or shape[1] != shape[2] or 0 in shape:
+        refuse(f"projection has shape {shape}, not (m, d, d)")
+    heads, dim, _ = shape
+    expected = _shapes(heads, dim) if kind == PLAIN else _turned_shapes(file, heads, dim)
+    needed = set(expected) - {"key_bias", "bias"}
+    if not needed <= set(file.names) <= set(expected):
+        refuse(f"it holds the tensors {', '.join(name[:40] for name in file.names[:8])}")
+    for name in file.names:
+        entry = file.entry(name)
+        if entry.shape != expected[name] or 0 in entry.shape:
+            refuse(f"{name} has shape {entry.shape}, not {expected[name]}")
+        if entry.dtype != "F64":
+            refuse(f"{name} is {entry.dtype}, not F64")

@@ -1,0 +1,227 @@
+"""A causal attention layer whose logits depend on how far apart two tokens stand: what RoPE is, offset by offset.
+
+With queries and keys turned by their positions, the logit of key j in row r depends on the positions by r - j alone:
+
+    l_i = x_r~^T Theta_i^(r-j) x_j~,   x~ = (x, 1),   Theta_i^(t) = [W_Q; b_Q^T] R_t [W_K; b_K^T]^T,
+
+R_t a rotation of planes by t omega_f. The last row and column of a form hold what the biases of queries and keys do,
+and are zero without them. A function of the query alone leaves the softmax unchanged, so forms are compared up to a
+last column that is the same at all offsets; at offset 0 key and query are one token and only x~^T Theta^(0) x~ is
+visible.
+
+Since R_t = R_1^t, all forms of a head follow from one and its turn G, similar to R_1:
+Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eigenvalues of G are the frequencies.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from manyheads.errors import ShapeError, UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """How the forms of every head go on beyond the offsets that are listed: Theta_i^(t) = L_i G_i^(t-1) F_i - L_i S_i.
+
+    Attributes
+    ----------
+    left, turn, first
+        L_i (d + 1, r_i), G_i (r_i, r_i) and F_i (r_i, d + 1) of every head, a tuple of arrays each.
+    shift
+        S_i (r_i,), subtracted from the last column: the function of the query that fixes which logit is zero.
+    """
+
+    left: tuple[np.ndarray, ...]
+    turn: tuple[np.ndarray, ...]
+    first: tuple[np.ndarray, ...]
+    shift: tuple[np.ndarray, ...]
+
+    def form(self, offset: int) -> np.ndarray:
+        """Return the forms (m, d + 1, d + 1) at one offset, which may be 0."""
+        forms = []
+        for left, turn, first, shift in zip(self.left, self.turn, self.first, self.shift, strict=True):
+            moved = np.linalg.matrix_power(turn, offset - 1) @ first
+            moved[:, -1] -= shift
+            forms.append(left @ moved)
+        return np.array(forms)
+
+    def frequencies(self) -> list[np.ndarray]:
+        """Return, for every head, the angles in [0, pi] by which one step turns its planes, largest first."""
+        angles = [np.sort(np.angle(np.linalg.eigvals(turn)))[::-1] for turn in self.turn]
+        return [angle[: (len(angle) + 1) // 2] for angle in angles]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RotaryLayer:
+    """Causal multi-head attention with one attention form per offset.
+
+    y_r = sum_i sum_{j <= r} softmax_j(x_r~^T Theta_i^(r-j) x_j~) x_j^T W_i + c
+
+    Parameters
+    ----------
+    forms
+        Theta (T, m, d + 1, d + 1) at offsets 0 .. T-1.
+    projection
+        W (m, d, d).
+    bias
+        c (d,), or None.
+    turns
+        How the forms go on beyond T; None refuses sequences of more than T tokens.
+
+    Raises
+    ------
+    ShapeError
+        Weights that do not fit together.
+
+    Examples
+    --------
+    A head that looks one token back with weight e / (1 + e):
+
+    >>> import numpy as np
+    >>> from manyheads.recovery.layers.rotary import RotaryLayer
+    >>> forms = np.zeros((2, 1, 2, 2))
+    >>> forms[1, 0, 1, 1] = 1.0
+    >>> layer = RotaryLayer(forms, projection=np.ones((1, 1, 1)))
+    >>> layer(np.array([[[1.0], [0.0]]])).round(3)
+    array([[[1.   ],
+            [0.731]]])
+
+    References
+    ----------
+    J. Su et al., "RoFormer: enhanced transformer with rotary position embedding", arXiv 2104.09864, eq. 14-16: the
+    dependence on r - j. The forms with biases and their continuation by turns are written out here.
+    """
+
+    forms: np.ndarray
+    projection: np.ndarray
+    bias: np.ndarray | None = None
+    turns: Turns | None = None
+
+    causal = True
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.projection) != 3 or np.ndim(self.forms) != 4:
+            raise ShapeError("forms are (T, m, d + 1, d + 1) and projections (m, d, d)")
+        heads, dim, _ = np.shape(self.projection)
+        expected = (len(self.forms), heads, dim + 1, dim + 1)
+        if self.forms.shape != expected or not len(self.forms):
+            raise ShapeError(f"forms of shape {self.forms.shape}: {expected} would fit the projections")
+        if self.bias is not None and np.shape(self.bias) != (dim,):
+            raise ShapeError(f"bias of shape {np.shape(self.bias)}: ({dim},) would fit the projections")
+
+    @classmethod
+    def of_projections(
+        cls,
+        query: np.ndarray,
+        key: np.ndarray,
+        projection: np.ndarray,
+        frequencies: np.ndarray,
+        *,
+        bias: np.ndarray | None = None,
+        offsets: int = 16,
+    ) -> "RotaryLayer":
+        """Return the layer of given query and key matrices (m, d or d + 1, r), whose last row, if any, is the bias.
+
+        Planes are (f, f + r/2), turned by `frequencies` (at most r/2 of them, the rest stand still) a step; a logit
+        scale belongs into the matrices. Forms are listed at offsets 0 .. `offsets` - 1 and go on by turns.
+        """
+        heads, dim, rank = np.shape(query)[0], np.shape(projection)[1], np.shape(query)[2]
+        if rank % 2 or np.size(frequencies) > rank // 2:
+            raise UsageError(f"{np.size(frequencies)} frequencies for key dimension {rank}: give at most half of it")
+        query, key = (np.pad(w, ((0, 0), (0, dim + 1 - w.shape[1]), (0, 0))) for w in (query, key))
+        angle = np.pad(np.asarray(frequencies, np.float64), (0, rank // 2 - np.size(frequencies)))
+        cosine, sine = np.diag(np.cos(angle)), np.diag(np.sin(angle))
+        turn = np.block([[cosine, sine], [-sine, cosine]])  # row vectors: x R_r (x' R_j)^T = x R_(r-j) x'^T
+        first = tuple(turn @ matrix.T for matrix in key)
+        turns = Turns(tuple(query), (turn,) * heads, first, (np.zeros(rank),) * heads)
+        return cls(np.array([turns.form(t) for t in range(offsets)]), np.asarray(projection), bias, turns)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads m."""
+        return len(self.projection)
+
+    @property
+    def dim(self) -> int:
+        """Token dimension d."""
+        return self.projection.shape[1]
+
+    @property
+    def offsets(self) -> int:
+        """Number T of offsets whose forms are listed."""
+        return len(self.forms)
+
+    def attention(self, offset: int) -> np.ndarray:
+        """Return the attention matrices (m, d, d) at one offset, without what the biases add."""
+        return self.form(offset)[:, :-1, :-1]
+
+    def form(self, offset: int) -> np.ndarray:
+        """Return the forms (m, d + 1, d + 1) at one offset.
+
+        Raises
+        ------
+        UsageError
+            An offset that is neither listed nor reached by turns.
+        """
+        if 0 <= offset < self.offsets:
+            return self.forms[offset]
+        if offset < 0 or self.turns is None:
+            raise UsageError(f"offset {offset}: forms are known at offsets 0 to {self.offsets - 1}")
+        return self.turns.form(offset)
+
+    def __call__(self, x: Any) -> np.ndarray:
+        """Apply the layer to sequences (n, k, d), in float64."""
+        x = np.asarray(x, np.float64)
+        if x.ndim != 3 or x.shape[2] != self.dim:
+            raise ShapeError(f"sequences of shape {x.shape}: this layer takes (n, k, {self.dim})")
+        count, length, _ = x.shape
+        tokens = np.concatenate([x, np.ones((count, length, 1))], axis=2)
+        logits = np.full((self.heads, count, length, length), -np.inf)
+        for offset in range(length):
+            rows = np.arange(offset, length)
+            moved = np.einsum("nrd,mde->mnre", tokens[:, rows], self.form(offset), optimize=True)
+            logits[:, :, rows, rows - offset] = (moved * tokens[:, rows - offset]).sum(-1)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
+        return np.asarray(y if self.bias is None else y + self.bias)
+
+
+def planted_rotary_layer(
+    rng: np.random.Generator, dim: int, heads: int, *, base: float = 1e4, key_bias: float = 0.0, gain: float = 1.7
+) -> RotaryLayer:
+    """Return a layer of random query, key, value and output matrices, turned with frequencies base^(-2f/r).
+
+    Parameters
+    ----------
+    rng
+        Source of the weights: independent normal of variance 1/d, r = dim // heads columns.
+    dim, heads
+        d and m; r must be even.
+    base
+        Of the frequencies.
+    key_bias
+        Standard deviation of the biases of queries and keys, beside entries of standard deviation one.
+    gain
+        Factor on all logits, whose standard deviation is about `gain` for tokens of unit variance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layer = planted_rotary_layer(np.random.default_rng(0), dim=8, heads=2)
+    >>> layer.attention(3).shape, layer.turns.frequencies()[0].round(2).tolist()
+    ((2, 8, 8), [1.0, 0.01])
+    """
+    rank = dim // heads
+    query, key, value = (rng.standard_normal((heads, dim, rank)) / dim**0.5 for _ in range(3))
+    output = rng.standard_normal((heads, rank, dim)) / dim**0.5
+    biases = key_bias * rng.standard_normal((2, heads, 1, rank))
+    query, key = (
+        np.concatenate([w, b], axis=1) * (gain / rank**0.5) ** 0.5 for w, b in zip((query, key), biases, strict=True)
+    )
+    frequencies = base ** (-np.arange(rank // 2) / (rank // 2))
+    bias = 0.1 * rng.standard_normal(dim)
+    return RotaryLayer.of_projections(query, key, value @ output, frequencies, bias=bias)

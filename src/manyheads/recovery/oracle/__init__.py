@@ -1,0 +1,1 @@
+"""Query access to an attention layer: counted calls, cached answers, measured noise."""

@@ -1,0 +1,117 @@
+"""The layer that the weights of a checkpoint say, to score what was extracted; extraction itself never reads it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.attention import AttentionLayer, MultiHeadAttention
+from manyheads.errors import UsageError
+from manyheads.models import (
+    AttentionWeights,
+    Checkpoint,
+    Family,
+    Rotary,
+    attention_weights,
+    fit_family,
+    open_checkpoint,
+)
+from manyheads.models.tables import Role
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.oracle.checkpoint_oracles import Through
+from manyheads.recovery.oracle.normalization import projected
+
+
+def true_layer(
+    path: Path | str, layer: int, *, through: Through = "attention", follow_links: bool = False
+) -> AttentionLayer | RotaryLayer:
+    """Return the layer that the stored weights of a checkpoint say, in float64.
+
+    Parameters
+    ----------
+    path
+        A checkpoint folder.
+    layer
+        Which layer, from 0.
+    through
+        "attention": acting on the tokens; "block": acting on u, what the norm makes of the tokens before its gain and
+        shift, and projected on what u can show (see `manyheads.recovery.oracle.normalization`).
+    follow_links
+        Whether files may be symbolic links.
+
+    Returns
+    -------
+    AttentionLayer, or RotaryLayer where queries and keys are turned by their positions.
+
+    Raises
+    ------
+    UsageError
+        No such layer; a block whose attention has rotary positions; rotary angles that the configuration rescales.
+    CheckpointRefused
+        The folder cannot be read safely, or its family is unknown.
+    """
+    with open_checkpoint(path, follow_links=follow_links) as checkpoint:
+        family = fit_family(checkpoint)
+        weights = attention_weights(checkpoint, layer, family)
+        if weights.facts.rotary is not None:
+            if through == "block":
+                raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm and rotary positions")
+            return _turned(weights, weights.facts.rotary)
+        found = _widened(weights).merged()
+        if through == "attention":
+            return found
+        gain, shift = _norm(checkpoint, family, layer, found.dim)
+    return projected(found, gain, shift, centred=weights.facts.norm == "layer")
+
+
+def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
+    """Return a layer with rotary positions in float64."""
+    wide = _widened(weights)
+    groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
+    # A checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
+    half = rotary.dims // 2
+    turned, still = np.arange(rotary.dims), np.arange(rotary.dims, rank)
+    middle = len(still) // 2
+    order = np.concatenate([turned[:half], still[:middle], turned[half:], still[middle:]])
+
+    def biased(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:  # (m, d, N) -> (m, d + 1, N)
+        row = np.zeros((len(weight), 1, rank)) if bias is None else bias[:, None, :]
+        return np.concatenate([weight, row], axis=1)[..., order]
+
+    merged = wide.merged()  # projections and output bias are the same with and without positions
+    return RotaryLayer.of_projections(
+        wide.scale * biased(wide.query, wide.query_bias),
+        np.repeat(biased(wide.key, wide.key_bias), groups, axis=0),
+        np.asarray(merged.projection),
+        rotary.frequencies(),
+        bias=None if merged.bias is None else np.asarray(merged.bias),
+    )
+
+
+def _widened(weights: AttentionWeights) -> MultiHeadAttention:
+    """Return the weights as a layer in float64."""
+
+    def wide(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else np.asarray(array, np.float64)
+
+    return MultiHeadAttention(
+        query=np.asarray(weights.query, np.float64),
+        key=np.asarray(weights.key, np.float64),
+        value=np.asarray(weights.value, np.float64),
+        output=np.asarray(weights.output, np.float64),
+        query_bias=wide(weights.query_bias),
+        key_bias=wide(weights.key_bias),
+        value_bias=wide(weights.value_bias),
+        bias=wide(weights.output_bias),
+        scale=weights.scale,
+        causal=weights.facts.causal,
+    )
+
+
+def _norm(checkpoint: Checkpoint, family: Family, layer: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return gain and shift of the norm in front of the attention, ones and zeros where it has none."""
+
+    def read(kind: str, absent: float) -> np.ndarray:
+        names = family.names(Role.ATTENTION_NORM, kind, layer)
+        return checkpoint.tensor(names[0]).astype(np.float64) if names else np.full(dim, absent)
+
+    return read("gain", 1.0), read("bias", 0.0)

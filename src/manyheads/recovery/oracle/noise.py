@@ -1,0 +1,286 @@
+"""How exact an oracle is: its relative noise, from identities that every attention layer obeys exactly.
+
+With one token attention is 1 on it, so that F(x) = x W_S + c is affine whatever the heads are; W_S = sum_i W_i. What is
+left of
+
+    F(a) + F(b) - F(a + b) - F(0)            additivity
+    F(s a) - F(0) - s (F(a) - F(0))          homogeneity, s no power of two, which would round to nothing
+
+is rounding or noise; where it moves smoothly with a, it is neither, and the function is no attention layer. Behind a
+LayerNorm the same holds on the sphere |u|^2 = d, sum(u) = 0: with c the mean of F(u) and F(-u),
+F((u + v)/sqrt 2) - c = (F(u) + F(v) - 2c)/sqrt 2, while F(s u) = F(u). Two more exact identities need no LayerNorm to
+be known: the last row does not change when the earlier tokens are exchanged (unless positions turn the queries and
+keys), and no row of a causal layer changes with a later token.
+
+The noise level is the root mean square of what is left, relative to that of the terms: about a fifth of the distance
+between neighbouring floating-point numbers where answers are rounded, and sigma where noise of standard deviation
+sigma is added to answers of unit size. The identities hold for every layer of this form (Chen and Li, arXiv
+2402.04084, equation 1); their use here is derived here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.refusals import NotALayer
+
+LARGEST = 0.03
+"""Noise beyond which nothing can be extracted: the attention weights themselves are uncertain by as much."""
+
+ROUNDING = 64.0
+"""Units of the answers' dtype by which two runs of the same arithmetic may differ."""
+
+SMOOTH = 0.5
+"""Correlation of what is left at two neighbouring points beyond which it is a function and not rounding."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What an oracle was found to be.
+
+    Attributes
+    ----------
+    level
+        Relative noise of the answers, the largest of the figures below that are noise.
+    repeat
+        Relative difference of two answers to the same question: zero for a function.
+    affine
+        What is left of additivity and homogeneity with one token, on the sphere where `normalised`.
+    order
+        What exchanging the earlier tokens changes in the last row; noise, unless `positional`.
+    causal
+        Whether no row depends on a later token.
+    normalised
+        Whether the function reads its tokens through a normalisation: F(s x) = F(x).
+    centred
+        Whether that normalisation subtracts the mean too, as a LayerNorm does: F(x + s 1) = F(x).
+    positional
+        Whether the last row depends on the order of the earlier tokens.
+    dtype
+        The floating-point type of the answers.
+    dim
+        Token dimension.
+    """
+
+    level: float
+    repeat: float
+    affine: float
+    order: float
+    causal: bool
+    normalised: bool
+    centred: bool
+    positional: bool
+    dtype: str
+    dim: int
+
+
+def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> Noise:
+    """Measure how exact an oracle is, and find what it is not.
+
+    Parameters
+    ----------
+    oracle
+        Asked about 29 sequences of one and three tokens (more below dimension 64), in the stage "noise".
+    rng
+        Draws the tokens.
+    stochastic
+        Accept an oracle that answers the same question differently each time.
+
+    Raises
+    ------
+    NotALayer
+        Answers to one token are not affine (an MLP, or a layer that is followed by a nonlinearity), the same question
+        is answered differently, or the noise is beyond 3%.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle, oracle_noise, planted_layer
+    >>> rng = np.random.default_rng(0)
+    >>> noise = oracle_noise(Oracle.of(planted_layer(rng, 16, 2, causal=True)), rng)
+    >>> noise.level < 1e-14, noise.causal, noise.normalised
+    (True, True, False)
+    """
+    with oracle.stage("noise"):
+        frames = _frames(rng, max(2, -(-128 // oracle.dim)), oracle.dim)
+        f = _Answers(oracle, frames)
+        repeat = f.relative([(1.0, f(f.a)), (-1.0, f.ask(f.a))])[0]
+        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps)
+        if repeat > ROUNDING * floor and not stochastic:
+            raise NotALayer(
+                "the same question is answered differently each time: switch dropout and sampling off, or say that "
+                "the answers are noisy: give noise, or --noise on the command line",
+                measured=repeat,
+                threshold=ROUNDING * floor,
+            )
+        least = max(repeat, floor)
+        normalised, centred = _is_normalised(f, least)
+        affine = _check_affine(f, normalised, least)
+        known = max(1e3 * floor, 10 * max(repeat, affine))
+        order = f.relative([(1.0, f.rows[:, -1]), (-1.0, f.exchanged[:, -1])])[0]
+        later = f.relative([(1.0, f.rows[:, :2]), (-1.0, f.continued[:, :2])])[0]
+        level = max(repeat, affine, order if order <= known else 0.0, floor / 5)
+        if not level <= LARGEST:
+            fault = "the answers are too noisy to tell heads apart"
+            if affine > LARGEST > repeat:  # asked again, it says the same
+                fault = "answers to one token are not affine in it: this is no attention layer, or its noise is fixed"
+            raise NotALayer(fault, measured=level, threshold=LARGEST)
+    return Noise(
+        level=level,
+        repeat=repeat,
+        affine=affine,
+        order=order,
+        causal=later <= known,
+        normalised=normalised,
+        centred=centred,
+        positional=order > known,
+        dtype=str(oracle.answer_dtype),
+        dim=oracle.dim,
+    )
+
+
+class Steadiness:
+    """Whether an oracle still answers as it did: four sequences are asked at once, and again by `check`.
+
+    A function has no memory. Where one was at work (a cache, a counter, weights that went on training), the answers of
+    an extraction are of several functions, and a certificate would speak of one that is gone.
+
+    Parameters
+    ----------
+    oracle
+        Asked about four sequences of three tokens, in the stage "noise".
+    level
+        Its relative noise.
+    rng
+        Draws the tokens.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle
+    >>> from manyheads.recovery.oracle.noise import Steadiness
+    >>> Steadiness(Oracle(lambda x: 2 * x, 3), 1e-16, np.random.default_rng(0)).check()
+    """
+
+    def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
+        self.oracle = oracle
+        self.x = rng.standard_normal((4, 3, oracle.dim))
+        with oracle.stage("noise"):
+            self.before = oracle(self.x, read="all")
+        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps)
+        self.allowed = max(ROUNDING * floor, 10 * level)
+
+    def check(self) -> None:
+        """Ask again.
+
+        Raises
+        ------
+        NotALayer
+            The answers have changed by more than rounding and noise.
+        """
+        with self.oracle.stage("noise"):
+            now = self.oracle(self.x, read="all")
+        size = np.hypot(_rms(now), _rms(self.before))
+        changed = _rms(now - self.before) / float(size) if size > 0 else 0.0
+        if not changed <= self.allowed:
+            raise NotALayer(
+                "the answers have changed since the extraction began: the function remembers what it was asked, or "
+                "was replaced. Give one that depends on its argument alone",
+                measured=changed,
+                threshold=self.allowed,
+            )
+
+
+def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+    """Draw `count` times four tokens (4, n, d) of norm sqrt(d): orthogonal to each other and to 1 where d allows it."""
+    u = rng.standard_normal((count, dim, 4))
+    if dim > 4:
+        u = np.linalg.qr(np.concatenate([np.ones((count, dim, 1)), u], -1))[0][..., 1:]
+    u = np.moveaxis(u, -1, 0)
+    return u * (np.sqrt(dim) / np.linalg.norm(u, axis=-1, keepdims=True))
+
+
+class _Answers:
+    """Answers to one token, and to sequences of three, with the size in which noise is measured.
+
+    Where the projections cancel, W_S = 0, answers to one token are rounding alone; the size is that of the answers to
+    three tokens then.
+    """
+
+    def __init__(self, oracle: Oracle, frames: np.ndarray):
+        self.oracle = oracle
+        self.a, self.b, self.e, self.f = frames
+        a, b, e, f = frames
+        stacks = [np.stack(tokens, 1) for tokens in ((a, b, e), (b, a, e), (a, b, f))]
+        self.rows, self.exchanged, self.continued = np.split(oracle(np.concatenate(stacks), read="all"), 3)
+        self.size = _rms(self.rows)
+        self._known: dict[bytes, np.ndarray] = {}
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Answer tokens (n, d), each of them asked once."""
+        key = x.tobytes()
+        if key not in self._known:
+            self._known[key] = self.ask(x)
+        return self._known[key]
+
+    def ask(self, x: np.ndarray) -> np.ndarray:
+        """Ask about tokens (n, d), whether or not they were asked before."""
+        return self.oracle(x[:, None, :])
+
+    def relative(self, terms: list[tuple[float, np.ndarray]]) -> tuple[float, np.ndarray]:
+        """Return the root mean square of a sum of terms s_j y_j, relative to that of the terms, and the sum."""
+        left = sum((s * y for s, y in terms), np.zeros(()))
+        size = np.sqrt(sum((s * max(_rms(y), self.size)) ** 2 for s, y in terms))
+        return (_rms(left) / float(size) if size > 0 else 0.0), left
+
+
+def _rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(x**2)))
+
+
+def _is_normalised(f: _Answers, least: float) -> tuple[bool, bool]:
+    """Tell whether F(3 x) = F(x) and F(x + 2) = F(x), up to the epsilon that a normalisation adds to the variance."""
+    if f.oracle.dim <= 4:
+        return False, False
+    y = f(f.a)
+    change = _rms(y - f(-f.a)) / 2
+    allowed = max(0.02 * change, 20 * least * max(_rms(y), f.size))
+    normalised = change > allowed and _rms(f(3 * f.a) - y) <= allowed
+    return normalised, normalised and _rms(f(f.a + 2) - y) <= allowed
+
+
+def _check_affine(f: _Answers, normalised: bool, least: float) -> float:
+    """Return what is left of the identities, and refuse what is left of a smooth function."""
+    turn = np.array([np.cos(0.1), np.sin(0.1)])
+    near_a, near_b = turn[0] * f.a + turn[1] * f.e, turn[0] * f.b + turn[1] * f.f
+    identity = _on_the_sphere if normalised else _anywhere
+    level, left = f.relative(identity(f, f.a, f.b))
+    if not normalised:
+        zero = f(np.zeros((1, f.oracle.dim)))
+        y = f(f.a)
+        for s in (0.3, 3.0):
+            level = max(level, f.relative([(1.0, f(s * f.a)), (-s, y), (s - 1, np.broadcast_to(zero, y.shape))])[0])
+    if level > 1e3 * least:
+        beside = f.relative(identity(f, near_a, near_b))[1]
+        correlation = float((left * beside).sum() / np.sqrt((left**2).sum() * (beside**2).sum()))
+        if correlation > SMOOTH:
+            raise NotALayer(
+                f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "
+                "between neighbouring points): this is no attention layer, or more than one",
+                measured=level,
+                threshold=1e3 * least,
+            )
+    return level
+
+
+def _anywhere(f: _Answers, a: np.ndarray, b: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    zero = f(np.zeros_like(a[:1]))
+    return [(1.0, f(a)), (1.0, f(b)), (-1.0, f(a + b)), (-1.0, np.broadcast_to(zero, a.shape))]
+
+
+def _on_the_sphere(f: _Answers, a: np.ndarray, b: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    """F((a + b)/sqrt 2) - c = (F(a) + F(b) - 2 c)/sqrt 2 with 2 c = F(b) + F(-b)."""
+    half = np.sqrt(0.5)
+    rest = 0.5 * (1 - 2 * half)  # of c, half of it from F(b) and half from F(-b)
+    return [(1.0, f(half * (a + b))), (-half, f(a)), (-half - rest, f(b)), (-rest, f(-b))]

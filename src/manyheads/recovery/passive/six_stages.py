@@ -1,0 +1,121 @@
+"""The six-stage learner of a multi-head attention layer, to be read beside the outline of its paper.
+
+======  ======================================================  =========================================
+stage   what it finds                                           where
+======  ======================================================  =========================================
+1       the sum of projections, crudely                         `manyheads.recovery.passive.stages.crude_sum`
+2       the affine hull of the attention matrices               `manyheads.recovery.passive.stages.hull`
+3       the sum of projections, from rows where heads agree     `manyheads.recovery.passive.stages.refined_sum`
+4       the hull again, with the better sum                     `manyheads.recovery.passive.stages.hull`
+5       the span of the attention matrices                      `manyheads.recovery.passive.stages.span`
+6       heads in the span and projections by least squares,     `manyheads.recovery.passive.stages.fit`,
+        then all matrices at once                               `manyheads.recovery.gauss_newton`
+======  ======================================================  =========================================
+
+The number of heads is not given: stages two to six run for 1, 2, ... heads, until examples that were held out are
+explained. Whatever the stages say, the error on the held-out examples decides; what they say names the reason of a
+refusal.
+
+Everything up to stage five is a sum or a rank over examples, and works on shards
+(`manyheads.recovery.passive.stages.shards`).
+Biases and causal masks are outside the theory and outside this learner: such layers end as a refusal, and
+`manyheads.recovery.learn_layer` refuses options that ask for them.
+
+References
+----------
+S. Chen, Y. Li, "Provably learning a multi-head attention layer", arXiv 2402.04084 (STOC 2025). What is published there
+is selectable stage by stage (`manyheads.recovery.passive.stages.settings.LITERAL`); the default forms are worked out
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.passive.head_count import check_heads
+from manyheads.recovery.passive.stages.pipeline import Workbench
+from manyheads.recovery.passive.stages.settings import StageSettings
+from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards
+from manyheads.recovery.passive.stages.span import span_of
+from manyheads.recovery.refusals import HullGapError
+from manyheads.recovery.results import Recovery
+
+
+def learn_in_six_stages(
+    examples: Pair | Iterable[Shard] | Shards,
+    heads: int | None = None,
+    *,
+    settings: StageSettings | None = None,
+    rng: np.random.Generator,
+    executor: Executor | None = None,
+) -> Recovery:
+    """Learn a multi-head attention layer, and its number of heads, from examples.
+
+    Parameters
+    ----------
+    examples
+        (x, y), each (N, k, d); or an iterable of such pairs, or of functions that load one; or what `open_shards`
+        returned, with its executor.
+    heads
+        Number of heads; None to find it. At most d^2: more attention matrices have no hull of their own.
+    settings
+        Forms, sizes and thresholds.
+    rng
+        Starts of stage six, and the sequences of its fits.
+    executor
+        Works on the shards: any `concurrent.futures.Executor`; None for this thread.
+
+    Returns
+    -------
+    The recovery, with method "six-stage"; seconds of its stages are CPU seconds of this process.
+
+    Raises
+    ------
+    DesignError
+        Inputs that do not span the space.
+    CertificateShortage
+        Too few rows in which heads can agree.
+    EffectiveSumError, HullGapError, NoFit
+        The held-out error stayed above the tolerance: because projections nearly cancel, because no hull stands out, or
+        for neither reason. The error carries the best layer as `result`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery.task import planted_layer, sequences
+    >>> rng = np.random.default_rng(0)
+    >>> layer, x = planted_layer(rng, dim=4, heads=2), sequences(rng, 4000, 2, 4, distribution="gaussian")
+    >>> found = learn_in_six_stages((x, layer(x)), rng=rng)
+    >>> found.heads, found.certificate["held_out_error"] < 1e-24
+    (2, True)
+    """
+    settings = settings or StageSettings()
+    check_heads(heads)
+    bench = Workbench.open(examples, settings, rng, executor)
+    most = bench.train.dim**2
+    if heads is not None and heads > most:
+        raise UsageError(f"heads={heads}: {most} at most in {bench.train.dim} dimensions")
+
+    crude = bench.crude_sum()  # stage 1
+    for count in (heads,) if heads else range(1, min(most, settings.most_heads) + 1):
+        try:
+            hull = bench.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
+            refined = bench.refined_sum(hull)  # stage 3
+            hull = bench.hull("hull", refined, count)  # stage 4
+        except HullGapError:
+            continue  # another number of heads may have a hull that stands out
+        span = span_of(hull)  # stage 5
+        bench.fit(span, count)  # stage 6, for this number of heads
+        if bench.is_enough():
+            attempt = bench.polish()  # stage 6, for the best number so far
+            if attempt.error < bench.threshold(settings.tolerance):
+                return bench.recovery(attempt)
+    if bench.has_better():
+        attempt = bench.polish()
+        if attempt.error < bench.threshold(settings.tolerance):
+            return bench.recovery(attempt)
+    raise bench.refusal()

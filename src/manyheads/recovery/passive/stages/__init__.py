@@ -1,0 +1,1 @@
+"""The six stages of Chen and Li, one file each."""

@@ -1,0 +1,225 @@
+"""The bench on which the six stages are run: examples split in two, a log, what was found so far, and the judgement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import UsageError
+from manyheads.recovery.gauss_newton import polish
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.passive.stages.agreement import Certificates
+from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum
+from manyheads.recovery.passive.stages.fit import fit_in_span
+from manyheads.recovery.passive.stages.hull import Hull, choose_rows, fit_hull
+from manyheads.recovery.passive.stages.refined_sum import refine_sum
+from manyheads.recovery.passive.stages.settings import StageSettings
+from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards, open_shards
+from manyheads.recovery.passive.stages.span import count_by_gap
+from manyheads.recovery.refusals import EffectiveSumError, HullGapError, NoFit, RecoveryRefused
+from manyheads.recovery.results import Recovery, Stage
+
+if TYPE_CHECKING:
+    from manyheads.attention import AttentionLayer
+
+Array: TypeAlias = NDArray[np.float64]
+
+LEAST_GAP = 2.5  # between the eigenvalues above and in a hull: a smaller one is named as the reason of a failure
+LEAST_SUM = 0.35  # effective size of the sum of projections: likewise; a fifth of the projections' joint norm, or less
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A layer, and its relative squared error on held-out sequences."""
+
+    layer: AttentionLayer
+    error: float
+
+
+@dataclass
+class Workbench:
+    """One run of the six stages: each method is a stage, logged with its figures and CPU seconds.
+
+    Attributes
+    ----------
+    train, held
+        Examples to learn from, and the last sequences (x, y), which nothing is fitted to.
+    settings, rng
+        As given.
+    noise_share
+        Expected squared noise in the labels as a share of their squares.
+    """
+
+    train: Shards
+    held: tuple[Array, Array]
+    settings: StageSettings
+    rng: np.random.Generator
+    noise_share: float
+    stages: list[Stage] = field(default_factory=list)
+    fitted: list[Attempt] = field(default_factory=list)
+    polished: dict[int, Attempt] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
+    effective: float = 1.0
+    _rows: dict[bytes, tuple[list[Certificates], float]] = field(default_factory=dict)
+    _trimmed: Array | None = None
+
+    @classmethod
+    def open(
+        cls,
+        examples: Pair | Iterable[Shard] | Shards,
+        settings: StageSettings,
+        rng: np.random.Generator,
+        executor: Executor | None,
+    ) -> Workbench:
+        """Check the examples, and put the last ones aside."""
+        data = examples if isinstance(examples, Shards) else open_shards(examples, executor)
+        count = min(settings.held_out, data.count // 10)
+        if not count:
+            raise UsageError(f"{data.count} sequences: ten or more are needed to hold some out")
+        held = data.take(np.arange(data.count - count, data.count))
+        power = float(np.mean(np.square(held[1])))
+        if power == 0:
+            raise UsageError("the labels are all zero: there is nothing to learn")
+        return cls(data.without_last(count), held, settings, rng, settings.noise**2 / power)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Time a stage; what is put into the dictionary becomes its figures."""
+        figures: dict[str, float] = {}
+        start = time.process_time()
+        yield figures
+        self.stages.append(Stage(name, figures, time.process_time() - start))
+
+    def crude_sum(self) -> Array:
+        """Stage one."""
+        with self.stage("crude sum") as figures:
+            crude, self.effective = estimate_crude_sum(self.train, self.settings.crude)
+            figures["effective_size"] = self.effective
+        return crude
+
+    def hull(self, name: str, total: Array, heads: int) -> Hull:
+        """Stages two and four; the rows are chosen once for each sum."""
+        with self.stage(f"{name}, heads: {heads}") as figures:
+            key = total.tobytes()
+            if key not in self._rows:
+                self._rows[key] = choose_rows(self.train, total, self.settings.hull)
+            hull = fit_hull(self.train, *self._rows[key], heads, self.settings.hull)
+            counted = float(count_by_gap(hull.eigenvalues))
+            figures |= {"gap": hull.gap, "kept": hull.kept, "threshold": hull.threshold, "heads_by_gap": counted}
+        self.gaps.append(hull.gap)
+        return hull
+
+    def refined_sum(self, hull: Hull | None) -> Array:
+        """Stage three: from a hull, or from none; then the number of heads does not matter, and it is done once."""
+        if hull is None and self._trimmed is not None:
+            return self._trimmed
+        with self.stage("refined sum"):
+            refined = refine_sum(self.train, None if hull is None else hull.nearest, self.settings.refinement)
+        if hull is None:
+            self._trimmed = refined
+        return refined
+
+    def fit(self, span: Array, heads: int) -> None:
+        """Stage six without the joint fit."""
+        with self.stage(f"fit in the span, heads: {heads}") as figures:
+            some = self._draw(self.settings.fit.sequences)
+            fit = fit_in_span(span, *some, heads, self.rng, self.settings.fit)
+            attempt = Attempt(fit.layer, measure_error(fit.layer, *self.held))
+            figures |= {"tried": fit.tried, "error": fit.error, "held_out_error": attempt.error}
+        self.fitted.append(attempt)
+
+    def is_enough(self) -> bool:
+        """Whether the best fit so far is worth the joint one: it is good, or the last head did not improve it."""
+        best = self.unpolished()
+        if not best:
+            return False
+        last = self.fitted[-1]
+        before = min((attempt.error for attempt in self.fitted[:-1]), default=np.inf)
+        stalled = last.error > self.settings.gain * before
+        return best[0].error < self.threshold(self.settings.enough) or stalled
+
+    def unpolished(self) -> list[Attempt]:
+        """Return the fits whose number of heads has had no joint fit, best first."""
+        open_ = [attempt for attempt in self.fitted if attempt.layer.heads not in self.polished]
+        return sorted(open_, key=lambda attempt: attempt.error)
+
+    def has_better(self) -> bool:
+        """Whether a number of heads that had no joint fit was, before it, better than all that had one."""
+        tried = [attempt.error for attempt in self.fitted if attempt.layer.heads in self.polished]
+        best = self.unpolished()
+        return bool(best) and best[0].error < min(tried, default=np.inf)
+
+    def polish(self) -> Attempt:
+        """Fit all matrices of the best fit at once."""
+        attempt = self.unpolished()[0]
+        with self.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
+            done = polish(attempt.layer, *self._draw(self.settings.polished), settings=self.settings.polishing)
+            better = Attempt(done.layer, measure_error(done.layer, *self.held))
+            figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
+        self.polished[attempt.layer.heads] = better
+        return better
+
+    def threshold(self, least: float) -> float:
+        """Return an error that counts as reached: with noise, half as much again as noise alone leaves."""
+        return least + 1.5 * self.noise_share
+
+    def best(self) -> Attempt | None:
+        """Return the layer with the smallest held-out error."""
+        return min([*self.fitted, *self.polished.values()], key=lambda attempt: attempt.error, default=None)
+
+    def recovery(self, attempt: Attempt) -> Recovery:
+        """Return what an attempt found, with the statement that was checked."""
+        certificate = {
+            "statement": "relative squared error on sequences that were held out of every fit",
+            "held_out_error": attempt.error,
+            "threshold": self.threshold(self.settings.tolerance),
+            "sequences": len(self.held[0]),
+        }
+        return Recovery(attempt.layer, certificate, tuple(self.stages), "six-stage")
+
+    def refusal(self) -> RecoveryRefused:
+        """Return the error that names why no attempt was good enough."""
+        best = self.best()
+        result = self.recovery(best) if best else None
+        gap = max(self.gaps, default=0.0)
+        if self.effective < LEAST_SUM:
+            return EffectiveSumError(
+                "the projections nearly cancel, so that certificates say nothing; use method='student'",
+                measured=self.effective,
+                threshold=LEAST_SUM,
+                result=result,
+            )
+        if gap < LEAST_GAP or best is None:
+            return HullGapError(
+                "no hull of attention matrices stands out from the certificates, and no fit came out right; give more "
+                "examples, or use method='student'",
+                measured=gap,
+                threshold=LEAST_GAP,
+                result=result,
+            )
+        return NoFit(
+            f"no number of heads up to {max(attempt.layer.heads for attempt in self.fitted)} explains the held-out "
+            "examples; more examples, more heads, method='student', or a tolerance that allows for noise "
+            "may help",
+            measured=best.error,
+            threshold=self.threshold(self.settings.tolerance),
+            result=result,
+        )
+
+    def _draw(self, count: int) -> tuple[Array, Array]:
+        size = self.train.count
+        return self.train.take(np.sort(self.rng.choice(size, min(count, size), replace=False)))
+
+
+def measure_error(layer: AttentionLayer, x: Array, y: Array) -> float:
+    """Return the squared error of a layer on examples as a share of the labels' squares; infinite for NaN."""
+    left = y - evaluate_layer(layer, x)
+    error = float(np.vdot(left, left) / np.vdot(y, y))
+    return error if np.isfinite(error) else np.inf

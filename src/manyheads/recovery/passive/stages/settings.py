@@ -1,0 +1,78 @@
+"""Which form each of the six stages takes, and how large it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from manyheads.errors import UsageError
+from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.passive.stages.crude_sum import CrudeForm
+from manyheads.recovery.passive.stages.fit import FitSettings
+from manyheads.recovery.passive.stages.hull import HullSettings
+from manyheads.recovery.passive.stages.refined_sum import RefinementSettings
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Forms, sizes and thresholds of the six stages.
+
+    Parameters
+    ----------
+    crude
+        Stage one: "regression", or "correlation" as published.
+    hull
+        Stages two and four.
+    refinement
+        Stage three: form "trimmed", or "margin" as published.
+    fit
+        Stage six: form "projection", or "net" as published.
+    polishing
+        The joint fit at the end.
+    most_heads
+        Largest number of heads that is tried.
+    held_out
+        Sequences, from the end, that decide the number of heads and whether the answer is right; a tenth of all, at
+        most.
+    polished
+        Sequences of the joint fit, at most.
+    enough
+        Relative squared error on held-out sequences, before the joint fit, at which a number of heads is taken.
+    gain
+        A further head is expected to reduce that error at least by this factor; where it does not, the best number so
+        far is taken.
+    tolerance
+        Relative squared error on held-out sequences that the answer must reach.
+    noise
+        Standard deviation of independent noise in the labels; what it leaves is allowed for in `enough` and
+        `tolerance`.
+    """
+
+    crude: CrudeForm = "regression"
+    hull: HullSettings = field(default_factory=HullSettings)
+    refinement: RefinementSettings = field(default_factory=RefinementSettings)
+    fit: FitSettings = field(default_factory=FitSettings)
+    polishing: PolishSettings = field(default_factory=PolishSettings)
+    most_heads: int = 6
+    held_out: int = 2000
+    polished: int = 4000
+    enough: float = 1e-2
+    gain: float = 0.7
+    tolerance: float = 1e-12
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = (self.most_heads, self.held_out, self.polished)
+        if min(sizes) < 1 or not self.tolerance > 0 or not self.noise >= 0:
+            raise UsageError(
+                f"most_heads, held_out, polished = {sizes}, tolerance={self.tolerance}, noise={self.noise}: sizes are "
+                "one or more, the tolerance is positive, and noise is not negative"
+            )
+
+
+LITERAL = StageSettings(
+    crude="correlation",
+    refinement=RefinementSettings(form="margin"),
+    fit=FitSettings(form="net"),
+    enough=0.1,
+)
+"""The stages as they are published; the net is left with an error that the joint fit has to remove."""

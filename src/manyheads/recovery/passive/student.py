@@ -1,0 +1,257 @@
+"""The student: an ordinary fit of a layer to examples, made reliable.
+
+Random attention matrices, projections solved for inside (variable projection), L-BFGS on the attention matrices alone
+until the fit is near, Gauss-Newton to the end (`manyheads.recovery.gauss_newton`), in float64, and again from another
+random start if that failed. The search sees only some labels a free number; the polish sees them all where the labels
+are noisy, and exact labels need no more. Effort is counted in evaluations, so that a result does not depend on the
+machine's load.
+
+Solving for the projections is what makes the student fast: measured here on layers with 16 dimensions and 12 heads, a
+random start comes within 1e-3 in some 20 evaluations, where descent on all matrices together takes hundreds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import minimize
+
+from manyheads.errors import UsageError
+from manyheads.recovery.gauss_newton import Polished, PolishSettings, descend
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from manyheads.attention import AttentionLayer
+
+    Array = NDArray[np.float64]
+
+ENOUGH = 2.0  # labels a free number below which random starts were found to end nowhere (measured here)
+NEAR = 1e-3  # what the search leaves to the polish
+
+
+@dataclass(frozen=True)
+class StudentSettings:
+    """How hard the student tries.
+
+    Parameters
+    ----------
+    restarts
+        Random starts, at most, for a number of heads.
+    evaluations
+        Of the loss and its gradient in the search from one start, at most.
+    patience
+        A search ends when this many iterations together lowered the loss by less than 2%.
+    labels
+        Labels for each free number (2 d^2 a head) that the search sees, where there are as many.
+    memory
+        Pairs that L-BFGS remembers.
+    reach
+        A search that ended above this multiple of what it should reach is not polished.
+    polish
+        When the Gauss-Newton polish stops.
+    """
+
+    restarts: int = 6
+    evaluations: int = 600
+    patience: int = 40
+    labels: float = 6.0
+    memory: int = 30
+    reach: float = np.inf
+    polish: PolishSettings = field(default_factory=PolishSettings)
+
+    def __post_init__(self) -> None:
+        if min(self.restarts, self.evaluations, self.patience, self.memory) < 1 or not self.labels >= ENOUGH:
+            raise UsageError(f"{self}: counts are 1 or more, labels a free number {ENOUGH:g} or more")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A student that was fitted.
+
+    Attributes
+    ----------
+    layer
+        The layer.
+    train_error, held_out_error
+        Relative squared errors on what it was fitted to and on what it has not seen.
+    restarts
+        Random starts that it took.
+    evaluations, products
+        Evaluations of the loss in the searches, and products with the Jacobian in the polishes, of all starts.
+    seconds
+        CPU seconds of this process, of all starts.
+    converged
+        Whether the last polish converged.
+    """
+
+    layer: AttentionLayer
+    train_error: float
+    held_out_error: float
+    restarts: int
+    evaluations: int
+    products: int
+    seconds: float
+    converged: bool
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.layer.heads
+
+
+def free_numbers(examples: Examples, heads: int) -> int:
+    """Return how many numbers a layer of this form and size has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery.variable_projection import Examples
+    >>> free_numbers(Examples(np.zeros((1, 2, 4)), np.zeros((1, 2, 4))), heads=3)
+    96
+    """
+    dim, form = examples.dim, examples.form
+    return heads * dim * (2 * dim + form.key_bias) + dim * form.bias
+
+
+def fit_student(
+    examples: Examples,
+    held_out: Examples,
+    heads: int,
+    rng: np.random.Generator,
+    *,
+    wanted: float,
+    settings: StudentSettings | None = None,
+) -> Fit:
+    """Fit a layer with a given number of heads from random starts, until one explains the held-out examples.
+
+    Parameters
+    ----------
+    examples, held_out
+        What is fitted, and what judges the fit.
+    heads
+        Number of heads.
+    rng
+        Draws the starts and the examples of the search.
+    wanted
+        Held-out error, relative and squared, at which no further start is tried. 0 tries them all and returns the
+        best.
+    settings
+        How hard it tries.
+
+    Returns
+    -------
+    The best fit by held-out error; whether that is good enough is for the caller to ask.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import planted_layer, sequences
+    >>> rng = np.random.default_rng(0)
+    >>> layer, x = planted_layer(rng, dim=4, heads=2), sequences(rng, 400, 3, 4)
+    >>> examples = Examples(x, layer(x))
+    >>> fit = fit_student(examples.take(range(300)), examples.take(range(300, 400)), 2, rng, wanted=1e-10)
+    >>> fit.held_out_error < 1e-26
+    True
+    """
+    settings, start = settings or StudentSettings(), time.process_time()
+    best: tuple[Polished, float] | None = None
+    evaluations = products = restarts = 0
+    while restarts < settings.restarts:
+        restarts += 1
+        sample = draw_sample(examples, heads, settings.labels, rng)
+        until = max(NEAR, wanted)
+        near, used = search(sample, heads, rng, until=until, settings=settings)
+        evaluations += used
+        polished = Polished(near.layer, (near.loss,), 0, np.inf, converged=False)
+        if near.loss <= settings.reach * until:
+            polished = descend(near, settings.polish)
+            products += polished.products
+            if len(sample) < len(examples) and polished.error > 1e3 * settings.polish.tolerance:  # noise averages out
+                polished = descend(Tangent.at(examples, stack_theta(polished.layer)), settings.polish)
+                products += polished.products
+        error = relative_error(polished.layer, held_out)
+        if best is None or error < best[1]:
+            best = polished, error
+        if error <= wanted:
+            break
+    assert best is not None
+    seconds = time.process_time() - start
+    done, error = best
+    return Fit(done.layer, done.error, error, restarts, evaluations, products, seconds, done.converged)
+
+
+def search(
+    examples: Examples, heads: int, rng: np.random.Generator, *, until: float, settings: StudentSettings
+) -> tuple[Tangent, int]:
+    """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each.
+
+    Returns
+    -------
+    The best point, and the number of evaluations: fewer than allowed where the error fell below `until`, or stalled.
+    """
+    start = draw_start(examples, heads, rng)
+    best: list[Tangent] = []
+    losses: list[float] = []
+
+    def evaluate(flat: Array) -> tuple[float, Array]:
+        here = Tangent.at(examples, flat.reshape(start.shape))
+        if not best or here.loss < best[0].loss:
+            best[:] = [here]
+        return here.loss, -2 / examples.power * here.pull(here.residual).ravel()
+
+    def after(intermediate_result: object) -> None:
+        losses.append(best[0].loss)
+        stalled = len(losses) > settings.patience and losses[-1] > 0.98 * losses[-1 - settings.patience]
+        if stalled or losses[-1] <= until:
+            raise StopIteration
+
+    done = minimize(
+        evaluate,
+        start.ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        callback=after,
+        options={
+            "maxiter": settings.evaluations,
+            "maxfun": settings.evaluations,
+            "maxcor": settings.memory,
+            "ftol": 1e-15,
+            "gtol": 1e-15,
+        },
+    )
+    return best[0], int(done.nfev)
+
+
+def draw_start(examples: Examples, heads: int, rng: np.random.Generator) -> Array:
+    """Draw attention matrices with logits of standard deviation 1/2 on tokens of variance one; no key bias."""
+    dim = examples.dim
+    scale = 0.5 / (dim * max(float(np.mean(examples.x**2)), np.finfo(float).tiny))
+    theta = np.zeros((heads, dim + examples.form.key_bias, dim))
+    theta[:, :dim] = scale * rng.normal(size=(heads, dim, dim))
+    return theta
+
+
+def draw_sample(examples: Examples, heads: int, labels: float, rng: np.random.Generator) -> Examples:
+    """Draw sequences without replacement until there are so many labels for each free number."""
+    each = examples.y[0].size
+    count = int(np.ceil(labels * free_numbers(examples, heads) / each))
+    if count >= len(examples):
+        return examples
+    return examples.take(np.sort(rng.choice(len(examples), count, replace=False)))
+
+
+def relative_error(layer: AttentionLayer, examples: Examples) -> float:
+    """Return ||y - F(x)||^2 / ||y||^2."""
+    return float(sequence_errors(layer, examples).sum()) / examples.power
+
+
+def sequence_errors(layer: AttentionLayer, examples: Examples) -> Array:
+    """Return the squared error of each sequence, summed over rows and columns, (n,)."""
+    errors: Array = ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
+    return errors

@@ -1,0 +1,207 @@
+r"""Refits of a large pair net at many neighbouring probes at once, from the net that is known at one.
+
+What the last row of the pair (q + v, q) shows is a net of one hidden layer in q whose slopes, offsets and values are
+all linear in v:
+
+.. math:: \vartheta_i = (\Theta_i v, \beta_i^\top v), \qquad C_i = W_i^\top v.
+
+The net that is known at v_0 therefore starts the fit at v_0 + delta for every direction. `fit_nets` forms and solves a
+normal matrix of (heads x features)^2 for every probe, which is right for slices of a few features and too much for all
+d of them. Here the fits share their queries and their normal matrices are near that of v_0, so it is factorised once
+and preconditions conjugate gradients inside Gauss-Newton, for all directions together: the work of a step is that of a
+few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import expit
+
+from manyheads.recovery.queries.sigmoid_network import EPS, Array, NetDesign, PairNets
+
+Linear = Callable[[Array], Array]
+
+STEPS = 40
+"""Gauss-Newton steps of a refit, at most."""
+
+INNER = 40
+"""Conjugate-gradient iterations of a step, at most: a step cut short is still one of descent."""
+
+HALVINGS = 6
+"""Halvings of the length of a step, at most; a fit that no length improves has ended."""
+
+FORCING = 1e-2
+"""What the inner iterations leave of the gradient, in the norm of the preconditioner."""
+
+RIDGE = 1e-13
+"""Of the preconditioner, against its own diagonal."""
+
+TINY = float(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where the fits of a batch stand."""
+
+    slopes: Array  # (b, m, p)
+    gates: Array  # (b, n, m)
+    basis: Array  # orthonormal basis of the units, (b, n, m)
+    values: Array  # (b, m, D)
+    rest: Array  # (b, n, D)
+    loss: Array  # (b,)
+
+    def take(self, chosen: np.ndarray) -> "_State":
+        return _State(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    def put(self, chosen: np.ndarray, other: "_State") -> None:
+        for name in self.__dataclass_fields__:
+            getattr(self, name)[chosen] = getattr(other, name)
+
+
+class Continuation:
+    """A net known at one probe, ready to be followed to any number of neighbouring ones.
+
+    Parameters
+    ----------
+    design
+        The rows, the same at every probe. Features should be of order one.
+    reference
+        The net at v_0: start of every fit, and where the normal matrix is taken.
+    tolerance
+        A fit ends when its squared residual falls by less than this share in a step.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> design = NetDesign.of(np.c_[rng.normal(size=(12, 2)), np.ones(12)])
+    >>> slopes, values = rng.normal(size=(2, 3)), rng.normal(size=(2, 5))
+    >>> follow = Continuation(design, PairNets(slopes, values, np.zeros(())))
+    >>> near = slopes + 0.1 * rng.normal(size=(4, 2, 3))
+    >>> found = follow.refit(design.units(near) @ (values + 0.1))
+    >>> found.slopes.shape, bool(np.allclose(found.slopes, near)), bool(np.allclose(found.values, values + 0.1))
+    ((4, 2, 3), True, True)
+    """
+
+    def __init__(self, design: NetDesign, reference: PairNets, *, tolerance: float = 1e-6):
+        self.design, self.reference, self.tolerance = design, reference, tolerance
+        heads, width = reference.slopes.shape
+        units = design.units(reference.slopes)
+        gates, basis = units + design.baselines[:, None], np.linalg.qr(units)[0]
+        jacobian = ((gates * (1 - gates))[:, :, None] * design.features[:, None, :]).reshape(len(gates), -1)
+        jacobian -= basis @ (basis.T @ jacobian)
+        gram = reference.values @ reference.values.T
+        blocks = (jacobian.T @ jacobian).reshape(heads, width, heads, width) * gram[:, None, :, None]
+        normal = blocks.reshape(heads * width, heads * width)
+        self._scale = np.sqrt(np.diag(normal) + RIDGE * np.trace(normal) / len(normal) + TINY)
+        normal /= self._scale[:, None] * self._scale
+        self._factor = _factorise(normal)
+
+    def refit(self, answers: Array) -> PairNets:
+        """Fit a net to the answers (b, n, D) of every probe, starting from the net at v_0."""
+        total = np.sum(answers**2, axis=(1, 2)) + TINY
+        state = self._evaluate(np.repeat(self.reference.slopes[None], len(answers), axis=0), answers)
+        going = np.arange(len(answers))
+        for _ in range(STEPS):
+            here = state.take(going)
+            moved = self._search(here, self._step(here), answers[going])
+            state.put(going, moved)
+            gain = 1 - moved.loss / np.maximum(here.loss, TINY)
+            going = going[(gain >= self.tolerance) & (moved.loss > 1e-32 * total[going])]
+            if not len(going):
+                break
+        return PairNets(state.slopes, state.values, np.sqrt(state.loss / total))
+
+    def _precondition(self, gradient: Array) -> Array:
+        """Apply the inverse of the normal matrix of v_0 to (b, m, p)."""
+        flat = gradient.reshape(len(gradient), -1) / self._scale
+        solved: Array = cho_solve(self._factor, flat.T, check_finite=False).T / self._scale
+        return solved.reshape(gradient.shape)
+
+    def _evaluate(self, slopes: Array, answers: Array) -> _State:
+        count, heads, width = slopes.shape
+        logits = self.design.features @ slopes.reshape(-1, width).T - self.design.shifts[:, None]
+        gates = expit(logits).reshape(-1, count, heads).swapaxes(0, 1)  # one product for all probes
+        basis, triangle = np.linalg.qr(gates - self.design.baselines[:, None])
+        inner = basis.swapaxes(1, 2) @ answers
+        rest = answers - basis @ inner
+        loss: Array = np.einsum("bnd,bnd->b", rest, rest)
+        loss[~np.isfinite(loss)] = np.inf
+        values = np.asarray(np.linalg.solve(_with_pivots(triangle), inner), np.float64)
+        return _State(slopes, gates, basis, values, rest, loss)
+
+    def _step(self, state: _State) -> Array:
+        """Solve the Gauss-Newton equations of every fit, up to a share of its gradient."""
+        slant = state.gates * (1 - state.gates)
+        gram = state.values @ state.values.swapaxes(1, 2)  # (b, m, m)
+        features = self.design.features
+
+        def pull(output: Array) -> Array:  # (b, n, m) -> (b, m, p)
+            weighted = (slant * output).transpose(1, 0, 2).reshape(len(features), -1)
+            return (weighted.T @ features).reshape(len(output), -1, features.shape[1])
+
+        def normal(direction: Array) -> Array:
+            moved = features @ direction.reshape(-1, features.shape[1]).T  # (n, b m)
+            moved = slant * moved.reshape(len(features), len(direction), -1).swapaxes(0, 1)
+            moved -= state.basis @ (state.basis.swapaxes(1, 2) @ moved)
+            return pull(moved @ gram)
+
+        return _conjugate_gradients(normal, self._precondition, pull(state.rest @ state.values.swapaxes(1, 2)))
+
+    def _search(self, state: _State, step: Array, answers: Array) -> _State:
+        """Halve the step of every fit until its loss falls; a fit that nothing improves stays."""
+        result = state.take(np.arange(len(step)))
+        waiting = np.arange(len(step))
+        for halving in range(HALVINGS):
+            tried = self._evaluate(state.slopes[waiting] + 0.5**halving * step[waiting], answers[waiting])
+            better = tried.loss < state.loss[waiting]
+            result.put(waiting[better], tried.take(better))
+            waiting = waiting[~better]
+            if not len(waiting):
+                break
+        return result
+
+
+def _with_pivots(triangle: Array) -> Array:
+    """Lift pivots at rounding level, so that equal units leave values that are finite and useless."""
+    diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
+    floor = EPS * diagonal.max(1, keepdims=True) + TINY
+    return triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
+
+
+def _factorise(normal: Array) -> tuple[Array, bool]:
+    """Factorise a matrix with unit diagonal; the ridge grows until it is definite: it only preconditions."""
+    ridge = RIDGE
+    while True:
+        try:
+            return cho_factor(normal + ridge * np.eye(len(normal)), lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            ridge *= 100
+
+
+def _dot(left: Array, right: Array) -> Array:
+    return np.einsum("bij,bij->b", left, right)
+
+
+def _conjugate_gradients(apply: Linear, precondition: Linear, right: Array) -> Array:
+    """Solve many definite systems at once; each stops where its preconditioned residual is small."""
+    solution, residual = np.zeros_like(right), right.copy()
+    direction = precondition(residual)
+    energy = _dot(residual, direction)
+    enough = FORCING**2 * energy
+    for _ in range(INNER):
+        image = apply(direction)
+        curvature = _dot(direction, image)
+        going = (energy > enough) & (curvature > 0)
+        if not going.any():
+            break
+        length = np.where(going, energy / np.maximum(curvature, TINY), 0.0)[:, None, None]
+        solution += length * direction
+        residual -= length * image
+        preconditioned = precondition(residual)
+        renewed = _dot(residual, preconditioned)
+        ratio = np.where(going, renewed / np.maximum(energy, TINY), 0.0)[:, None, None]
+        direction = np.where(going[:, None, None], preconditioned + ratio * direction, direction)
+        energy = np.where(going, renewed, energy)
+    return solution

@@ -1,0 +1,1 @@
+"""Extraction from exact answers with O(d) calls, by pairs of tokens."""

@@ -1,0 +1,182 @@
+r"""Extraction with O(d) calls, for oracles that answer to float64 rounding or nearly so.
+
+A layer of m heads whose output spaces are independent (all layers whose heads have rank d / m: GPT and its kin, with
+shared keys and values too) is determined by five readings, one file each:
+
+====  ==========  ==================================================================  =========================
+S0    `sums`      one token: W_S = sum_i W_i and c                                    d + 1 calls
+S1    `pairs`     pairs at one probe: the number of heads, the share of each          a few m
+S2    `slices`    pairs at r + extra probes: the output space of every head           (r + extra) (m + 4)
+S3    `subspaces` W_i = W_S O^+_i O_i                                                 none
+S4    `rows`      all rows of longer sequences: Theta_i and beta_i                    about (nu / K1) (d / K2)
+====  ==========  ==================================================================  =========================
+
+with r the rank of a head, nu sketch tokens, and K1 + K2 < r tokens per sequence. Nothing is fitted in d dimensions.
+Derived and measured here; the pencil of S1 is Jennrich's, the elimination of S2 Golub and Pereyra's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.attention import AttentionLayer
+from manyheads.errors import UsageError
+from manyheads.recovery.queries.pairs.output_spaces import Projections, split_projections
+from manyheads.recovery.queries.pairs.pairs import Pairs, separate_heads
+from manyheads.recovery.queries.pairs.rows import Attentions, RowSettings, read_rows
+from manyheads.recovery.queries.pairs.slices import ProbeSettings, Stacks, read_slices
+from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.stage_log import StageLog
+from manyheads.recovery.results import Extracted
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """What the stages ask; the default spends calls sparingly, `accurate()` about twice as many.
+
+    Measured here on random layers (d 768, 12 heads): errors of Theta and W of 8e-10 and 9e-12 with 2413 calls and 21.6
+    thousand tokens, of 6e-11 and 2e-12 with 4292 calls and 60 thousand tokens.
+
+    Attributes
+    ----------
+    before, after
+        Copies of the two tokens of a pair: every call of S1 and S2 has so many tokens, and reads `after` rows.
+    oversampling
+        Queries per head in S2, beside four.
+    tries
+        Points at which S1 takes Jacobians, per probe.
+    probes
+        How many probes S2 takes, and how far away; `full=True` for heads of full rank.
+    rows
+        How S4 reads the attention matrices.
+    """
+
+    before: int = 1
+    after: int = 4
+    oversampling: float = 1.0
+    tries: int = 8
+    probes: ProbeSettings = field(default_factory=ProbeSettings)
+    rows: RowSettings = field(default_factory=RowSettings)
+
+    def __post_init__(self) -> None:
+        if self.before < 1 or self.after < 2:
+            raise UsageError(f"before={self.before}, after={self.after}: at least one copy and two shifts are needed")
+        if self.oversampling < 1 or self.tries < 1:
+            raise UsageError(f"oversampling={self.oversampling}, tries={self.tries}: expected 1 or more")
+
+    @classmethod
+    def accurate(cls) -> "SliceSettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        probes = ProbeSettings(extra=1.0)
+        return cls(before=3, after=9, oversampling=1.5, probes=probes, rows=RowSettings(share=0.4, sketch=2.0))
+
+
+def extract_by_slices(
+    oracle: Callable[..., Array],
+    noise: float,
+    rng: np.random.Generator,
+    settings: SliceSettings | None = None,
+    *,
+    dim: int | None = None,
+    causal: bool | None = None,
+) -> Extracted:
+    """Extract a layer from an oracle that is exact to rounding, or nearly so, with O(d) calls.
+
+    Parameters
+    ----------
+    oracle
+        Called as ``oracle(x, read="last" | "all")`` with x (n, k, d); `Oracle`, or any function of this form.
+    noise
+        Relative error of its answers. Above about 1e-9 the bounded method is the better one.
+    rng
+        Draws queries, probes and sketches.
+    settings
+        What the stages ask; None for the default.
+    dim, causal
+        Those of the oracle where it has no attributes of these names. Not causal: pairs read last rows only, and S4
+        sequences in which every row sees every token.
+
+    Returns
+    -------
+    Extracted
+        The layer, not yet verified on fresh sequences, and the figures of every stage.
+
+    Raises
+    ------
+    HeadSeparationError, DependentValuesError
+        S1: the heads cannot be told apart, or the function is no attention layer.
+    RankBudgetError
+        S3: the output spaces overlap.
+    FitError
+        A fit did not reach what the noise allows, or contradicts the answers it was made of.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle, compare_layers, gpt_layer
+    >>> layer = gpt_layer(np.random.default_rng(0), dim=16, heads=2)
+    >>> found = extract_by_slices(Oracle.of(layer), noise=1e-15, rng=np.random.default_rng(1))
+    >>> bool(compare_layers(layer, found.layer).worst < 1e-7)
+    True
+    """
+    settings = settings or SliceSettings()
+    dim = oracle.dim if dim is None else dim  # type: ignore[attr-defined]
+    causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
+    log = StageLog(oracle)
+    with log.stage("sums"):
+        sums = read_sums(oracle, dim)
+    with log.stage("pairs"):
+        pairs = Pairs(oracle, sums, settings.before, settings.after, causal, max(noise, EPS))
+        start = separate_heads(pairs, dim, rng, oversampling=settings.oversampling, tries=settings.tries)
+        log.note(start.figures())
+    if not len(start.net.values):
+        return _ignoring_tokens(sums, causal, log)
+    with log.stage("slices"):
+        stacks = read_slices(pairs, start, rng, settings.probes)
+        log.note(_slice_figures(stacks))
+    with log.stage("subspaces"):
+        heads = split_projections(sums, stacks)
+        log.note(_space_figures(heads))
+    with log.stage("rows"):
+        found = read_rows(oracle, sums.bias, heads, rng, settings.rows, causal=causal, noise=max(noise, EPS))
+        log.note(_row_figures(found))
+    layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=causal)
+    return Extracted(layer, tuple(log.stages))
+
+
+def _ignoring_tokens(sums: Sums, causal: bool, log: StageLog) -> Extracted:
+    """Return the one head, W_S with uniform attention, of a layer in which no pair shows another."""
+    zeros = np.zeros((1, *sums.projection.shape))
+    layer = AttentionLayer(zeros, sums.projection[None], zeros[:, 0], sums.bias, causal=causal)
+    return Extracted(layer, tuple(log.stages))
+
+
+def _slice_figures(stacks: Stacks) -> dict[str, float]:
+    ranks = np.array([-1]) if stacks.ranks is None else stacks.ranks
+    return {
+        "heads": len(stacks.values),
+        "probes": len(stacks.probes),
+        "halvings": stacks.halvings,
+        "dropped": stacks.dropped,
+        "smallest rank": int(ranks.min()),
+        "largest rank": int(ranks.max()),
+    }
+
+
+def _space_figures(heads: Projections) -> dict[str, float]:
+    return {"condition": heads.condition, "sum error": heads.sum_error, "row error": heads.row_error}
+
+
+def _row_figures(found: Attentions) -> dict[str, float]:
+    return {
+        "smallest rank": int(found.ranks.min()),
+        "largest rank": int(found.ranks.max()),
+        "noise": found.noise,
+        "scale": found.scale,
+        "smallest weight": found.smallest,
+    }

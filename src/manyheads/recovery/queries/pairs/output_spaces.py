@@ -1,0 +1,151 @@
+r"""S3, output spaces decide everything: the sum of the projections already holds each of them.
+
+With orthonormal bases O_i (r_i, d) of the row spaces of W_i, stacked to O with independent rows,
+
+.. math:: W_S = \sum_i W_i = \sum_i V_i O_i, \qquad W_S O^+ = [V_1, \dots, V_m], \qquad W_i = W_S O^{+}_{[:, i]} O_i .
+
+No query is needed. What is measured checks it: sum_i W_i = W_S, and v_b W_i is what head i was seen to read. Derived
+here.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.recovery.queries.pairs.slices import CLEAR, Stacks
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+Array = NDArray[np.float64]
+
+
+class Projections(NamedTuple):
+    """The projections of all heads, and how well they can be told apart.
+
+    Attributes
+    ----------
+    projection
+        W (m, d, d).
+    readers
+        (m, d, R) V_i, with columns of zeros beyond the rank; None for heads of full rank.
+    splits
+        (m, d, R) O^+_i, which takes an answer to coordinates of head i; None for heads of full rank.
+    ranks
+        (m,).
+    condition
+        Condition number of O: errors of the output spaces reach the projections times this.
+    sum_error
+        |sum_i W_i - W_S|, relative to the largest of these matrices.
+    row_error
+        Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one.
+    """
+
+    projection: Array
+    readers: Array | None
+    splits: Array | None
+    ranks: NDArray[np.intp]
+    condition: float
+    sum_error: float
+    row_error: float
+
+
+def split_projections(sums: Sums, stacks: Stacks) -> Projections:
+    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted.
+
+    Raises
+    ------
+    RankBudgetError
+        The ranks sum to more than d, with fewer than d probes to measure the projections themselves.
+    FitError
+        The projections contradict the answers they were made of.
+
+    Examples
+    --------
+    Two heads that read one coordinate each, both writing a space of their own:
+
+    >>> sums = Sums(np.diag([2.0, 3.0]), np.zeros(2))
+    >>> probes = np.eye(2)
+    >>> values = np.stack([np.diag([2.0, 0.0]), np.diag([0.0, 3.0])])
+    >>> stacks = Stacks(probes, values, values, np.full(2, 1e-15), np.array([1, 1]), 0, 0)
+    >>> split_projections(sums, stacks).projection.tolist()
+    [[[2.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 3.0]]]
+    """
+    dim = len(sums.bias)
+    ranks = stacks.ranks
+    if ranks is not None and ranks.sum() <= dim:
+        found = _by_spaces(sums, stacks, ranks)
+    elif len(stacks.probes) >= dim:
+        found = _by_probes(sums, stacks)
+    elif ranks is None:  # probes were dropped, so that d of them were asked and fewer are left
+        raise RankBudgetError(
+            f"{len(stacks.probes)} probes that passed their guards do not exhaust the output spaces of "
+            f"{len(stacks.values)} heads, and fewer than {dim} do not measure the projections: try another seed, or "
+            "the bounded method",
+            measured=float(len(stacks.probes)),
+            threshold=float(dim),
+        )
+    else:
+        raise RankBudgetError(
+            f"the output spaces of {len(ranks)} heads have {ranks.sum()} dimensions together, more than the {dim} there"
+            " are: heads of full or overlapping rank. Ask for d probes (full=True), or take the bounded method",
+            measured=float(ranks.sum()),
+            threshold=float(dim),
+        )
+    # Errors of the spaces pass through O^+; what is checked is of the size of the rows.
+    sizes = np.linalg.norm(stacks.values, axis=(1, 2)) / np.sqrt(len(stacks.probes))
+    explained = float(np.max(stacks.levels / np.maximum(sizes, np.finfo(float).tiny)))
+    allowed = min(0.1, CLEAR * explained * max(found.condition, 1.0) + 1e-9)
+    if not max(found.sum_error, found.row_error) <= allowed:
+        raise FitError(
+            "the projections contradict the answers they were made of (a head was exchanged at some probe, or its "
+            "output space has a wrong rank): try another seed, or more queries and probes",
+            measured=max(found.sum_error, found.row_error),
+            threshold=allowed,
+        )
+    return found
+
+
+def _by_spaces(sums: Sums, stacks: Stacks, ranks: NDArray[np.intp]) -> Projections:
+    heads, dim, widest = len(ranks), len(sums.bias), max(int(ranks.max()), 1)
+    bases = [
+        np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stacks.values, ranks, strict=True)
+    ]
+    whole = np.concatenate(bases)  # (sum of ranks, d)
+    turn, triangle = np.linalg.qr(whole.T)
+    singular = np.linalg.svd(triangle, compute_uv=False)
+    if not singular[-1] > np.finfo(float).eps * singular[0] * dim:
+        raise RankBudgetError(
+            "the output spaces of the heads overlap: their sum does not hold each of them. Take the bounded method",
+            measured=float(singular[-1] / singular[0]),
+            threshold=float(np.finfo(float).eps * dim),
+        )
+    inverse = np.linalg.solve(triangle, turn.T).T  # O^+ = Q R^-T, (d, sum of ranks)
+    readers, splits = np.zeros((2, heads, dim, widest))
+    projection = np.zeros((heads, dim, dim))
+    first = 0
+    for head, (basis, rank) in enumerate(zip(bases, ranks, strict=True)):
+        part = inverse[:, first : first + rank]
+        splits[head, :, :rank] = part
+        readers[head, :, :rank] = sums.projection @ part
+        projection[head] = readers[head, :, :rank] @ basis
+        first += rank
+    condition = float(singular[0] / singular[-1])
+    return Projections(projection, readers, splits, ranks, condition, *_errors(projection, sums, stacks))
+
+
+def _by_probes(sums: Sums, stacks: Stacks) -> Projections:
+    """Least squares over the probes, which span the space; what is left of W_S is shared out."""
+    projection = np.stack([np.linalg.lstsq(stacks.probes, rows, rcond=None)[0] for rows in stacks.values])
+    errors = _errors(projection, sums, stacks)
+    projection += (sums.projection - projection.sum(0)) / len(projection)
+    full = np.full(len(projection), len(sums.bias), np.intp)
+    return Projections(projection, None, None, full, float(np.linalg.cond(stacks.probes)), *errors)
+
+
+def _errors(projection: Array, sums: Sums, stacks: Stacks) -> tuple[float, float]:
+    size = max(np.linalg.norm(sums.projection), np.linalg.norm(projection, axis=(1, 2)).max(), np.finfo(float).tiny)
+    whole = np.linalg.norm(projection.sum(0) - sums.projection) / size
+    rest = np.linalg.norm(stacks.probes @ projection - stacks.values, axis=2)  # (m, b)
+    sizes = np.linalg.norm(stacks.values, axis=2)
+    return float(whole), float((rest / np.maximum(np.median(sizes, axis=1), np.finfo(float).tiny)[:, None]).max())

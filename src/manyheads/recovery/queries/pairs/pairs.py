@@ -1,0 +1,418 @@
+r"""S1, pairs of tokens: how many heads there are, and each head's share at one probe.
+
+A query q sees some copies of the token q + v, its neighbour by the probe v, and of itself. Softmax then has one number
+per head, and copies move it:
+
+.. math:: F(\underbrace{q + v, \dots}_{j}, \underbrace{q, \dots}_{k})_{last} = q W_S + c
+    + \sum_i \sigma(l_i - \ln(k/j))\, v W_i, \qquad l_i = q^\top \Theta_i v + \beta_i^\top v
+
+The last row of every prefix of a causal sequence is such an answer, so one sequence with `after` copies of q shows the
+same logits at `after` shifts s = ln(k/j). Taken off what a head without logits would give, sigma(-s) v W_S, the answers
+are a net of centred units u(l, s) = sigma(l - s) - sigma(-s) with values C_i = v W_i: heads that ignore the tokens
+leave it, their values being what the others lack in sum_i C_i = v W_S. Unlike a single shift, two shifts determine the
+signs of all heads.
+
+Nothing is assumed of the logits at different queries: each is a parameter of its own. With K shifts and m heads, n
+queries give n K m equations for n m logits and m^2 coordinates of values, so that n of the order of m is enough,
+whatever the dimension.
+
+Jacobians in q at two points, or at one point with two shifts, share their factors: J = E diag(du_i/dl) T. Their pencil
+has the columns of E, the directions of the values, as eigenvectors (Jennrich's method). Amplitudes follow in closed
+form, because the ratio of the answers at two shifts determines the logit.
+
+References
+----------
+Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Phonetics 16 (Jennrich's method). The
+pairs, the shifts by copies and the centred net are derived and measured here.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logit
+
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
+from manyheads.recovery.refusals import DependentValuesError, HeadSeparationError
+
+Array = NDArray[np.float64]
+
+SCALES = (1.0, 2.0, 1.5, 3.0)
+"""Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show."""
+
+PROBES = 2
+"""Probes at which heads are looked for; what is no layer at one is none at another."""
+
+PROMISING = 0.03
+"""Relative residual after fifteen steps below which a fit is finished; right starts are far below it."""
+
+SEEN = 8.0
+"""A singular value counts as a head from this multiple of the largest one that noise alone would have."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Asks about pairs and takes off what needs no heads.
+
+    Attributes
+    ----------
+    oracle
+        Called as ``oracle(x, read=...)``.
+    sums
+        W_S and c.
+    before, after
+        Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
+    causal
+        Whether every prefix of a sequence is a sequence.
+    noise
+        Relative error of the oracle's answers.
+    scales
+        Sizes of the queries that count the heads, in units of the scale at which logits are about one.
+    """
+
+    oracle: Callable[..., Array]
+    sums: Sums
+    before: int = 1
+    after: int = 4
+    causal: bool = True
+    noise: float = EPS
+    scales: tuple[float, ...] = SCALES
+
+    @property
+    def copies(self) -> tuple[tuple[int, int], ...]:
+        """Copies (j, k) of q + v and of q that the last rows see."""
+        if self.causal:
+            return tuple((self.before, k) for k in range(1, self.after + 1))
+        length = max(3, self.before + self.after)
+        return (length - 1, 1), (1, length - 1)
+
+    @property
+    def shifts(self) -> Array:
+        """Shifts s = ln(k / j) of all logits, ascending."""
+        return np.array([np.log(k / j) for j, k in self.copies])
+
+    def design(self, queries: int) -> NetDesign:
+        """Return the design of the net: one free logit per query, all shifts; rows (query, shift)."""
+        features = np.repeat(np.eye(queries), len(self.copies), axis=0)
+        return NetDesign.of(features, np.tile(self.shifts, queries), centred=True)
+
+    def respond(self, queries: Array, probes: Array) -> Array:
+        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d)."""
+        probes = np.atleast_2d(probes)
+        queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
+        count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
+        near = (queries + probes[:, None]).reshape(count, 1, dim)
+        own = queries.reshape(count, 1, dim)
+        # The difference that the layer sees is the rounded one.
+        moved = (near - own).reshape(*queries.shape)
+        if self.causal:
+            tokens = np.concatenate([np.repeat(near, self.before, 1), np.repeat(own, self.after, 1)], axis=1)
+            answers = self.oracle(tokens, read="all")[:, self.before :]
+        else:
+            parts = [np.concatenate([np.repeat(near, j, 1), np.repeat(own, k, 1)], axis=1) for j, k in self.copies]
+            answers = self.oracle(np.concatenate(parts), read="last").reshape(len(parts), count, dim).swapaxes(0, 1)
+        answers = answers.reshape(*queries.shape[:2], len(self.copies), dim)
+        plain = (
+            self.sums.read(queries)[:, :, None]
+            + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
+        )
+        rest: Array = answers - plain
+        return rest
+
+    def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
+        """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
+
+        Where the projections cancel in W_S the answers are small beside their terms, which a head's share of the probe
+        bounds, scaled up to the query.
+        """
+        longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
+        parts = self.sums.read(queries), probe @ self.sums.projection, longer * np.asarray(answers)
+        return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
+
+
+class Separation(NamedTuple):
+    """The heads at the first probe, and what the next probes are asked.
+
+    Attributes
+    ----------
+    probe
+        v0 (d,), of norm sqrt(d).
+    queries
+        (n, d), the same at every probe.
+    design
+        The net of these queries.
+    net
+        Logits (m, n) and values (m, d) at v0.
+    scale
+        Scale of queries at which logits are about one.
+    level
+        Root mean square error of one entry of the answers.
+    lacking
+        Norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens.
+    singular
+        Singular values of the answers, down to the first that is not a head.
+    separation
+        Smallest relative distance of two eigenvalues of the pencil that was used.
+    """
+
+    probe: Array
+    queries: Array
+    design: NetDesign
+    net: PairNets
+    scale: float
+    level: float
+    lacking: float
+    singular: Array
+    separation: float
+
+    def figures(self) -> dict[str, float]:
+        """Return what a report shows of this stage."""
+        return {
+            "heads": len(self.net.values),
+            "scale": self.scale,
+            "separation": self.separation,
+            "residual": float(self.net.residual),
+            "lacking": self.lacking,
+            "queries": len(self.queries),
+        }
+
+
+def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversampling: float, tries: int) -> Separation:
+    """Find the number of heads, and logits and values of each at one probe.
+
+    Parameters
+    ----------
+    pairs
+        How pairs are asked.
+    dim
+        Token dimension d.
+    rng
+        Draws the probe and the queries.
+    oversampling
+        Queries per head; four more are always asked.
+    tries
+        Points at which Jacobians are taken, per probe; there are up to two probes.
+
+    Returns
+    -------
+    Separation
+        A net that fits to the level of the noise.
+
+    Raises
+    ------
+    HeadSeparationError
+        No pencil had real, distinct eigenvalues.
+    DependentValuesError
+        The answers are no net of as many units as they have dimensions: what the heads read is dependent, or the
+        function is no attention layer.
+    """
+    best: Separation | None = None
+    refused: Exception | None = None
+    for _ in range(PROBES):
+        probe = rng.standard_normal(dim)
+        probe *= np.sqrt(dim) / np.linalg.norm(probe)
+        scale = find_scale(pairs, probe, rng)
+        try:
+            found = _separate_at(pairs, probe, scale, rng, oversampling, tries)
+        except (HeadSeparationError, DependentValuesError) as error:
+            refused = error
+            continue
+        if best is None or len(found.net.values) > len(best.net.values):
+            best = found
+        break
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
+    """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
+
+    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, five queries at
+    each.
+    """
+    directions = rng.standard_normal((5, len(probe)))
+    start = pairs.respond(0 * directions[:1], probe)
+    sizes: dict[float, Array] = {}
+
+    def size(exponent: float) -> Array:
+        if exponent not in sizes:
+            answers = pairs.respond(2.0**exponent * directions, probe) - start
+            sizes[exponent] = np.sqrt((answers**2).sum((0, 2, 3)))
+        return sizes[exponent]
+
+    exponent, stride = 0.0, 1.0
+    for _ in range(40):
+        ratio = float(np.median(size(exponent + 1) / np.maximum(size(exponent), np.finfo(float).tiny)))
+        if 1.5 <= ratio <= 1.9 or stride < 0.5:
+            break
+        step = stride if ratio > 1.9 else -stride
+        # A point met twice lies between two octaves.
+        if exponent + step in sizes and exponent + step + 1 in sizes:
+            step, stride = step / 2, stride / 2
+        exponent += step
+    return float(2.0**exponent)
+
+
+def _separate_at(
+    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float, tries: int
+) -> Separation:
+    """One probe: rank, pencils, start, fit."""
+    queries, answers, singular, axes = _count_heads(pairs, probe, scale, rng, oversampling)
+    heads, dim = len(axes), len(probe)
+    level = pairs.level(queries, probe, answers)
+    design = pairs.design(len(queries))
+    flat = answers.reshape(-1, dim)
+    if heads == 0:
+        net = PairNets(np.zeros((0, len(queries))), np.zeros((0, dim)), np.zeros(()))
+        return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), singular, np.inf)
+    allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
+    pencils = Pencils()
+    directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
+    step = max(1e-3, pairs.noise**0.25) * scale
+    closest, separation, real = np.inf, 0.0, False
+    for turn in range(tries):
+        spread = scale * (1.0, 1.5, 2.0, 3.0, 6.0, 0.6)[turn % 6]
+        point = spread * rng.standard_normal(dim)
+        pencils.extend(_jacobians(pairs, probe, point, step * directions, axes))
+        for _, distance, frame in pencils.found[:2]:
+            real, separation = True, max(separation, distance)
+            start = _start_net(answers @ axes.T, frame, pairs.shifts)
+            if start is None:
+                continue
+            # A right start falls at once; only then is it worth converging.
+            net = fit_nets(design, flat, start, iterations=15, tolerance=1e-2)
+            if net.residual < PROMISING:
+                net = fit_nets(design, flat, net.slopes, iterations=100)
+            closest = min(closest, float(net.residual))
+            if net.residual <= allowed:
+                lacking = _lacking(net, probe, pairs)
+                return Separation(probe, queries, design, net, scale, level, lacking, singular, distance)
+    if not real:
+        raise HeadSeparationError(
+            f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
+            "the answers are not those of attention heads, or too noisy for their derivatives",
+            measured=separation,
+            threshold=EPS,
+        )
+    raise DependentValuesError(
+        f"the answers to pairs have {heads} dimensions but are no net of {heads} heads: what the heads read is "
+        "linearly dependent, or the function is no attention layer (one that adds its input looks like this until "
+        "residual=True says so)",
+        measured=closest,
+        threshold=allowed,
+    )
+
+
+def _count_heads(
+    pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float
+) -> tuple[Array, Array, Array, Array]:
+    """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), spectrum, axes (m, d)."""
+    dim = len(probe)
+    queries, answers = np.zeros((0, dim)), np.zeros((0, len(pairs.copies), dim))
+    wanted = 12
+    while True:
+        more = wanted - len(queries)
+        scales = np.resize(pairs.scales, wanted)[len(queries) :, None]
+        new = scale * scales * rng.standard_normal((more, dim))
+        queries = np.concatenate([queries, new])
+        answers = np.concatenate([answers, pairs.respond(new, probe)[0]])
+        flat = answers.reshape(-1, dim)
+        _, singular, axes = np.linalg.svd(flat, full_matrices=False)
+        floor = pairs.level(queries, probe, answers) * (np.sqrt(len(flat)) + np.sqrt(dim))
+        heads = int((singular > SEEN * floor).sum())
+        needed = int(np.ceil(oversampling * heads)) + 4
+        if wanted >= needed or (heads >= dim and wanted >= 2 * dim):
+            return queries, answers, singular[: heads + 1], axes[:heads]
+        wanted = needed
+
+
+def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Array) -> list[Array]:
+    """Differentiate the answers along `steps` at `point`: one (m, m) matrix per shift."""
+    moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T  # (2 m, K, m)
+    slopes = (moved[: len(steps)] - moved[len(steps) :]) / 2
+    return [slopes[:, shift].T for shift in range(slopes.shape[1])]
+
+
+class Pencils:
+    """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct.
+
+    Attributes
+    ----------
+    jacobians
+        All Jacobians so far, (m, m) each.
+    found
+        Figure of merit, smallest relative distance of two eigenvalues, eigenvectors: the best separated and
+        conditioned pencils first.
+    """
+
+    def __init__(self) -> None:
+        self.jacobians: list[Array] = []
+        self.found: list[tuple[float, float, Array]] = []
+        self._conditions: list[float] = []
+
+    def extend(self, jacobians: list[Array]) -> None:
+        """Add Jacobians, and the pencils that they make with each other and with those before."""
+        start = len(self.jacobians)
+        self.jacobians += jacobians
+        self._conditions += [float(np.linalg.cond(jacobian)) for jacobian in jacobians]
+        for below, above in itertools.permutations(range(len(self.jacobians)), 2):
+            if max(below, above) >= start and self._conditions[below] < 0.1 / EPS:
+                self._try(below, above)
+        self.found.sort(key=lambda item: -item[0])
+
+    def _try(self, below: int, above: int) -> None:
+        try:
+            values, frame = np.linalg.eig(np.linalg.solve(self.jacobians[below].T, self.jacobians[above].T).T)
+        except np.linalg.LinAlgError:
+            return
+        size = np.abs(values).max()
+        if not np.isfinite(size) or np.abs(values.imag).max() > 1e-3 * size:
+            return
+        ordered = np.sort(values.real)
+        relative = np.diff(ordered) / np.maximum(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), 1e-3)
+        distance = float(relative.min()) if len(relative) else 9.0
+        if distance > 0:
+            self.found.append((distance / self._conditions[below], distance, frame.real))
+
+
+def _start_net(answers: Array, frame: Array, shifts: Array) -> Array | None:
+    r"""Return logits (m, n) in closed form from answers (n, K, m) in the axes, and the directions of the values.
+
+    In the frame the answers are z = d u(l, s), and with x = e^l, a = e^s: u = a (x - 1) / ((x + a)(1 + a)). The ratio
+    at two shifts gives x, then z gives the amplitude d; its median over the queries where both are safe is taken, and
+    each logit read where its gate is nearest to one half.
+    """
+    try:
+        shares = np.linalg.solve(frame, answers.reshape(-1, answers.shape[2]).T).T.reshape(answers.shape)
+    except np.linalg.LinAlgError:
+        return None
+    low, high = np.exp(shifts[0]), np.exp(shifts[-1])
+    with np.errstate(all="ignore"):
+        ratio = shares[:, 0] / shares[:, -1] * (high * (1 + low)) / (low * (1 + high))  # (n, m)
+        odds = (high - ratio * low) / (ratio - 1)
+        logits = np.log(odds)
+        units = expit(logits - shifts[0]) - expit(-shifts[0])
+        amplitude = shares[:, 0] / units
+    safe = np.isfinite(amplitude) & (np.abs(logits) < 6)
+    found = np.empty(answers.shape[2])
+    for head in range(answers.shape[2]):
+        rows = np.flatnonzero(safe[:, head])
+        if not len(rows):
+            return None
+        strong = rows[np.abs(shares[rows, 0, head]) >= np.median(np.abs(shares[rows, 0, head]))]
+        found[head] = np.median(amplitude[strong, head])
+    gates = shares / found + expit(-shifts)[:, None]  # (n, K, m)
+    best = np.argmin(np.abs(gates - 0.5), axis=1)
+    chosen = np.take_along_axis(gates, best[:, None], 1)[:, 0]
+    start: Array = (logit(np.clip(chosen, 1e-3, 1 - 1e-3)) + shifts[best]).T
+    return start if np.isfinite(start).all() else None
+
+
+def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:
+    return float(np.linalg.norm(probe @ pairs.sums.projection - net.values.sum(0)))

@@ -1,0 +1,235 @@
+r"""S2, slices: what every head reads, at as many probes as the output spaces have dimensions.
+
+At the probe v_b = v_0 + tau |v_0| b the same few queries are asked as at v_0, and the pair net is fitted from there:
+its values are v_b W_i. After r + extra probes the rows of head i span its output space, the row space of W_i, and their
+singular values fall from the r-th to the noise: then no further probe is needed. Directions b are an orthonormal basis
+in random rotation; the step tau is halved where the residual or the margin of the heads objects.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.recovery.queries.pairs.pairs import Pairs, Separation
+from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.refusals import FitError
+
+Array = NDArray[np.float64]
+
+CLEAR = 1e3
+"""A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
+
+MISFIT = 8.0
+"""A fit is right up to this multiple of the residual that noise, or the fit at the first probe, has."""
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How many probes, and how far away.
+
+    Attributes
+    ----------
+    step
+        First step tau, relative to |v_0|.
+    extra
+        Probes beyond the largest rank, as a share of it; two more are always asked.
+    batch
+        Probes of the first batch; None is half of what heads of rank d / m need.
+    full
+        Ask for d probes, whatever the ranks.
+    """
+
+    step: float = 0.3
+    extra: float = 0.25
+    batch: int | None = None
+    full: bool = False
+
+
+class Stacks(NamedTuple):
+    """What the heads read at all probes.
+
+    Attributes
+    ----------
+    probes
+        (b, d), the first is v0.
+    values
+        (m, b, d); a last stack holds what ignores the tokens, where there is such a head.
+    logits
+        (m, b, n) logits of the queries, for the heads that have some.
+    levels
+        (m,) predicted error of one row of a stack (its norm).
+    ranks
+        (m,) ranks by the gap of the singular values; None where the spaces are not exhausted.
+    dropped
+        Probes at which no step passed the guards.
+    halvings
+        Halvings of steps, all probes together.
+    """
+
+    probes: Array
+    values: Array
+    logits: Array
+    levels: Array
+    ranks: NDArray[np.intp] | None
+    dropped: int
+    halvings: int
+
+
+def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: ProbeSettings) -> Stacks:
+    """Ask probe after probe until every head's output space is exhausted, or there are d probes.
+
+    Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
+
+    Parameters
+    ----------
+    pairs
+        How pairs are asked.
+    start
+        The heads at the first probe.
+    rng
+        Draws the directions.
+    settings
+        How many probes, and how far away.
+
+    Returns
+    -------
+    Stacks
+        With `ranks` None where d probes did not exhaust them: heads of full rank.
+
+    Raises
+    ------
+    FitError
+        More than half of the probes of a batch failed their guards at every step.
+    """
+    dim, heads = len(start.probe), len(start.net.values)
+    reach = np.linalg.norm(start.probe)
+    directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    levels, uniform = _levels(start)
+    expected = dim // max(heads + uniform, 1)
+    enough = int(np.ceil((1 + settings.extra) * expected)) + 2
+    wanted = dim if settings.full else min(dim, settings.batch or max(4, enough // 2))
+    probes, nets, dropped, halvings, used = [start.probe[None]], [_stacked(start.net)], 0, 0, 0
+
+    def ask(displacements: Array) -> Array:
+        answers = pairs.respond(start.queries, start.probe + displacements)
+        return answers.reshape(len(displacements), -1, dim)
+
+    size = np.sqrt(len(start.design.features) * dim) * start.level
+    allowed = MISFIT * max(float(start.net.residual), size / max(float(np.linalg.norm(_predicted(start))), 1e-300))
+
+    def fit(answers: Array) -> PairNets:
+        # A fit that creeps far from the noise is on its way to no solution: its step is halved, its end not awaited.
+        found = fit_nets(start.design, answers, start.net.slopes, iterations=40, tolerance=1e-3)
+        near = np.flatnonzero(found.residual <= 1e3 * allowed)
+        if len(near):
+            ended = fit_nets(start.design, answers[near], found.slopes[near])
+            for part, better in zip(found, ended, strict=True):
+                part[near] = better
+        return found
+
+    ranks = None
+    while used < dim:
+        chosen = directions[used : used + wanted] * reach
+        found = follow_nets(start.design, ask, start.net, chosen, step=settings.step, allowed=allowed, fit=fit)
+        used, good = used + len(chosen), found.accepted
+        halvings += found.halvings
+        dropped += int((~good).sum())
+        if good.sum() < len(chosen) / 2:
+            worst = float(np.max(found.nets.residual))
+            raise FitError(
+                f"{int((~good).sum())} of {len(chosen)} probes failed their guards at every step: the heads cannot be "
+                "followed from probe to probe. The function is no attention layer, or too noisy for this method; "
+                "try the bounded one",
+                measured=worst,
+                threshold=allowed,
+            )
+        probes.append(start.probe + found.steps[good, None] * chosen[good])
+        nets.append(PairNets(*(part[good] for part in found.nets)))
+        rows = np.concatenate(probes)
+        values = np.swapaxes(np.concatenate([net.values for net in nets]), 0, 1)  # (m, b, d)
+        if uniform:
+            values = np.concatenate([values, (rows @ pairs.sums.projection - values.sum(0))[None]])
+        ranks = find_ranks(values, levels)
+        if ranks is not None and not settings.full and ranks.sum() <= dim:
+            missing = int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - len(rows)
+            if missing <= 0:
+                break
+            wanted = missing
+        else:
+            wanted = max(4, min(enough - len(rows), dim - used)) if len(rows) < enough else max(4, len(rows) // 4)
+        wanted = min(wanted, dim - used)
+    logits = np.swapaxes(np.concatenate([net.slopes for net in nets]), 0, 1)
+    return Stacks(rows, values, logits, levels, ranks, dropped, halvings)
+
+
+def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
+    """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise.
+
+    The rank is at the largest ratio of neighbouring singular values among those whose lower one the noise explains.
+    A stack needs at least two singular values below the gap.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(1, 8, 3)) @ rng.normal(size=(1, 3, 9)) + 1e-12 * rng.normal(size=(1, 8, 9))
+    >>> find_ranks(rows, np.array([3e-12]))
+    array([3])
+    >>> find_ranks(rows[:, :4], np.array([3e-12])) is None
+    True
+    """
+    singular = np.linalg.svd(stacks, compute_uv=False)  # (m, min(b, d))
+    ranks = [rank_by_gap(s, level * np.sqrt(stacks.shape[1])) for s, level in zip(singular, levels, strict=True)]
+    if any(rank is None or rank > len(s) - 2 for rank, s in zip(ranks, singular, strict=True)):
+        return None
+    return np.array(ranks, np.intp)
+
+
+def rank_by_gap(singular: Array, noise: float) -> int | None:
+    """Return the number of singular values above the largest gap that ends in the noise, None if none does.
+
+    A gap ends in the noise if its lower value is at most a thousand times the predicted level, which is a root mean
+    square. Zero if all of them are noise.
+
+    Examples
+    --------
+    >>> rank_by_gap(np.array([3.0, 1.0, 1e-9, 8e-10]), noise=1e-10), rank_by_gap(np.array([3.0, 1.0]), noise=1e-10)
+    (2, None)
+    """
+    noise = max(noise, EPS * float(singular[0]))
+    if singular[0] <= SEEN * noise:
+        return 0
+    floored = np.maximum(singular, noise / CLEAR)
+    ratios = np.where(singular[1:] <= CLEAR * noise, floored[:-1] / floored[1:], 0.0)
+    if not len(ratios) or ratios.max() < SEEN:
+        return None
+    return int(np.argmax(ratios)) + 1
+
+
+SEEN = 8.0
+"""Neighbouring singular values of noise are nearer to each other than this factor."""
+
+
+def _predicted(start: Separation) -> Array:
+    """Return the answers at the first probe as the net gives them, (rows, d)."""
+    answers: Array = start.design.units(start.net.slopes) @ start.net.values
+    return answers
+
+
+def _levels(start: Separation) -> tuple[Array, bool]:
+    """Predict the norm of the error of a row, per head; say whether the heads lack more than that of v0 W_S.
+
+    What they lack is a head of its own, that ignores the tokens, with the errors of all others together.
+    """
+    if not len(start.net.values):
+        return np.array([start.level * np.sqrt(len(start.probe))]), True
+    rows = start.level * net_amplification(start.design, start.net)[1] * np.sqrt(len(start.net.values))
+    explained = float(np.linalg.norm(rows))
+    uniform = start.lacking > CLEAR * explained
+    return (np.append(rows, explained) if uniform else rows), uniform
+
+
+def _stacked(net: PairNets) -> PairNets:
+    return PairNets(net.slopes[None], net.values[None], np.asarray(net.residual)[None])

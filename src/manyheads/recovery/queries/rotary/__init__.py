@@ -1,0 +1,1 @@
+"""Extraction of a layer with rotary positions."""

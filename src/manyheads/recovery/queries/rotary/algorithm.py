@@ -1,0 +1,303 @@
+r"""Extraction of a layer with rotary positions: zeros are counted, values separated, logits read offset by offset.
+
+S0  One-token sequences give c and the sum of the projections. d + 1 calls.
+S1  The count gate at one direction: the heads, and what they read there (`rotary_gates`). About 25 (m + 1) calls.
+S2  The same net followed to neighbouring directions, without new unknowns: spaces O_i of the values, and
+    W_i = W_S O^+ O_i. (r + few) (2 m + 2) calls.
+S3  Walks through two lists of tokens give all logits of the first offset that its sketches need: 2 d (r + few) / k
+    calls of k tokens. Random sequences give the core of the second offset, and logits of others that they show.
+S4  How heads turn from one offset to the next: every further offset follows. It is believed only if it predicts
+    the logits of all offsets that were read; otherwise every offset up to `offsets` is asked about on its own.
+
+Without biases of queries and keys. The figures of every step stand in the stages of the result.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.layers.rotary import RotaryLayer, Turns
+from manyheads.recovery.queries.projection_sum import read_sums
+from manyheads.recovery.queries.rotary import forms
+from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
+from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
+from manyheads.recovery.queries.sigmoid_network import EXACT, Array, net_amplification
+from manyheads.recovery.queries.stage_log import StageLog
+from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
+from manyheads.recovery.results import Extracted
+
+SIZE = 0.9
+"""Standard deviation of the logits that are read: larger ones leave some weights too small."""
+
+CLEAR = 0.05
+"""Weight below which a direction is left out: its errors are twenty times those of the first direction."""
+
+
+@dataclass(frozen=True)
+class RotarySettings:
+    """How a layer with rotary positions is asked.
+
+    Attributes
+    ----------
+    offsets
+        Offsets 0 .. offsets - 1 at which forms are listed in the result.
+    turned
+        Whether offsets beyond the first few may follow from how heads turn, where that predicts all logits read.
+    step
+        Length of the step to a neighbouring direction, relative to the direction.
+    extra
+        Directions, and sketch tokens, beyond the rank.
+    excess
+        Logits asked for, relative to the unknown numbers of a core.
+    share
+        Tokens of a sequence, relative to the most whose weights can be separated.
+    """
+
+    offsets: int = 16
+    turned: bool = True
+    step: float = 0.3
+    extra: int = 4
+    excess: float = 1.5
+    share: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.offsets < 3 or self.extra < 2 or not self.excess > 1 or not 0 < self.share <= 1 or not self.step > 0:
+            raise UsageError(f"{self}: offsets >= 3, extra >= 2, excess > 1, 0 < share <= 1 and step > 0 are needed")
+
+    @classmethod
+    def accurate(cls) -> "RotarySettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        return cls(extra=8, excess=3.0, share=0.4)
+
+
+def extract_rotary(
+    oracle: Any, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
+) -> Extracted:
+    """Extract a causal layer whose queries and keys are turned by their positions.
+
+    Parameters
+    ----------
+    oracle
+        `Oracle` of the layer, or any callable (n, k, d), read="last" or "all", with `dim` and `stage`.
+    noise
+        Relative error of an answer.
+    rng
+        Source of the tokens.
+    settings
+        How it is asked.
+
+    Returns
+    -------
+    Extracted: `layer` is a `RotaryLayer`. At offset 0 only the symmetric part of a form is determined by the layer's
+    answers where the rank of a head exceeds d / 2.
+
+    Raises
+    ------
+    RecoveryRefused
+        One of its named kinds: what failed, its figure and threshold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from manyheads.recovery import Oracle
+    >>> from manyheads.recovery.layers.rotary import planted_rotary_layer
+    >>> layer = planted_rotary_layer(np.random.default_rng(0), dim=8, heads=2)
+    >>> found = extract_rotary(Oracle(layer, 8), 1e-13, np.random.default_rng(1))
+    >>> x = np.random.default_rng(2).normal(size=(4, 16, 8))
+    >>> bool(np.allclose(found(x), layer(x), atol=1e-7))
+    True
+    """
+    return _Extraction(oracle, noise, rng, settings or RotarySettings()).run()
+
+
+@dataclass
+class _Extraction:
+    """One extraction: what was found so far."""
+
+    oracle: Any
+    noise: float
+    rng: np.random.Generator
+    settings: RotarySettings
+    bias: Array = field(default_factory=lambda: np.zeros(0))
+    total: Array = field(default_factory=lambda: np.zeros(0))
+    projection: Array = field(default_factory=lambda: np.zeros(0))
+    length: float = 1.0  # of the tokens whose logits are read
+    ranks: list[int] = field(default_factory=list)
+
+    def run(self) -> Extracted:
+        log = StageLog(self.oracle)
+        log.run("sums", self._sums)
+        log.run("values", self._values)
+        layer = log.run("logits", self._logits)
+        return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer)
+
+    def _sums(self, figures: dict[str, float]) -> None:
+        sums = read_sums(self.oracle, self.oracle.dim)
+        self.total, self.bias = sums
+        probe = self.rng.standard_normal((1, 1, self.oracle.dim))
+        expected = sums.read(probe[0])
+        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (np.linalg.norm(expected) + 1e-300)
+        figures["linear"] = float(rest)
+        if rest > max(1e-8, 1e3 * self.noise):
+            raise NotALayer(
+                "the answer to one token is not linear in it: a normalisation in front, or no attention layer",
+                measured=float(rest),
+                threshold=max(1e-8, 1e3 * self.noise),
+            )
+
+    def _values(self, figures: dict[str, float]) -> None:
+        """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
+        heads = find_counted_heads(self.oracle, self.bias, self.total, self.noise, self.rng)
+        self.length = float(np.median(heads.gate.scales))
+        allowed = max(1e-11, 5 * float(heads.net.residual), 30 * self.noise)
+        bases = [np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0] for _ in range(3)]
+        basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
+        stacks = [heads.net.values[:, None]]  # (m, probes, d)
+        floor = max(heads.amplification * max(self.noise, 1e-15), 1e-12)
+        dropped, used = 0, 0
+        while True:
+            block = basis[used : used + max(4, self.settings.extra)]
+            used += len(block)
+            followed = follow_nets(
+                heads.gate.net,
+                lambda moves: ask_counts(self.oracle, self.bias, heads.gate, heads.direction + moves),
+                heads.net,
+                block,
+                step=self.settings.step,
+                allowed=allowed,
+            )
+            kept = np.flatnonzero(followed.accepted)
+            # Near a direction at which two gates agree, their values are badly separated: rows count by their error.
+            error = np.array([net_amplification(heads.gate.net, followed.nets.one(int(probe)))[1] for probe in kept])
+            weight = np.minimum(1.0, heads.amplification / error.reshape(len(kept), len(heads.net.values)))
+            kept, weight = kept[weight.min(1) > CLEAR], weight[weight.min(1) > CLEAR]
+            dropped += len(block) - len(kept)
+            stacks.append(np.swapaxes(followed.nets.values[kept] * weight[:, :, None], 0, 1))
+            stack = np.concatenate(stacks, axis=1)
+            spectra = [np.linalg.svd(rows, compute_uv=False) for rows in stack]
+            self.ranks = [forms.gap_rank(values, max(1e-6, 100 * floor)) for values in spectra]
+            if max(self.ranks) <= stack.shape[1] - self.settings.extra or used >= len(basis):
+                break
+        spare = stack.shape[1] - max(self.ranks)
+        figures.update(heads=len(stack), probes=stack.shape[1], dropped=dropped, amplification=heads.amplification)
+        if sum(self.ranks) > self.oracle.dim or (spare < 2 and max(self.ranks) < self.oracle.dim):
+            raise RankBudgetError(
+                f"the output spaces of {len(stack)} heads have ranks {self.ranks} in dimension {self.oracle.dim}: "
+                "full-rank or collinear heads, or answers too noisy to see the ranks",
+                measured=float(sum(self.ranks)),
+                threshold=float(self.oracle.dim),
+            )
+        spaces = [
+            np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stack, self.ranks, strict=True)
+        ]
+        inverse = np.linalg.pinv(np.concatenate(spaces))
+        parts = np.split(self.total @ inverse, np.cumsum(self.ranks)[:-1], axis=1)
+        self.projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
+        rest = np.linalg.norm(self.projection.sum(0) - self.total) / np.linalg.norm(self.total)
+        figures.update(sum_rule=float(rest), condition=float(np.linalg.cond(np.concatenate(spaces))))
+        if rest > max(1e-6, 1e3 * floor):
+            raise FitError(
+                "the projections of the heads do not add up to their sum", measured=float(rest), threshold=1e-6
+            )
+
+    def _logits(self, figures: dict[str, float]) -> RotaryLayer:
+        """Read logits, and find the forms of all offsets."""
+        dim, heads, most = self.oracle.dim, len(self.projection), max(self.ranks)
+        kept = max(2, int(self.settings.share * min(dim / heads, *self.ranks)))
+        kept -= kept % 2 if kept > 2 else 0
+        exact = self.noise <= EXACT
+        few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
+        reader = Reader(self.oracle, self.bias, self.projection)
+        figures["size"] = self._shorten(reader, kept)
+        tokens = self._tokens(few), self._basis()
+        walk = reader.read(np.concatenate(tokens), alternate(few, dim, kept), np.arange(1, kept + 1))
+        spaces = self._spaces(walk, *tokens, None if exact else most)
+        needed = int(self.settings.excess * max(space.rank**2 for space in spaces)) + 4
+        ledger = Ledger.joined([walk, self._random(reader, {0: needed, 2: needed}, kept)])
+        figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
+        cores = self._cores(spaces, ledger, [0, 2], figures)
+        found = forms.find_turns(spaces, cores)
+        turns: Turns | None = found
+        rest = forms.turned_residual(found, ledger)
+        rest = {offset: rest[offset] for offset in rest if offset != 1}
+        figures["turned"] = max(rest.values())
+        listed = range(self.settings.offsets)
+        if self.settings.turned and max(rest.values()) < max(1e-5, 1e4 * self.noise):
+            cores = [{t: core for t, core in known.items() if t in (0, 1, 2)} for known in cores]
+        else:
+            turns = None
+            others = [t for t in listed if t > 2]
+            ledger = Ledger.joined([ledger, self._random(reader, dict.fromkeys(others, needed), kept)])
+            cores = self._cores(spaces, ledger, [0, *listed[2:]], figures)
+        listing = np.array(
+            [
+                turns.form(t)
+                if turns is not None and t not in cores[0]
+                else [forms.assemble(space, known[t]) for space, known in zip(spaces, cores, strict=True)]
+                for t in listed
+            ]
+        )
+        return RotaryLayer(listing, self.projection, self.bias, turns)
+
+    def _shorten(self, reader: Reader, kept: int) -> float:
+        """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""
+        size = 0.0
+        for _ in range(3):
+            pieces = np.arange(4 * kept).reshape(4, kept)
+            logits = reader.read(self._tokens(pieces.size), pieces, np.arange(1, kept + 1)).logits
+            size = float(np.median(np.abs(logits), axis=0).max()) / 0.67  # the standard deviation, from the median
+            self.length *= float(np.sqrt(np.clip(SIZE / max(size, 1e-9), 1 / 16, 16)))
+        return size
+
+    def _tokens(self, count: int) -> Array:
+        drawn = self.rng.standard_normal((count, self.oracle.dim))
+        return drawn * (self.length * np.sqrt(self.oracle.dim) / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+    def _basis(self) -> Array:
+        drawn = np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0]
+        return drawn * (self.length * np.sqrt(self.oracle.dim))
+
+    def _random(self, reader: Reader, needed: dict[int, int], kept: int) -> Ledger:
+        """Read sequences of random tokens that show at least so many pairs at every offset."""
+        parts = []
+        for positions, count in plan(needed, kept):
+            pieces = np.arange(count * len(positions)).reshape(count, len(positions))
+            parts.append(reader.read(self._tokens(pieces.size), pieces, positions))
+        return Ledger.joined(parts)
+
+    def _spaces(self, walk: Ledger, few: Array, fresh: Array, most: int | None) -> list[forms.Spaces]:
+        """Find the form of every head at offset 1 from what a walk shows."""
+        near = walk.offset == 1
+        table = np.full((len(walk.tokens), len(walk.tokens), walk.logits.shape[1]), np.nan)
+        table[walk.query[near], walk.key[near]] = walk.logits[near]
+        first = len(few)
+        noise = max(self.noise, 1e-13)
+        return [
+            forms.find_spaces(table[first:, :first, head], table[:first, first:, head], fresh, few, noise, most)
+            for head in range(walk.logits.shape[1])
+        ]
+
+    def _cores(
+        self, spaces: list[forms.Spaces], ledger: Ledger, offsets: list[int], figures: dict[str, float]
+    ) -> list[dict[int, Array]]:
+        """Find the cores of all heads at some offsets, beside that at offset 1, and record the worst residual."""
+        cores: list[dict[int, Array]] = [{1: space.core} for space in spaces]
+        worst = 0.0
+        for offset in offsets:
+            queries, keys, logits = ledger.at(offset)
+            for head, space in enumerate(spaces):
+                cores[head][offset], rest = forms.find_core(space, queries, keys, logits[:, head])
+                worst = max(worst, rest)
+        figures["cores"] = worst
+        allowed = max(1e-4, 1e5 * self.noise)
+        if worst > allowed:
+            raise FitError(
+                "the logits of some offset are no form on the spaces of the first one: biases, or a logit that is not "
+                "bilinear",
+                measured=worst,
+                threshold=allowed,
+            )
+        return cores

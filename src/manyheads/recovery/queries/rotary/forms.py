@@ -1,0 +1,207 @@
+r"""Forms from logits: the first offset from two sketches, every further one from a small core, and how heads turn.
+
+At offset 1, with fresh tokens A and sketch tokens U (few), the logits give C = A Theta U^T and R = U Theta A^T, and a
+matrix whose rank is below the number of sketch tokens is
+
+.. math:: \Theta = (A^+ C) \, (U \Theta U^\top)^+ \, (R A^{+\top}).
+
+Its column space L and row space K are those of W_Q and W_K, hence of every other offset, where only the core M of
+Theta^(t) = L M^(t) K^T is unknown: a linear problem in r² numbers for any set of pairs. At offset 0 only pairs of a
+token with itself are visible, which determines the symmetric part of the form, and all of M where L and K are
+independent (2 r <= d in general position).
+
+Rotations compose: M^(t+1) = G M^(t), with G = L^+ W_Q R_1 W_Q^+ L similar to a rotation. G from two offsets gives all
+forms, at offset 0 and beyond those that were asked about; its eigenvalues are exp(+-i omega_f), so frequencies are
+found, not needed. All of this without biases of queries and keys. Derived here.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.layers.rotary import Turns
+from manyheads.recovery.queries.rotary.logits import Ledger
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError, RankBudgetError
+
+CUT = 1e-6
+"""Singular values of a core above this share of the largest are never cut."""
+
+NOTHING = 1e-8
+"""Logits that are all below belong to a head that ignores the tokens."""
+
+
+def extend(tokens: Array) -> Array:
+    """Append a one to tokens (n, d)."""
+    return np.concatenate([tokens, np.ones((len(tokens), 1))], axis=1)
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Where the forms of one head live: L (d + 1, r), K (d, r), orthonormal columns, and the core M at offset 1."""
+
+    left: Array
+    right: Array
+    core: Array
+
+    @property
+    def rank(self) -> int:
+        """Rank r."""
+        return self.core.shape[0]
+
+
+def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, most: int | None = None) -> Spaces:
+    """Find the form of one head at offset 1 from its two sketches.
+
+    Parameters
+    ----------
+    sketch
+        Logits (N, n) of fresh queries on sketch keys.
+    back
+        Logits (n, N) of sketch queries on fresh keys.
+    fresh, few
+        The fresh tokens (N, d), spanning, and the sketch tokens (n, d).
+    noise
+        Relative error of a logit.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank of the head is not below the number of sketch tokens.
+    """
+    columns = np.linalg.lstsq(fresh, sketch, rcond=None)[0]  # Theta U^T, (d, n)
+    rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U Theta, (n, d)
+    silent = bool(np.abs(sketch).max() < max(NOTHING, 1e3 * noise))
+    u, s, v = split_core(rows @ few.T, fresh.shape[1], max(CUT, 100 * noise), silent=silent, most=most)
+    left, front = np.linalg.qr(columns @ v.T)
+    right, rear = np.linalg.qr((u.T @ rows).T)
+    left = np.concatenate([left, np.zeros((1, len(s)))])  # no biases: nothing in the last row
+    return Spaces(left, right, front / s @ rear.T)
+
+
+def split_core(
+    core: Array, dim: int, cut: float, *, silent: bool = False, most: int | None = None
+) -> tuple[Array, Array, Array]:
+    """Return what is no noise in U Theta U^T (n, n): singular vectors (n, r), values (r,) and vectors (r, n).
+
+    Parameters
+    ----------
+    core
+        U Theta U^T for n sketch tokens.
+    dim
+        Dimension of the tokens: so many of them show every rank, and no gap is needed.
+    cut
+        Share of the largest singular value below which the gap at the rank must end.
+    silent
+        Whether the head ignores the tokens: r = 0.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank is not below the number of sketch tokens.
+
+    Examples
+    --------
+    >>> u, s, v = split_core(np.diag([2.0, 1.0, 1e-12]), dim=5, cut=1e-6)
+    >>> u.shape, s, v.shape
+    ((3, 2), array([2., 1.]), (2, 3))
+    """
+    u, s, v = np.linalg.svd(core)
+    rank = 0 if silent else gap_rank(s, cut)
+    if most is not None and most < len(s):  # what lies beyond is noise, and says how much there is
+        rank = int((s[:most] > 2 * s[most]).sum())
+    if rank >= len(s) and len(s) < dim:
+        raise RankBudgetError(
+            f"no gap in the singular values of an attention matrix among {len(s)} sketch tokens: allow more of them",
+            measured=float(s[-1] / s[0]),
+            threshold=cut,
+        )
+    return u[:, :rank], s[:rank], v[:rank]
+
+
+def gap_rank(values: Array, cut: float) -> int:
+    """Return the rank at the widest gap (in ratio) of descending singular values that ends below `cut`; all if none.
+
+    Examples
+    --------
+    >>> gap_rank(np.array([1.0, 0.1, 1e-9, 1e-10]), 1e-6)
+    2
+    """
+    if values[0] <= 0:
+        return 0
+    logs = np.log(np.maximum(values / values[0], 1e-300))
+    gaps = [(logs[k] - logs[k + 1], k + 1) for k in range(len(values) - 1) if logs[k + 1] < np.log(cut)]
+    gap, rank = max(gaps, default=(0.0, len(values)))
+    return rank if gap > np.log(20.0) else len(values)
+
+
+def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array) -> tuple[Array, float]:
+    """Return the core (r, r) and the relative residual.
+
+    Parameters
+    ----------
+    spaces
+        Where the forms of the head live.
+    queries, keys, logits
+        Pairs of tokens (N, d) at one offset, and the logits (N,) of this head.
+    """
+    left = extend(queries) @ spaces.left
+    right = keys @ spaces.right
+    features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
+    size = np.linalg.norm(features, axis=0) + np.finfo(np.float64).tiny
+    core = np.linalg.lstsq(features / size, logits, rcond=1e-12)[0]
+    rest = np.linalg.norm(features / size @ core - logits)
+    rest /= np.linalg.norm(logits) + NOTHING * np.sqrt(len(logits))
+    return (core / size).reshape(left.shape[1], right.shape[1]), float(rest)
+
+
+def assemble(spaces: Spaces, core: Array) -> Array:
+    """Return the form (d + 1, d + 1) of a core (r, r)."""
+    return spaces.left @ _widen(core @ spaces.right.T)
+
+
+def _widen(rows: Array) -> Array:
+    """Append the column of zeros that forms without biases have."""
+    return np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
+
+
+def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
+    """Return how heads turn, from their cores at consecutive offsets from 1 on, at least two of them.
+
+    Raises
+    ------
+    FitError
+        The core of a head at offset 1 is singular: it is not known how it turns.
+    """
+    left, turn, first = [], [], []
+    for space, known in zip(spaces, cores, strict=True):
+        rank, offsets = space.rank, sorted(t for t in known if t >= 1)
+        one = np.concatenate([known[t] for t in offsets[:-1]], axis=1)
+        two = np.concatenate([known[t] for t in offsets[1:]], axis=1)
+        if rank and np.linalg.cond(one) > 1e12:
+            raise FitError(
+                "an attention matrix is singular on its own spaces: how it turns from one offset to the next is not "
+                "determined",
+                measured=float(np.linalg.cond(one)),
+                threshold=1e12,
+            )
+        step = np.linalg.lstsq(one.T, two.T, rcond=None)[0].T
+        left.append(space.left)
+        turn.append(step)
+        first.append(_widen(known[1] @ space.right.T))
+    return Turns(tuple(left), tuple(turn), tuple(first), tuple(np.zeros(space.rank) for space in spaces))
+
+
+def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
+    """Return, for every offset of a ledger, the worst relative error of a head of the logits that the turns predict."""
+    found = {}
+    for offset in np.unique(ledger.offset).tolist():
+        queries, keys, logits = ledger.at(offset)
+        predicted = np.einsum("nd,mde,ne->nm", extend(queries), turns.form(offset), extend(keys), optimize=True)
+        size = np.linalg.norm(logits, axis=0) + 1e-3 * np.linalg.norm(logits) + np.finfo(np.float64).tiny
+        found[offset] = float((np.linalg.norm(predicted - logits, axis=0) / size).max())
+    return found

@@ -1,0 +1,157 @@
+r"""Logits of every pair of tokens of a sequence, by offset, from answers whose projections are known.
+
+Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on
+all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not
+read, but weigh: the first token of every sequence is zero, and what the others leave is the weight of the zeros, so
+
+.. math:: \ell_i(x_r, x_j, r - j) = \ln a_{ij} - \ln\Big(1 - \sum_k a_{ik}\Big) + \ln n_r
+
+with n_r the number of zeros in front, whose logits are 0 at every offset. One sequence of k tokens shows k (k + 1) / 2
+logits, at the offsets 0 .. k - 1: all of them go into one ledger. Derived here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.refusals import FitError
+
+LEAST = 1e-12
+"""Weights below are put here: their logits are lost, and the checks that follow see it."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Logits that were read: the query (N,) and the key (N,) among the tokens, the offset (N,), and logits (N, m)."""
+
+    tokens: Array
+    query: np.ndarray
+    key: np.ndarray
+    offset: np.ndarray
+    logits: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence["Ledger"]) -> "Ledger":
+        """Join several ledgers."""
+        starts = np.cumsum([0, *(len(part.tokens) for part in parts)])[:-1]
+        return cls(
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.query + start for part, start in zip(parts, starts, strict=True)]),
+            np.concatenate([part.key + start for part, start in zip(parts, starts, strict=True)]),
+            np.concatenate([part.offset for part in parts]),
+            np.concatenate([part.logits for part in parts]),
+        )
+
+    def at(self, offset: int) -> tuple[Array, Array, Array]:
+        """Return queries (N, d), keys (N, d) and logits (N, m) at one offset."""
+        rows = self.offset == offset
+        return self.tokens[self.query[rows]], self.tokens[self.key[rows]], self.logits[rows]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What turns answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
+
+    ask: Callable[..., Array]
+    bias: Array
+    projection: Array
+
+    def read(self, tokens: Array, pieces: np.ndarray, positions: np.ndarray) -> Ledger:
+        """Ask about the sequences that hold tokens[pieces] (n, k) at `positions` (k,) >= 1, and zeros elsewhere."""
+        count, kept = pieces.shape
+        x = np.zeros((count, positions[-1] + 1, tokens.shape[1]))
+        x[:, positions] = tokens[pieces]
+        y = self.ask(x, read="all")[:, positions] - self.bias  # (n, k, d)
+        parts = []
+        values = np.einsum("nkd,mde->nkme", tokens[pieces], self.projection, optimize=True)  # W_i^T x_j
+        for row in range(kept):
+            weights = solve_weights(values[:, : row + 1], y[:, row])  # (n, row + 1, m)
+            logits = np.log(np.maximum(weights, LEAST)) - np.log(np.maximum(1 - weights.sum(1, keepdims=True), LEAST))
+            logits += np.log(positions[row] - row)  # zeros in front
+            query = np.repeat(pieces[:, row : row + 1], row + 1, axis=1)
+            offset = np.broadcast_to(positions[row] - positions[: row + 1], query.shape)
+            columns = (query.ravel(), pieces[:, : row + 1].ravel(), offset.ravel())
+            parts.append((*columns, logits.reshape(-1, logits.shape[2])))
+        return Ledger(tokens, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def solve_weights(values: Array, answers: Array) -> Array:
+    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one.
+
+    Raises
+    ------
+    FitError
+        Values that are linearly dependent to the last digit.
+    """
+    count, kept, heads, dim = values.shape
+    columns = values.reshape(count, kept * heads, dim)
+    size = np.linalg.norm(columns, axis=2, keepdims=True) + np.finfo(np.float64).tiny
+    basis, triangle = np.linalg.qr(np.swapaxes(columns / size, 1, 2))
+    try:
+        weights = np.linalg.solve(triangle, np.einsum("nda,nd->na", basis, answers)[..., None])[..., 0]
+    except np.linalg.LinAlgError as error:
+        raise FitError(
+            "the values of different heads are linearly dependent: weights cannot be read", measured=0.0, threshold=1.0
+        ) from error
+    return (weights / size[..., 0]).reshape(count, kept, heads)
+
+
+def alternate(first: int, second: int, length: int) -> np.ndarray:
+    """Return pieces (n, length) of walks in which every token of one list is once before, once after each of another.
+
+    Tokens 0 .. first - 1 are the one list, first .. first + second - 1 the other; pieces overlap in one token, so that
+    no step of the walks is lost.
+
+    Examples
+    --------
+    >>> pieces = alternate(2, 3, 4)
+    >>> steps = {(a, b) for piece in pieces.tolist() for a, b in zip(piece, piece[1:])}
+    >>> len(pieces), len(steps)
+    (4, 12)
+    """
+    orbits = int(np.gcd(first, second))
+    cycle = first * second // orbits
+    step = np.arange(cycle)
+    pieces = []
+    for orbit in range(orbits):
+        walk = np.stack([step % first, first + (step + orbit) % second], axis=1).ravel()
+        starts = np.arange(0, len(walk), length - 1)
+        pieces.append(walk[(starts[:, None] + np.arange(length)) % len(walk)])
+    return np.concatenate(pieces)
+
+
+def spread(offset: int, tokens: int) -> np.ndarray:
+    """Return positions (tokens,) at which as many pairs as possible stand `offset` apart, in a short sequence.
+
+    Examples
+    --------
+    >>> spread(2, 4), spread(9, 4)
+    (array([1, 2, 3, 4]), array([ 1,  2, 10, 11]))
+    """
+    half = tokens // 2
+    if offset <= half:
+        return np.arange(1, tokens + 1)
+    return np.concatenate([np.arange(1, half + 1), np.arange(offset + 1, offset + half + 1)])
+
+
+def plan(needed: dict[int, int], tokens: int) -> list[tuple[np.ndarray, int]]:
+    """Plan sequences that show at least `needed[t]` pairs at every offset t: positions, and how many sequences.
+
+    Examples
+    --------
+    >>> [(positions.tolist(), count) for positions, count in plan({2: 5, 8: 3}, 4)]
+    [([1, 2, 9, 10], 2), ([1, 2, 3, 4], 3)]
+    """
+    missing, chosen = dict(needed), []
+    for offset in sorted(needed, reverse=True):
+        positions = spread(offset, tokens)
+        apart = (positions[:, None] - positions[None, :])[np.tril_indices(len(positions))]
+        count = -(-max(missing[offset], 0) // int((apart == offset).sum()))
+        if not count:
+            continue
+        chosen.append((positions, count))
+        for other in missing:
+            missing[other] -= count * int((apart == other).sum())
+    return chosen

@@ -1,0 +1,1 @@
+"""Extraction of a layer behind LayerNorm or RMSNorm: tokens on a sphere."""

@@ -1,0 +1,282 @@
+r"""Pairs of tokens on the sphere: a fixed difference, and as many copies of the query as one likes.
+
+Behind a normalisation only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the
+difference v if and only if they are
+
+.. math:: w + v/2, \quad w - v/2, \qquad w \perp v,\ |w|^2 = d - |v|^2/4 .
+
+With v in one half of the space and w in the other, and all v of one norm, the same w serve every v. After the token
+w + v/2 come copies of the query w - v/2. Row k of this one sequence sees k of them, and
+
+.. math:: y_k = (w - v/2) W_S + c + \sum_i \frac{a_i}{a_i + k} v W_i, \qquad
+          \ln a_i = (w - v/2)^\top \Theta_i v + \beta_i^\top v
+
+so the number of copies shifts the gates of all heads by ln k. As a function of k this is rational: with
+z_k = y_k - (w - v/2) W_S - c and z_0 = v W_S,
+
+.. math:: k z_k = (z_0 - z_k) M, \qquad M = \sum_i a_i w_i^+ w_i,\quad w_i = v W_i
+
+is linear in M, whose eigenvalues are the a_i and whose left eigenvectors are the w_i: one sequence of m + 1 tokens
+shows m heads. Several queries share the w_i; the net of all of them has one free logit per head and query. A head that
+ignores the tokens is one with a_i = 1. Derived here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logit
+
+from manyheads.recovery.oracle.normalization import Normalisation
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.sigmoid_network import (
+    EPS,
+    EXACT,
+    Array,
+    NetDesign,
+    PairNets,
+    fit_nets,
+    net_amplification,
+)
+from manyheads.recovery.refusals import HeadSeparationError, NotALayer, RankBudgetError
+
+FIRST = 10
+"""Queries at the first probe."""
+
+STARTS = 12
+"""Queries whose pencils are tried."""
+
+WELL_SEPARATED = 100.0
+"""Amplification of noise by a net below which no other difference is tried."""
+
+
+@dataclass(frozen=True)
+class SpherePairs:
+    """Asks about pairs on the sphere.
+
+    Attributes
+    ----------
+    ask
+        The oracle.
+    sums
+        W_S (d, d), acting on tokens of the sphere, and c.
+    near, far
+        Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w.
+    noise
+        Relative error of an answer.
+    """
+
+    ask: Callable[..., Array]
+    sums: Sums
+    near: Array
+    far: Array
+    noise: float = EPS
+
+    @property
+    def radius(self) -> float:
+        """Norm of tokens and differences, sqrt d."""
+        return float(np.sqrt(self.near.shape[1]))
+
+    @property
+    def repeats(self) -> int:
+        """How many times as many queries and copies are asked of answers with noise as of exact ones."""
+        return 1 if self.noise <= EXACT else 3
+
+    def probe(self, direction: Array) -> Array:
+        """Return differences (..., d) along directions (..., a) of the first half."""
+        v = direction @ self.near
+        return v * (self.radius / np.linalg.norm(v, axis=-1, keepdims=True))
+
+    def queries(self, count: int, rng: np.random.Generator) -> Array:
+        """Draw w (n, d), of norm sqrt(3 d / 4)."""
+        w = rng.standard_normal((count, len(self.far))) @ self.far
+        return w * (np.sqrt(0.75) * self.radius / np.linalg.norm(w, axis=1, keepdims=True))
+
+    def respond(self, w: Array, v: Array, copies: int) -> Array:
+        """Return z (b, n, copies, d) at differences v (b, d) and w (n, d)."""
+        own, other = w - v[:, None] / 2, w + v[:, None] / 2  # (b, n, d)
+        shape = (len(v) * len(w), 1, w.shape[1])
+        x = np.concatenate([other.reshape(shape), np.repeat(own.reshape(shape), copies, axis=1)], axis=1)
+        answers = self.ask(x, read="all")[:, 1:].reshape(len(v), len(w), copies, -1)
+        rest: Array = answers - self.sums.read(own)[:, :, None]
+        return rest
+
+    @staticmethod
+    def design(queries: int, copies: int) -> NetDesign:
+        """Return the net of (query, copies) rows: one free logit per query."""
+        features = np.repeat(np.eye(queries), copies, axis=0)
+        return NetDesign.of(features, np.tile(np.log(np.arange(1, copies + 1)), queries))
+
+
+@dataclass(frozen=True)
+class SphereHeads:
+    """The heads at the first difference: direction (a,), w (n, d), copies, net, error of its values per noise."""
+
+    direction: Array
+    queries: Array
+    copies: int
+    net: PairNets
+    amplification: Array
+    allowed: float
+
+    @property
+    def worst(self) -> float:
+        """Largest amplification of noise of a head."""
+        return float(self.amplification.max())
+
+
+def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
+    """Find the heads at a random difference, from the pencils of its queries; at the best of a few.
+
+    Raises
+    ------
+    HeadSeparationError
+        No difference shows heads whose gates fit the answers.
+    RankBudgetError
+        More heads than d / 2 seem to answer.
+    """
+    residual, best = np.inf, None
+    for _ in range(tries):
+        direction = rng.standard_normal(len(pairs.near))
+        v, w, copies = pairs.probe(direction), pairs.queries(FIRST * pairs.repeats, rng), 6 + 2 * pairs.repeats
+        while True:
+            answers = pairs.respond(w, v[None], copies)[0]  # (n, copies, d)
+            flat = answers.reshape(-1, answers.shape[2])
+            _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
+            level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean(pairs.sums.read(w) ** 2)) * 4
+            heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
+            if heads > max(4, len(v) // 2):
+                raise RankBudgetError(
+                    f"the answers to pairs have {heads} dimensions, too many for heads with spaces of their own in "
+                    f"dimension {len(v)}: the function is no attention layer, or too noisy",
+                    measured=float(heads),
+                    threshold=float(max(4, len(v) // 2)),
+                )
+            if not heads:
+                raise HeadSeparationError(
+                    "the answers to pairs are rounding: no head reads the tokens", measured=0.0, threshold=1.0
+                )
+            if copies >= heads + 2 and len(w) >= heads + 2:
+                break
+            copies = heads + 2
+            w = np.concatenate([w, pairs.queries(max(heads + 2 - len(w), 0), rng)])
+        allowed = max(10 * level * np.sqrt(flat.size) / np.linalg.norm(flat), 1e-11)
+        starts = _starts(answers @ axes[:heads].T, v @ pairs.sums.projection @ axes[:heads].T)
+        if not len(starts):
+            continue
+        design = pairs.design(len(w), copies)
+        nets = fit_nets(design, np.repeat(flat[None], len(starts), axis=0), starts, iterations=100)
+        net = nets.one(int(np.argmin(nets.residual)))
+        residual = min(residual, float(net.residual))
+        if net.residual > allowed:
+            continue
+        found = _fewer(pairs, direction, w, answers, net, allowed)
+        if best is None or (heads, -found.worst) > (len(best.net.values), -best.worst):
+            best = found
+        if best.worst < WELL_SEPARATED:
+            break
+    if best is not None:
+        return best
+    raise HeadSeparationError(
+        "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
+        "behind a normalisation, or its answers are too noisy",
+        measured=residual,
+        threshold=allowed,
+    )
+
+
+def _fewer(
+    pairs: SpherePairs, direction: Array, w: Array, answers: Array, net: PairNets, allowed: float
+) -> SphereHeads:
+    """Keep as many queries and copies as the net needs at the next differences."""
+    heads = len(net.values)
+    copies = min(answers.shape[1], max(4, heads // 2 + 2) * pairs.repeats)
+    kept = min(len(w), (heads + 3) * pairs.repeats)
+    part = answers[:kept, :copies].reshape(-1, answers.shape[2])
+    design = pairs.design(kept, copies)
+    fewer = fit_nets(design, part, net.slopes[:, :kept])
+    gain = net_amplification(design, fewer)[1]
+    return SphereHeads(direction, w[:kept], copies, fewer, gain, max(allowed, 5 * float(fewer.residual)))
+
+
+def _starts(answers: Array, whole: Array) -> Array:
+    """Return starting logits (b, m, n) from the pencils of answers (n, copies, m), one per query, that are real."""
+    count, copies, _ = answers.shape
+    number = np.arange(1, copies + 1)
+    weight = (1 / (1 + number))[:, None]
+    starts = []
+    for query in range(min(count, STARTS)):
+        z = answers[query]
+        pencil = np.linalg.lstsq(weight * (whole - z), weight * number[:, None] * z, rcond=None)[0]
+        odds, frame = np.linalg.eig(pencil.T)
+        if np.abs(odds.imag).max() > 1e-3 * np.abs(odds).max() or np.linalg.cond(frame) > 1e10:
+            continue
+        shares = np.linalg.solve(frame.real, whole)  # whole = sum of the w_i
+        values = (frame.real * shares).T  # (m, m)
+        if np.linalg.cond(values) > 1e12:
+            continue
+        gates = answers @ np.linalg.inv(values)  # (n, copies, m)
+        best = np.argmin(np.abs(gates - 0.5), axis=1)  # (n, m)
+        chosen = np.take_along_axis(gates, best[:, None], 1)[:, 0]
+        starts.append((logit(np.clip(chosen, 1e-4, 1 - 1e-4)) + np.log(number[best])).T)
+    return np.array(starts)
+
+
+def read_normalised_sums(
+    ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
+) -> tuple[Sums, Normalisation, Array]:
+    r"""Read W_S and c from single tokens of the sphere, and which normalisation stands in front.
+
+    A LayerNorm does not see x + 1: then tokens have mean zero, otherwise the answers to x and 2 x must agree but for
+    epsilon. With a token of mean square one scaled by a small s the answer is smaller by
+
+    .. math:: f^2 = s^2 (1 + \epsilon) / (s^2 + \epsilon), \qquad \epsilon = s^2 (1 - f^2) / (f^2 - s^2).
+
+    Returns
+    -------
+    W_S, which acts on tokens of norm sqrt d (of mean zero, if centred), and c; the normalisation; an orthonormal basis
+    of the space of the tokens, in random rotation, (d - 1 or d, d).
+
+    Raises
+    ------
+    NotALayer
+        The answers are not those of an affine map behind a normalisation.
+    """
+    radius, small = np.sqrt(dim), np.array([1e-2, 3e-3])
+    centre = np.eye(dim) - np.full((dim, dim), 1 / dim)
+    token = rng.standard_normal(dim) @ centre
+    token *= radius / np.linalg.norm(token)
+    asked = np.stack([token, token + 1.0, 2 * token, -token, small[0] * token, small[1] * token])
+    y = ask(asked[:, None], read="last")
+    loose = max(1e-8, 1e3 * noise)
+    bias, size = (y[0] + y[3]) / 2, np.linalg.norm(y[0] - y[3]) / 2
+    centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
+    if np.linalg.norm(y[2] - y[0]) > 0.01 * size:
+        raise NotALayer(
+            "twice a token gives another answer than the token: there is no normalisation in front. Extract without",
+            measured=float(np.linalg.norm(y[2] - y[0]) / size),
+            threshold=0.01,
+        )
+    shrunk = ((y[4:] - bias) @ (y[0] - bias)) / size**2
+    epsilon = small**2 * (1 - shrunk**2) / np.maximum(shrunk**2 - small**2, np.finfo(float).tiny)
+    doubt = max(1e-3 * epsilon[0], 1e3 * max(noise, EPS) * small[0] ** 2)
+    if abs(epsilon[1] - epsilon[0]) > doubt or epsilon.min() < -doubt:
+        raise NotALayer(
+            "answers to short tokens are not those of a LayerNorm or RMSNorm with any epsilon",
+            measured=float(abs(epsilon[1] - epsilon[0])),
+            threshold=doubt,
+        )
+    basis = np.linalg.svd(rng.standard_normal((dim, dim)) @ centre)[2][: dim - 1]
+    if not centred:
+        basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+    y = ask(radius * np.concatenate([basis, -basis[:2]])[:, None], read="last")
+    bias = (y[:2] + y[-2:]).mean(0) / 2
+    projection = basis.T @ (y[: len(basis)] - bias) / radius
+    rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
+    if rest > max(1e-8, 1e3 * noise) * np.linalg.norm(asked_answer):
+        raise NotALayer(
+            "the answer to one token on the sphere is not affine in it: no attention layer behind a normalisation",
+            measured=float(rest / np.linalg.norm(asked_answer)),
+            threshold=loose,
+        )
+    return Sums(projection, bias), Normalisation(centred, float(max(epsilon[1], 0.0))), basis

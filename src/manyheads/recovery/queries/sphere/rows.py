@@ -1,0 +1,182 @@
+r"""S4 on the sphere: attention matrices from all rows of sequences whose first token is a base on the sphere.
+
+No zero token exists there, so logits and values are taken relative to a base token u0, the first of every sequence:
+
+.. math:: y_t - c - u_0 W_S = \sum_i \sum_j a_{ij} (x_j - u_0) W_i, \qquad
+          \ln \frac{a_{ij}}{a_{i0}} = \tilde x_t^\top M_i (x_j - u_0)
+
+with M_i = [Theta_i; beta_i^T] and x~ = (x, 1). Sequences are [u0, U_g, A_p, U_g]: few sketch tokens U, fresh tokens A
+that span. Rows of A show M_i on the sketch tokens, the second rows of U show their logits on all of A, and a form of
+smaller rank than the sketch follows from both as in `rotary_forms`. Logits cannot be made small by short tokens; tokens
+are clustered around u0 instead, which shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand
+twice, and share their weight.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.rotary.forms import NOTHING, extend, split_core
+from manyheads.recovery.queries.rotary.logits import solve_weights
+from manyheads.recovery.queries.sigmoid_network import Array
+
+SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
+"""Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
+
+LEAST = 8e-3
+"""Smallest weight of a pilot at which a spread is accepted."""
+
+
+@dataclass(frozen=True)
+class SphereRows:
+    """Asks about sequences on the sphere and reads logits relative to the base.
+
+    Attributes
+    ----------
+    ask, sums, projection
+        The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere.
+    basis
+        Orthonormal rows (b, d) that span the tokens.
+    base
+        u0 (d,), of norm sqrt d.
+    """
+
+    ask: Callable[..., Array]
+    sums: Sums
+    projection: Array
+    basis: Array
+    base: Array
+
+    def tokens(self, directions: Array, spread: float) -> Array:
+        """Return tokens on the sphere near the base: directions (n, d) of norm about one, moved by `spread`."""
+        radius = np.linalg.norm(self.base)
+        x = self.base / radius + spread * directions
+        return x * (radius / np.linalg.norm(x, axis=1, keepdims=True))
+
+    def read(self, x: Array, row: int, columns: np.ndarray, copies: np.ndarray, y: Array) -> tuple[Array, float]:
+        """Return logits (n, K, m) of the distinct tokens `columns` in a row of x (n, k, d), and the least weight."""
+        values = np.einsum("nkd,mde->nkme", x[:, columns] - self.base, self.projection, optimize=True)
+        weights = solve_weights(values, y[:, row])
+        rest = 1 - weights.sum(1, keepdims=True)
+        weights = weights / copies[:, None]
+        least = float(min(weights.min(), rest.min()))
+        return np.log(np.maximum(weights, 1e-14)) - np.log(np.maximum(rest, 1e-14)), least
+
+    def answers(self, x: Array) -> Array:
+        """Ask, and take off what the base alone gives."""
+        rest: Array = self.ask(x, read="all") - self.sums.read(self.base)
+        return rest
+
+
+def choose_base(rows: SphereRows, length: int, rng: np.random.Generator) -> tuple[SphereRows, float]:
+    """Try bases and spreads on a few sequences each; return the widest spread at which no weight is tiny."""
+    radius = np.linalg.norm(rows.base)
+    best: tuple[float, SphereRows, float] | None = None
+    for spread in SPREADS:
+        for _ in range(2):
+            base = rng.standard_normal(len(rows.basis)) @ rows.basis
+            found = SphereRows(rows.ask, rows.sums, rows.projection, rows.basis, base * radius / np.linalg.norm(base))
+            x = found.tokens(_directions(rows.basis, 4 * length, rng), spread).reshape(4, length, -1)
+            x = np.concatenate([np.repeat(found.base[None, None], 4, axis=0), x], axis=1)
+            columns = np.arange(1, length + 1)
+            least = found.read(x, length, columns, np.ones(length), found.answers(x))[1]
+            if best is None or least > best[0]:
+                best = (least, found, spread)
+            if least > LEAST:
+                return found, spread
+    assert best is not None
+    return best[1], best[2]
+
+
+def _directions(basis: Array, count: int, rng: np.random.Generator) -> Array:
+    drawn = rng.standard_normal((count, len(basis))) @ basis
+    directions: Array = drawn / np.sqrt(len(basis))
+    return directions
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """Logits of all heads: of fresh queries on sketch keys (N, n, m), of sketch queries on fresh keys (n, N, m)."""
+
+    few: Array
+    fresh: Array
+    sketch: Array
+    back: Array
+    least: float
+
+
+def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.random.Generator) -> Sketched:
+    """Ask about all blocks of sketch tokens against all blocks of fresh ones, `size` distinct tokens a sequence."""
+    group = max(1, round(0.42 * size))  # the split that needs the fewest tokens
+    block = max(1, size - group)
+    few = -(-few // group) * group
+    spare = len(rows.basis) + 1 + (-(len(rows.basis) + 1)) % block
+    sketch_tokens = rows.tokens(_directions(rows.basis, few, rng), spread)
+    axes = np.concatenate([rows.basis, -rows.basis[: spare - len(rows.basis)]])
+    fresh = rows.tokens(axes, spread)
+    heads = len(rows.projection)
+    forward, back = np.zeros((spare, few, heads)), np.zeros((few, spare, heads))
+    least = 1.0
+    blocks = np.arange(spare).reshape(-1, block)
+    for first in range(0, few, group):
+        mine = np.arange(first, first + group)
+        own = np.repeat(sketch_tokens[None, mine], len(blocks), axis=0)
+        base = np.repeat(rows.base[None, None], len(blocks), axis=0)
+        x = np.concatenate([base, own, fresh[blocks], own], axis=1)
+        y = rows.answers(x)
+        for j in range(block):
+            row = 1 + group + j
+            logits, smallest = rows.read(x, row, np.arange(1, row + 1), np.ones(row), y)
+            forward[blocks[:, j][:, None], mine] = logits[:, :group]
+            least = min(least, smallest)
+        for j in range(group):
+            row, columns = 1 + group + block + j, np.arange(1, 1 + group + block)
+            copies = np.where(columns <= j + 1, 2.0, 1.0)
+            logits, smallest = rows.read(x, row, columns, copies, y)
+            back[mine[j], blocks] = logits[:, group:]
+            least = min(least, smallest)
+    return Sketched(sketch_tokens, fresh, forward, back, least)
+
+
+def solve_forms(
+    rows: SphereRows, seen: Sketched, cut: float, most: int | None = None
+) -> tuple[Array, Array, list[int]]:
+    """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches.
+
+    Parameters
+    ----------
+    rows, seen
+        How sequences were asked, and the logits seen.
+    cut
+        Share of the largest singular value below which the gap at the rank must end.
+    most
+        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
+
+    Raises
+    ------
+    RankBudgetError
+        The rank of a head is not below the number of sketch tokens.
+    """
+    radius = np.linalg.norm(rows.base)
+    into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
+    out = np.linalg.pinv((seen.fresh - rows.base) @ rows.basis.T, rcond=1e-12)  # (b, N)
+    keys = (seen.few - rows.base) @ rows.basis.T  # (n, b)
+    theta, beta, ranks = [], [], []
+    for head in range(len(rows.projection)):
+        columns, back = into @ seen.sketch[:, :, head], seen.back[:, :, head] @ out.T
+        silent = bool(np.abs(seen.sketch[:, :, head]).max() < NOTHING)
+        u, s, v = split_core(back @ keys.T, keys.shape[1], cut, silent=silent, most=most)
+        form = (columns @ v.T / s) @ (u.T @ back)  # (b + 1, b)
+        theta.append(rows.basis.T @ form[:-1] @ rows.basis / radius)
+        beta.append(form[-1] @ rows.basis)
+        ranks.append(len(s))
+    return np.array(theta), np.array(beta), ranks
+
+
+def _lift(basis: Array) -> Array:
+    """Return the basis (b, d) with one more coordinate of its own, (b + 1, d + 1)."""
+    lifted = np.zeros((len(basis) + 1, basis.shape[1] + 1))
+    lifted[:-1, :-1], lifted[-1, -1] = basis, 1.0
+    return lifted

@@ -1,1 +1,0 @@
-"""The six stages of the provable learner, one idea a file."""

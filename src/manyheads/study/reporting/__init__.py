@@ -1,0 +1,1 @@
+"""Reports: panels as data, drawings, one HTML file, citations."""

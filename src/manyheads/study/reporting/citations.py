@@ -1,0 +1,45 @@
+"""`cite`: BibTeX for exactly what a result rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from manyheads.errors import UsageError
+from manyheads.study.base import Study
+from manyheads.study.sources import Source
+from manyheads.study.store.run_store import find_runs
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def cite(result: xr.DataTree | Study | type[Study] | str | os.PathLike[str]) -> str:
+    """Return the BibTeX entries behind a result, a study, or all runs below a folder, each once.
+
+    Parameters
+    ----------
+    result
+        What `run` or `open_run` returned, a study or its class, or the path of a store or run.
+
+    Raises
+    ------
+    UsageError
+        Something that carries no source.
+    FileRefused
+        A folder without a run.
+    """
+    import xarray as xr
+
+    if isinstance(result, xr.DataTree):
+        if "source" not in result.attrs:
+            raise UsageError("this tree was not made by manyheads.run: it carries no source")
+        sources = [json.loads(result.attrs["source"])]
+    elif isinstance(result, Study) or (isinstance(result, type) and issubclass(result, Study)):
+        return result.source.bibtex()
+    elif isinstance(result, str | os.PathLike):
+        sources = [run.header["source"] for run in find_runs(result)]
+    else:
+        raise UsageError(f"expected a result, a study or a path, got a {type(result).__name__}")
+    return "\n\n".join(dict.fromkeys(Source(**source).bibtex() for source in sources))

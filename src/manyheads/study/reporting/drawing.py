@@ -1,0 +1,206 @@
+"""From panels to pictures: matplotlib figures in one style, and SVG text that may stand beside others in one page."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from manyheads.study.reporting.panels import Curve, Lines, Multiples, Picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
+INK, FAINT = "#1f2933", "#9aa5b1"
+STYLE: Any = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#52606d",
+    "ytick.color": "#52606d",
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": "white",
+    "text.parse_math": False,  # a dollar in a label is a dollar
+    "svg.fonttype": "path",
+    "svg.hashsalt": "manyheads",
+}
+MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
+LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
+
+
+def draw(panel: Lines | Multiples | Picture) -> Figure:
+    """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=_size(panel), layout="constrained")
+        if isinstance(panel, Multiples):
+            _draw_multiples(figure, panel)
+            return figure
+        axes = figure.add_subplot()
+        if isinstance(panel, Lines):
+            _draw_lines(axes, panel)
+        else:
+            _draw_picture(figure, axes, panel)
+        axes.set_xlabel(panel.x_label)
+        axes.set_ylabel(panel.y_label)
+    return figure
+
+
+def svg(panel: Lines | Multiples | Picture, prefix: str) -> str:
+    """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        buffer = io.StringIO()
+        draw(panel).savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}", text)
+    return re.sub(r"url\(#", f"url(#{prefix}", text).strip()
+
+
+def _size(panel: Lines | Multiples | Picture) -> tuple[float, float]:
+    if isinstance(panel, Multiples):
+        return (max(9.5, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + max(2.4, 1.45 * len(panel.row_labels)))
+    if isinstance(panel, Lines):
+        return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
+    rows, columns = len(panel.values), len(panel.values[0])
+    width = 2.2 + min(5.2, max(2.6, 0.17 * columns))
+    return (width, 1.2 + min(5.2, max(1.6, (width - 2.2) * rows / columns)))
+
+
+def _entries(panel: Lines) -> int:
+    return sum(bool(curve.label) for curve in panel.curves)
+
+
+def _draw_lines(axes: Axes, panel: Lines) -> None:
+    for curve in panel.curves:
+        _draw_curve(axes, curve)
+    if sum(len(curve.x) for curve in panel.curves) > MOST_POINTS:
+        for artist in (*axes.lines, *axes.collections):
+            artist.set_rasterized(True)
+    # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
+    if panel.log_x and _has_positive(curve.x for curve in panel.curves):
+        axes.set_xscale("log")
+        _write_plainly(axes.xaxis)
+        if sizes := _few_sizes(panel):
+            axes.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
+            axes.set_xticks([], minor=True)
+    if panel.log_y and _has_positive(curve.y for curve in panel.curves):
+        axes.set_yscale("log")
+        _write_plainly(axes.yaxis)
+    if _entries(panel) > LEGEND_OUTSIDE:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    elif _entries(panel):
+        axes.legend(loc="best")
+
+
+def _draw_multiples(figure: Figure, panel: Multiples) -> None:
+    shape = (len(panel.row_labels), len(panel.column_labels))
+    grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
+    legend: dict[str, Any] = {}
+    for row, column in itertools.product(*map(range, shape)):
+        axes = grid[row, column]
+        for curve in panel.curves[row][column]:
+            _draw_curve(axes, curve, width=1.3)
+        legend |= {text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        axes.tick_params(labelsize=7.5, length=2)
+        if panel.captions and panel.captions[row][column]:
+            text = panel.captions[row][column]
+            axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5, color="#52606d")
+        if row == 0:
+            axes.set_title(panel.column_labels[column], fontsize=9)
+        if column == 0:
+            axes.set_ylabel(panel.row_labels[row], fontsize=9)
+    if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
+        grid[0, 0].set_yscale("log")
+        _write_plainly(grid[0, 0].yaxis)
+    figure.supxlabel(panel.x_label, fontsize=9, color=INK)
+    figure.supylabel(panel.y_label, fontsize=9, color=INK)
+    if legend:
+        names = sorted(legend, key=_by_number)
+        figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
+
+
+def _by_number(text: str) -> list[str | float]:
+    """Sort H=4 before H=16: words as words, numbers as numbers, in turn."""
+    return [float(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))]
+
+
+def _few_sizes(panel: Lines) -> list[float]:
+    """Return the places of all points where these are few, short to write and far enough apart for a mark each."""
+    sizes = sorted({x for curve in panel.curves for x in curve.x if 0 < x < math.inf})
+    if not 2 <= len(sizes) <= 12 or max(len(f"{size:g}") for size in sizes) > 5:
+        return []
+    return sizes if min(b / a for a, b in itertools.pairwise(sizes)) > (sizes[-1] / sizes[0]) ** (1 / 14) else []
+
+
+def _write_plainly(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: matplotlib writes mathematics, which is switched off."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False))
+
+
+def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
+    return any(0 < value < math.inf for values in series for value in values)
+
+
+def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
+    colour = FAINT if curve.role == "reference" else COLOURS[curve.group % len(COLOURS)]
+    if curve.role == "predicted":  # darker and on top: a prediction that fits would vanish behind the trained line
+        colour = "#" + "".join(f"{int(colour[i : i + 2], 16) * 2 // 3:02x}" for i in (1, 3, 5))
+    style = {"trained": "-", "predicted": "--", "reference": ":"}[curve.role]
+    marker = "o" if len(curve.x) <= 12 and curve.role == "trained" else ""
+    width = min(width, 1.2) if curve.role == "reference" else width
+    axes.plot(
+        curve.x,
+        curve.y,
+        linestyle=style,
+        marker=marker,
+        markersize=3.5,
+        color=colour,
+        linewidth=width,
+        zorder=3 if curve.role == "predicted" else 2,
+        label=curve.label or None,
+    )
+    if curve.low:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+
+
+def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
+    axes.grid(False)
+    low, high = panel.limits or (None, None)
+    image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest", vmin=low, vmax=high)
+    for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
+        if ticks:
+            shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word
+            places, texts = [place for place, _ in shown], [text for _, text in shown]
+            axis.set_ticks(places, labels=texts, rotation=rotation, fontsize=7.5, family="monospace")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label(panel.value_label)

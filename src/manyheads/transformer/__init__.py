@@ -1,0 +1,7 @@
+"""The finite transformer that every theory trains: configuration, inputs, initialization, losses, training."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

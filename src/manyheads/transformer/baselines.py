@@ -1,0 +1,278 @@
+"""Two models beside a transformer: a pooled MLP, which is blind to order, and an MLP-RNN, which walks through it.
+
+Both read the inputs of a transformer, have a field `weights` and are called the same way; `match_hidden` gives them the
+number of weights of any other model.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from manyheads.data.draws import draw_vectors
+from manyheads.errors import UsageError
+from manyheads.transformer.inputs import Input, VectorInput, embed
+
+Kind = Literal["pooled", "recurrent"]
+_Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for an array that is left out
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """Shapes of a baseline.
+
+    Attributes
+    ----------
+    inputs
+        As for a transformer; vectors need `width` equal to their dimension.
+    outputs
+        Numbers that the read-out returns.
+    width
+        Width d of the embedding.
+    hidden
+        Width of the hidden layers, or of the recurrent state.
+    layers
+        Layers of the MLP, or of the recurrent cell.
+
+    Raises
+    ------
+    UsageError
+        A size is below 1, or vectors do not have the width.
+    """
+
+    inputs: Input
+    outputs: int
+    width: int
+    hidden: int
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "width", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
+        if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.width:
+            raise UsageError(f"vectors of {self.inputs.dim} numbers and width={self.width}: make them equal")
+
+
+class PooledWeights(NamedTuple):
+    """Weights of the pooled MLP."""
+
+    embedding: jax.Array | None  # (rows, d)
+    first: jax.Array  # (d, hidden)
+    deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
+    biases: jax.Array  # (layers, hidden)
+    mixing: jax.Array  # (hidden, hidden), after the pool
+    unembedding: jax.Array  # (hidden, outputs)
+
+
+class RecurrentWeights(NamedTuple):
+    """Weights of the MLP-RNN."""
+
+    embedding: jax.Array | None  # (rows, d)
+    first: jax.Array  # (d, hidden)
+    recurrent: jax.Array  # (hidden, hidden)
+    deeper: jax.Array | None  # (layers - 1, hidden, hidden), None with one layer
+    biases: jax.Array  # (layers, hidden)
+    unembedding: jax.Array  # (hidden, outputs)
+
+
+class PooledMLP(eqx.Module):
+    r"""Blind to order: :math:`f = U\,\mathrm{relu}(M\,\tfrac1T\sum_t \phi(x_t))` with an MLP :math:`\phi` a token.
+
+    The value does not change when the tokens are permuted, and every such function of tokens from a finite set has
+    this form (Zaheer et al., *Deep Sets*, NeurIPS 2017, Theorem 2).
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> model = initialise_pooled(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model(jnp.zeros((2, 7), int)).shape
+    (2, 3)
+    """
+
+    weights: PooledWeights
+    config: BaselineConfig = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
+        weights = self.weights
+        z = embed(jnp.asarray(x), self.config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+        for matrix, bias in zip(_matrices(weights.deeper), weights.biases[1:], strict=True):
+            z = jax.nn.relu(z) @ matrix + bias
+        pooled = jax.nn.relu(z).mean(-2)  # (..., hidden)
+        return jax.nn.relu(pooled @ weights.mixing) @ weights.unembedding
+
+
+class RecurrentMLP(eqx.Module):
+    r"""Walks through the sequence: :math:`h_t = \mathrm{cell}(x_t, h_{t-1})`, :math:`f = U h_T`.
+
+    With one layer the cell is Elman's, :math:`h_t = \tanh(W x_t + R h_{t-1} + b)` (J. Elman, *Finding structure in
+    time*, Cognitive Science 14, 1990); each further layer is :math:`\tanh(W_j \cdot + b_j)` on top of it. Sequential
+    depth grows with the length.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> model = initialise_recurrent(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model(jnp.zeros((2, 7), int)).shape
+    (2, 3)
+    """
+
+    weights: RecurrentWeights
+    config: BaselineConfig = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Compute the outputs (..., outputs) of tokens (..., T) or vectors (..., T, dim)."""
+        weights, config = self.weights, self.config
+        z = embed(jnp.asarray(x), config.inputs, weights.embedding) @ weights.first + weights.biases[0]
+
+        def cell(state: jax.Array, drive: jax.Array) -> tuple[jax.Array, None]:
+            state = jnp.tanh(drive + state @ weights.recurrent)
+            for matrix, bias in zip(_matrices(weights.deeper), weights.biases[1:], strict=True):
+                state = jnp.tanh(state @ matrix + bias)
+            return state, None
+
+        start = jnp.zeros((*z.shape[:-2], config.hidden), z.dtype)
+        state, _ = jax.lax.scan(cell, start, jnp.moveaxis(z, -2, 0))
+        return state @ weights.unembedding
+
+
+def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
+    """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
+    layers, hidden = config.layers, config.hidden
+    wanted = (
+        _embedding(config),
+        ((config.width, hidden), 2 / config.width),
+        ((layers - 1, hidden, hidden), 2 / hidden) if layers > 1 else None,
+        ((hidden, hidden), 2 / hidden),
+        ((hidden, config.outputs), 1 / hidden),
+    )
+    embedding, first, deeper, mixing, unembedding = _draw(wanted, key, dtype)
+    biases = jnp.zeros((layers, hidden), dtype)
+    return PooledMLP(PooledWeights(embedding, first, deeper, biases, mixing, unembedding), config)
+
+
+def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
+    """Make an MLP-RNN: Gaussian weights of variance 1/fan-in, which is the edge between fading and exploding."""
+    layers, hidden = config.layers, config.hidden
+    wanted = (
+        _embedding(config),
+        ((config.width, hidden), 1 / config.width),
+        ((hidden, hidden), 1 / hidden),
+        ((layers - 1, hidden, hidden), 1 / hidden) if layers > 1 else None,
+        ((hidden, config.outputs), 1 / hidden),
+    )
+    embedding, first, recurrent, deeper, unembedding = _draw(wanted, key, dtype)
+    biases = jnp.zeros((layers, hidden), dtype)
+    return RecurrentMLP(RecurrentWeights(embedding, first, recurrent, deeper, biases, unembedding), config)
+
+
+def count_baseline(config: BaselineConfig, kind: Kind) -> int:
+    """Count the weights of a baseline in closed form.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> count_baseline(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), "pooled")
+    220
+    """
+    rows = 0 if isinstance(config.inputs, VectorInput) else config.inputs.rows
+    d, hidden, layers = config.width, config.hidden, config.layers
+    # One square matrix beyond the layers in either: the mixing after the pool, or the recurrence.
+    return rows * d + d * hidden + layers * hidden**2 + layers * hidden + hidden * config.outputs
+
+
+def match_hidden(config: BaselineConfig, kind: Kind, target: int, tolerance: float = 0.01) -> BaselineConfig:
+    """Choose the hidden width with which a baseline has as many weights as another model.
+
+    If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
+
+    Parameters
+    ----------
+    config
+        Everything but the hidden width, which is replaced.
+    kind
+        `"pooled"` or `"recurrent"`.
+    target
+        The number of weights to meet.
+    tolerance
+        Largest relative difference.
+
+    Raises
+    ------
+    UsageError
+        No width within a factor of two comes that close.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> matched = match_hidden(BaselineConfig(TokenInput(17), 16, width=32, hidden=1), "recurrent", 20_000)
+    >>> abs(count_baseline(matched, "recurrent") / 20_000 - 1) <= 0.01
+    True
+    """
+    if kind not in get_args(Kind):
+        raise UsageError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
+    widths = sorted(range(max(1, config.width // 2), 2 * config.width + 1), key=lambda width: abs(width - config.width))
+    if isinstance(config.inputs, VectorInput):
+        widths = [config.width]
+    for width in widths:
+        candidate = _nearest(replace(config, width=width), kind, target)
+        if abs(count_baseline(candidate, kind) / target - 1) <= tolerance:
+            return candidate
+    raise UsageError(
+        f"no {kind} model of {config.layers} layers has {target} weights within {tolerance:.2%}: "
+        "change the number of layers, the width or the tolerance"
+    )
+
+
+def _nearest(config: BaselineConfig, kind: Kind, target: int) -> BaselineConfig:
+    low, high = 1, 2
+    while count_baseline(replace(config, hidden=high), kind) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count_baseline(replace(config, hidden=middle), kind) < target else (low, middle)
+    return min(
+        (replace(config, hidden=hidden) for hidden in (low, high)),
+        key=lambda candidate: abs(count_baseline(candidate, kind) - target),
+    )
+
+
+def _matrices(deeper: jax.Array | None) -> jax.Array | tuple[()]:
+    return () if deeper is None else deeper
+
+
+def _embedding(config: BaselineConfig) -> _Gaussian:
+    if isinstance(config.inputs, VectorInput):
+        return None
+    return (config.inputs.rows, config.width), 1 / config.inputs.fan_in
+
+
+def _draw(wanted: tuple[_Gaussian, ...], key: jax.Array, dtype: Any) -> list[Any]:
+    """Draw Gaussian arrays, each from a key of its own that an absent one has too."""
+    shapes = tuple(None if each is None else each[0] for each in wanted)
+    spreads = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
+    return _gaussians(shapes, spreads, key, jnp.dtype(dtype))
+
+
+# Compiled as a whole, with the spreads as data: rounding is that of one array after the other.
+@partial(jax.jit, inline=True, static_argnums=(0, 3))
+def _gaussians(
+    shapes: tuple[tuple[int, ...] | None, ...], spreads: list[float], key: jax.Array, dtype: Any
+) -> list[Any]:
+    keys = jax.random.split(key, len(shapes))
+    sizes = {place: math.prod(shape) for place, shape in enumerate(shapes) if shape is not None}
+    drawn = dict(
+        zip(
+            sizes,
+            draw_vectors(jax.random.normal, keys[jnp.array(list(sizes))], list(sizes.values()), dtype),
+            strict=True,
+        )
+    )
+    return [
+        None if shape is None else spreads[place] * drawn[place].reshape(shape) for place, shape in enumerate(shapes)
+    ]

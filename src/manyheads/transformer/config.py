@@ -1,0 +1,105 @@
+"""What a transformer is made of, as one frozen value: everything that decides its shapes and its formula."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from manyheads.errors import UsageError
+from manyheads.transformer.inputs import Input, VectorInput
+from manyheads.transformer.shape import Shape
+
+Norm = Literal["pre", "post", "none"]
+ReadOut = Literal["mean", "last", "token"]
+Positions = Literal["learned", "none"]
+Activation = Literal["gelu", "relu", "erf", "tanh", "silu", "identity"]
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    r"""Everything about a transformer but its weights and its scales.
+
+    With :math:`\nu` the normalisation, block :math:`l` of a pre-norm transformer is
+
+    .. math::
+        x \leftarrow x + b\,\mathrm{Attention}_l(\nu(x)), \qquad x \leftarrow x + b\,\mathrm{MLP}_l(\nu(x)),
+
+    of a post-norm one :math:`x \leftarrow \nu(x + b\,\mathrm{Attention}_l(x))` and so on.
+
+    Attributes
+    ----------
+    shape
+        Key dimension N, heads H, depth L.
+    inputs
+        `TokenInput(vocabulary)`, `PatchInput(dim)` or `VectorInput(dim)`.
+    length
+        The most tokens of a sequence; learned positions have this many rows.
+    outputs
+        Numbers that the read-out returns for each sequence, or for each token.
+    causal
+        A token attends to itself and the ones before it only.
+    read_out
+        `"mean"` pools the tokens, `"last"` takes the last one, `"token"` returns outputs for every token.
+    positions
+        `"learned"` adds a trained vector for each place, `"none"` nothing.
+    norm
+        `"pre"` (and once more before the read-out), `"post"` or `"none"`.
+    gains
+        Trained factors in the normalisation.
+    centred
+        The normalisation subtracts the mean over the stream (LayerNorm) or does not (RMS).
+    epsilon
+        Added to the variance in the normalisation.
+    biases
+        Trained shifts in projections, MLP, normalisation (where it has gains) and read-out.
+    mlp_ratio
+        Width of the hidden layer over d; 0 leaves the MLP out.
+    activation
+        Nonlinearity of the MLP; `"gelu"` is the exact one, `"erf"` is :math:`\mathrm{erf}(z)`.
+
+    Raises
+    ------
+    UsageError
+        A field holds what it cannot mean.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> config = TransformerConfig(Shape(8, 2, 1), TokenInput(30), length=16, outputs=30, causal=True, read_out="token")
+    >>> config.hidden
+    64
+    """
+
+    shape: Shape
+    inputs: Input
+    length: int
+    outputs: int
+    causal: bool = False
+    read_out: ReadOut = "mean"
+    positions: Positions = "learned"
+    norm: Norm = "pre"
+    gains: bool = True
+    centred: bool = True
+    epsilon: float = 1e-6
+    biases: bool = False
+    mlp_ratio: int = 4
+    activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("read_out", ReadOut), ("positions", Positions), ("norm", Norm), ("activation", Activation)):
+            if getattr(self, name) not in get_args(kind):
+                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}")
+        for name, least in (("length", 1), ("outputs", 1), ("mlp_ratio", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}={value!r}: it must be an integer, at least {least}")
+        if self.epsilon < 0:
+            raise UsageError(f"epsilon={self.epsilon}: it must not be negative")
+        if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:
+            raise UsageError(
+                f"vectors of {self.inputs.dim} numbers and a stream of width {self.shape.width}: "
+                "make them equal, or read the vectors in by PatchInput"
+            )
+
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden layer of the MLP, 0 without one."""
+        return self.mlp_ratio * self.shape.width

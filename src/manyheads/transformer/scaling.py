@@ -1,0 +1,112 @@
+"""Every scale of a transformer as data: initial spreads, forward multipliers, logit, branch and output scales.
+
+A theory of infinite limits says how these numbers depend on key dimension, heads and depth. The transformer only
+consumes them, so one compiled training step serves every scheme.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+
+from manyheads.errors import UsageError
+from manyheads.transformer.inputs import Input
+from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    Number = float | Array
+else:
+    Number = Any
+
+ROLES = (
+    "embedding",
+    "positional",
+    "query",
+    "key",
+    "value",
+    "output",
+    "mlp_in",
+    "mlp_out",
+    "norm",  # gains (and shifts) inside the blocks
+    "logit_bias",  # shifts of queries and keys
+    "bias",  # the other shifts of projections inside the blocks
+    "final_norm",
+    "unembedding",
+    "unembedding_bias",
+)
+
+
+class Scaling(eqx.Module):
+    r"""The scales of one transformer, numbers or traced scalars.
+
+    A weight of role :math:`c` starts as :math:`W \sim \mathcal N(0, s_c^2)` and acts as :math:`m_c W`; gains of role
+    `norm` and `final_norm` start at the constant :math:`s_c`, shifts at zero. Logits are
+    :math:`p\,N^{-\alpha}\,q\cdot k`, a branch adds :math:`b` times what it computes, the read-out is multiplied by
+    :math:`o`.
+
+    Attributes
+    ----------
+    initial
+        :math:`s_c` for every role.
+    multiplier
+        :math:`m_c` for every role.
+    logit_prefactor, logit_exponent
+        :math:`p` and :math:`\alpha`.
+    branch
+        :math:`b`, for attention and MLP alike.
+    output
+        :math:`o`.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> scaling = standard_scaling(Shape(8, 2, 1), TokenInput(30))
+    >>> scaling.initial["query"], scaling.multiplier["query"], round(scaling.logit(8), 6)
+    (0.25, 1.0, 0.353553)
+    """
+
+    initial: dict[str, Number]
+    multiplier: dict[str, Number]
+    logit_prefactor: Number = 1.0
+    logit_exponent: Number = 0.5
+    branch: Number = 1.0
+    output: Number = 1.0
+
+    def __check_init__(self) -> None:
+        for name in ("initial", "multiplier"):
+            given = set(getattr(self, name))
+            if given != set(ROLES):
+                missing, unknown = sorted(set(ROLES) - given), sorted(given - set(ROLES))
+                raise UsageError(f"{name} needs one number a role: missing {missing}, unknown {unknown}")
+
+    def logit(self, key_dim: int) -> Number:
+        """Scale of the logits at key dimension N: prefactor times N to the minus exponent."""
+        return self.logit_prefactor * key_dim ** (-self.logit_exponent)
+
+
+def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
+    r"""Give the usual scaling: spreads :math:`1/\sqrt{\text{fan-in}}`, logits over :math:`\sqrt N`, no multipliers.
+
+    Tokens and learned positions start with entries of spread 1, patches with :math:`1/\sqrt{\text{dim}}`, and the
+    read-out with :math:`1/\sqrt d`.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import PatchInput
+    >>> standard_scaling(Shape(8, 2, 3), PatchInput(4)).initial["embedding"]
+    0.5
+    """
+    bulk = shape.width**-0.5
+    initial = dict.fromkeys(ROLES, bulk)
+    initial |= {
+        "embedding": inputs.fan_in**-0.5,
+        "positional": 1.0,
+        "mlp_out": (max(mlp_ratio, 1) * shape.width) ** -0.5,
+        "norm": 1.0,
+        "logit_bias": 0.0,
+        "bias": 0.0,
+        "final_norm": 1.0,
+        "unembedding_bias": 0.0,
+    }
+    return Scaling(initial=initial, multiplier=dict.fromkeys(ROLES, 1.0))

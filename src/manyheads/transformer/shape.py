@@ -1,0 +1,36 @@
+"""Shape of a transformer: key dimension N, heads H, depth L."""
+
+from dataclasses import dataclass
+
+from manyheads.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Key dimension N, heads H, depth L; the residual stream has width d = N H.
+
+    Raises
+    ------
+    UsageError
+        One of them is not a positive integer.
+
+    Examples
+    --------
+    >>> Shape(key_dim=8, heads=4, depth=2).width
+    32
+    """
+
+    key_dim: int
+    heads: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        for name in ("key_dim", "heads", "depth"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}={value!r}: key dimension, heads and depth are positive integers")
+
+    @property
+    def width(self) -> int:
+        """Width d = N H of the residual stream."""
+        return self.key_dim * self.heads

@@ -1,0 +1,299 @@
+"""The one finite transformer that every theory trains: heads and key dimension as axes of their own, scales as data."""
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from manyheads._precision import follows_caller
+from manyheads.attention.masks import causal, masked_softmax
+from manyheads.errors import ShapeError
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import TokenInput, embed
+from manyheads.transformer.scaling import Number, Scaling
+from manyheads.transformer.weights import Blocks, Weights, draw_weights
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+ACTIVATIONS = {
+    "gelu": lambda z: jax.nn.gelu(z, approximate=False),
+    "relu": jax.nn.relu,
+    "erf": jax.scipy.special.erf,
+    "tanh": jnp.tanh,
+    "silu": jax.nn.silu,
+    "identity": lambda z: z,
+}
+
+
+class LayerRecord(NamedTuple):
+    """What one block computed; in `Record.layers` every array has the depth L in front."""
+
+    stream: jax.Array  # (..., T, d) after the block
+    queries: jax.Array  # (..., H, T, N)
+    keys: jax.Array  # (..., H, T, N)
+    values: jax.Array  # (..., H, T, N)
+    attention: jax.Array  # (..., T, d) the branch, before the branch multiplier
+    hidden: jax.Array | None  # (..., T, r d) after the activation
+    mlp: jax.Array | None  # (..., T, d) the branch, before the branch multiplier
+    patterns: jax.Array | None  # (..., H, T, T) rows sum to one
+
+
+class Record(NamedTuple):
+    """A forward pass with its internals: logits are `logit` times query dot key."""
+
+    outputs: jax.Array  # as the transformer returns them
+    start: jax.Array  # (..., T, d) the stream below the first block
+    layers: LayerRecord
+    logit: jax.Array  # ()
+
+
+class Transformer(eqx.Module):
+    """A transformer: trained weights, scales, and the configuration that gives them meaning.
+
+    `transformer(x)` computes the formula of `TransformerConfig` in the precision of its weights; NumPy weights and
+    input run in double precision and return NumPy. The blocks run by `lax.scan`, so compile time does not grow with
+    depth. Only `weights` are trained: gradients are taken with respect to them, never to `scaling`.
+
+    Attributes
+    ----------
+    weights
+        The trained arrays.
+    scaling
+        Initial spreads and forward multipliers, numbers or traced scalars.
+    config
+        Shapes and formula, static.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> from manyheads.transformer.scaling import Shape, standard_scaling
+    >>> config = TransformerConfig(Shape(4, 2, 2), TokenInput(10), length=6, outputs=10, causal=True, read_out="token")
+    >>> model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0))
+    >>> model(jnp.zeros((3, 6), int)).shape, model.record(jnp.zeros((3, 6), int)).layers.queries.shape
+    ((3, 6, 10), (2, 3, 2, 6, 4))
+    """
+
+    weights: Weights
+    scaling: Scaling
+    config: TransformerConfig = eqx.field(static=True)
+
+    @follows_caller
+    def __call__(self, x: jax.Array, shown: jax.Array | None = None) -> jax.Array:
+        """Compute the outputs.
+
+        Parameters
+        ----------
+        x
+            (..., T) integers for tokens, (..., T, dim) for patches and vectors; T at most the configured length.
+        shown
+            (..., T) booleans, True where there is a token and False on padding, on either side; `None` for no padding.
+            No token attends to padding, `"mean"` pools the shown tokens and `"last"` takes the last shown one. A token
+            keeps the place at which it stands: learned positions count from the left, padding included.
+
+        Returns
+        -------
+        Array
+            (..., outputs), or (..., T, outputs) with the read-out `"token"`.
+
+        Raises
+        ------
+        ShapeError
+            `x` does not fit the configuration, or `shown` does not fit `x` or is not boolean.
+        """
+        return _outputs(self, x, shown)
+
+    @follows_caller
+    def record(self, x: jax.Array, patterns: bool = False, shown: jax.Array | None = None) -> Record:
+        """Compute the outputs and keep what every block computed.
+
+        Parameters
+        ----------
+        x, shown
+            As for a call. What is recorded at padding means nothing.
+        patterns
+            Keep the attention patterns too: L H T^2 numbers for every sequence.
+        """
+        return _recorded(self, x, patterns, shown)
+
+    def _scales(self) -> Scaling:
+        # Cast once: a float64 scalar must not lift float32 weights.
+        dtype = self.weights.unembedding.dtype
+        return jax.tree.map(lambda number: jnp.asarray(number, dtype), self.scaling)
+
+    def _start(self, x: jax.Array, scaling: Scaling) -> jax.Array:
+        table, positional = self.weights.embedding, self.weights.positional
+        if not isinstance(self.config.inputs, TokenInput):
+            x = x.astype(self.weights.unembedding.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        stream = embed(x, self.config.inputs, table)
+        stream = stream if table is None else scaling.multiplier["embedding"] * stream
+        if positional is None:
+            return stream
+        tokens = stream.shape[-2]
+        if tokens > self.config.length:
+            raise ShapeError(f"{tokens} tokens: learned positions end at length={self.config.length}")
+        return stream + scaling.multiplier["positional"] * positional[:tokens]
+
+    def _block(
+        self, stream: jax.Array, block: Blocks, scaling: Scaling, shown: jax.Array | None
+    ) -> tuple[LayerRecord, jax.Array]:
+        config = self.config
+        pre, post = config.norm == "pre", config.norm == "post"
+        gain = _scaled(block.attention_gain, scaling.multiplier["norm"])
+        shift = _scaled(block.attention_shift, scaling.multiplier["norm"])
+        z = normalise(stream, gain, shift, config) if pre else stream
+        layer, pattern = _attend(z, block, scaling, config, shown)
+        stream = stream + scaling.branch * layer.attention
+        stream = normalise(stream, gain, shift, config) if post else stream
+        if block.mlp_in is None:
+            return layer._replace(stream=stream), pattern
+
+        gain = _scaled(block.mlp_gain, scaling.multiplier["norm"])
+        shift = _scaled(block.mlp_shift, scaling.multiplier["norm"])
+        z = normalise(stream, gain, shift, config) if pre else stream
+        bias = scaling.multiplier["bias"]
+        hidden = scaling.multiplier["mlp_in"] * (z @ block.mlp_in)  # (..., T, r d)
+        hidden = ACTIVATIONS[config.activation](_shifted(hidden, block.mlp_in_bias, bias))
+        mlp = _shifted(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
+        stream = stream + scaling.branch * mlp
+        stream = normalise(stream, gain, shift, config) if post else stream
+        return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
+
+    def _read_out(self, stream: jax.Array, scaling: Scaling, shown: jax.Array | None) -> jax.Array:
+        weights, config = self.weights, self.config
+        if config.norm == "pre":
+            gain = _scaled(weights.final_gain, scaling.multiplier["final_norm"])
+            shift = _scaled(weights.final_shift, scaling.multiplier["final_norm"])
+            stream = normalise(stream, gain, shift, config)
+        if config.read_out == "mean":
+            stream = stream.mean(-2) if shown is None else _mean_shown(stream, shown)  # (..., d)
+        elif config.read_out == "last":
+            stream = stream[..., -1, :] if shown is None else _last_shown(stream, shown)
+        outputs = scaling.multiplier["unembedding"] * (stream @ weights.unembedding)
+        outputs = _shifted(outputs, weights.unembedding_bias, scaling.multiplier["unembedding_bias"])
+        return scaling.output * outputs
+
+
+def initialise(
+    config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: "DTypeLike" = jnp.float32
+) -> Transformer:
+    """Make a transformer with fresh weights; a pure function, so that it can be mapped over keys and scalings.
+
+    Raises
+    ------
+    UsageError
+        `dtype` is float64 and JAX has it switched off.
+    """
+    return Transformer(draw_weights(config, scaling, key, dtype), scaling, config)
+
+
+def normalise(
+    stream: jax.Array, gain: jax.Array | None, shift: jax.Array | None, config: TransformerConfig
+) -> jax.Array:
+    r"""Normalise over the width: :math:`(x-\bar x)/\sqrt{\mathrm{var}(x)+\epsilon}`, or without the mean (RMS).
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import VectorInput
+    >>> from manyheads.transformer.scaling import Shape
+    >>> config = TransformerConfig(Shape(2, 1, 1), VectorInput(2), length=1, outputs=1, epsilon=0.0)
+    >>> normalise(jnp.array([1.0, 3.0]), None, None, config).tolist()
+    [-1.0, 1.0]
+    """
+    if config.centred:
+        stream = stream - stream.mean(-1, keepdims=True)
+    stream = stream * jax.lax.rsqrt(jnp.square(stream).mean(-1, keepdims=True) + config.epsilon)
+    stream = stream if gain is None else stream * gain
+    return stream if shift is None else stream + shift
+
+
+# Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
+# each call); inlined under a caller's trace.
+@functools.partial(jax.jit, inline=True)
+def _outputs(model: Transformer, x: jax.Array, shown: jax.Array | None) -> jax.Array:
+    scaling = model._scales()
+    shown = _checked(shown, x, model.config)
+
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
+        return model._block(stream, block, scaling, shown)[0].stream, None
+
+    stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
+    return model._read_out(stream, scaling, shown)
+
+
+@functools.partial(jax.jit, inline=True, static_argnums=2)
+def _recorded(model: Transformer, x: jax.Array, patterns: bool, shown: jax.Array | None) -> Record:
+    scaling = model._scales()
+    shown = _checked(shown, x, model.config)
+    start = model._start(x, scaling)
+
+    def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
+        layer, pattern = model._block(stream, block, scaling, shown)
+        return layer.stream, layer._replace(patterns=pattern if patterns else None)
+
+    stream, layers = jax.lax.scan(step, start, model.weights.blocks)
+    logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
+    return Record(model._read_out(stream, scaling, shown), start, layers, logit)
+
+
+def _attend(
+    z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig, shown: jax.Array | None
+) -> tuple[LayerRecord, jax.Array]:
+    multiplier = scaling.multiplier
+
+    def project(role: str, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+        projected = multiplier[role] * jnp.einsum("...td,hdn->...htn", z, weight)
+        factor = multiplier["bias" if role == "value" else "logit_bias"]
+        return projected if bias is None else projected + factor * bias[:, None, :]
+
+    queries = project("query", block.query, block.query_bias)  # (..., H, T, N)
+    keys = project("key", block.key, block.key_bias)
+    values = project("value", block.value, block.value_bias)
+    scale = scaling.logit(config.shape.key_dim)
+    logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
+    earlier = causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])) if config.causal else True
+    if shown is not None:
+        # Padding in front of a causal sequence sees nothing: a row without any key, which attends to nothing.
+        pattern = masked_softmax(logits, earlier & shown[..., None, None, :])
+    else:
+        # Every row keeps its own position, so the plain softmax never meets an empty row.
+        logits = jnp.where(earlier, logits, -jnp.inf) if config.causal else logits
+        pattern = jax.nn.softmax(logits, axis=-1)
+    mixed = jnp.einsum("...qk,...kn->...qn", pattern, values)  # (..., H, T, N)
+    attention = multiplier["output"] * jnp.einsum("...htn,hnd->...td", mixed, block.output)
+    attention = _shifted(attention, block.output_bias, multiplier["bias"])
+    return LayerRecord(z, queries, keys, values, attention, None, None, None), pattern
+
+
+def _checked(shown: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
+    """Refuse what does not say of every token whether it is there."""
+    if shown is None:
+        return None
+    shown = jnp.asarray(shown)
+    tokens = x.shape if isinstance(config.inputs, TokenInput) else x.shape[:-1]
+    if shown.dtype != jnp.bool_ or shown.shape != tokens:
+        raise ShapeError(
+            f"shown of shape {shown.shape} and type {shown.dtype}: give booleans of shape {tokens}, one a token, True "
+            "where there is one"
+        )
+    return shown
+
+
+def _mean_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
+    count = jnp.maximum(shown.sum(-1, keepdims=True), 1).astype(stream.dtype)
+    return jnp.where(shown[..., None], stream, 0).sum(-2) / count
+
+
+def _last_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
+    last = shown.shape[-1] - 1 - jnp.argmax(shown[..., ::-1], axis=-1)  # (...)
+    return jnp.take_along_axis(stream, last[..., None, None], axis=-2)[..., 0, :]
+
+
+def _scaled(array: jax.Array | None, factor: Number) -> jax.Array | None:
+    return None if array is None else factor * array
+
+
+def _shifted(array: jax.Array, bias: jax.Array | None, factor: Number) -> jax.Array:
+    return array if bias is None else array + factor * bias

@@ -1,0 +1,187 @@
+"""The trained arrays of a transformer, their roles, and how they start."""
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manyheads.data.draws import draw_vectors
+from manyheads.errors import UsageError
+from manyheads.transformer.config import TransformerConfig
+from manyheads.transformer.inputs import VectorInput
+from manyheads.transformer.scaling import Scaling
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+Optional = jax.Array | None
+
+
+class Blocks(NamedTuple):
+    """Weights of all blocks, stacked along depth L; `None` where the configuration leaves a part out."""
+
+    query: jax.Array  # (L, H, d, N)
+    key: jax.Array  # (L, H, d, N)
+    value: jax.Array  # (L, H, d, N)
+    output: jax.Array  # (L, H, N, d)
+    mlp_in: Optional = None  # (L, d, r d)
+    mlp_out: Optional = None  # (L, r d, d)
+    attention_gain: Optional = None  # (L, d)
+    attention_shift: Optional = None  # (L, d)
+    mlp_gain: Optional = None  # (L, d)
+    mlp_shift: Optional = None  # (L, d)
+    query_bias: Optional = None  # (L, H, N)
+    key_bias: Optional = None  # (L, H, N)
+    value_bias: Optional = None  # (L, H, N)
+    output_bias: Optional = None  # (L, d)
+    mlp_in_bias: Optional = None  # (L, r d)
+    mlp_out_bias: Optional = None  # (L, d)
+
+
+class Weights(NamedTuple):
+    """All trained arrays of a transformer."""
+
+    blocks: Blocks
+    unembedding: jax.Array  # (d, outputs)
+    embedding: Optional = None  # (vocabulary, d) or (dim, d)
+    positional: Optional = None  # (length, d)
+    final_gain: Optional = None  # (d,)
+    final_shift: Optional = None  # (d,)
+    unembedding_bias: Optional = None  # (outputs,)
+
+
+ROLE_OF = {
+    "embedding": "embedding",
+    "positional": "positional",
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "output": "output",
+    "mlp_in": "mlp_in",
+    "mlp_out": "mlp_out",
+    "attention_gain": "norm",
+    "attention_shift": "norm",
+    "mlp_gain": "norm",
+    "mlp_shift": "norm",
+    "query_bias": "logit_bias",
+    "key_bias": "logit_bias",
+    "value_bias": "bias",
+    "output_bias": "bias",
+    "mlp_in_bias": "bias",
+    "mlp_out_bias": "bias",
+    "final_gain": "final_norm",
+    "final_shift": "final_norm",
+    "unembedding": "unembedding",
+    "unembedding_bias": "unembedding_bias",
+}
+
+
+CONSTANT = ("gain", "shift", "bias")  # endings of the names of arrays that do not start at random
+
+
+def roles(weights: Weights) -> Any:
+    """Replace every array by the name of its role, as `optax.partition` wants its labels.
+
+    Examples
+    --------
+    >>> blocks = Blocks(*[jnp.zeros((1, 1, 2, 2))] * 4)
+    >>> roles(Weights(blocks, unembedding=jnp.zeros((2, 3)))).blocks.query
+    'query'
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, _: ROLE_OF[path[-1].name], weights)
+
+
+def shapes(config: TransformerConfig) -> Any:
+    """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one.
+
+    Examples
+    --------
+    >>> from manyheads.transformer.inputs import TokenInput
+    >>> from manyheads.transformer.scaling import Shape
+    >>> shapes(TransformerConfig(Shape(8, 2, 3), TokenInput(30), length=5, outputs=7)).blocks.query
+    (3, 2, 16, 8)
+    """
+    n, h, depth, d = config.shape.key_dim, config.shape.heads, config.shape.depth, config.shape.width
+    hidden = config.hidden or None
+    gains = config.gains and config.norm != "none"
+    final = gains and config.norm == "pre"
+
+    def when(condition: object, *shape: Any) -> Any:
+        return shape if condition else None
+
+    blocks = Blocks(
+        query=when(True, depth, h, d, n),
+        key=when(True, depth, h, d, n),
+        value=when(True, depth, h, d, n),
+        output=when(True, depth, h, n, d),
+        mlp_in=when(hidden, depth, d, hidden),
+        mlp_out=when(hidden, depth, hidden, d),
+        attention_gain=when(gains, depth, d),
+        attention_shift=when(gains and config.biases, depth, d),
+        mlp_gain=when(gains and hidden, depth, d),
+        mlp_shift=when(gains and hidden and config.biases, depth, d),
+        query_bias=when(config.biases, depth, h, n),
+        key_bias=when(config.biases, depth, h, n),
+        value_bias=when(config.biases, depth, h, n),
+        output_bias=when(config.biases, depth, d),
+        mlp_in_bias=when(config.biases and hidden, depth, hidden),
+        mlp_out_bias=when(config.biases and hidden, depth, d),
+    )
+    return Weights(
+        blocks=blocks,
+        unembedding=when(True, d, config.outputs),
+        embedding=when(not isinstance(config.inputs, VectorInput), config.inputs.rows, d),
+        positional=when(config.positions == "learned", config.length, d),
+        final_gain=when(final, d),
+        final_shift=when(final and config.biases, d),
+        unembedding_bias=when(config.biases, config.outputs),
+    )
+
+
+def draw_weights(
+    config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: "DTypeLike" = jnp.float32
+) -> Weights:
+    """Draw all weights: centred Gaussian with the role's spread, gains at the role's number, shifts at zero.
+
+    Every array has a stream of its own (the key folded with its place in `Weights`), so that two configurations that
+    differ in one part agree in the others.
+
+    Raises
+    ------
+    UsageError
+        `dtype` is float64 and JAX has it switched off.
+    """
+    dtype = np.dtype(dtype)
+    if dtype != jax.dtypes.canonicalize_dtype(dtype):
+        raise UsageError(f"weights in {dtype} while JAX computes in 32 bits: enter `jax.enable_x64(True)` first")
+    return _draw(config, scaling, key, dtype)
+
+
+# Compiled as a whole: one program a configuration instead of one for each shape of an array.
+@functools.partial(jax.jit, inline=True, static_argnums=(0, 3))
+def _draw(config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: np.dtype) -> Weights:
+    places = {name: place for place, name in enumerate(ROLE_OF)}
+    wanted = shapes(config)
+    random = {
+        path[-1].name: math.prod(shape)
+        for path, shape in jax.tree_util.tree_leaves_with_path(wanted, is_leaf=_is_shape)
+        if not path[-1].name.endswith(CONSTANT)
+    }
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([places[name] for name in random]))
+    drawn = dict(zip(random, draw_vectors(jax.random.normal, keys, tuple(random.values()), dtype), strict=True))
+
+    def start(path: Any, shape: tuple[int, ...]) -> jax.Array:
+        name = path[-1].name
+        level = jnp.asarray(scaling.initial[ROLE_OF[name]], dtype)
+        if name.endswith("gain"):
+            return jnp.full(shape, level, dtype)
+        return jnp.zeros(shape, dtype) if name.endswith(CONSTANT) else level * drawn[name].reshape(shape)
+
+    return jax.tree_util.tree_map_with_path(start, wanted, is_leaf=_is_shape)
+
+
+def _is_shape(node: Any) -> bool:
+    return type(node) is tuple

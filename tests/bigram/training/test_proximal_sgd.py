@@ -1,0 +1,197 @@
+import dataclasses
+import importlib.util
+import pickle
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from manyheads.bigram.engines import reference
+from manyheads.bigram.engines.generator import draw_at
+from manyheads.bigram.task import draw_task
+from manyheads.bigram.training.proximal_sgd import Diverged, State, StepSettings, choose_engine, descend, observe, start
+from manyheads.errors import ExtraMissing, ShapeError, UsageError
+
+PLAIN = StepSettings(batch=24, value_rate=0.05, attention_rate=0.03)
+
+
+def problem(rng, tokens=4, length=30, uniform=False):
+    task = draw_task(rng, tokens, length, 2, uniform=uniform)
+    value = rng.normal(size=(tokens, tokens)) * 0.3
+    return task, State(value, rng.dirichlet(np.ones(length), tokens).astype(np.float32))
+
+
+def differentiated(task, state, batch):
+    """Both gradients by automatic differentiation of the mean loss over dense one-hot contexts."""
+    eye, law = np.eye(task.vocabulary), task.stationary
+
+    def loss(value, attention):
+        contexts = jnp.asarray(eye[batch.tokens])  # (B, T, N)
+        seen = jnp.einsum("btn,bt->bn", contexts, attention[batch.queries])
+        return 0.5 * jnp.sum((law + seen @ value.T - eye[batch.targets]) ** 2) / len(batch.targets)
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(loss, argnums=(0, 1))(state.value, state.attention.astype(float))
+        by_value, by_attention = (np.asarray(slope) for slope in slopes)
+    by_value = (by_value - by_value.sum(1, keepdims=True) * law) / law  # W mu = 0 stays, in the metric of mu
+    by_attention = by_attention / law[:, None]
+    return by_value, by_attention - by_attention.mean(1, keepdims=True)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_gradients_are_those_of_the_loss(rng, seed, uniform):
+    task, state = problem(rng, uniform=uniform)
+    found = observe(task, state, 24, seed=seed, step=3, engine="jax")
+    by_value, by_attention = differentiated(task, state, draw_at(task, 24, seed=seed, step=3))
+    np.testing.assert_allclose(found.value, by_value, atol=1e-6)
+    np.testing.assert_allclose(found.attention, by_attention, atol=1e-6)
+    np.testing.assert_allclose(found.spread, np.std(by_attention, axis=1), atol=1e-6)
+
+
+def test_a_query_without_samples_has_no_gradient(rng):
+    task, state = problem(rng)
+    found = observe(task, state, 1, seed=0, engine="jax")
+    (query,) = draw_at(task, 1, seed=0).queries
+    assert (found.spread == 0).tolist() == [k != query for k in range(4)]
+
+
+def test_gradients_have_the_closed_form_mean(rng, seed):
+    # On the constraint set the expected gradients are |A|^2 W - <Q,A> Pt and K_V (a - 1/T) - K_VP (q - 1/T).
+    task, state = problem(rng, tokens=3, length=10, uniform=True)
+    law, target = task.stationary, task.centred
+    value = state.value - (state.value @ law)[:, None]
+    attention = state.attention.astype(float)
+    parts = [observe(task, State(value, attention), 4000, seed=[seed, 8], step=n, engine="jax") for n in range(40)]
+    energy, product = law @ (attention**2).sum(1), law @ (attention * task.attention).sum(1)
+    norm, cross = law @ (value**2).sum(0), law @ (value * target).sum(0)
+    expected = (
+        energy * value - product * target,
+        norm * (attention - 0.1) - cross * (task.attention - 0.1),
+    )
+    for drawn, exact in zip(zip(*[(part.value, part.attention) for part in parts], strict=True), expected, strict=True):
+        error = np.std(drawn, axis=0, ddof=1) / 40**0.5
+        assert np.abs((np.mean(drawn, axis=0) - exact) / error).max() < 7  # 39 entries, t law: false alarm below 1e-5
+
+
+def test_a_batch_in_blocks_is_the_whole_batch(rng, monkeypatch):
+    task, state = problem(rng)
+    whole = observe(task, state, 24, seed=1, engine="jax")
+    monkeypatch.setattr(reference, "BLOCK", 7 * task.length)  # three blocks and three samples of a fourth
+    monkeypatch.setattr(
+        reference, "mean_gradients", jax.jit(reference.mean_gradients.__wrapped__, static_argnames="batch")
+    )
+    parts = observe(task, state, 24, seed=1, engine="jax")
+    np.testing.assert_allclose(parts.value, whole.value, atol=1e-12)
+    np.testing.assert_allclose(parts.attention, whole.attention, atol=1e-6)
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_step_is_the_gradient_and_the_prox(rng, constrained):
+    task, state = problem(rng)
+    settings = dataclasses.replace(PLAIN, strength=0.8, constrained=constrained)
+    slope = observe(task, state, 24, seed=5, step=2, engine="jax")
+    moved = descend(task, state, settings, 1, seed=5, first_step=2, engine="jax")
+    np.testing.assert_allclose(moved.value, state.value - 0.05 * slope.value, atol=1e-12)
+    rows = state.attention.astype(float) - 0.03 * slope.attention
+    threshold = 0.03 * 0.8
+
+    def shrunk(row, shift=0.0):
+        return np.sign(row + shift) * np.maximum(np.abs(row + shift) - threshold, 0)
+
+    for row, found in zip(rows, moved.attention, strict=True):
+        shift = brentq(lambda nu, row=row: shrunk(row, nu).sum() - 1, -1, 1, xtol=1e-14) if constrained else 0.0
+        np.testing.assert_allclose(found, shrunk(row, shift), atol=1e-7)
+    assert (moved.attention == 0).any()
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 1e-3, 0.3, 50.0])
+def test_the_prox_with_a_sum_is_the_minimum(rng, threshold):
+    rows = (rng.normal(size=(6, 40)) * np.array([1e-4, 0.01, 0.1, 1, 10, 0])[:, None]).astype(np.float32)
+    with jax.enable_x64(True):
+        found = np.asarray(reference.shrink_to_sum_one(jnp.asarray(rows), threshold), float)
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    for row, best in zip(rows.astype(float), found, strict=True):
+        # optimality: on the support a - b - th sign(b) is one number, off it |a - nu| stays below the threshold
+        level = (row - best - threshold * np.sign(best))[best != 0]
+        scale = 1e-6 * (1 + threshold + np.abs(row).max())
+        assert np.ptp(level) < scale
+        assert np.abs(row - level.mean())[best == 0].max(initial=0) < threshold + scale
+
+
+def test_descending_in_two_parts_is_descending_once(rng, seed):
+    task, state = problem(rng)
+    whole = descend(task, state, PLAIN, 10, seed=seed, engine="jax")
+    half = descend(task, state, PLAIN, 4, seed=seed, engine="jax")
+    parts = descend(task, half, PLAIN, 6, seed=seed, first_step=4, engine="jax")
+    np.testing.assert_array_equal(parts.value, whole.value)
+    np.testing.assert_array_equal(parts.attention, whole.attention)
+    assert (descend(task, state, PLAIN, 4, seed=[seed, 1], engine="jax").value != half.value).any()
+
+
+def test_the_projection_keeps_sums_and_the_state_given(rng):
+    task = draw_task(rng, 4, 30, 2, uniform=False)
+    before = start(task)
+    after = descend(task, before, PLAIN, 30, seed=0, engine="jax")
+    assert not before.value.any()
+    assert after.value.any()
+    np.testing.assert_allclose(after.value @ task.stationary, 0, atol=1e-14)
+    np.testing.assert_allclose(after.value.sum(0), 0, atol=1e-14)
+    np.testing.assert_allclose(after.attention.sum(1), 1, atol=1e-5)
+    assert descend(task, after, PLAIN, 0, seed=0, engine="jax").value.tolist() == after.value.tolist()
+
+
+def test_divergence_is_named_with_step_and_figure(rng):
+    task, state = problem(rng)
+    wild = StepSettings(8, 60.0, 60.0)
+    with pytest.raises(Diverged, match=r"diverged in step (\d+)") as caught:
+        descend(task, state, wild, 500, seed=0, first_step=100, engine="jax")
+    step = int(caught.value.message.split("step ")[1].split(":")[0])
+    assert 100 <= step < 200
+    assert not caught.value.measured <= caught.value.threshold
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    calm = descend(task, state, wild, step - 100, seed=0, first_step=100, engine="jax")  # all steps before that one
+    assert np.abs(calm.value).max() <= caught.value.threshold
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"value_rate": -1.0}, "value_rate"),
+        ({"attention_rate": float("nan")}, "attention_rate"),
+        ({"strength": float("inf")}, "strength"),
+        ({"strength": 40.0, "constrained": False}, "would clear all of it"),
+    ],
+)
+def test_settings_that_can_only_fail_are_refused(rng, change, says):
+    task, state = problem(rng)
+    with pytest.raises(UsageError, match=says):
+        descend(task, state, dataclasses.replace(PLAIN, **change), 1, seed=0, engine="jax")
+
+
+def test_states_and_steps_that_do_not_fit_are_refused(rng):
+    task, state = problem(rng)
+    with pytest.raises(ShapeError, match=r"this task needs \(4, 4\), \(4, 30\)"):
+        descend(task, State(state.value, state.attention[:, :-1]), PLAIN, 1, seed=0)
+    with pytest.raises(UsageError, match="no numbers"):
+        observe(task, State(state.value * np.nan, state.attention), 4, seed=0)
+    with pytest.raises(UsageError, match="sums to 2"):
+        descend(task, State(state.value, 2 * state.attention), dataclasses.replace(PLAIN, strength=0.1), 1, seed=0)
+    with pytest.raises(UsageError, match="first_step=4294967296"):
+        descend(task, state, PLAIN, 1, seed=0, first_step=2**32)
+    with pytest.raises(UsageError, match="one of jax, numba"):
+        descend(task, state, PLAIN, 1, seed=0, engine="torch")
+
+
+def test_without_the_extra_jax_takes_over_and_numba_by_name_is_missed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
+    assert choose_engine(None) == "jax"
+    with pytest.raises(ExtraMissing, match=r"manyheads\[fast\]"):
+        choose_engine("numba")
+
+
+def test_the_default_engine_is_what_is_installed():
+    assert choose_engine(None) == ("numba" if importlib.util.find_spec("numba") else "jax")

@@ -1,0 +1,112 @@
+"""The neuron statistic against NumPy, its controls, and what it is refused for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manyheads.errors import UsageError
+from manyheads.joma.systems.hidden_neurons import (
+    NeuronScores,
+    NeuronSetting,
+    NeuronTable,
+    best_correlations,
+    pool_neurons,
+    score_layers,
+    swap_labels,
+    tabulate_neurons,
+)
+from manyheads.joma.systems.latent_tree import HierarchyShape, draw_hierarchy
+from manyheads.transformer.scaling import standard_scaling
+from manyheads.transformer.transformer import initialise
+
+# That of the contract row, under 64-bit types as there: it is compiled once for both.
+SIZES = HierarchyShape((8, 8, 6), leaves=9)
+SETTING = NeuronSetting(SIZES, width=8, layers=2, steps=150, batch=12, rate=0.01, tested=12)
+
+
+@pytest.fixture(scope="module")
+def table(seed):
+    with jax.enable_x64(True):
+        return tabulate_neurons(SETTING, jax.random.split(jax.random.key(seed), 4))
+
+
+def test_best_correlations_are_those_of_numpy(rng):
+    latents, neurons = rng.random((30, 4)) < 0.4, rng.normal(size=(30, 7))
+    neurons[:, 3] = 2.0  # a neuron that never changes
+    with np.errstate(all="ignore"):
+        full = np.corrcoef(latents.T.astype(float), neurons.T)[:4, 4:]
+    np.testing.assert_allclose(best_correlations(latents, neurons), np.nanmax(full, 1), rtol=1e-4)
+    cosines = latents.T @ neurons / np.linalg.norm(latents, axis=0)[:, None] / np.linalg.norm(neurons, axis=0)
+    np.testing.assert_allclose(best_correlations(latents, neurons, centred=False), cosines.max(1), rtol=1e-4)
+
+
+def test_a_planted_neuron_is_found_in_its_layer_and_level(rng):
+    latents = tuple(jnp.asarray(rng.random((40, size)) < 0.5) for size in (3, 2))
+    neurons = rng.normal(size=(2, 40, 3))
+    neurons[1] = 0.5 * np.asarray(latents[0]) - 1  # layer 1 holds level 0, scaled and shifted
+    scores = np.asarray(score_layers(jnp.asarray(neurons), latents))
+    assert scores.shape == (2, 2)
+    assert scores[1, 0] == pytest.approx(1, abs=1e-5)
+    assert max(scores[0, 0], scores[0, 1], scores[1, 1]) < 0.9
+
+
+def test_pooling_leaves_padding_out(seed):
+    config = SETTING.config
+    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
+    batch = draw_hierarchy(SETTING.hierarchy, jax.random.key(seed)).draw(jax.random.key(seed + 1), 3)
+    pooled = np.asarray(pool_neurons(model, batch)[0])
+    for row in range(3):
+        there = np.asarray(batch.shown[row])
+        alone = model.record(batch.tokens[row, there][None]).layers.hidden  # the sequence without its padding
+        np.testing.assert_allclose(pooled[:, row], np.asarray(alone)[:, 0].max(1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_table_has_all_controls_and_the_network_learns(table):
+    scores = table.scores
+    for name in NeuronScores._fields[:5]:
+        values = getattr(scores, name)
+        assert values.shape == (4, 2)
+        assert ((values > 0) & (values <= 1 + 1e-6)).all(), name
+    assert scores.accuracy.shape == (4,)
+    # Chance is 1/6. One network of 24 stayed below 0.6 here; that four do has a chance of some 1e-5.
+    assert scores.accuracy.max() >= 0.6
+    # Training on other labels, and no training, end elsewhere.
+    assert not np.allclose(scores.trained, scores.untrained)
+    assert not np.allclose(scores.trained, scores.shuffled)
+
+
+def test_no_label_is_swapped_for_itself(seed):
+    for key in jax.random.split(jax.random.key(seed), 20):
+        swapped = np.asarray(swap_labels(jnp.arange(4), 4, key))
+        assert sorted(swapped) == [0, 1, 2, 3]
+        assert (swapped != np.arange(4)).all()
+
+
+def test_intervals_and_gains_are_those_of_the_differences():
+    trained = np.array([[0.9, 0.5], [0.8, 0.6], [0.85, 0.4]])
+    table = NeuronTable(NeuronScores(trained, trained - 0.1, trained, trained, trained, np.ones(3)))
+    gain = table.gains("untrained")
+    assert [round(each.mean, 6) for each in gain] == [0.1, 0.1]
+    assert all(each.interval.width < 1e-9 for each in gain)
+    interval = table.intervals()["trained"][1]
+    assert interval.contains(0.5)
+    # Student's quantile at 99% and two degrees of freedom is 9.925.
+    assert interval.width == pytest.approx(2 * 9.925 * 0.1 / 3**0.5, rel=1e-3)
+    assert len(table.intervals()["accuracy"]) == 1
+    with pytest.raises(UsageError, match="choose one of untrained"):
+        table.gains("trained")
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for change, says in (
+        ({"layers": 1}, "2 levels of latents"),
+        ({"hierarchy": HierarchyShape((5,), leaves=6)}, "lies between"),
+        ({"hierarchy": HierarchyShape((5, 1), leaves=6)}, "one label"),
+        ({"tested": 5}, "twice or more"),
+        ({"steps": 0}, "positive"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            NeuronSetting(**({"hierarchy": SETTING.hierarchy, "layers": 2, "tested": 12} | change))
+    with pytest.raises(UsageError, match="two seeds"):
+        tabulate_neurons(SETTING, jax.random.split(jax.random.key(0), 1))

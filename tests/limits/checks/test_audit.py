@@ -1,0 +1,513 @@
+"""Audits: planted mistakes are found and named with their factor, right groups raise no alarm."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.limits.torch_models import BASE, FAMILIES, FUSED, build, grown
+
+from manyheads.errors import UsageError
+from manyheads.limits import (
+    Audit,
+    Has,
+    Parametrization,
+    Tuned,
+    audit_rates,
+    judge,
+    list_wants,
+    read_config,
+    read_map,
+    scale_logits,
+)
+from manyheads.limits.parametrization.architecture import read_body
+from manyheads.limits.parametrization.targets import role_factors
+from manyheads.models.tables import TABLES
+from manyheads.transformer import Shape
+
+WIDE = Shape(8, 16, 2)  # four times the base's heads
+TUNED = Tuned(rate=1e-3, epsilon=1e-8, weight_decay=0.1)
+
+
+def gpt2_names(layers):
+    """The names of the parameters of GPT-2, the tied ones together."""
+    modules = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "ln_1", "ln_2"]
+    blocks = [
+        f"h.{layer}.{module}.{end}" for layer in range(layers) for module in modules for end in ("weight", "bias")
+    ]
+    body = ["wpe.weight", *blocks, "ln_f.weight", "ln_f.bias"]
+    return [("transformer.wte.weight", "lm_head.weight"), *(f"transformer.{name}" for name in body)]
+
+
+def gpt2(shape):
+    config = {"model_type": "gpt2", "n_embd": shape.width, "n_head": shape.heads, "n_layer": shape.depth}
+    return read_config(config, gpt2_names(shape.depth))
+
+
+def right(wants):
+    """What parameters have if they have what they want."""
+    return {want.place.name: Has(want.rate, want.epsilon, want.weight_decay) for want in wants}
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "rate", "cause"),
+    [
+        (BASE, "", None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, "", None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, ("c_attn.weight", "c_attn.bias"), None, "all rates are off by this factor, and right beside each other"),
+        (WIDE, "c_attn.weight", None, "its factor is another one"),  # a single class tells no common factor
+        (WIDE, "c_attn.weight", TUNED.rate, "it has the base's rate"),
+    ],
+)
+def test_a_common_factor_is_told_from_that_of_one_class(shape, names, rate, cause):
+    wants = [
+        want for want in list_wants(Parametrization(base=BASE), gpt2(shape), TUNED) if want.place.name.endswith(names)
+    ]
+    has = {
+        want.place.name: Has(2 * want.rate if rate is None else rate, want.epsilon, want.weight_decay) for want in wants
+    }
+    rates = [each for each in judge(wants, has, TUNED) if each.quantity == "rate"]
+    assert len(rates) == len(wants)
+    assert {each.factor for each in rates} == {2.0 if rate is None else 4.0}
+    assert {each.meaning.partition(":")[0].partition(";")[0] for each in rates} == {cause}
+
+
+def test_the_rates_of_a_wider_gpt2_by_hand():
+    wants = {want.place.name: want for want in list_wants(Parametrization(base=BASE), gpt2(WIDE), TUNED)}
+    table, norm = wants["transformer.wte.weight"], wants["transformer.ln_f.weight"]
+    matrix = wants["transformer.h.0.attn.c_attn.weight"]
+    assert (table.rate, table.epsilon, table.weight_decay, table.initial) == (1e-3, 2.5e-9, 0.1, 0.02)
+    assert (norm.rate, norm.epsilon, norm.weight_decay, norm.initial) == (2.5e-4, 1e-8, 0.4, 0.25)
+    assert (matrix.rate, matrix.epsilon, matrix.weight_decay, matrix.initial) == (2.5e-4, 2.5e-9, 0.4, 0.01)
+    output = wants["transformer.h.1.mlp.c_proj.weight"]
+    assert output.initial == pytest.approx(0.02 / math.sqrt(2 * BASE.depth) / 2)
+
+
+def test_depth_goes_into_what_writes_to_the_stream():
+    deep = Shape(8, 4, 8)
+    wants = {want.place.name: want for want in list_wants(Parametrization(base=BASE), gpt2(deep), TUNED)}
+    output, read = wants["transformer.h.7.attn.c_proj.weight"], wants["transformer.h.7.mlp.c_fc.weight"]
+    assert (output.factors.initial, output.factors.rate, output.factors.epsilon) == (0.25, 0.25, 1.0)
+    assert (read.factors.initial, read.factors.rate, read.factors.epsilon) == (1.0, 1.0, 0.25)
+    assert wants["transformer.h.7.mlp.c_proj.bias"].factors.rate == 0.25
+    assert wants["transformer.h.7.mlp.c_fc.bias"].factors.rate == 1.0
+
+
+def test_gradient_descent_folds_by_the_square():
+    p = Parametrization(optimizer="sgd", base=BASE)
+    deep = Shape(8, 4, 8)
+    wants = {want.place.name: want for want in list_wants(p, gpt2(deep), TUNED)}
+    law = p.table(deep)["output"].rate
+    assert wants["transformer.h.0.attn.c_proj.weight"].factors.rate == pytest.approx(law / 16)
+
+
+def test_matrices_above_the_blocks_follow_width_alone():
+    for optimizer in ("adam", "sgd"):
+        p = Parametrization(0.5, 0.75, optimizer=optimizer, base=BASE)
+        deep, same = Shape(16, 4, 9), Shape(16, 4, BASE.depth)
+        hidden, table = role_factors(p, deep)["hidden"], p.table(same)["value"]
+        assert (hidden.initial, hidden.rate, hidden.epsilon) == (table.initial, table.rate, table.epsilon)
+
+
+def test_planted_mistakes_are_named_with_their_factor():
+    wants = list_wants(Parametrization(base=BASE), gpt2(WIDE), TUNED)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    want = next(want for want in wants if want.place.name == name)
+    tied = role_factors(Parametrization(base=BASE), WIDE)["unembedding"].rate
+    assert all(each.right for each in judge(wants, right(wants), TUNED, tied))
+
+    def fault(name, has):
+        (found,) = [each for each in judge(wants, right(wants) | {name: has}, TUNED, tied) if not each.right]
+        return found
+
+    forgotten = fault(name, Has(TUNED.rate, want.epsilon, want.weight_decay))
+    assert (forgotten.quantity, forgotten.factor) == ("rate", pytest.approx(4))
+    assert "the base's rate" in forgotten.meaning
+    assert "4 times as far" in forgotten.meaning
+    twice = fault(name, Has(want.rate, want.epsilon, 16 * TUNED.weight_decay))
+    assert (twice.quantity, twice.factor) == ("weight_decay", pytest.approx(4))
+    assert "scaled twice" in twice.meaning
+    assert "4 times the share" in twice.meaning
+    epsilon = fault(name, Has(want.rate, TUNED.epsilon, want.weight_decay))
+    assert (epsilon.quantity, epsilon.factor) == ("epsilon", pytest.approx(4))
+    assert "not rescaled" in epsilon.meaning
+    assert "damped" in epsilon.meaning
+    table = next(want for want in wants if want.place.tied)
+    both = fault(table.place.name, Has(table.rate / 4, table.epsilon, table.weight_decay))
+    assert (both.quantity, both.factor) == ("rate", pytest.approx(0.25))
+    assert "tied embedding treated twice" in both.meaning
+    odd = fault(name, Has(3 * want.rate, want.epsilon, want.weight_decay))
+    assert "another one" in odd.meaning
+    missing = judge(wants, {key: has for key, has in right(wants).items() if key != name}, TUNED)
+    assert [each.meaning for each in missing if not each.right] == ["it is in no group: it is never trained"]
+
+
+def test_spreads_are_judged_by_their_sampling_error(rng):
+    (want,) = list_wants(
+        Parametrization(base=BASE), read_map({"q": "query"}, WIDE, ["q"]), Tuned(1e-3, spreads={"query": 0.2})
+    )
+    assert want.initial == pytest.approx(0.1)
+    for count in (16, 400, 100_000):  # 300 draws at a false-alarm rate of 1e-6
+        for _ in range(100):
+            spread = math.sqrt(np.square(0.1 * rng.normal(size=count)).mean())
+            assert judge([want], {"q": Has(want.rate, spread=spread, count=count)}, TUNED)[-1].right
+    wrong = judge([want], {"q": Has(want.rate, spread=0.2, count=400)}, TUNED)[-1]
+    assert (wrong.right, wrong.quantity, wrong.factor) == (False, "initial", pytest.approx(2))
+    assert "the base's spread" in wrong.meaning
+    assert not judge([want], {"q": Has(want.rate, spread=0.1003, count=10_000_000)}, TUNED)[-1].right
+
+
+def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
+    names = ["a", "b", "c"]
+    wants = list_wants(
+        Parametrization(base=BASE),
+        read_map(dict.fromkeys(names, "query"), WIDE, names),
+        Tuned(1e-3, spreads={"query": 0.2}),
+    )
+    spreads = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
+    has = {name: Has(1e-3 / 4, spread=spread, count=400) for name, spread in spreads.items()}
+    text = str(Audit(judge(wants, has, TUNED)))
+    assert "a and 1 more (query): initial is 2 times" in text
+    assert "c (query): initial is 5 times" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": 0.0}, "rate=0.0: it is a positive number"),
+        ({"rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
+        ({"rate": "3e-4"}, "rate='3e-4': it is a positive number"),
+        ({"rate": 1.0, "spreads": {"query": 10**400}}, "the spread of query is 10"),
+        ({"rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
+        ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
+        ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),
+        ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom': choose from .*; or from their parts, .*blank"),
+        ({"rate": 1.0, "spreads": {"embedding_bias": 0.1}}, "no role is called 'embedding_bias'"),
+    ],
+)
+def test_what_cannot_have_been_tuned_is_refused(given, message):
+    with pytest.raises(UsageError, match=message):
+        Tuned(**given)
+
+
+def test_role_maps_are_refused_where_they_do_not_fit():
+    with pytest.raises(UsageError, match=r"'\*' is given the role 'wq': choose from embedding"):
+        read_map({"*": "wq"}, BASE, ["q"])
+    with pytest.raises(UsageError, match="the pattern 'k' of the role map fits no parameter"):
+        read_map({"q": "query", "k": "key"}, BASE, ["q"])
+    with pytest.raises(UsageError, match="no pattern of the role map fits the parameter 'v'"):
+        read_map({"q": "query"}, BASE, ["q", "v"])
+    with pytest.raises(UsageError, match="is one parameter in the roles key and query"):
+        read_map({"q": "query", "k": "key"}, BASE, [("q", "k")])
+    tied = read_map({"in": "embedding", "out": "unembedding"}, WIDE, [("in", "out")])
+    with pytest.raises(UsageError, match=r"factor 0.25 behind it.*0 parameters of role final_gain"):
+        list_wants(Parametrization(base=BASE), tied, TUNED)
+    assert len(list_wants(Parametrization(base=BASE), tied, TUNED, folded=False)) == 1
+    fused = read_map({"*": "query+key+value"}, Shape(16, 4, 2), ["qkv"])
+    with pytest.raises(UsageError, match="qkv holds query, key, value"):
+        list_wants(Parametrization(base=BASE), fused, TUNED)
+    with pytest.raises(UsageError, match="give all of them the same spread"):
+        list_wants(Parametrization(base=Shape(16, 4, 2)), fused, Tuned(1.0, spreads={"query": 0.1}))
+
+
+@pytest.mark.parametrize("roles", [["q"], {"q": 3}, {3: "query"}, "query"])
+def test_role_maps_that_are_none_are_refused(roles):
+    with pytest.raises(UsageError, match="expected a map from patterns of names to parts"):
+        read_map(roles, BASE, ["q"])
+
+
+def test_a_shape_or_what_was_tuned_of_another_kind_is_refused():
+    with pytest.raises(UsageError, match=r"shape=\(8, 4, 2\): expected Shape"):
+        read_map({"q": "query"}, (8, 4, 2), ["q"])
+    with pytest.raises(UsageError, match=r"tuned=0\.001: give Tuned\(rate="):
+        list_wants(Parametrization(base=BASE), gpt2(WIDE), 1e-3)
+
+
+def test_configurations_are_refused_where_they_do_not_divide():
+    with pytest.raises(UsageError, match="the width 30 is no multiple of the 4 heads"):
+        read_config({"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 1}, gpt2_names(1))
+    with pytest.raises(UsageError, match=r"also needs 1 tensors: transformer\.ln_f\.bias"):
+        read_config({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}, gpt2_names(1)[:-1])
+
+
+def test_rates_by_role(rng):
+    for form in ("effective", "multiplier"):
+        p = Parametrization(0.5, base=BASE, form=form)
+        table = p.table(WIDE)
+        rates = {role: TUNED.rate * factor for role, factor in table.column("rate").items()}
+        epsilons = {role: TUNED.epsilon * factor for role, factor in table.column("epsilon").items()}
+        decays = {role: TUNED.weight_decay * factor for role, factor in table.column("weight_decay").items()}
+        audit = audit_rates(p, WIDE, rates, TUNED, epsilons, decays)
+        assert audit.passed
+        assert len(audit.findings) == 3 * len(rates)
+        role = str(rng.choice(list(rates)))
+        (fault,) = audit_rates(p, WIDE, rates | {role: 5 * rates[role]}, TUNED, epsilons, decays).faults
+        assert (fault.name, fault.quantity, fault.factor) == (role, "rate", pytest.approx(5))
+    with pytest.raises(UsageError, match="no role is called 'querry'"):
+        audit_rates(p, WIDE, {"querry": 0.1}, TUNED)
+
+
+def test_a_part_of_a_role_can_be_spared():
+    """Usual practice spares biases and gains alone; the bias of patches has the role of positions, which decay."""
+    names = {"bias": "embedding_bias", "positions": "positional", "token": "marker", "q": "query+key+value"}
+    anatomy = read_map(names, BASE, list(names))
+
+    def decays(*spared):
+        tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
+        return [want.weight_decay for want in list_wants(Parametrization(base=BASE), anatomy, tuned)]
+
+    assert decays("embedding_bias") == [0, 0.1, 0.1, 0.1]
+    assert decays("positional") == [0, 0, 0, 0.1]  # the role
+    assert decays("value") == [0.1, 0.1, 0.1, 0]
+    p, tuned = Parametrization(base=BASE), Tuned(1e-3, spared=("embedding_bias",))
+    assert audit_rates(p, BASE, {"positional": 1e-3}, tuned).passed
+    with pytest.raises(UsageError, match="spared='embedding_bias' is no role of the table"):
+        audit_rates(p, BASE, {"positional": 1e-3}, tuned, weight_decays={"positional": 0.0})
+
+
+@pytest.mark.torch
+def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
+    """As transformers and timm group them; classes of the theory are wider."""
+    import torch
+
+    spared = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
+    p, model = Parametrization(base=BASE), build("vit", WIDE)
+    tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
+    p.initialise(model, tuned, generator=torch.Generator().manual_seed(seed))
+    without = {name for group in p.torch_groups(model, tuned) if not group["weight_decay"] for name in group["names"]}
+    assert without == {name for name, tensor in model.named_parameters() if tensor.dim() == 1}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_false_alarm_on_right_groups(family, seed):
+    import torch
+
+    for number, shape in enumerate(grown(family)):
+        for optimizer, kind in (("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
+            p = Parametrization(base=BASE, optimizer=optimizer)
+            model = build(family, shape)
+            p.initialise(model, TUNED, generator=torch.Generator().manual_seed(1000 * seed + number))
+            groups = p.torch_groups(model, TUNED)
+            audit = p.audit(model, kind(groups, lr=1.0), TUNED)
+            assert audit.passed, str(audit)
+            assert len({each.name for each in audit.findings}) == len(list(model.parameters()))
+            assert p.audit(model, groups, TUNED).passed
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_models_own_start_is_right_at_the_base_and_wrong_beyond(family, seed):
+    import torch
+
+    torch.manual_seed(seed)
+    p = Parametrization(base=BASE)
+    model = build(family, BASE)
+    assert p.audit(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED).passed
+    wide = build(family, WIDE)
+    audit = p.audit(wide, torch.optim.AdamW(wide.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
+    assert {each.quantity for each in audit.faults} == {"initial", "rate", "epsilon", "weight_decay"}
+    assert {"the base's" in each.meaning for each in audit.faults if each.quantity == "rate"} == {True}
+
+
+def test_a_decay_that_should_not_be_is_said_and_is_json():
+    want = list_wants(Parametrization(base=BASE), gpt2(WIDE), Tuned(rate=1e-3))[0]
+    has = {want.place.name: Has(want.rate, want.epsilon, 0.1)}
+    audit = Audit(judge([want], has, Tuned(rate=1e-3)))
+    assert audit.faults[0].factor == math.inf
+    assert audit.faults[0].meaning == "it should have none, as at the base"
+    assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["findings"][2]["factor"] is None
+
+
+@pytest.mark.torch
+def test_mistakes_planted_in_an_optimizer(seed):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("qwen2", Shape(8, 8, 3))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = p.torch_groups(model, TUNED)
+    kept = [group for group in groups if group["role"] != "mlp_in"]
+    assert {each.role for each in p.audit(model, kept, TUNED).faults} == {"mlp_in"}
+    doubled = [*groups, {**groups[0], "names": []}]
+    assert "in two groups" in p.audit(model, doubled, TUNED).faults[0].meaning
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.mul_(2)
+        model.model.norm.weight[3] = 1.0
+    audit = p.audit(model, groups, TUNED)
+    assert {(each.role, each.quantity) for each in audit.faults} == {("output", "initial"), ("final_norm", "initial")}
+    assert "model.layers.1.self_attn.o_proj.weight (output): initial is" in str(audit)
+    assert audit.as_dict()["passed"] is False
+    optimizer = torch.optim.AdamW(groups, lr=1.0)
+    model(input_ids=torch.zeros(1, 3, dtype=int), labels=torch.zeros(1, 3, dtype=int)).loss.backward()
+    optimizer.step()
+    trained = p.audit(model, optimizer, TUNED)
+    assert trained.passed
+    assert "have been trained" in trained.notes[0]
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    assert optimizer.param_groups[0]["lr"] == 0
+    assert p.audit(model, optimizer, TUNED).passed, warm
+
+
+@pytest.mark.torch
+def test_a_forgotten_logit_scale_is_found(seed):
+    """Fused queries: the scale is an attribute, and a model that was loaded again has lost it."""
+    import torch
+
+    shape = Shape(16, 4, 2)
+    for family in FUSED:
+        p, model = Parametrization(base=BASE), build(family, shape)
+        scale_logits(model, p)
+        p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+        groups = p.torch_groups(model, TUNED)
+        assert p.audit(model, groups, TUNED).passed
+        again = build(family, shape)
+        again.load_state_dict(model.state_dict())
+        with pytest.raises(UsageError, match="scale_logits"):
+            p.audit(again, groups, TUNED)
+
+
+@pytest.mark.torch
+def test_audits_are_refused_where_there_is_nothing_to_audit():
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", BASE)
+    with pytest.raises(UsageError, match=r"object has no parameter groups: give a torch\.optim optimizer"):
+        p.audit(model, object(), TUNED)
+    with pytest.raises(UsageError, match="no group with params"):
+        p.audit(model, [], TUNED)
+    with pytest.raises(UsageError, match="no group with params"):
+        p.audit(model, [{"lr": 0.1}], TUNED)
+    with pytest.raises(UsageError, match=r"group 0 says no weight_decay: audit the optimizer itself"):
+        p.audit(model, [{"lr": 0.1, "params": []}], TUNED)
+    with pytest.raises(UsageError, match=r"SGD is audited against optimizer='adam'.*optimizer='sgd'"):
+        p.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), TUNED)
+    other = build("llama", BASE)
+    with pytest.raises(UsageError, match=r"group 0 holds a tensor of shape .* no trained parameter of this model"):
+        p.audit(model, torch.optim.AdamW(other.parameters()), TUNED)
+    coupled = p.audit(model, torch.optim.Adam(p.torch_groups(model, TUNED)), TUNED)
+    assert "use AdamW" in coupled.notes[0]
+
+
+def kept(groups, *left_out):
+    """The groups without names, and without what an optimizer does not know."""
+    unknown = {"names", "role", *left_out}
+    return [{key: value for key, value in group.items() if key not in unknown} for group in groups]
+
+
+@pytest.mark.torch
+def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
+    """Their rates mean something else: right numbers would be no comfort, wrong ones no fault."""
+    import torch
+
+    class Lion(torch.optim.Optimizer):
+        """Moves by signs, and has no epsilon by which it could be taken for Adam."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1})
+
+    class Lamb(torch.optim.Optimizer):
+        """Has the keys of Adam, and rescales every layer by its norm."""
+
+        def __init__(self, params):
+            super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-6})
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = p.torch_groups(model, TUNED)
+    for optimizer in (
+        Lion(kept(groups, "eps")),
+        Lamb(kept(groups)),
+        torch.optim.Adafactor(kept(groups, "eps")),
+        torch.optim.Adadelta(kept(groups)),
+        torch.optim.Rprop(kept(groups, "eps", "weight_decay")),
+        torch.optim.LBFGS(model.parameters()),
+    ):
+        with pytest.raises(UsageError, match=rf"steps of {type(optimizer).__name__} .*known are SGD.*param_groups"):
+            p.audit(model, optimizer, TUNED)
+    assert p.audit(model, Lamb(kept(groups)).param_groups, TUNED).passed  # the caller vouches
+    with pytest.raises(UsageError, match=r"a group has eps=\(None, 0\.001\): expected one number"):
+        p.audit(model, torch.optim.Adafactor(kept(groups, "eps")).param_groups, TUNED)
+    for kind in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad):
+        audit = p.audit(model, kind(kept(groups)), TUNED)
+        assert audit.passed
+        assert any(each.quantity == "initial" for each in audit.findings)  # also where state is there from the start
+
+
+@pytest.mark.torch
+def test_groups_by_name_and_a_schedule_of_one_cycle_are_read(seed):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = p.torch_groups(model, TUNED)
+    named = [{**group, "params": list(zip(group["names"], group["params"], strict=True))} for group in groups]
+    assert p.audit(model, named, TUNED).passed
+    optimizer = torch.optim.AdamW(kept(groups))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [group["lr"] for group in groups], total_steps=10)
+    assert optimizer.param_groups[0]["initial_lr"] < groups[0]["lr"] / 10
+    assert p.audit(model, optimizer, TUNED).passed, schedule
+
+
+@pytest.mark.torch
+def test_a_trained_model_is_told_from_a_fresh_one_or_one_is_asked(seed):
+    """Gradient descent without momentum keeps no trace of its steps."""
+    import torch
+
+    p, model = Parametrization(base=BASE, optimizer="sgd"), build("llama", Shape(8, 8, 2))
+    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.SGD(p.torch_groups(model, TUNED))
+    assert p.audit(model, optimizer, TUNED).passed
+    for tensor in model.parameters():
+        tensor.grad = torch.full_like(tensor, 10 / TUNED.rate)
+    optimizer.step()
+    assert not optimizer.state
+    audit = p.audit(model, optimizer, TUNED)
+    assert {each.quantity for each in audit.faults} == {"initial"}
+    assert "fresh=False" in audit.notes[0]
+    assert p.audit(model, optimizer, TUNED, fresh=False).passed
+
+
+@pytest.mark.torch
+def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", BASE)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    audit = p.audit(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
+    assert [(each.name, each.quantity) for each in audit.faults] == [("lm_head.weight", "initial")]
+    assert "NaN" in audit.faults[0].meaning
+    json.dumps(audit.as_dict(), allow_nan=False)
+
+
+KEYS = sorted({key for table in TABLES.values() for key, _ in table.keys.values() if key})
+values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3) | st.lists(st.none())
+
+
+@given(
+    st.sampled_from(sorted(TABLES)),
+    st.dictionaries(
+        st.sampled_from([*KEYS, "initializer_range", "init_std", "word_embed_proj_dim", "add_cross_attention"]),
+        values | st.lists(values) | st.dictionaries(st.text(max_size=2), values),
+        max_size=4,
+    ),
+)
+def test_any_configuration_is_read_or_refused_by_name(family, content):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    config = sizes | content | {"model_type": family}
+    for read in (read_body, lambda config: read_config(config, gpt2_names(1))):
+        try:
+            shape = read(config).shape
+        except UsageError:
+            continue
+        assert shape.width > 0
+
+
+def test_configurations_with_a_spread_that_is_none_are_refused():
+    config = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}
+    for name, value in (("initializer_range", "0.02"), ("initializer_range", -0.1), ("init_std", 10**400)):
+        with pytest.raises(UsageError, match=f"{name} is .*standard deviation"):
+            read_config(config | {name: value}, gpt2_names(1))
+    assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).spread == 0.1

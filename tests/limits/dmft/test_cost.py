@@ -1,0 +1,103 @@
+"""What a solution costs is known before it starts: its memory as measured, its time in words, and what would fit."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from manyheads.errors import UsageError
+from manyheads.limits import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
+from manyheads.limits.dmft import cost as plans
+from manyheads.limits.dmft import solver as solving
+from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.cost import Plan
+from manyheads.limits.dmft.depth import cells_in_depth
+from manyheads.limits.dmft.options import Request
+from manyheads.limits.dmft.recursion import blocks_in_depth, march
+
+
+def lesson(rng, **fields):
+    return Problem(rng.standard_normal((2, 4, 8)), np.array([1.0, -1.0]), rate=0.02, **({"steps": 12} | fields))
+
+
+COMPOSITIONS = {
+    "deep": ([AttentionLimit()], 3, None),
+    "heads": ([AttentionHeads(4, 1024)], 1, None),
+    "mlp": ([AttentionLimit(), Perceptron("gelu", 1024)], 1, None),
+    "cells": ([AttentionLimit()], 1, 4),
+    "rows in hand": ([AttentionLimit()], 1, None),  # of few moments they are a fifth
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_memory_is_planned_as_it_is_measured(name, rng):
+    branches, depth, cells = COMPOSITIONS[name]
+    problem = lesson(rng, depth=depth)
+    if name == "rows in hand":
+        problem = Problem(rng.standard_normal((8, 4, 8)), np.ones(8), steps=2, rate=0.02)
+    layers = [[branch] for branch in branches] * depth if cells is None else [branches] * cells
+    depthwise = blocks_in_depth(problem) if cells is None else cells_in_depth(problem, cells)
+    tracemalloc.start()
+    try:
+        march(problem, [[branch.start(problem, rng) for branch in layer] for layer in layers], depthwise)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.97 < Plan.of(problem, layers, depthwise).memory / peak < 1.2
+
+
+@pytest.mark.parametrize("every", [1, 9])
+def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
+    problem, done = lesson(rng, steps=14), []
+
+    def counted(moments, layers, depthwise, **fields):
+        done.append(Plan.of(moments, [[AttentionHeads(4, 1024)]], depthwise).multiplications)
+        return march(moments, layers, depthwise, **fields)
+
+    monkeypatch.setattr(solving, "march", counted)
+    solved = infinite_heads(problem, 4, every=every, sampling=Sampling(samples=1024))
+    assert solved.attrs["planned_seconds"] * plans.SPEED == pytest.approx(sum(done))
+
+
+def test_two_halves_take_no_more_memory_than_one(rng):
+    problem = lesson(rng, steps=8)
+    tracemalloc.start()
+    try:
+        solved = infinite_heads(problem, 4, sampling=Sampling(samples=1024))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.2 * solved.attrs["planned_bytes"]
+
+
+def test_long_work_is_announced_where_somebody_reads_it(rng, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    infinite_key_dim(lesson(rng))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(solving, "WORTH_SAYING", 0.0)
+    infinite_key_dim(lesson(rng))
+    assert "GB and about 1 s of one core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bounded", ["memory", "seconds"])
+@pytest.mark.parametrize("cells", [None, 2])
+def test_what_is_offered_instead_fits(bounded, cells, rng):
+    problem = lesson(rng, steps=60)
+    whole = solving.foresee(Request((problem,), AttentionLimit(), None, Sampling(), cells=cells))
+    sampling = Sampling(**{bounded: getattr(whole, bounded) / 2})
+
+    def solve(problem, **fields):
+        if cells is None:
+            return infinite_key_dim(problem, sampling=sampling, **fields)
+        return infinite_depth(problem, cells=cells, sampling=sampling, **fields)
+
+    with pytest.raises(UsageError, match=r"`every=\d+` solves \d+ moments for 60 steps") as caught:
+        solve(problem)
+    every = int(str(caught.value).split("every=")[1].split("`")[0])
+    planned = solve(problem, every=every).attrs
+    assert planned["planned_bytes" if bounded == "memory" else "planned_seconds"] <= getattr(sampling, bounded)
+    with pytest.raises(UsageError, match="allowed: take fewer steps"):
+        solve(replace(problem, momentum=0.5))

@@ -1,0 +1,229 @@
+"""Roles of weights, for checkpoints with the names that transformers writes."""
+
+from collections import Counter
+
+import pytest
+import safetensors.numpy
+
+from manyheads.models import TABLES, Role, fit_family, open_checkpoint, recognise, refusals, roles, tabulate
+
+UNEMBEDDING = {
+    "gpt2": "transformer.wte.weight",
+    "gpt_neox": "embed_out.weight",
+    "opt": "model.decoder.embed_tokens.weight",
+    "llama": "lm_head.weight",
+    "qwen2": "model.embed_tokens.weight",
+    "bert": "bert.embeddings.word_embeddings.weight",
+    "vit": None,
+}
+
+# A part of the name that tells the role, longest first; written down apart from the tables.
+TELLING = [
+    ("self_attn_layer_norm", Role.ATTENTION_NORM),
+    ("attention.output.layernorm", Role.ATTENTION_NORM),
+    ("transform.layernorm", Role.HEAD_NORM),
+    ("embeddings.layernorm", Role.EMBEDDING_NORM),
+    ("post_attention_layernorm", Role.MLP_NORM),
+    ("input_layernorm", Role.ATTENTION_NORM),
+    ("layernorm_before", Role.ATTENTION_NORM),
+    ("layernorm_after", Role.MLP_NORM),
+    ("output.layernorm", Role.MLP_NORM),
+    ("ln_1", Role.ATTENTION_NORM),
+    ("ln_2", Role.MLP_NORM),
+    ("ln_f", Role.FINAL_NORM),
+    ("query_key_value", Role.QUERY_KEY_VALUE),
+    ("c_attn", Role.QUERY_KEY_VALUE),
+    ("attn.c_proj", Role.OUTPUT),
+    ("mlp.c_proj", Role.MLP_OUT),
+    ("rotary_emb", Role.BUFFER),
+    ("position_ids", Role.BUFFER),
+    ("attention.bias", Role.BUFFER),
+    ("gate_proj", Role.MLP_GATE),
+    ("up_proj", Role.MLP_IN),
+    ("down_proj", Role.MLP_OUT),
+    ("c_fc", Role.MLP_IN),
+    ("fc1", Role.MLP_IN),
+    ("fc2", Role.MLP_OUT),
+    ("dense_h_to_4h", Role.MLP_IN),
+    ("dense_4h_to_h", Role.MLP_OUT),
+    ("intermediate.dense", Role.MLP_IN),
+    ("attention.output.dense", Role.OUTPUT),
+    ("attention.dense", Role.OUTPUT),
+    ("output.dense", Role.MLP_OUT),
+    ("transform.dense", Role.HEAD_TRANSFORM),
+    ("pooler", Role.POOLER),
+    ("out_proj", Role.OUTPUT),
+    ("o_proj", Role.OUTPUT),
+    ("q_proj", Role.QUERY),
+    ("k_proj", Role.KEY),
+    ("v_proj", Role.VALUE),
+    ("query", Role.QUERY),
+    ("key", Role.KEY),
+    ("value", Role.VALUE),
+    ("project_in", Role.EMBEDDING_PROJECTION),
+    ("project_out", Role.UNEMBEDDING_PROJECTION),
+    ("cls_token", Role.MARKER),
+    ("patch_embeddings", Role.PATCH),
+    ("token_type", Role.SEGMENT),
+    ("position", Role.POSITION),
+    ("wpe", Role.POSITION),
+    ("cls.predictions", Role.UNEMBEDDING),
+    ("embed_out", Role.UNEMBEDDING),
+    ("lm_head", Role.UNEMBEDDING),
+    ("seq_relationship", Role.CLASSIFIER),
+    ("classifier", Role.CLASSIFIER),
+    ("wte", Role.EMBEDDING),
+    ("word_embeddings", Role.EMBEDDING),
+    ("embed", Role.EMBEDDING),
+]
+
+
+def expected_role(name):
+    lowered = name.lower()
+    if "final_layer_norm" in lowered:
+        return Role.MLP_NORM if ".layers." in lowered else Role.FINAL_NORM
+    if lowered.endswith((".layernorm.weight", ".layernorm.bias")) and "vit.layernorm" in lowered:
+        return Role.FINAL_NORM
+    for part, role in TELLING:
+        if part in lowered:
+            return role
+    assert name.endswith("norm.weight")
+    return Role.FINAL_NORM
+
+
+def test_every_weight_has_its_role(model):
+    kind_of_model, config, arrays, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        weights = roles(checkpoint)
+        family = fit_family(checkpoint)
+    assert {weight.name for weight in weights} == set(arrays)
+    for weight in weights:
+        assert weight.role == expected_role(weight.name), weight.name
+        assert weight.shape == arrays[weight.name].shape
+        digits = [int(part) for part in weight.name.split(".") if part.isdigit()]
+        assert weight.layer == (digits[0] if digits else None)
+        norm = "norm" in weight.role
+        if weight.role is Role.BUFFER:
+            assert weight.kind == "buffer"
+        elif weight.name.endswith((".bias", ".beta")):
+            assert weight.kind == "bias"
+        else:
+            assert weight.kind == ("gain" if norm else "weight")
+        matrix = weight.kind == "weight" and weight.name.endswith("weight") and weight.layer is not None
+        if matrix:
+            assert weight.layout == ("in,out" if kind_of_model == "gpt2" else "out,in")
+        if weight.kind != "weight":
+            assert weight.layout == ""
+    assert family.table is TABLES[kind_of_model]
+    assert family.unembedding == UNEMBEDDING[kind_of_model]
+    assert family.figures["layers"] == config.get("num_hidden_layers", config.get("n_layer"))
+
+
+def test_layers_are_alike(model):
+    *_, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        weights = roles(checkpoint)
+    layers = [Counter((w.role, w.kind, w.shape) for w in weights if w.layer == layer) for layer in range(2)]
+    assert layers[0] == layers[1]
+    assert sum(layers[0].values()) > 8
+
+
+def test_ties_are_stated(model):
+    kind, _, _, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        tied = {weight.name: weight.tied_to for weight in roles(checkpoint) if weight.tied_to}
+        family = fit_family(checkpoint)
+    stored = {"bert": {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}}
+    assert tied == stored.get(kind, {})
+    left_out = {
+        "gpt2": {"lm_head.weight": "transformer.wte.weight"},
+        "opt": {"lm_head.weight": "model.decoder.embed_tokens.weight"},
+        "qwen2": {"lm_head.weight": "model.embed_tokens.weight"},
+        "bert": {**stored["bert"], "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    }
+    assert family.tied == left_out.get(kind, {})
+
+
+def test_an_alias_of_the_metadata_is_a_tie(tmp_path, rng):
+    shapes = {"wte.weight": (5, 4), "wpe.weight": (3, 4), "ln_f.weight": (4,), "ln_f.bias": (4,)}
+    arrays = {f"transformer.{name}": rng.standard_normal(shape) for name, shape in shapes.items()}
+    metadata = {"lm_head.weight": "transformer.wte.weight"}
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors", metadata)
+    # Untied by the configuration, shared in memory all the same: the file says so, and the file is believed.
+    config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 0, "tie_word_embeddings": False}
+    with open_checkpoint(tmp_path, config=config | {"architectures": ["GPT2LMHeadModel"]}) as checkpoint:
+        last = roles(checkpoint)[-1]
+        assert fit_family(checkpoint).unembedding == "lm_head.weight"
+    assert (last.name, last.role, last.tied_to) == ("lm_head.weight", Role.UNEMBEDDING, "transformer.wte.weight")
+
+
+# Modules that some models of a family have and others have not, and what of them cannot be absent alone.
+OPEN = {
+    "gpt_neox": ("attention.bias", "rotary_emb"),
+    "opt": ("project_in", "project_out"),
+    "bert": ("pooler", "cls.predictions.transform.dense", "cls.predictions.bias", "cls.seq_relationship",
+             "cls.predictions.transform.LayerNorm", "cls.predictions.decoder", "position_ids"),
+    "vit": ("classifier",),
+}  # fmt: skip
+HALVES = [
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+    "transform.dense.bias",
+    "relationship.weight",
+    "classifier.weight",
+]
+
+
+def test_each_missing_or_foreign_name_is_refused(model):
+    """Take any one weight away, or rename it: nothing is guessed."""
+    kind, config, arrays, _ = model
+    for name in arrays:
+        rest = [other for other in arrays if other != name]
+        if not any(module in name for module in OPEN.get(kind, ())) or name.endswith(tuple(HALVES)):
+            with pytest.raises((refusals.WeightsMissing, refusals.UnexplainedNames)):
+                recognise(config, rest)
+        with pytest.raises((refusals.UnexplainedNames, refusals.WeightsMissing)) as caught:
+            recognise(config, [*rest, name.replace(".", "_", 1) + ".qweight"])
+        assert kind in str(caught.value)
+
+
+def test_open_modules_may_be_absent(model):
+    kind, config, arrays, _ = model
+    for module in OPEN.get(kind, ()):
+        rest = [name for name in arrays if module not in name]
+        assert len(rest) < len(arrays)
+        assert set(recognise(config, rest).parts) == set(rest)
+
+
+def test_tabulate(model):
+    _, _, arrays, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        text, weights = tabulate(checkpoint), roles(checkpoint)
+    head, *rows = [line.rsplit(maxsplit=2) for line in text.splitlines()]
+    assert head[1:] == ["tensors", "numbers"]
+    assert sum(int(row[1]) for row in rows) == len(arrays)
+    assert sum(int(row[2].replace(",", "")) for row in rows) == sum(
+        arrays[w.name].size for w in weights if not w.tied_to
+    )
+
+
+def test_every_prefix_is_known(model):
+    _, config, arrays, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        family = fit_family(checkpoint)
+    for prefix in family.table.prefixes:
+        renamed = [
+            prefix + name.removeprefix(family.prefix) if name.startswith(family.prefix) else name for name in arrays
+        ]
+        again = recognise(config, renamed)
+        assert again.prefix == prefix
+        assert list(again.parts.values()) == [family.parts[name] for name in arrays]
+    assert family.prefix != ""
+
+
+def test_a_body_without_head_has_no_unembedding(model):
+    _, config, arrays, folder = model
+    with open_checkpoint(folder) as checkpoint:
+        family = fit_family(checkpoint)
+    body = [name.removeprefix(family.prefix) for name in arrays if name.startswith(family.prefix)]
+    assert recognise({**config, "architectures": None}, body).unembedding is None

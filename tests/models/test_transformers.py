@@ -1,0 +1,192 @@
+"""Random models of transformers, saved by their own method: every weight explained, every layer reproduced."""
+
+import math
+
+import numpy as np
+import pytest
+
+from manyheads.models import attention_weights, fit_family, open_checkpoint, roles, state_facts
+from manyheads.models.tables import TABLES, Role
+
+pytestmark = pytest.mark.torch
+
+SIZES = {
+    "vocab_size": 29,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+GPT2 = {"vocab_size": 29, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+OPT = {**SIZES, "ffn_dim": 40, "pad_token_id": 1}
+GROUPED = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2}
+VIT = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
+VIT |= {"image_size": 8, "patch_size": 4}
+
+# A name, the class of the configuration and of the model, and what departs from the sizes above.
+MODELS = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+    "gpt2-by-layer": ("GPT2Config", "GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-score": ("GPT2Config", "GPT2ForSequenceClassification", GPT2),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", SIZES),
+    "gpt_neox-body": (
+        "GPTNeoXConfig",
+        "GPTNeoXModel",
+        {**SIZES, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "opt": ("OPTConfig", "OPTForCausalLM", OPT),
+    "opt-post": ("OPTConfig", "OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 12}),
+    "opt-body": ("OPTConfig", "OPTModel", {**OPT, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", GROUPED),
+    "llama-wide": ("LlamaConfig", "LlamaModel", {**GROUPED, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    "llama-answers": ("LlamaConfig", "LlamaForQuestionAnswering", GROUPED),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**GROUPED, "tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**GROUPED, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    ),
+    "bert": ("BertConfig", "BertForPreTraining", {**SIZES, "pad_token_id": 0}),
+    "bert-decoder": ("BertConfig", "BertLMHeadModel", {**SIZES, "pad_token_id": 0, "is_decoder": True}),
+    "bert-body": ("BertConfig", "BertModel", {**SIZES, "pad_token_id": 0}),
+    "vit": ("ViTConfig", "ViTForImageClassification", VIT),
+    "vit-body": ("ViTConfig", "ViTModel", {**VIT, "qkv_bias": False}),
+    "vit-masked": ("ViTConfig", "ViTForMaskedImageModeling", VIT),
+}
+
+# Endings of the module that reads the stream and of the one that writes it, as versions 4 and 5 call them.
+READERS = ("c_attn", "query_key_value", "q_proj", "attention.self.query", "attention.attention.query")
+WRITERS = ("attn.c_proj", "attention.dense", "out_proj", "o_proj", "attention.output.dense")
+
+
+@pytest.fixture
+def built(request, seed, tmp_path):
+    """A random model with weights large enough for sharp attention, and the folder it is saved in."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    configuration, model_class, changes = MODELS[request.param]
+    config = getattr(transformers, configuration)(**changes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, model_class)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if request.param in ("gpt2", "llama") else "5GB")
+    return model, tmp_path
+
+
+def record(model, seed):
+    """Run the model once; return what each attention layer read and wrote, (n, d) each."""
+    import torch
+
+    layers = {"read": [], "wrote": []}
+    for name, module in model.named_modules():
+        if name.endswith(READERS):
+            module.register_forward_pre_hook(lambda _, inputs: layers["read"].append(inputs[0][0].double().numpy()))
+        elif name.endswith(WRITERS):
+            module.register_forward_hook(lambda _m, _i, output: layers["wrote"].append(output[0].double().numpy()))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        if hasattr(model.config, "image_size"):
+            model(pixel_values=torch.randn(1, 3, 8, 8, generator=generator))
+        else:
+            model(input_ids=torch.randint(2, 29, (1, 11), generator=generator))
+    return layers["read"], layers["wrote"]
+
+
+def turn(z, rotary):
+    """Apply rotary positions to z (heads, n, N)."""
+    if rotary is None:
+        return z
+    half = rotary.dims // 2
+    angles = np.arange(z.shape[1])[:, None] * rotary.frequencies()  # (n, dims/2)
+    cos, sin = np.cos(angles), np.sin(angles)
+    a, b, rest = z[..., :half], z[..., half : rotary.dims], z[..., rotary.dims :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def forward(weights, x):
+    """One attention layer in float64, from the weights in the common convention and the stated facts."""
+    facts = weights.facts
+
+    def project(weight, bias):
+        y = np.einsum("nd,hde->hne", x, weight.astype(np.float64))
+        return y if bias is None else y + bias[:, None].astype(np.float64)
+
+    q = turn(project(weights.query, weights.query_bias), facts.rotary)
+    k = turn(project(weights.key, weights.key_bias), facts.rotary)
+    v = project(weights.value, weights.value_bias)
+    group = np.arange(facts.heads) // (facts.heads // facts.key_value_heads)
+    logits = facts.scale * np.einsum("hne,hme->hnm", q, k[group])
+    back = np.arange(len(x))[:, None] - np.arange(len(x))
+    hidden = (back < 0) & facts.causal
+    if facts.window is not None:
+        hidden |= back >= facts.window
+    logits = np.where(hidden, -np.inf, logits)
+    pattern = np.exp(logits - logits.max(-1, keepdims=True))
+    pattern /= pattern.sum(-1, keepdims=True)
+    y = np.einsum("hnm,hme,hed->nd", pattern, v[group], weights.output.astype(np.float64))
+    return y if weights.output_bias is None else y + weights.output_bias
+
+
+@pytest.mark.parametrize("built", MODELS, indirect=True)
+def test_layers_are_those_of_the_model(built, seed):
+    model, folder = built
+    read, wrote = record(model, seed)
+    assert len(read) == len(wrote) == 2
+    with open_checkpoint(folder) as checkpoint:
+        family = fit_family(checkpoint)
+        for layer in range(2):
+            ours = forward(attention_weights(checkpoint, layer, family), read[layer])
+            # The model computes in float32: 24 to 60 terms a sum, four sums deep.
+            assert np.abs(ours - wrote[layer]).max() < 1e-5 * max(1.0, np.abs(wrote[layer]).max())
+    assert np.abs(wrote[0]).max() > 0.5  # the weights are large enough for the comparison to mean something
+
+
+@pytest.mark.parametrize("built", MODELS, indirect=True)
+def test_roles_cover_every_parameter(built):
+    model, folder = built
+    with open_checkpoint(folder) as checkpoint:
+        weights = roles(checkpoint)
+        family = fit_family(checkpoint)
+        facts = [state_facts(family, layer) for layer in range(2)]
+        for name, tensor in checkpoint.stream():
+            assert np.isfinite(tensor).all(), name
+    own = [weight for weight in weights if weight.tied_to is None and weight.role is not Role.BUFFER]
+    assert sum(math.prod(weight.shape) for weight in own) == model.num_parameters()
+    assert len(own) == len(list(model.parameters()))
+    # In PyTorch, and in it alone, the unembedding is the parameter of the output embeddings.
+    output = model.get_output_embeddings()
+    stored = {weight.name: weight for weight in weights}
+    if output is None:
+        assert family.unembedding is None
+    else:
+        assert stored[family.unembedding].shape == tuple(output.weight.shape)
+        tied = output.weight is model.get_input_embeddings().weight
+        assert (stored[family.unembedding].role is Role.EMBEDDING) == tied
+    config = model.config
+    eps = getattr(
+        config, "layer_norm_epsilon", getattr(config, "layer_norm_eps", getattr(config, "rms_norm_eps", None))
+    )
+    assert facts[0].norm_eps == (eps or 1e-5)
+
+
+def test_every_family_is_here():
+    assert {name.partition("-")[0] for name in MODELS} == set(TABLES)
+
+
+@pytest.mark.parametrize("built", ["gpt2", "llama"], indirect=True)
+def test_shards_of_transformers(built):
+    _, folder = built
+    assert (folder / "model.safetensors.index.json").exists()
+    with open_checkpoint(folder) as checkpoint:
+        assert len(checkpoint.files) > 1

@@ -1,0 +1,228 @@
+"""Reports: one file, the same bytes, nothing fetched, nothing that a name could inject."""
+
+import json
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.study.toys import Averages, Still, Walk
+
+from manyheads.errors import FileRefused, UsageError
+from manyheads.study import Curve, Lines, Listing, Multiples, Picture, Source, cite, report, run, spread_curve
+from manyheads.study.reporting.drawing import draw, svg
+from manyheads.study.reporting.html import Section, write_report
+from manyheads.study.reporting.panels import paired_panels, panel_from_json
+from manyheads.study.runner import UnitFailed
+
+
+class Links(HTMLParser):
+    """Collect ids, references to ids, and everything that a browser would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.references, self.fetched, self.tags = [], [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("href", "xlink:href") and value.startswith("#"):
+                self.references.append(value[1:])
+            elif name in ("href", "src", "xlink:href", "action"):
+                self.fetched.append(value)
+            self.references += re.findall(r"url\(#([^)]+)\)", value or "")
+
+
+def parsed(path):
+    links = Links()
+    links.feed(path.read_text())
+    return links
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, seed):
+    root = tmp_path_factory.mktemp("runs")
+    run(Averages(repeats=5), 3, seed=seed, store=root, progress=False)
+    run(Walk(), 3, seed=seed, store=root, progress=False)
+    return root
+
+
+def test_one_file_with_unique_ids_and_nothing_fetched(store):
+    links = parsed(report(store))
+    assert len(links.ids) == len(set(links.ids))
+    assert set(links.references) <= set(links.ids)
+    assert links.fetched == []
+    assert not {"script", "link", "iframe", "img", "object"} & links.tags
+
+
+def test_the_same_store_gives_the_same_bytes(store, tmp_path):
+    assert report(store, tmp_path / "a.html").read_bytes() == report(store, tmp_path / "b.html").read_bytes()
+
+
+def test_it_shows_claim_verdict_command_and_citation(store):
+    text = report(store).read_text()
+    for words in (
+        Averages.claim,
+        "the slope is -1/2",
+        "manyheads study run",
+        "--replicates 3",
+        "bernoulli1713",
+        "</svg>",
+    ):
+        assert words in text
+
+
+def test_an_unfinished_run_is_left_out(tmp_path):
+    with pytest.raises(UnitFailed):
+        run(Walk(fail_at=0), 1, store=tmp_path, progress=False)
+    with pytest.raises(FileRefused, match="no run is finished"):
+        report(tmp_path)
+    run(Averages(repeats=3), 1, store=tmp_path, progress=False)
+    assert "1 unfinished run left out" in report(tmp_path).read_text()
+
+
+EVIL = '<script>alert("1")</script>&amp;\'"'
+
+
+@dataclass(frozen=True)
+class Hostile(Still):
+    """Names that would like to be markup."""
+
+    name: ClassVar[str] = "toy/hostile"
+    claim: ClassVar[str] = EVIL
+    source: ClassVar[Source] = Source("evil", EVIL, EVIL, 2026, locus=EVIL)
+
+    def panels(self, predicted, trained):
+        curve = Curve((0.0, 1.0), (1.0, 2.0), EVIL)
+        return (Lines(EVIL, EVIL, EVIL, (curve,), note=EVIL), Listing(EVIL, (EVIL,), ((EVIL,),)))
+
+
+def test_names_cannot_become_markup(tmp_path):
+    run(Hostile(), 1, store=tmp_path, progress=False)
+    links = parsed(report(tmp_path))
+    assert "script" not in links.tags
+
+
+def test_panels_survive_the_store_and_draw():
+    panels = (
+        Lines("t", "x", "y", (Curve((1.0, 2.0), (1.0, np.nan), "c", low=(0.0, 0.0), high=(2.0, 2.0)),), log_x=True),
+        Picture("t", "x", "y", ((0.0, 1.0), (1.0, 0.5)), x_ticks=("a", "b")),
+        Listing("t", ("a", "b"), (("1", "x"),)),
+        small_multiples(),
+    )
+    for panel in panels:
+        assert repr(panel_from_json(json.loads(json.dumps(panel.to_json(), allow_nan=False)))) == repr(panel)
+    axes = draw(panels[0]).axes[0]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "x")
+    assert svg(panels[1], "p-") == svg(panels[1], "p-")
+
+
+def small_multiples(**changes):
+    curve = Curve((0.0, 1.0), (1.0, 2.0), "layer 0")
+    plots = {"curves": (((curve,), ()),), "row_labels": ("deep",), "column_labels": ("slow", "fast")}
+    return Multiples("t", "x", "y", **plots | {"captions": (("loss 1.5", ""),)} | changes)
+
+
+def test_small_multiples_share_their_axes_and_one_legend():
+    figure = draw(small_multiples(log_y=True))
+    left, right = figure.axes
+    assert left.get_ylim() == right.get_ylim()
+    assert {left.get_yscale(), right.get_yscale()} == {"log"}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layer 0"]
+    assert [axes.get_title() for axes in figure.axes] == ["slow", "fast"]
+    assert left.texts[0].get_text() == "loss 1.5"
+
+
+def test_the_legend_counts_as_people_do():
+    curves = tuple(Curve((0.0, 1.0), (1.0, 2.0), label) for label in ("H=16", "H=4, mean", "H=4", "0.5", "limit"))
+    figure = draw(small_multiples(curves=((curves, ()),)))
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["0.5", "H=4", "H=4, mean", "H=16", "limit"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "marked"),
+    [
+        ((4.0, 8.0, 16.0, 64.0), ["4", "8", "16", "64"]),
+        ((4.0, 8.0, 8.5, 64.0), None),  # two marks would touch
+        ((4.0, 8.123456), None),
+        (tuple(map(float, range(1, 40))), None),
+    ],
+)
+def test_a_logarithmic_axis_is_marked_at_its_sizes_where_these_are_few(sizes, marked):
+    axes = draw(Lines("t", "N", "y", (Curve(sizes, sizes, "c"),), log_x=True)).axes[0]
+    axes.figure.canvas.draw()
+    shown = [text.get_text() for text in axes.get_xticklabels(which="both") if text.get_text()]
+    assert (shown == marked) is (marked is not None)
+
+
+@pytest.mark.parametrize("ends", [(1e-3, 0.1), (1.0, 5e6), (2.0, 30.0)])
+def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
+    figure = draw(Lines("t", "x", "y", (Curve(ends, ends, "c"),), log_x=True, log_y=True))
+    figure.canvas.draw()
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels(which="both") if text.get_text()]
+    assert labels
+    for label in labels:
+        assert label == f"{float(label):g}"
+
+
+def test_malformed_panels_are_refused():
+    with pytest.raises(UsageError, match=r"rows of \[2\] for \(1, 3\)"):
+        small_multiples(column_labels=("a", "b", "c"))
+    with pytest.raises(UsageError, match="captions"):
+        small_multiples(captions=((),))
+    with pytest.raises(UsageError, match="equally many"):
+        Curve((1.0,), (1.0, 2.0), "c")
+    with pytest.raises(UsageError, match="columns"):
+        Listing("t", ("a",), (("1", "2"),))
+    with pytest.raises(UsageError, match="unknown kind"):
+        panel_from_json({"kind": "pie"})
+    with pytest.raises(UsageError, match="at least one"):
+        write_report([], None, "t")
+
+
+def test_bands_reach_from_the_smallest_to_the_largest_replicate(rng):
+    samples = rng.normal(size=(5, 3))
+    curve = spread_curve([1, 2, 3], samples, "c")
+    np.testing.assert_allclose([curve.y, curve.low, curve.high], [samples.mean(0), samples.min(0), samples.max(0)])
+
+
+def test_the_default_panels_pair_prediction_and_training(store):
+    tree = run(Averages(repeats=5), 3, store=store, progress=False)
+    (panel,) = paired_panels(tree["predicted"].to_dataset(), tree["trained"].to_dataset())
+    assert isinstance(panel, Lines)
+    trained, predicted = panel.curves
+    assert (trained.role, predicted.role) == ("trained", "predicted")
+    np.testing.assert_allclose(predicted.y, [0.5, 0.25, 0.125])
+    assert trained.x == (4.0, 16.0, 64.0)
+
+
+def test_default_panels_of_a_series_follow_its_own_axis():
+    time = ("time", [0.0, 1.0, 2.0])
+    trained = xr.Dataset(
+        {"v": (("cell", "replicate", "time"), np.ones((1, 2, 3)), {"long_name": "speed", "units": "m/s"})},
+        coords={"cell": ["only"], "time": time},
+    )
+    predicted = xr.Dataset({"v": ("time", [1.0, 2.0, 3.0])}, coords={"time": time})
+    (panel,) = paired_panels(predicted, trained)
+    assert panel.y_label == "speed [m/s]"
+    assert [curve.role for curve in panel.curves] == ["trained", "predicted"]
+
+
+def test_a_report_is_not_written_over_a_folder(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        write_report([Section("t", "l")], tmp_path, "t")
+
+
+def test_citations_name_each_source_once(store):
+    assert cite(store).count("@misc") == 1
+    assert cite(Averages) == cite(Averages())
+    with pytest.raises(UsageError, match="carries no source"):
+        cite(xr.DataTree())
+    with pytest.raises(UsageError, match="got a int"):
+        cite(3)
