@@ -22,10 +22,10 @@ demo: $(VENV)/.core  ## train a small transformer on real text and write a repor
 	$(BIN)/manyheads demo
 
 test: $(VENV)/.dev  ## the suite on what is installed; tests of an absent extra are skipped by name
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-torch: $(VENV)/.extras  ## the whole suite with every extra installed
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

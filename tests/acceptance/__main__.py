@@ -1,7 +1,10 @@
 """Run acceptance figures: ``python -m tests.acceptance [WING [FIGURE ...]] [--list] [--again]``."""
 
 import argparse
+import os
 import sys
+
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # figures are measured with XLA's optimizations on
 
 import tests.conftest  # noqa: F401 - one thread, no network, before anything else is imported
 from tests.acceptance._lane import Lane, find_wings
