@@ -36,6 +36,12 @@ MOST_SEEDS = 10_000
 """Networks of each size; eight are sharp."""
 MOST_STEPS = 2**31 - 1
 """Of a training: they are counted in 32 bits."""
+LARGEST_WORK = 1e16
+"""FLOPs of all trainings together: a day or two of an ordinary CPU."""
+LEAST_WORK = 1e7
+"""FLOPs that take as long as a step of the smallest network does, whose time is that of starting its kernels."""
+LENGTH = {"digits": 16, "text": 32}
+"""Tokens of a sequence."""
 OVERHEAD = 1.5
 """Peak memory of a compiled training over what its weights, optimiser and residuals are traced to take: 1.0 where
 weights dominate, 1.3 to 1.6 where the batch does."""
@@ -101,6 +107,7 @@ class Check(Theory):
         self._refuse(shapes)
         lesson = self._lesson()
         self._refuse_memory(lesson, shapes)
+        self._refuse_work(shapes)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(lesson, parametrization, recipe, shapes)
         if not self.json:  # said before the longer check begins, which may be interrupted or find no optimum
@@ -198,6 +205,21 @@ class Check(Theory):
                 f"--train {self.train} and --rates with {count} points: their losses take {kept / 1e9:,.0f} GB, and "
                 f"this machine has {memory / 1e9:,.0f} GB; give fewer"
             )
+
+    def _refuse_work(self, shapes: "tuple[Shape, ...]") -> None:
+        """Refuse what would take days, before the first step of it."""
+        from manyheads.errors import UsageError
+
+        steps, count = self._usual("steps"), self._usual("rates")[2]
+        for flag, given, trainings in (("--steps", steps[-1], 1), ("--train", self.train, count * self.transfer)):
+            tokens = self._usual("batch") * LENGTH[self.task]
+            work = sum(max(LEAST_WORK, 6 * tokens * _count_weights(shape)) for shape in shapes)
+            work *= float(given) * trainings * self.seeds
+            if work > LARGEST_WORK:
+                raise UsageError(
+                    f"{flag} {given}: {trainings * self.seeds * len(shapes)} trainings take about {work:.1g} FLOPs, "
+                    f"and {LARGEST_WORK:.0g} are allowed; give fewer steps or seeds, or smaller --sizes"
+                )
 
     def _lesson(self) -> "Lesson":
         from manyheads.limits import digits_lesson, text_lesson

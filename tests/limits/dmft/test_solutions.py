@@ -1,5 +1,7 @@
 """The three front doors: what they refuse, what they announce, and that they stop when they know enough."""
 
+import resource
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +52,22 @@ def test_a_refusal_is_quick_and_offers_what_can_be_done(lesson):
         infinite_key_dim(replace(lesson, depth=2, momentum=0.5), sampling=Sampling(memory=1e4))
     with pytest.raises(UsageError, match=r"cells$"):
         infinite_depth(replace(lesson, momentum=0.5), sampling=Sampling(memory=1e4))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("change", [{}, {"depth": 10**9}, {"steps": 10**9}, {"depth": 10**400}, {"steps": 10**400}])
+def test_any_size_is_judged_before_work(lesson, change, every):
+    """A billion cells, layers or steps: refused from a closed form, before a list of them is laid out."""
+    start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for exponent in (0.5, 0.75, 1.0):
+        with pytest.raises(UsageError, match=r"GB|a whole number from 1 to"):
+            sized = replace(lesson, depth_exponent=exponent, **change)
+            if "depth" in change:
+                infinite_key_dim(sized, every=every)
+            else:
+                infinite_depth(sized, cells=4 if change else 10**9, every=every)
+    assert time.process_time() - start < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # kilobytes
 
 
 @pytest.mark.parametrize("solve", [infinite_key_dim, infinite_depth, lambda problem: infinite_heads(problem, 2)])

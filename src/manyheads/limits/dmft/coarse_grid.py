@@ -32,6 +32,17 @@ QUIET = 1e-4  # outputs that move by a smaller share of what they have come to t
 EACH = 9  # intervals of 1, 3, 9, ... steps before the next length: training moves fastest at its start
 
 
+def check_every(problem: Problem, every: int) -> None:
+    """Refuse intervals without a step in their middle, and momentum, whose velocity is not followed."""
+    if not isinstance(every, int | np.integer) or every < 1 or every % 2 == 0:
+        raise UsageError(f"every={every}: an odd number of steps, whose middle is a step; 1 solves every step")
+    if every > 1 and problem.momentum > 0:
+        raise UsageError(
+            f"every={every} with momentum={problem.momentum}: a velocity is not followed over long intervals; "
+            f"momentum 0 at the rate {problem.rate / (1 - problem.momentum):.3g} trains alike where steps are small"
+        )
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class TimeGrid:
@@ -70,16 +81,9 @@ class TimeGrid:
         Raises
         ------
         UsageError
-            A number of steps that is not odd, and has no step in its middle, or momentum, whose velocity is not
-            followed.
+            From `check_every`.
         """
-        if not isinstance(every, int | np.integer) or every < 1 or every % 2 == 0:
-            raise UsageError(f"every={every}: an odd number of steps, whose middle is a step; 1 solves every step")
-        if every > 1 and problem.momentum > 0:
-            raise UsageError(
-                f"every={every} with momentum={problem.momentum}: a velocity is not followed over long intervals; "
-                f"momentum 0 at the rate {problem.rate / (1 - problem.momentum):.3g} trains alike where steps are small"
-            )
+        check_every(problem, every)
         lengths: list[int] = []
         left, length, alike = problem.steps - 1, 1, 0
         while left:

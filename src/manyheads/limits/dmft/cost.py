@@ -31,9 +31,9 @@ class Plan:
         return self.multiplications / SPEED
 
     @staticmethod
-    def of(problem: Problem, layers: Sequence[Sequence[Branch]], depthwise: Depthwise) -> "Plan":
-        """Plan a march; of a long training through the moments of its grid."""
-        n, count = float(problem.steps * problem.rows), len(layers)
+    def of(problem: Problem, block: Sequence[Sequence[Branch]], blocks: int, depthwise: Depthwise) -> "Plan":
+        """Plan a march through so many blocks of layers; of a long training through the moments of its grid."""
+        n, count = float(problem.steps * problem.rows), float(len(block) * blocks)
         sourced = depthwise.sources
         width = problem.rows + problem.classes + (2 * count * n if sourced else 0)
         read = float(problem.steps * problem.outputs)
@@ -42,8 +42,8 @@ class Plan:
         numbers += (4 if sourced else 2) * count * n**2 + 2 * (count + 1) * n * problem.rows
         # Every row is multiplied with the covariances of the sources, and with the rows of all earlier moments.
         work = 2 * count * n**2 * (width + (count * n if sourced else 0))
-        for layer in layers:
+        for layer in block:
             for branch in layer:
                 kept, done = branch.effort(problem)
-                numbers, work = numbers + kept, work + done
+                numbers, work = numbers + blocks * kept, work + blocks * done
         return Plan(8 * numbers, depthwise.sweeps * work)

@@ -15,14 +15,14 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.problem import MOST, Problem
 from manyheads.limits.dmft.recursion import Depthwise, March
 
 
 def check_cells(cells: int) -> None:
     """Refuse what is no number of cells."""
-    if not isinstance(cells, int | np.integer) or cells < 1:
-        raise UsageError(f"cells={cells}: a whole number, at least 1")
+    if not isinstance(cells, int | np.integer) or not 1 <= cells <= MOST:
+        raise UsageError(f"cells={str(cells)[:40]}: a whole number from 1 to {MOST:,}")
 
 
 def cells_in_depth(problem: Problem, cells: int) -> Depthwise:

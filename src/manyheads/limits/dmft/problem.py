@@ -25,6 +25,8 @@ from manyheads.errors import ShapeError, UsageError
 from manyheads.limits.dmft.losses import LOSSES, Loss
 
 ReadOut = Literal["pool", "token"]
+MOST = 10**12
+"""Steps, layers or cells, beyond which nothing is even foreseen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +218,8 @@ def _check_numbers(problem: Problem) -> None:
             raise UsageError(f"{name}={getattr(problem, name)!r}: True or False")
     for name in ("steps", "depth"):
         value = getattr(problem, name)
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name}={value}: a whole number, at least 1")
+        if not isinstance(value, int | np.integer) or not 1 <= value <= MOST:
+            raise UsageError(f"{name}={str(value)[:40]}: a whole number from 1 to {MOST:,}")
     for name in ("rate", "richness", "branch"):
         if not 0 < getattr(problem, name) < np.inf:
             raise UsageError(f"{name}={getattr(problem, name)}: a positive number")

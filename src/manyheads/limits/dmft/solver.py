@@ -19,7 +19,7 @@ from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHea
 from manyheads.limits.dmft.branches.branch import Branch, Process
 from manyheads.limits.dmft.branches.mlp import Perceptron
 from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
-from manyheads.limits.dmft.coarse_grid import TimeGrid
+from manyheads.limits.dmft.coarse_grid import TimeGrid, check_every
 from manyheads.limits.dmft.cost import Plan
 from manyheads.limits.dmft.dataset import label
 from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
@@ -39,7 +39,8 @@ class _Task:
     """One march to be done, or its two halves."""
 
     grid: TimeGrid
-    layers: list[list[Branch]]
+    block: list[list[Branch]]  # the layers of one block, or of one cell
+    blocks: int
     depthwise: Depthwise
 
     @staticmethod
@@ -48,9 +49,8 @@ class _Task:
         problem, cells = grid.moments, request.cells
         sized = [_sized(branch, problem, request.sampling, factor) for branch in request.branches]
         if cells is None:
-            return _Task(grid, [[branch] for branch in sized] * problem.depth, blocks_in_depth(problem))
-        depthwise = cells_in_depth(problem, cells)
-        return _Task(grid, [sized] * cells, depthwise)
+            return _Task(grid, [[branch] for branch in sized], problem.depth, blocks_in_depth(problem))
+        return _Task(grid, [sized], cells, cells_in_depth(problem, cells))
 
     @cached_property
     def plan(self) -> Plan:
@@ -58,12 +58,12 @@ class _Task:
 
     def through(self, grid: TimeGrid) -> Plan:
         """Plan one march through a grid."""
-        return Plan.of(grid.moments, self.layers, self.depthwise)
+        return Plan.of(grid.moments, self.block, self.blocks, self.depthwise)
 
     @property
     def samples(self) -> int:
         """The most samples of a branch."""
-        return max(getattr(branch, "samples", 0) for layer in self.layers for branch in layer)
+        return max(getattr(branch, "samples", 0) for layer in self.block for branch in layer)
 
     def solve(self, grid: TimeGrid, streams: list[np.random.Generator]) -> list[March]:
         """March through a grid once a stream of random numbers."""
@@ -79,7 +79,7 @@ class _Task:
 
     def _start(self, grid: TimeGrid, stream: np.random.Generator) -> list[list[Process]]:
         """Start the branches; no name is kept, so that the memory of one half is free for the next."""
-        return [[branch.start(grid.moments, stream) for branch in layer] for layer in self.layers]
+        return [[branch.start(grid.moments, stream) for branch in layer] for layer in self.block * self.blocks]
 
 
 def solve(request: Request) -> xr.Dataset:
@@ -93,6 +93,7 @@ def solve(request: Request) -> xr.Dataset:
         The limit diverges, or the error that was asked for is not reached; `partial` is what was solved.
     """
     wanted = request.sampling.tolerance
+    _check(_least(request), request)  # before a grid is laid out, whose own arrays grow with the steps
     while True:
         solved = _solve_on(request)
         if request.every == 1 or solved.sizes["step"] == request.problems[0].steps:  # every step is solved
@@ -191,6 +192,14 @@ def foresee(request: Request) -> Plan:
     return _whole([_Task.of(request, grid, 1) for grid in _grids(request)], request)
 
 
+def _least(request: Request) -> Plan:
+    """Return a lower bound of the memory, in closed form: outputs of all steps, and two kernels over the moments."""
+    problem = request.problems[0]
+    check_every(problem, request.every)
+    rows = float(problem.rows) * problem.steps / request.every
+    return Plan(memory=8 * (2 * rows**2 + float(problem.steps) * problem.outputs), multiplications=0.0)
+
+
 def _grids(request: Request) -> list[TimeGrid]:
     """Return the moments of every problem, where tangent kernels do not matter yet."""
     return [TimeGrid.of(problem, request.every, each=request.each) for problem in request.problems]
@@ -211,7 +220,8 @@ def _fits(plan: Plan, sampling: Sampling) -> bool:
 def _check(plan: Plan, request: Request) -> None:
     """Announce a solution, or refuse one that does not fit."""
     sampling = request.sampling
-    said = f"{plan.memory / 1e9:.2g} GB and about {max(plan.seconds, 1):.0f} s of one core"
+    said = f"{plan.memory / 1e9:.2g} GB"
+    said += f" and about {max(plan.seconds, 1):.0f} s of one core" if plan.multiplications else " at least"
     if _fits(plan, sampling):
         if plan.seconds > WORTH_SAYING:
             announce(f"mean-field theory: {said}")
@@ -234,7 +244,7 @@ def _instead(request: Request) -> str:
     for every in EVERY:
         if problem.momentum == 0 and request.every < every < problem.steps:
             coarse = replace(request, every=every)
-            if _fits(foresee(coarse), request.sampling):
+            if _fits(_least(coarse), request.sampling) and _fits(foresee(coarse), request.sampling):
                 moments = TimeGrid.of(problem, every).moments.steps
                 return f"`every={every}` solves {moments} moments for {problem.steps} steps, and fits; or "
     return ""
