@@ -59,13 +59,16 @@ def test_a_refusal_is_quick_and_offers_what_can_be_done(lesson):
 def test_any_size_is_judged_before_work(lesson, change, every):
     """A billion cells, layers or steps: refused from a closed form, before a list of them is laid out."""
     start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def solve(exponent):
+        sized = replace(lesson, depth_exponent=exponent, **change)
+        if "depth" in change:
+            return infinite_key_dim(sized, every=every)
+        return infinite_depth(sized, cells=4 if change else 10**9, every=every)
+
     for exponent in (0.5, 0.75, 1.0):
         with pytest.raises(UsageError, match=r"GB|a whole number from 1 to"):
-            sized = replace(lesson, depth_exponent=exponent, **change)
-            if "depth" in change:
-                infinite_key_dim(sized, every=every)
-            else:
-                infinite_depth(sized, cells=4 if change else 10**9, every=every)
+            solve(exponent)
     assert time.process_time() - start < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # kilobytes
 
