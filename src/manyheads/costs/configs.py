@@ -61,6 +61,11 @@ class _Reader:
             raise FileRefused(f"{self.origin}: architectures is {names!r}, expected a list of class names")
         return any(name.endswith(suffix) for name in names)
 
+    def biases(self, **parts: bool) -> str:
+        """Name the parts of a block that have biases."""
+        names = [name for name, biased in parts.items() if biased]
+        return {0: "none", 3: "all"}.get(len(names), "+".join(names))
+
     def common(self) -> dict[str, Any]:
         """Fields that all families share: bytes of a number, tied tables."""
         dtype = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
@@ -91,6 +96,7 @@ def _gpt_neox(read: _Reader) -> dict[str, Any]:
         "vocabulary": read.integer("vocab_size", 50432),
         "tied": read.flag("tie_word_embeddings", False),
         "activation": read.activation("hidden_act", "gelu"),
+        "biases": read.biases(qkv=(biased := read.flag("attention_bias", True)), output=biased, mlp=True),
         "positions": "rotary",
         "notes": ("rotary positions are counted on every dimension of a head",),
     }
@@ -126,7 +132,9 @@ def _llama(read: _Reader) -> dict[str, Any]:
         "tied": read.flag("tie_word_embeddings", False),
         "activation": read.activation("hidden_act", "silu"),
         "norm": "rmsnorm",
-        "biases": "all" if read.flag("attention_bias", False) and read.flag("mlp_bias", False) else "none",
+        "biases": read.biases(
+            qkv=(biased := read.flag("attention_bias", False)), output=biased, mlp=read.flag("mlp_bias", False)
+        ),
         "positions": "rotary",
     }
 
@@ -138,7 +146,7 @@ def _mistral(read: _Reader) -> dict[str, Any]:
         **shape,
         "kv_heads": read.integer("num_key_value_heads", min(8, heads)),
         "mlp_hidden": read.integer("intermediate_size", 14336),
-        "window": read.integer("sliding_window", 0),
+        "window": read.integer("sliding_window", 0) if "sliding_window" in read.config else 4096,
         "biases": "none",
     }
 
@@ -191,6 +199,7 @@ def _vit(read: _Reader) -> dict[str, Any]:
         "patch_features": patch * patch * read.integer("num_channels", 3),
         "special_tokens": 1,
         "classes": classes if read.built("ForImageClassification") else 0,
+        "biases": read.biases(qkv=read.flag("qkv_bias", True), output=True, mlp=True),
         "causal": False,
         "activation": read.activation("hidden_act", "gelu"),
         "fixed_length": (image // patch) ** 2 + 1,

@@ -88,8 +88,15 @@ class _Counter:
             work.add(amounts[0], 0, *amounts[1:])
         elif (called := called_program(eqn)) is not None:
             work.absorb(self.program(*called, known, mask))
+        elif (solved := primitives.factorisation(eqn)) is not None:
+            work.add(*solved)
+            self._note_complex(work, eqn)
         elif name in primitives.NOTED:
-            work.notes[f"{name} is no matrix product and not counted"] = None
+            work.notes[f"{name} compares, permutes or draws: not counted"] = None
+        elif name in primitives.ITERATIVE:
+            work.unknown[f"{name} iterates until it converges: how often depends on the data"] = None
+        elif name in primitives.VARIANTS:
+            work.unknown[f"{name} takes as many operations as the library's own algorithm: no count is exact"] = None
         else:
             work.unknown[f"{name} is opaque: what it computes is not in the program"] = None
 
@@ -136,8 +143,9 @@ class _Counter:
         for cost in costs:
             work.unknown.update(cost.unknown)
         if len(set(totals)) > 1:
-            macs = ", ".join(f"{total[0]:,}" for total in totals)
-            work.notes[f"a cond has branches of {macs} multiply-adds: the largest is counted"] = None
+            column, unit = (0, "multiply-adds") if len({total[0] for total in totals}) > 1 else (1, "operations")
+            amounts = ", ".join(f"{total[column]:,}" for total in totals)
+            work.notes[f"a cond has branches of {amounts} {unit}: the largest is counted"] = None
 
     @staticmethod
     def _note_complex(work: _Work, eqn: Any) -> None:
@@ -193,11 +201,13 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     Returns
     -------
     Cost
-        Convention ``"executed"``: `flops` are those of `dot_general` and `conv_general_dilated` (without products with
-        padding and inserted zeros); elementwise work counts one operation for each real number that is computed, a
-        reduction one for each that is read; integers and Booleans count nothing. `bytes` are needed inputs,
-        constants and results, each moved once. `cost.unknown` names loops of undetermined length and opaque
-        primitives: then a figure is refused, and `cost.lower_bound()` is what is sure.
+        Convention ``"executed"``: `flops` are those of `dot_general`, of `conv_general_dilated` (without products with
+        padding and inserted zeros), and of LU, Cholesky and triangular solves, so that `solve`, `inv`, `det` and `expm`
+        are counted; elementwise work counts one operation for each real number that is computed, a reduction one for
+        each that is read; integers and Booleans count nothing. `bytes` are needed inputs, constants and results, each
+        moved once. `cost.unknown` names what the program does not determine: loops of unknown length, decompositions
+        that iterate (`svd`, `eigh`, `eig`, `schur`), those that depend on the library's algorithm (`fft`, `qr`), and
+        opaque primitives. Then a figure is refused, and `cost.lower_bound()` is what is sure.
 
     Raises
     ------

@@ -1,4 +1,9 @@
-"""What each JAX primitive costs: a table of names, and the two products counted from their shapes."""
+"""The cost of each JAX primitive: a table of names, and what is counted from shapes.
+
+Counted from shapes are matrix products, convolutions, and the three steps of dense linear algebra whose number of
+multiply-adds is the same in every variant of the algorithm: LU, Cholesky and triangular solves (Golub & Van Loan,
+sections 3.1, 3.2 and 4.2). Other decompositions and Fourier transforms depend on the data or on the library.
+"""
 
 import math
 from typing import Any
@@ -12,8 +17,8 @@ def _names(text: str) -> frozenset[str]:
 
 # One operation for each element of the result.
 ELEMENTWISE = _names(
-    "abs add add_any addupdate and ceil clamp clz conj div eq floor ge gt integer_pow is_finite le lt max min mul"
-    " mulhi ne neg nextafter not one_minus_square or population_count reduce_precision rem round select_n"
+    "abs add add_any addupdate and ceil clamp clz conj div eq eq_to floor ge gt integer_pow is_finite le le_to lt lt_to"
+    " max min mul mulhi ne neg nextafter not one_minus_square or population_count reduce_precision rem round select_n"
     " shift_left shift_right_arithmetic shift_right_logical sign square sub xor"
 )
 # One evaluation for each element of the result.
@@ -38,13 +43,16 @@ FREE = _names(
     " reshard rev scatter sharding_constraint slice split squeeze stack stop_gradient swap tie tile to_edtype"
     " transpose unpin unstack with_memory_space_constraint zeros_like"
 )
-# No matrix product, but work that these columns do not describe: said in a note.
+# Comparisons, permutations and random draws, which are neither products nor arithmetic: said in a note.
 NOTED = _names(
-    "approx_top_k cholesky cholesky_update eig eigh fft geqp3 geqrf hessenberg householder_product lu"
-    " lu_pivots_to_permutation ormqr philox2x32 philox4x32 polynomial qr random_bits random_clone random_fold_in"
-    " random_gamma random_seed random_split random_unwrap random_wrap rng_bit_generator rng_uniform schur"
-    " select_and_gather_add select_and_scatter select_and_scatter_add sort svd threefry2x32 threefry4x32 top_k"
-    " triangular_solve tridiagonal tridiagonal_solve"
+    "approx_top_k lu_pivots_to_permutation philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma"
+    " random_seed random_split random_unwrap random_wrap rng_bit_generator rng_uniform select_and_gather_add"
+    " select_and_scatter select_and_scatter_add sort threefry2x32 threefry4x32 top_k"
+)
+# Arithmetic whose amount the program does not determine: reported as unknown.
+ITERATIVE = _names("eig eigh schur svd")
+VARIANTS = _names(
+    "cholesky_update fft geqp3 geqrf hessenberg householder_product ormqr polynomial qr tridiagonal tridiagonal_solve"
 )
 
 
@@ -97,16 +105,50 @@ def convolution_macs(eqn: Any) -> int:
 
 
 def _valid_taps(outputs: int, taps: int, inputs: int, steps: tuple[int, int, int], padding: int) -> int:
-    stride, spread, dilation = steps
+    """Count the pairs (output, tap) at `output * stride + tap * spread - padding` that meet an element."""
+    (stride, spread, dilation), long, short = steps, outputs, taps
+    if taps > outputs:  # the shorter axis is walked, the longer one counted
+        stride, spread, long, short = spread, stride, taps, outputs
+    common = math.gcd(stride, dilation)
+    period = dilation // common
+    inverse = pow(stride // common, -1, period)
     total = 0
-    for tap in range(min(taps, outputs)) if taps <= outputs else range(outputs):
-        # The shorter of the two runs in Python, the other in NumPy.
-        if taps <= outputs:
-            place = np.arange(outputs) * stride + tap * spread - padding
-        else:
-            place = tap * stride + np.arange(taps) * spread - padding
-        total += int(np.count_nonzero((place >= 0) & (place <= (inputs - 1) * dilation) & (place % dilation == 0)))
+    for step in range(short):
+        start = step * spread - padding
+        if start % common:
+            continue
+        first = max(0, -(start // stride))  # the first place that is not before the input
+        last = min(long - 1, ((inputs - 1) * dilation - start) // stride)
+        first += (-(start // common) * inverse - first) % period  # the first that meets no inserted zero
+        total += max(0, (last - first) // period + 1)
     return total
+
+
+def factorisation(eqn: Any) -> tuple[str, int, int, int] | None:
+    """Return (row, multiply-adds, divisions, square roots) of an LU, Cholesky or triangular solve, otherwise None.
+
+    Column `k` of an m x n LU is divided by its pivot, m - 1 - k numbers, and updates (m - 1 - k)(n - 1 - k) others; a
+    Cholesky decomposition updates their lower triangle only. A triangular solve of `n` equations takes n (n - 1) / 2
+    multiply-adds and `n` divisions for each right-hand side.
+    """
+    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    if name not in ("lu", "cholesky", "triangular_solve"):
+        return None
+    (rows, columns), batch = shape[-2:], math.prod(shape[:-2])
+    row = f"{name} {str(shape).replace(' ', '')}"
+    if name == "triangular_solve":
+        sides = size(eqn.invars[1]) // max(rows, 1)
+        divisions = 0 if eqn.params["unit_diagonal"] else sides * rows
+        return row, sides * (rows * (rows - 1) // 2), divisions, 0
+    if name == "cholesky":
+        below = rows * (rows - 1) // 2
+        return row, batch * (below * (rows + 1) // 3), batch * below, batch * rows
+    pivots = min(rows, columns)
+    squares = (pivots - 1) * pivots * (2 * pivots - 1) // 6
+    # Sum over k < p of (m - 1 - k)(n - 1 - k), from the last pivot on: (j + a)(j + b), a or b being zero.
+    macs = squares + (max(rows, columns) - pivots) * (pivots * (pivots - 1) // 2)
+    divisions = pivots * (rows - pivots) + pivots * (pivots - 1) // 2
+    return row, batch * macs, batch * divisions, 0
 
 
 def arithmetic(eqn: Any) -> tuple[str, int, int] | None:

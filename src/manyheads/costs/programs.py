@@ -34,12 +34,28 @@ def called_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]] | None:
     """Return the program of a plain call (jit, remat, custom derivatives): operands in, results out, one to one."""
     if eqn.primitive.name in ("scan", "while", "cond", "shard_map", "pallas_call", "xla_pmap"):
         return None
+    if eqn.primitive.name == "custom_linear_solve":
+        return _solving_program(eqn)
     programs = inner_programs(eqn)
     if len(programs) != 1:
         return None
     program, _ = programs[0]
     fits = len(program.invars) == len(eqn.invars) and len(program.outvars) == len(eqn.outvars)
     return programs[0] if fits else None
+
+
+def _solving_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]]:
+    """Return the one program of a `custom_linear_solve` that runs, as a function of all its operands.
+
+    The operands are the constants of four programs (product, transposed product, solve, transposed solve), then the
+    right-hand sides; only the third program runs.
+    """
+    lengths, programs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    solve, constants = programs.solve, lengths.solve
+    others = [program.jaxpr.invars[:length] for program, length in zip(programs, lengths, strict=True) if program]
+    others[list(filter(None, programs)).index(solve)] = solve.jaxpr.invars[:constants]
+    invars = [var for part in others for var in part] + solve.jaxpr.invars[constants:]
+    return solve.jaxpr.replace(invars=invars, debug_info=None), tuple(solve.consts)
 
 
 def scan_layout(eqn: Any) -> tuple[int, int]:

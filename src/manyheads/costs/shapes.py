@@ -7,7 +7,7 @@ from manyheads.errors import UsageError
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
-Biases = Literal["all", "qkv", "none"]
+Biases = Literal["all", "none", "qkv", "output", "mlp", "qkv+output", "qkv+mlp", "output+mlp"]
 Positions = Literal["learned", "rotary", "none"]
 LARGEST = 10**18
 """No size is larger: a mistake, or a file that means harm; products of a few sizes still have a float."""
@@ -113,8 +113,11 @@ class ModelShape:
         The length that an input has if all have the same, such as the patches of an image; 0 means any.
     head_transform
         Whether a dense `d x d` layer, activation and norm stand before the unembedding.
-    activation, norm, biases, positions
+    activation, norm, positions
         What the elementwise columns depend on.
+    biases
+        Which dense layers of a block have biases: ``"qkv"`` (queries, keys and values), ``"output"`` (the output
+        projection), ``"mlp"``, two of them joined by ``+``, ``"all"`` or ``"none"``. Elementwise too.
     itemsize
         Bytes of a number.
     notes
@@ -198,6 +201,10 @@ class ModelShape:
     def mlp_macs(self) -> int:
         """Multiply-adds per token in the MLP of one block: `2 r d^2`, gated `3 r d^2`."""
         return (3 if self.gated else 2) * self.width * self.mlp_hidden  # type: ignore[operator]
+
+    def biased(self, part: Literal["qkv", "output", "mlp"]) -> bool:
+        """Tell whether the dense layers of a part of the block have biases."""
+        return self.biases == "all" or part in self.biases.split("+")
 
     def attention(self, queries: int, keys: int, batch: int) -> AttentionShape:
         """Return the attention core of one block."""

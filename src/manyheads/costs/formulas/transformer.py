@@ -38,14 +38,14 @@ def projection_parts(shape: ModelShape, call: Call) -> tuple[Part, Part]:
     """Return the projections of one layer: to queries, keys and values, and the output."""
     width, heads, kv_heads, dim = shape.width, shape.heads, shape.kv_heads, shape.head_dim
     inward = width * dim * (heads + 2 * kv_heads)  # type: ignore[operator]
-    bias = dim * (heads + 2 * kv_heads) if shape.biases != "none" else 0  # type: ignore[operator]
+    bias = dim * (heads + 2 * kv_heads) if shape.biased("qkv") else 0  # type: ignore[operator]
     # A rotation is two products and a sum for each value of a query or key, in both passes.
     rotary = 3 * dim * (heads + kv_heads) if shape.positions == "rotary" else 0  # type: ignore[operator]
     outward = width * heads * dim  # type: ignore[operator]
     return (
         dense_part("query, key, value", call.tokens, inward, bias=bias + rotary, again="block"),
         dense_part(
-            "output projection", call.tokens, outward, bias=width if shape.biases == "all" else 0, again="block"
+            "output projection", call.tokens, outward, bias=width if shape.biased("output") else 0, again="block"
         ),
     )
 
@@ -62,7 +62,7 @@ def mlp_parts(shape: ModelShape, call: Call) -> tuple[Part, ...]:
     if not hidden:
         return ()
     gates = 2 if shape.gated else 1
-    bias = shape.biases == "all"
+    bias = shape.biased("mlp")
     activation = replace(activation_part(shape, call.tokens * hidden), again="block")
     if shape.gated:  # the product of gate and value, and its two gradients
         products = Tally.of(call.tokens * hidden)
