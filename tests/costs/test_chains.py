@@ -60,6 +60,11 @@ def test_the_backward_pass_runs_back_through_the_chain():
     assert longest_chain(jax.grad(loss), W, X) == 4
 
 
+def test_a_scan_that_would_take_hours_to_follow_is_refused():
+    with pytest.raises(UnknownCost, match="10,000,000,000 steps"):
+        longest_chain(scanned(10**10), X, W)
+
+
 def test_branches_count_by_the_deeper_one():
     def fn(p, x, w):
         return jax.lax.cond(p, lambda: x @ w @ w @ w, lambda: x @ w)

@@ -1,15 +1,15 @@
 """Shapes from configurations: families, defaults, refusals."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import ModelShape, matrix_weights, read_config, shape_from_config
+from manyheads.costs import ModelShape, matrix_weights, read_config, shape_from_config, transformer_cost
 from manyheads.costs.configs import FAMILIES
-from manyheads.errors import FileRefused
+from manyheads.errors import FileRefused, UsageError
 
 # Weights of matrices as published, from the families' own defaults or the named model's fields: the number of
 # parameters less biases, norms and learned positions.
@@ -51,6 +51,42 @@ def test_fields_of_each_family():
         ).embedding_width
         == 512
     )
+
+
+BIASES = [
+    ("gpt2", {}, "all"),
+    ("gpt_neox", {}, "all"),
+    ("gpt_neox", {"attention_bias": False}, "mlp"),
+    ("opt", {}, "all"),
+    ("opt", {"enable_bias": False}, "none"),
+    ("llama", {}, "none"),
+    ("llama", {"attention_bias": True}, "qkv+output"),
+    ("llama", {"mlp_bias": True}, "mlp"),
+    ("llama", {"attention_bias": True, "mlp_bias": True}, "all"),
+    ("mistral", {}, "none"),
+    ("qwen2", {}, "qkv"),
+    ("bert", {}, "all"),
+    ("vit", {}, "all"),
+    ("vit", {"qkv_bias": False}, "output+mlp"),
+]
+
+
+@pytest.mark.parametrize(("family", "options", "biases"), BIASES)
+def test_biases_are_those_that_the_configuration_asks_for(family, options, biases):
+    assert shape_from_config({"model_type": family, **options}).biases == biases
+
+
+def test_a_bias_is_one_addition_a_value():
+    """Listed by hand for one block: three heads, one of keys and values, and a gated MLP of 40."""
+    sizes = {"qkv": 8 * (3 + 2), "output": 24, "mlp": 2 * 40 + 24}
+    bare = ModelShape(2, 24, 3, mlp_hidden=40, kv_heads=1, gated=True, biases="none")
+    cost = transformer_cost(bare, 11, 2)
+    for biases in ("qkv", "output", "mlp", "qkv+output", "qkv+mlp", "output+mlp", "all"):
+        parts = sizes if biases == "all" else biases.split("+")
+        more = transformer_cost(replace(bare, biases=biases), 11, 2).elementwise - cost.elementwise
+        assert more == 2 * 22 * sum(sizes[part] for part in parts)
+    with pytest.raises(UsageError, match="biases='output\\+qkv'"):
+        replace(bare, biases="output+qkv")
 
 
 def test_files_and_folders(tmp_path):

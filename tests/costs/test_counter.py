@@ -1,6 +1,8 @@
 """The counter on every construct of a JAX program."""
 
 import itertools
+from collections import Counter
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import primitives as jax_primitives
 
-from manyheads.costs import UnknownCost, count
+from manyheads.costs import UnknownCost, count, primitives, programs
 from manyheads.errors import UsageError
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -55,7 +58,7 @@ def test_while_loops():
     assert count(both, X, trips=3).flops == 4 * ONE
 
 
-def test_loops_that_end_by_data_are_named():
+def test_loops_that_end_by_data_are_named(monkeypatch):
     def norm_bounded(x):
         return lax.while_loop(lambda y: jnp.sum(y) < 10.0, square, x)
 
@@ -67,6 +70,7 @@ def test_loops_that_end_by_data_are_named():
     assumed = count(norm_bounded, X, trips=6)
     assert assumed.flops == 6 * ONE
     assert "6 times" in assumed.notes[0]
+    monkeypatch.setattr(programs, "LONGEST_SIMULATION", 1000)
     endless = count(while_below(0, 1, lambda i: i), X)
     assert endless.unknown
     integers = count(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0), jax.ShapeDtypeStruct((), jnp.int32))
@@ -187,12 +191,169 @@ def test_convolutions(stride, spread, dilation, padding):
     assert trained.flops == 3 * count(convolve, x, w).flops
 
 
+def test_a_switch_costs_the_branch_that_is_taken_and_under_vmap_all_of_them():
+    branches = [lambda x: x, square, lambda x: square(square(x))]
+    for index, products in ((0, 0), (1, 1), (2, 2), (7, 2), (-1, 0)):  # an index outside is clamped
+        assert count(lambda x, index=index: lax.switch(index, branches, x), X).flops == products * ONE
+        assert (
+            count(jax.jit(lambda x, index=index: lax.switch(jnp.int32(index), branches, x)), X).flops == products * ONE
+        )
+        assert count(lambda i, x: lax.switch(i, branches, x), index, X).flops == products * ONE
+    indices, batch = jax.ShapeDtypeStruct((5,), jnp.int32), jax.ShapeDtypeStruct((5, 4, 4), jnp.float32)
+    assert count(jax.vmap(lambda i, x: lax.switch(i, branches, x)), indices, batch).flops == 5 * 3 * ONE
+
+
 def test_what_is_not_a_product_is_said():
-    cost = count(lambda x: jnp.linalg.cholesky(jnp.sort(x)), X)
-    assert cost.flops == 0
-    assert {note.split()[0] for note in cost.notes} == {"sort", "cholesky"}
+    cost = count(jnp.sort, X)
+    assert (cost.flops, cost.elementwise) == (0, 0)
+    assert [note.split()[0] for note in cost.notes] == ["sort"]
     opaque = count(lambda x: jax.pure_callback(np.sin, X, x), X)
     assert "pure_callback" in opaque.unknown[0]
+
+
+class Tallied(float):
+    """A number that counts the operations on it by kind."""
+
+    done: ClassVar = Counter()
+
+    def _do(self, kind, value):
+        Tallied.done[kind] += 1
+        return Tallied(value)
+
+    def __mul__(self, other):
+        return self._do("*", float(self) * float(other))
+
+    def __rsub__(self, other):
+        return self._do("-", float(other) - float(self))
+
+    def __sub__(self, other):
+        return self._do("-", float(self) - float(other))
+
+    def __truediv__(self, other):
+        return self._do("/", float(self) / float(other))
+
+    def root(self):
+        return self._do("root", float(self) ** 0.5)
+
+
+def lu_by_hand(a):
+    m, n = len(a), len(a[0])
+    for k in range(min(m, n)):
+        for i in range(k + 1, m):
+            a[i][k] = a[i][k] / a[k][k]
+            for j in range(k + 1, n):
+                a[i][j] = a[i][j] - a[i][k] * a[k][j]
+
+
+def cholesky_by_hand(a):
+    for k in range(len(a)):
+        a[k][k] = a[k][k].root()
+        for i in range(k + 1, len(a)):
+            a[i][k] = a[i][k] / a[k][k]
+        for i in range(k + 1, len(a)):
+            for j in range(k + 1, i + 1):
+                a[i][j] = a[i][j] - a[i][k] * a[j][k]
+
+
+def substitute_by_hand(a, right, unit):
+    for i in range(len(a)):
+        for column in range(len(right[0])):
+            for j in range(i):
+                right[i][column] = right[i][column] - a[i][j] * right[j][column]
+            right[i][column] = right[i][column] if unit else right[i][column] / a[i][i]
+
+
+def tallied(rows, columns):
+    Tallied.done.clear()
+    return [[Tallied(1 + 9 * (i == j) + 0.1 * i) for j in range(columns)] for i in range(rows)]
+
+
+def figures(cost):
+    return cost.flops // 2, cost.elementwise, cost.transcendental
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (5, 5), (3, 6), (6, 3), (1, 4)])
+def test_factorisations_count_what_the_textbook_computes(m, n):
+    lu_by_hand(tallied(m, n))
+    done = dict(Tallied.done)
+    batch = jax.ShapeDtypeStruct((3, m, n), jnp.float32)
+    assert figures(count(lax.linalg.lu, batch)) == (3 * done.get("*", 0), 3 * done.get("/", 0), 0)
+    if m == n:
+        cholesky_by_hand(tallied(n, n))
+        done = [3 * Tallied.done[kind] for kind in ("*", "/", "root")]
+        bare = lambda x: lax.linalg.cholesky(x, symmetrize_input=False)  # noqa: E731
+        # Beside the decomposition, what is above the diagonal is set to zero: one choice an element.
+        macs, elementwise, roots = figures(count(bare, batch))
+        assert [macs, elementwise - 3 * n * n, roots] == done
+    for unit, left in itertools.product((False, True), (False, True)):
+        substitute_by_hand(tallied(n, n), tallied(n, 4), unit)
+        right = jax.ShapeDtypeStruct((n, 4) if left else (4, n), jnp.float32)
+        solve = lambda a, b, u=unit, s=left: lax.linalg.triangular_solve(a, b, left_side=s, unit_diagonal=u)  # noqa: E731
+        counted = figures(count(solve, jax.ShapeDtypeStruct((n, n), jnp.float32), right))
+        assert counted == (Tallied.done["*"], Tallied.done["/"], 0)
+
+
+def test_linear_systems_cost_their_factorisation_and_their_solves():
+    """The sum of k^2 over k < n multiply-adds for an LU, and n (n - 1) for each right-hand side."""
+    n = 8
+    square, sides = jax.ShapeDtypeStruct((n, n), jnp.float32), jax.ShapeDtypeStruct((n, 3), jnp.float32)
+    lu, solve = sum(k * k for k in range(n)), n * (n - 1)
+    assert count(jnp.linalg.solve, square, sides).flops == 2 * (lu + 3 * solve)
+    assert count(jnp.linalg.inv, square).flops == 2 * (lu + n * solve)
+    assert count(lambda a: jnp.linalg.slogdet(a)[1], square).flops == 2 * lu
+    # The gradient solves the transposed system, and takes an outer product of two vectors.
+    vector = jax.ShapeDtypeStruct((n,), jnp.float32)
+    gradient = jax.grad(lambda a, b: jnp.linalg.solve(a, b).sum())
+    assert count(gradient, square, vector).flops == 2 * (lu + 2 * solve + n * n)
+    exponential = count(jax.scipy.linalg.expm, square)
+    assert not exponential.unknown
+    # At least the products of the Pade approximant of degree 13, at most 16 squarings more, and one solve.
+    products = [(exponential.flops // 2 - lu - n * solve - extra * n**3) for extra in range(6, 23)]
+    assert 0 in products
+
+
+@pytest.mark.parametrize("method", ["scan", "scan_unrolled", "sort", "compare_all"])
+def test_searching_is_no_product(method):
+    vector = jax.ShapeDtypeStruct((9,), jnp.float32)
+    assert count(lambda a, v: jnp.searchsorted(a, v, method=method), vector, vector).flops == 0
+
+
+UNDETERMINED = {
+    "svd": jnp.linalg.svd, "eigh": jnp.linalg.eigh, "eig": jnp.linalg.eig, "schur": jax.scipy.linalg.schur,
+    "fft": jnp.fft.fft, "qr": jnp.linalg.qr,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDETERMINED)
+def test_work_that_depends_on_data_or_library_is_unknown(name):
+    cost = count(lambda x: UNDETERMINED[name](square(x)), X)
+    assert cost.unknown[0].startswith(name)
+    with pytest.raises(UnknownCost, match=name):
+        _ = cost.flops
+    assert cost.lower_bound().flops == ONE
+
+
+def test_every_primitive_of_this_jax_is_known():
+    """Or has a rule of its own; collective operations between devices are not described."""
+    table = set().union(*(value for value in vars(primitives).values() if isinstance(value, frozenset)))
+    rules = {
+        "dot_general", "conv_general_dilated", "scan", "while", "cond", "lu", "cholesky", "triangular_solve",
+        "custom_linear_solve", "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
+    }  # fmt: skip
+    calls = {
+        "call",
+        "closed_call",
+        "custom_jvp_call",
+        "custom_lin",
+        "custom_vjp_call",
+        "jit",
+        "pjit",
+        "remat2",
+        "checkpoint",
+    }
+    collective = {"all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all"}
+    public = {getattr(jax_primitives, name).name for name in dir(jax_primitives) if name.endswith("_p")}
+    assert public - table - rules - calls - collective == set()
 
 
 def test_elementwise_columns():

@@ -1,5 +1,8 @@
 """PyTorch's FlopCounterMode where it is right, and where it is not: the second list is to shrink."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from manyheads.costs import (
@@ -15,6 +18,7 @@ from manyheads.costs import (
     token_cost,
     transformer_cost,
 )
+from manyheads.errors import UsageError
 
 pytestmark = pytest.mark.torch
 
@@ -165,6 +169,46 @@ def test_models_of_transformers(torch, family):
     with torch.no_grad():
         measured = flops(torch, lambda: model(inputs))
     assert measured == transformer_cost(shape, length, B, convention="dense").flops
+
+
+def test_counting_a_pytorch_program_is_refused_with_what_to_do(torch):
+    for call in ((torch.nn.Linear(4, 4), 3), (torch.relu, torch.zeros(4)), (lambda x: x, [torch.zeros(4, 4)])):
+        with pytest.raises(UsageError, match=r"PyTorch .* transformer_cost"):
+            count(*call)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_defaults_are_those_of_transformers(torch, family):
+    """A configuration that names nothing but its family, and the same with every field written out."""
+    from transformers import AutoConfig
+
+    assert shape_from_config({"model_type": family}) == shape_from_config(AutoConfig.for_model(family).to_dict())
+
+
+OPTIONS = {"gpt_neox": {"attention_bias": False}, "opt": {"enable_bias": False}, "vit": {"qkv_bias": False}}
+BIASED = [(family, {}) for family in CONFIGS] + list(OPTIONS.items())
+BIASED += [("llama", {"attention_bias": attention, "mlp_bias": mlp}) for attention, mlp in ((1, 0), (0, 1), (1, 1))]
+
+
+@pytest.mark.parametrize(("family", "options"), BIASED)
+def test_biases_are_those_of_the_model(torch, family, options):
+    """Additions of biases are as many as the numbers in the biases of a block's dense layers, for each token."""
+    import transformers
+
+    name, fields = CONFIGS[family]
+    fields = fields | {option: bool(value) for option, value in options.items()}
+    config = transformers.AutoConfig.for_model(family, **fields)
+    with torch.device("meta"):
+        model = getattr(transformers, name)(config)
+    numbers = sum(
+        parameter.numel()
+        for path, parameter in model.named_parameters()
+        if path.endswith("bias") and re.search(r"\.\d+\.", path) and not re.search("norm|ln_", path.lower())
+    )
+    shape = shape_from_config({**config.to_dict(), "architectures": [name]})
+    length = shape.fixed_length or 11
+    bare = transformer_cost(replace(shape, biases="none"), length, B).elementwise
+    assert transformer_cost(shape, length, B).elementwise - bare == B * length * numbers
 
 
 def test_counter_agrees_with_torch_on_convolutions(torch):

@@ -7,7 +7,7 @@ import jax
 from jax.extend import core
 
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.programs import called_program, inner_programs, scan_layout
+from manyheads.costs.programs import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -28,7 +28,8 @@ def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
     Raises
     ------
     UnknownCost
-        A product stands in a `while` loop, whose number of steps is not part of the program.
+        A product stands in a `while` loop, whose number of steps is not part of the program, or a `scan` is too long to
+        be followed.
 
     Examples
     --------
@@ -75,6 +76,10 @@ def _results(eqn: Any, operands: list[int]) -> list[int]:
 def _scan(eqn: Any, operands: list[int]) -> list[int]:
     """Follow the carry through every step; a slice of the input is as deep as the input."""
     params = eqn.params
+    if params["length"] > LONGEST_SIMULATION:
+        raise UnknownCost(
+            f"a scan of {params['length']:,} steps is followed up to {LONGEST_SIMULATION:,} only: shorten it"
+        )
     consts, carries = scan_layout(eqn)
     constants, carry, slices = operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
     stacked: list[int] = []

@@ -212,7 +212,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     Raises
     ------
     UsageError
-        `trips` is negative.
+        `trips` is negative, or the function or an argument belongs to PyTorch.
 
     Examples
     --------
@@ -224,6 +224,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     if trips is not None and (isinstance(trips, bool) or not isinstance(trips, int) or trips < 0):
         raise UsageError(f"count: trips={trips!r}, expected an integer of at least 0")
     leaves, tree = jax.tree.flatten(args)
+    _refuse_torch(fn, *leaves)
     traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
 
     def call(*values: Any) -> Any:
@@ -243,6 +244,18 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     ]
     items.append(Item("inputs and outputs", bytes=counter.traffic(closed, wanted)))
     return Cost(tuple(items), find_convention("executed"), tuple(work.notes), tuple(work.unknown))
+
+
+def _refuse_torch(*values: Any) -> None:
+    """Refuse PyTorch: its modules and tensors look callable and array-like, and cannot be traced."""
+    for value in values:
+        if foreign := [kind for kind in type(value).__mro__ if kind.__module__.partition(".")[0] == "torch"]:
+            kind = "tensor" if foreign[0].__name__ == "Tensor" else "module"
+            raise UsageError(
+                f"count: {type(value).__name__} is a PyTorch {kind}; expected a JAX function, and arrays or "
+                "jax.ShapeDtypeStruct. For a transformer read its shape, shape_from_config(model.config.to_dict()) or "
+                "ModelShape(...), and take transformer_cost(shape, length)"
+            )
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -55,7 +55,7 @@ def _solving_program(eqn: Any) -> tuple[core.Jaxpr, tuple[Any, ...]]:
     others = [program.jaxpr.invars[:length] for program, length in zip(programs, lengths, strict=True) if program]
     others[list(filter(None, programs)).index(solve)] = solve.jaxpr.invars[:constants]
     invars = [var for part in others for var in part] + solve.jaxpr.invars[constants:]
-    return solve.jaxpr.replace(invars=invars, debug_info=None), tuple(solve.consts)
+    return solve.jaxpr.replace(invars=invars), tuple(solve.consts)
 
 
 def scan_layout(eqn: Any) -> tuple[int, int]:

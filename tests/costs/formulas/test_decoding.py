@@ -1,10 +1,12 @@
 """Decoding with and without a cache."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import ModelShape, count, generation_cost, kv_cache_bytes, token_cost, transformer_cost
+from manyheads.costs import Cost, ModelShape, count, generation_cost, kv_cache_bytes, token_cost, transformer_cost
 from manyheads.errors import UsageError
 
 
@@ -39,6 +41,32 @@ def test_generation_is_its_formula(prompt, generated, batch, layers):
     assert generation_cost(shape, prompt, generated, batch, cache=False).flops == anew
 
 
+@settings(max_examples=60)
+@given(
+    st.tuples(st.integers(0, 12), st.integers(0, 14), st.integers(0, 12)),
+    st.booleans(),
+    st.sampled_from(["exact", "halved", "dense", "mac", "chinchilla"]),
+)
+def test_generation_equals_the_sum_over_its_steps(sizes, cache, convention):
+    """Every item, stage and column, with windows that the prompt or the text outgrows, or not."""
+    prompt, generated, window = sizes
+    shape = ModelShape(2, 12, 3, kv_heads=1, vocabulary=11, window=window, positions="rotary", notes=("a note",))
+    total = transformer_cost(shape, prompt, 2) if cache and prompt else Cost()
+    for length in range(prompt + 1, prompt + generated + 1):
+        total = total + (token_cost(shape, length, 2) if cache else transformer_cost(shape, length, 2))
+    assert generation_cost(shape, prompt, generated, 2, cache, convention) == total.to(convention)
+
+
+def test_a_book_is_counted_as_fast_as_a_word():
+    shape = ModelShape(32, 4096, 32, vocabulary=32000, window=4096)
+    start = time.process_time()
+    cost = generation_cost(shape, 10**6, 10**12)
+    assert time.process_time() - start < 0.5
+    # Far beyond the window every token costs the same.
+    far = token_cost(shape, 10**6).flops
+    assert cost.flops == transformer_cost(shape, 10**6).flops + 10**12 * far
+
+
 @given(st.integers(1, 30), st.integers(1, 30))
 def test_cached_steps_compute_exactly_one_causal_pass(prompt, generated):
     """Counted exactly, reading and generating costs what one causal pass over all tokens costs."""
@@ -67,5 +95,6 @@ def test_cache_of_a_known_model():
 def test_refusals():
     with pytest.raises(UsageError, match="causal=True"):
         token_cost(ModelShape(1, 12, 3, causal=False), 4)
-    with pytest.raises(UsageError, match="negative"):
-        generation_cost(ModelShape(1, 12, 3), -1, 4)
+    for prompt, generated in ((-1, 4), (4, -1), (4, 1.0), (True, 4)):
+        with pytest.raises(UsageError, match="expected an integer of at least 0"):
+            generation_cost(ModelShape(1, 12, 3), prompt, generated)

@@ -122,7 +122,7 @@ def generation_cost(
 
 
 def _sum_quadratic(items: Callable[[int], tuple[Item, ...]], start: int, stop: int) -> Iterator[Item]:
-    r"""Sum items whose amounts are polynomials of degree two in the length, over the lengths from `start` to `stop - 1`.
+    r"""Sum items whose amounts are quadratic in the length, over the lengths from `start` to `stop - 1`.
 
     .. math:: \sum_{i<n} f(i) = \binom{n}{1} f(0) + \binom{n}{2} \Delta f(0) + \binom{n}{3} \Delta^2 f(0)
 
