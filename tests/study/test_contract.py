@@ -25,6 +25,7 @@ def test_the_toys_keep_the_contract(study, seed):
         ("labels", "no attribute"),
         ("verdicts", "no verdict"),
         ("twice", "states a claim twice"),
+        ("unread", "never reads the prediction"),
         ("falsifiable", "no data can change"),
         ("panels", "shows no picture"),
     ],
@@ -32,6 +33,15 @@ def test_the_toys_keep_the_contract(study, seed):
 def test_each_fault_is_named(fault, words, seed):
     with pytest.raises(ContractBroken, match=words):
         check_study(Still(fault=fault), seed=seed)
+
+
+def test_a_reason_not_to_read_the_prediction_must_be_true(seed):
+    class Excused(Still):
+        unread_prediction = "a test"
+
+    check_study(Excused(fault="unread"), seed=seed)
+    with pytest.raises(ContractBroken, match="yet the prediction is read"):
+        check_study(Excused(), seed=seed)
 
 
 def test_distortions_are_different_data(seed, tmp_path):

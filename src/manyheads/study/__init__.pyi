@@ -1,6 +1,7 @@
 from .base import Study as Study
 from .cells import Cell as Cell
 from .cells import grid as grid
+from .claims import Claim as Claim
 from .contract import check_study as check_study
 from .executors import local_pool as local_pool
 from .registry import find_study as find_study

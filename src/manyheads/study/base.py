@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import jax
     import xarray as xr
 
+    from manyheads.study.claims import Claim
     from manyheads.study.reporting.panels import Panel
     from manyheads.study.verdicts import Verdict
 
@@ -41,6 +42,8 @@ class Study(abc.ABC):
     predictions
         None when the theory is deterministic: `predict` is called once. A number of at least two when it samples:
         `predict` is called so many times with independent keys and the results gain a leading dimension `prediction`.
+    unread_prediction
+        Why the comparison does not use what `predict` returns; empty when it does.
     vectorised, chunk
         True when `train` can be traced by JAX: replicates are then trained `chunk` at a time under `jax.vmap`, and a
         chunk is computed, written and resumed as one.
@@ -56,6 +59,7 @@ class Study(abc.ABC):
     source: ClassVar[Source]
     revision: ClassVar[int] = 1
     predictions: ClassVar[int | None] = None
+    unread_prediction: ClassVar[str] = ""
     vectorised: ClassVar[bool] = False
     chunk: ClassVar[int] = 8
 
@@ -85,12 +89,17 @@ class Study(abc.ABC):
         text variable `outcome`. Measured times carry the attribute ``deterministic=False``.
         """
 
-    @abc.abstractmethod
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Return the verdicts, from the prediction and all replicates (dimensions `cell`, `replicate`, then its own).
+    def claims(self) -> tuple[Claim, ...]:
+        """Return the study's claims; `compare` evaluates them.
 
-        The cell's values are coordinates along `cell`. Tolerances are derived before the run, not fitted to it.
+        Measures get the prediction and all replicates (dimensions `cell`, `replicate`, then its own); the cell's values
+        are coordinates along `cell`. Tolerances are derived before the run, not fitted to it.
         """
+        return ()
+
+    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+        """Return the verdicts; by default those of `claims`. Override it only where claims cannot be listed."""
+        return tuple(claim.verdict(predicted, trained) for claim in self.claims())
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Return the pictures of the report as data; by default every variable that was both predicted and trained."""

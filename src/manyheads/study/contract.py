@@ -158,6 +158,24 @@ def check_verdicts(trial: Trial) -> None:
     _require(repr(first) == repr(second), trial.study, "comparing the same data twice gives different verdicts")
 
 
+def check_use_of_prediction(trial: Trial) -> None:
+    """Check that the comparison reads the prediction, or that the study says why it does not."""
+    import xarray as xr
+
+    study = trial.study
+    try:
+        study.compare(xr.Dataset(), trial.tree["trained"].to_dataset())
+        read = False
+    except (KeyError, AttributeError, ValueError, IndexError):
+        read = True
+    _require(
+        read or bool(study.unread_prediction.strip()),
+        study,
+        "its comparison never reads the prediction: compute a target from it, or say why not in `unread_prediction`",
+    )
+    _require(not (read and study.unread_prediction), study, "`unread_prediction` is set, yet the prediction is read")
+
+
 def check_falsifiability(trial: Trial) -> None:
     """Check that every claim can fail: it is refuted as it is, or some distortion of the data changes its outcome."""
     import numpy as np
@@ -198,6 +216,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_labels,
     check_resumption,
     check_verdicts,
+    check_use_of_prediction,
     check_falsifiability,
     check_panels,
 )

@@ -193,6 +193,8 @@ def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
     for declared in ("name", "claim", "source"):
         if not hasattr(study, declared):
             raise UsageError(f"{type(study).__name__} has no class variable {declared!r}: every study declares it")
+    if type(study).claims is Study.claims and type(study).compare is Study.compare:
+        raise UsageError(f"{type(study).__name__} states nothing to decide: list its claims in claims()")
     if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
         raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
     try:

@@ -19,7 +19,7 @@ import xarray as xr
 from manyheads.costs import ModelShape, PooledShape, RecurrentShape, pooled_cost, rnn_cost, transformer_cost
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Picture, Source, Study, grid, spread_curve
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
@@ -156,32 +156,42 @@ class OrderBlindness(Study):
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare accuracies with the ceiling, with one, and with each other."""
-        accuracy = by_length(trained, "accuracy")  # (model, length, replicate)
-        beyond = (accuracy.sel(model="pooled") - predicted["ceiling"]).mean("length").values
         noise = 2.6 * 0.5 / (TESTED * len(self.lengths)) ** 0.5
         longest = max(self.lengths)
+
+        def beyond_ceiling(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            accuracy = by_length(trained, "accuracy").sel(model="pooled")
+            return (accuracy - predicted["ceiling"]).mean("length").values
+
+        def worst_recall(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return by_length(trained, "accuracy").sel(model="transformer").min("length").values
+
+        def lead(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            accuracy = by_length(trained, "accuracy").sel(length=longest)
+            return (accuracy.sel(model="transformer") - accuracy.sel(model="recurrent")).values
+
         return (
-            Verdict.from_samples(
+            Claim(
                 "a pooled network does as well as order-blind guessing can, and no better",
-                beyond,
+                beyond_ceiling,
                 target=0.0,
                 tolerance=(0.03, noise),
                 resolution=1 / TESTED,
                 basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points left to train",
             ),
-            Verdict.from_samples(
+            Claim(
                 "a transformer of the same size recalls the symbol at every length",
-                accuracy.sel(model="transformer").min("length").values,
+                worst_recall,
                 target=1.0,
                 tolerance=(0.1, float("inf")),
                 resolution=1 / TESTED,
                 basis="one in ten: far above the ceiling, far below what a longer training reaches",
             ),
-            Verdict.from_samples(
+            Claim(
                 f"a recurrent network of the same size and training falls behind at {longest} tokens",
-                (accuracy.sel(model="transformer") - accuracy.sel(model="recurrent")).sel(length=longest).values,
+                lead,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
                 resolution=1 / TESTED,

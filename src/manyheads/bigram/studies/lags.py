@@ -51,6 +51,9 @@ class PlantedLags(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
     )
+    unread_prediction: ClassVar[str] = (
+        "guessing's recall is drawn beside the curves; the claims compare the fit with counting and with a bigram table"
+    )
 
     text: Path | None = None
     sizes: tuple[int, ...] = (5000, 20_000)

@@ -60,6 +60,9 @@ class Invariants(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
     )
+    unread_prediction: ClassVar[str] = (
+        "a conserved relation predicts zero and order one, which stand as targets in the claims"
+    )
     # Not vectorised: one program for each attention and activation serves all cells and replicates, while a vectorised
     # study compiles one for every cell, which takes longer than to run them.
     activations: tuple[str, ...] = ("identity", "gelu", "relu")

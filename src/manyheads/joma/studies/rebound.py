@@ -62,6 +62,9 @@ class Rebound(Study):
         "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken"
     )
     source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; why, and when not, is derived here")
+    unread_prediction: ClassVar[str] = (
+        "the sides are signs, and each claim states its own; shares and stable ranks have no prediction"
+    )
     # Not vectorised: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240
     resolution: float = 0.25

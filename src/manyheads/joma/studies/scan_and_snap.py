@@ -53,6 +53,9 @@ class ScanAndSnap(Study):
         identifier="2305.16380",
         locus="theorems 2 to 4; the path, its clock and the order of the law's error are derived here",
     )
+    unread_prediction: ClassVar[str] = (
+        "each replicate is compared with the path of its own profile, inside `train`; the prediction shows a fixed one"
+    )
 
     ratios: tuple[float, ...] = (0.1, 1.0, 10.0)
     classes: int = 4

@@ -5,6 +5,7 @@ The flow of logits and weights is integrated as it stands and held against the e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,7 +27,8 @@ from manyheads.joma.theory.winner_take_all import (
     reaching_time,
     weights_at,
 )
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, grid
+from manyheads.study.claims import Measure
 
 EXACT = 1e-10
 SHARE = 0.98  # of the blow-up time: that far paths are compared
@@ -117,65 +119,65 @@ class Winners(Study):
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Hold what is an equality to the integrator's error, and what is none to a tenth."""
-        exp, linear, softmax = (_paths(trained, name) for name in ("exp", "linear", "softmax"))
-        left = float(predicted["left"])
-        path_error = max(np.abs(path["weights"] - weights_at(path["gain"], _times(path))).max() for path in exp)
-        time_error = max(abs(path["end_time"] / reaching_time(path["gain"], self.level) - 1) for path in exp)
-        frozen = max(np.abs(erf(path["end"] * 0.5**0.5) - path["gain"] / _top(path)).max() for path in exp)
-        sinh_error = max(_sinh_error(path) for path in linear)
-        own = [common_ratio(path["gain"], path["weights"][-1], 0.5**0.5) for path in exp]
-        half = [common_ratio(path["gain"], path["weights"][-1], 0.5) for path in exp]
-        other = [common_ratio(path["gain"], path["end"], 0.5**0.5) for path in softmax]
-        won = [_winner(path) for path in exp]
-        won_softmax = [abs(path["end"][np.abs(path["gain"]).argmax()]) / self.level for path in softmax]
         integrator = "an equality: the integrator's error, 1e-12 a step, summed over the path"
-        tenth = "a tenth of the ratio itself"
+        equality: dict[str, Any] = {"target": 0.0, "tolerance": EXACT, "basis": integrator}
+        no_constant: dict[str, Any] = {
+            "target": 0.0,
+            "tolerance": 0.1,
+            "expected": "refuted",
+            "resolution": EXACT,
+            "basis": "a tenth of the ratio itself",
+        }
         return (
-            _equality(
-                "the erf law gives every weight of exp attention until .98 of the blow-up", path_error, integrator
+            Claim(
+                "the erf law gives every weight of exp attention until .98 of the blow-up",
+                _worst("exp", lambda path: np.abs(path["weights"] - weights_at(path["gain"], _times(path))).max()),
+                **equality,
             ),
-            _equality("erf(v/sqrt 2)/gain is one number for all tokens", max(own), integrator),
-            Verdict.from_samples(
+            Claim(
+                "erf(v/sqrt 2)/gain is one number for all tokens",
+                _worst("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5**0.5)),
+                **equality,
+            ),
+            Claim(
                 "erf(v/2)/gain is one number for all tokens",
-                half,
-                target=0.0,
-                tolerance=0.1,
-                expected="refuted",
-                resolution=EXACT,
-                basis=tenth,
+                _each("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5)),
+                **no_constant,
             ),
-            _equality(f"the winner's weight gets to {self.level:g} when the law says", time_error, integrator),
-            Verdict.exact(
+            Claim(
+                f"the winner's weight gets to {self.level:g} when the law says",
+                _worst("exp", lambda path: abs(path["end_time"] / reaching_time(path["gain"], self.level) - 1)),
+                **equality,
+            ),
+            Claim(
                 "the losers stop where erf(v/sqrt 2) is their gain over the winner's",
-                frozen,
+                _worst("exp", lambda path: np.abs(erf(path["end"] * 0.5**0.5) - path["gain"] / _top(path)).max()),
                 target=0.0,
-                tolerance=left + EXACT,
+                tolerance=lambda predicted: float(predicted["left"]) + EXACT,
                 basis="what the law leaves of the blow-up time at the level where the path ends, and the integrator",
             ),
-            Verdict.exact(
+            Claim(
                 "exp attention ends on the token of the largest gain alone",
-                min(won),
+                _least("exp", _winner),
                 target=1.0,
                 tolerance=0.01,
                 basis="losers stay finite: their share is exp(-level²/2) times what ties of gains within 1e-6 leave",
             ),
-            _equality(
-                "under linear attention weights are sinh(gain t): no blow-up, and nobody stops", sinh_error, integrator
+            Claim(
+                "under linear attention weights are sinh(gain t): no blow-up, and nobody stops",
+                _worst("linear", _sinh_error),
+                **equality,
             ),
-            Verdict.from_samples(
+            Claim(
                 "under softmax attention, with one context, erf(v/sqrt 2)/gain is one number too",
-                other,
-                target=0.0,
-                tolerance=0.1,
-                expected="refuted",
-                resolution=EXACT,
-                basis=tenth,
+                _each("softmax", lambda path: common_ratio(path["gain"], path["end"], 0.5**0.5)),
+                **no_constant,
             ),
-            Verdict.exact(
+            Claim(
                 "under softmax attention, with one context, the token of the largest gain still has the largest weight",
-                float(min(won_softmax)),
+                _least("softmax", lambda path: abs(path["end"][np.abs(path["gain"]).argmax()]) / self.level),
                 target=1.0,
                 tolerance=EXACT,
                 basis="a path ends where its largest weight is at the level: this one's over it, worst replicate",
@@ -243,8 +245,17 @@ def _winner(path: dict[str, Any]) -> float:
     return float(path["shares"][np.abs(path["gain"]).argmax()])
 
 
-def _equality(claim: str, figure: float, basis: str) -> Verdict:
-    return Verdict.exact(claim, float(figure), target=0.0, tolerance=EXACT, basis=basis)
+def _each(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
+    """Return the measure of one figure a replicate under one kind of attention."""
+    return lambda predicted, trained: [figure(path) for path in _paths(trained, attention)]
+
+
+def _worst(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
+    return lambda predicted, trained: max(figure(path) for path in _paths(trained, attention))
+
+
+def _least(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
+    return lambda predicted, trained: min(figure(path) for path in _paths(trained, attention))
 
 
 def _curve(x: Any, y: Any, label: str, role: Any, group: int) -> Curve:

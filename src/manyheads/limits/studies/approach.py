@@ -64,6 +64,7 @@ class Approach(Study):
     source: ClassVar[Source] = bordelon(
         "figures 6 to 12: training converges as N, H, L grow; the powers are derived here"
     )
+    unread_prediction: ClassVar[str] = "the limit has no closed form: distances are to the largest network"
 
     task: str = "digits"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")

@@ -69,6 +69,9 @@ class CoordinateCheckStudy(Study):
     revision: ClassVar[int] = 2
     claim: ClassVar[str] = "everything moves by as much at every N, H and L, or a check says which module does not"
     source: ClassVar[Source] = bordelon("table 1 and figure 5; the exponents of single modules are derived here")
+    unread_prediction: ClassVar[str] = (
+        "targets follow from the scheme and the axis of each claim; the prediction tabulates them"
+    )
 
     task: str = "digits"
     optimizer: str = "adam"

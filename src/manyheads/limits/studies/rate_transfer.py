@@ -57,6 +57,7 @@ class RateTransfer(Study):
         "the best learning rate stays where it is when N, H or L grows, and in standard scaling moves"
     )
     source: ClassVar[Source] = bordelon("figure 2a: transfer of the learning rate over N")
+    unread_prediction: ClassVar[str] = "drifts are tested against half of the predicted power, by scheme and axis"
 
     task: str = "digits"
     axes: tuple[str, ...] = ("key_dim",)

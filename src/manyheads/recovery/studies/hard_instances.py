@@ -68,6 +68,9 @@ class HardInstances(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
     )
+    unread_prediction: ClassVar[str] = (
+        "the energies say why a layer is hard; what a student leaves unexplained has no closed form"
+    )
 
     parity: tuple[int, int] = (16, 4)
     wave: tuple[int, int, int] = (12, 6, 4)

@@ -55,6 +55,9 @@ class PassiveAgainstQueries(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="passive learning is the source's subject; the comparison with queries is made here"
     )
+    unread_prediction: ClassVar[str] = (
+        "the least number of sequences is a lower bound for the plot; the claims compare two learners"
+    )
 
     dims: tuple[int, ...] = (8, 16, 32)
     heads: int = 2

@@ -59,6 +59,7 @@ class Stages(Study):
     name: ClassVar[str] = "recovery/stages"
     claim: ClassVar[str] = "six stages, each nearer than the one before; practical forms of two of them are much nearer"
     source: ClassVar = SOURCE
+    unread_prediction: ClassVar[str] = "stages are compared with each other, and the last one with rounding"
 
     heads: tuple[int, ...] = (2, 3)
     dim: int = 12

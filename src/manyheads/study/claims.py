@@ -1,0 +1,119 @@
+"""Declarative claims: what is measured, what the theory says, and how far from it still counts.
+
+A study lists its claims, and the bench evaluates the list. A figure is decided by what it is: a single number exactly,
+samples by the Student interval of their mean, and an interval as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from manyheads.errors import UsageError
+from manyheads.study.verdicts import Expected, Tolerance, Verdict
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+T = TypeVar("T")
+
+# A number, samples of shape (replicates,), an `Interval`, or a figure with its `Interval`.
+Measure = Callable[["xr.Dataset", "xr.Dataset"], Any]
+FromPrediction = Callable[["xr.Dataset"], T]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a study, evaluated by `verdict`.
+
+    Everything that the theory may determine (`target`, `tolerance`, `expected`, `prediction_error`) is a value, or a
+    function of the prediction that returns it.
+
+    Parameters
+    ----------
+    text
+        One sentence: the quantity, the law and the regime, as an abstract would say it.
+    measure
+        ``measure(predicted, trained)`` returns the figure: one number without sampling error; one number a replicate,
+        shape (replicates,); an `Interval` of level 0.99; or a pair of a figure and its interval.
+    target, tolerance
+        What the theory says and how far from it still counts: a number, or (below, above), either may be infinite.
+    basis
+        From what the tolerance follows: a rate, a Monte Carlo error, a closed form.
+    expected
+        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail.
+    prediction_error, prediction_dof, resolution
+        For samples: standard error of a sampled target, its degrees of freedom, and the grain of one sample; see
+        `Verdict.from_samples`.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> claim = Claim("the mean is 1/2", lambda predicted, trained: trained["mean"].values, target=0.5, tolerance=0.1,
+    ...               basis="three standard errors of 200 draws")
+    >>> trained = xr.Dataset({"mean": ("replicate", [0.49, 0.51, 0.5, 0.52])})
+    >>> claim.verdict(xr.Dataset(), trained).outcome
+    'holds'
+    """
+
+    text: str
+    measure: Measure
+    target: float | FromPrediction[float]
+    tolerance: Tolerance | FromPrediction[Tolerance]
+    basis: str
+    expected: Expected | FromPrediction[Expected] = "holds"
+    prediction_error: float | FromPrediction[float] = 0.0
+    prediction_dof: float = float("inf")
+    resolution: float = 0.0
+
+    def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
+        """Measure and decide.
+
+        Raises
+        ------
+        UsageError
+            A figure that is neither a number, nor samples, nor an interval; or options that do not apply to it.
+        """
+        import numpy as np
+
+        from manyheads.statistics import Interval
+
+        def value(of: Any) -> Any:
+            return of(predicted) if callable(of) else of
+
+        found = self.measure(predicted, trained)
+        stated: dict[str, Any] = {
+            "target": value(self.target),
+            "tolerance": value(self.tolerance),
+            "basis": self.basis,
+            "expected": value(self.expected),
+        }
+        figure, interval = found if isinstance(found, tuple) and len(found) == 2 else (None, found)
+        if isinstance(interval, Interval):
+            self._refuse_sample_options("an interval")
+            return Verdict.from_interval(self.text, interval, figure=figure, **stated)
+        values = np.asarray(found, dtype=np.float64)
+        if values.ndim == 0:
+            self._refuse_sample_options("one number")
+            return Verdict.exact(self.text, float(values), **stated)
+        if values.ndim > 1:
+            raise UsageError(
+                f"claim {self.text!r}: measured shape {values.shape}; expected one number, (replicates,) or an interval"
+            )
+        return Verdict.from_samples(
+            self.text,
+            values,
+            prediction_error=value(self.prediction_error),
+            prediction_dof=self.prediction_dof,
+            resolution=self.resolution,
+            **stated,
+        )
+
+    def _refuse_sample_options(self, what: str) -> None:
+        """Refuse options that only widen the interval of samples, where they would be ignored."""
+        if callable(self.prediction_error) or self.prediction_error or self.resolution:
+            raise UsageError(
+                f"claim {self.text!r}: it measures {what}, so prediction_error and resolution would be ignored; "
+                "include them in the interval or the tolerance"
+            )

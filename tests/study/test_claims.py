@@ -1,0 +1,84 @@
+"""Declared claims give the verdicts that the constructors give, by what their measure returns."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from tests.study.toys import SOURCE, Averages
+
+import manyheads as mh
+from manyheads.errors import UsageError
+from manyheads.statistics import Interval
+from manyheads.study import Claim, Verdict
+
+STATED = {"tolerance": 0.5, "basis": "a test"}
+
+
+def constant(value):
+    return lambda predicted, trained: value
+
+
+def test_the_kind_of_the_figure_chooses_the_rule(rng):
+    samples, interval = 1 + 0.1 * rng.normal(size=5), Interval(0.9, 1.3)
+    rules = (
+        (samples, Verdict.from_samples("c", samples, target=1.0, **STATED)),
+        (list(samples), Verdict.from_samples("c", samples, target=1.0, **STATED)),
+        (interval, Verdict.from_interval("c", interval, target=1.0, **STATED)),
+        ((1.2, interval), Verdict.from_interval("c", interval, figure=1.2, target=1.0, **STATED)),
+        (1.2, Verdict.exact("c", 1.2, target=1.0, **STATED)),
+        (xr.DataArray(3), Verdict.exact("c", 3.0, target=1.0, **STATED)),
+    )
+    for measured, verdict in rules:
+        assert Claim("c", constant(measured), target=1.0, **STATED).verdict(xr.Dataset(), xr.Dataset()) == verdict
+
+
+def test_what_the_theory_says_may_come_from_the_prediction(rng):
+    samples = 2 + 0.1 * rng.normal(size=6)
+    predicted = xr.Dataset({"mean": 2.0, "error": 0.02, "margin": 0.3, "fails": True})
+    claim = Claim(
+        "c",
+        lambda predicted, trained: trained["x"].values,
+        target=lambda predicted: float(predicted["mean"]),
+        tolerance=lambda predicted: (float(predicted["margin"]), 0.1),
+        basis="a test",
+        expected=lambda predicted: "refuted" if predicted["fails"] else "holds",
+        prediction_error=lambda predicted: float(predicted["error"]),
+        prediction_dof=7,
+        resolution=0.01,
+    )
+    assert claim.verdict(predicted, xr.Dataset({"x": ("replicate", samples)})) == Verdict.from_samples(
+        "c",
+        samples,
+        target=2.0,
+        tolerance=(0.3, 0.1),
+        basis="a test",
+        expected="refuted",
+        prediction_error=0.02,
+        prediction_dof=7,
+        resolution=0.01,
+    )
+
+
+@pytest.mark.parametrize("measured", [1.0, Interval(0, 1), (0.5, Interval(0, 1))])
+@pytest.mark.parametrize("option", [{"resolution": 0.1}, {"prediction_error": 0.1}])
+def test_options_that_would_be_ignored_are_refused(measured, option):
+    with pytest.raises(UsageError, match="would be ignored"):
+        Claim("c", constant(measured), target=1.0, **STATED, **option).verdict(xr.Dataset(), xr.Dataset())
+
+
+def test_samples_have_one_axis():
+    with pytest.raises(UsageError, match=r"shape \(2, 3\)"):
+        Claim("c", constant(np.ones((2, 3))), target=1.0, **STATED).verdict(xr.Dataset(), xr.Dataset())
+
+
+def test_a_study_without_claims_is_refused(tmp_path):
+    class Silent(mh.Study):
+        name, claim, source = "toy/silent", "nothing", SOURCE
+        __dataclass_params__ = Averages.__dataclass_params__
+
+        def predict(self, key):
+            return xr.Dataset()
+
+        train = predict
+
+    with pytest.raises(UsageError, match=r"list its claims in claims\(\)"):
+        mh.run(Silent(), store=tmp_path)
