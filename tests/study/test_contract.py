@@ -7,7 +7,7 @@ import pytest
 from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.study import check_study
-from manyheads.study.contract import ContractBroken, start_trial
+from manyheads.study.contract import ContractBroken, check_use_of_prediction, start_trial
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,14 @@ def test_each_fault_is_named(fault, words, seed):
         check_study(Still(fault=fault), seed=seed)
 
 
-def test_a_reason_not_to_read_the_prediction_must_be_true(seed):
+def test_a_reason_not_to_read_the_prediction_must_be_true(seed, tmp_path):
+    @dataclasses.dataclass(frozen=True)
     class Excused(Still):
         unread_prediction = "a test"
 
-    check_study(Excused(fault="unread"), seed=seed)
+    check_use_of_prediction(start_trial(Excused(fault="unread"), tmp_path, 1, seed))
     with pytest.raises(ContractBroken, match="yet the prediction is read"):
-        check_study(Excused(), seed=seed)
+        check_use_of_prediction(start_trial(Excused(), tmp_path, 1, seed))
 
 
 def test_distortions_are_different_data(seed, tmp_path):
