@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller
 from manyheads.attention.masks import Mask, as_rule, evaluate, shift_rows
 from manyheads.errors import ShapeError, UsageError
 

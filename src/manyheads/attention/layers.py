@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import check_arrays, follows_caller
 from manyheads.attention.masks import Mask, as_rule, causal, evaluate, masked_softmax
 from manyheads.errors import ShapeError
 
@@ -120,8 +120,9 @@ def _pattern(layer: Layer, x: Any, rule: Mask | None) -> tuple[Any, Any]:
     return masked_softmax(layer.logits(x), None if allowed is None else allowed[..., None, :, :]), allowed
 
 
-def as_array(value: Any) -> Any:
-    """Keep arrays, and None, as they are; lists and numbers become float64."""
+def as_array(value: Any, name: str = "a weight") -> Any:
+    """Keep None and make an array native; lists and numbers become float64."""
+    value = check_arrays(value, name)
     return value if value is None or hasattr(value, "dtype") else np.asarray(value, dtype=np.float64)
 
 

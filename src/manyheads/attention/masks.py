@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import check_arrays, follows_caller
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def padding(lengths: "ArrayLike") -> Mask:
     <BLANKLINE>
            [[1, 1, 1]]])
     """
-    counts = _as_array(lengths)
+    counts = _as_array(lengths, "lengths")
     if not jnp.issubdtype(counts.dtype, jnp.integer):
         raise ShapeError(f"lengths of dtype {counts.dtype}: a length is a whole number of keys, so give integers")
     return _Padding(counts)
@@ -258,6 +259,7 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None, columns
     return None if rule is None else rule.allowed(rows, columns, shape)
 
 
+@follows_caller
 def masked_softmax(logits: Any, allowed: Any = None) -> Any:
     """Softmax over the allowed keys, exactly zero on the others and on a row that may attend to nothing.
 
@@ -314,7 +316,7 @@ def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
 def _rule(mask: Any) -> Mask:
     if isinstance(mask, Mask):
         return mask
-    mask = _as_array(mask)
+    mask = _as_array(mask, "mask")
     if mask.dtype != np.bool_:
         raise ShapeError(
             f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key "
@@ -325,7 +327,8 @@ def _rule(mask: Any) -> Mask:
     return _Table(mask)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any, name: str) -> Any:
+    value = check_arrays(value, name)
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
 
 

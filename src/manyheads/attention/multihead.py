@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller
 from manyheads.attention.layers import Layer, as_array, check_axes, check_weights
 from manyheads.attention.merged import AttentionLayer
 from manyheads.errors import ShapeError, UsageError

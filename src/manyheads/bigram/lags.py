@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import sparse
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.alternating_least_squares import Problem, alternate, attended, refit
 from manyheads.bigram.streams import Lagged, information_of, read_streams
 from manyheads.errors import ShapeError, UsageError
@@ -165,6 +166,7 @@ class LagFit:
         """Symbols that occur as queries but for which no lag stood out from the noise: too rare, or independent."""
         return np.flatnonzero((self.counts > 0) & ~(self.attention > 0).any(1))
 
+    @takes_arrays
     def predict(self, windows: ArrayLike) -> np.ndarray:
         """Predict the target's law for contexts (m, L), column j the symbol at lag j: (m, N), rows sum to one.
 
@@ -177,6 +179,7 @@ class LagFit:
         return self.mean + np.einsum("ml,mln->mn", weights, self.value.T[context])
 
 
+@takes_arrays
 def fit_lags(
     streams: ArrayLike | Sequence[ArrayLike],
     lags: int,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Screening:
         return np.asarray(found / found.sum(1, keepdims=True), np.float32)
 
 
+@takes_arrays
 def screen(
     tokens: ArrayLike,
     queries: ArrayLike,

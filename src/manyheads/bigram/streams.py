@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._arrays import as_integers, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def _check_symbols(symbols: np.ndarray, targets: np.ndarray, vocabulary: int | N
     return size
 
 
+@takes_arrays
 def lag_information(
     streams: ArrayLike | Sequence[ArrayLike],
     lags: int,
@@ -200,6 +202,7 @@ def information_of(data: Lagged) -> np.ndarray:
     return np.asarray(found)
 
 
+@takes_arrays
 def plant_lags(
     rng: np.random.Generator, stream: ArrayLike, transition: ArrayLike, lags: ArrayLike, weights: ArrayLike
 ) -> np.ndarray:
@@ -237,8 +240,8 @@ def plant_lags(
     >>> plant_lags(np.random.default_rng(0), stream, np.eye(2), [[2], [2]], [[1.0], [1.0]]).tolist()
     [-1, -1, 0, 1, 1]
     """
-    symbols, table = np.asarray(stream), np.asarray(transition, float)
-    reach, shares = np.asarray(lags), np.asarray(weights, float)
+    symbols, table = as_integers(stream, "stream"), np.asarray(transition, float)
+    reach, shares = as_integers(lags, "lags"), np.asarray(weights, float)
     size = len(table)
     if table.shape != (size, size) or reach.ndim != 2 or reach.shape != shares.shape or len(reach) != size:
         raise ShapeError(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 TOLERANCE = 1e-9  # of sums to one; a matrix normalised in double precision is a million times closer
@@ -77,7 +78,7 @@ class BigramTask:
 
     def __post_init__(self) -> None:
         for name, kind in (("transition", float), ("stationary", float), ("weights", float), ("positions", np.int64)):
-            array = np.array(getattr(self, name))
+            array = np.array(check_arrays(getattr(self, name), name))
             if kind is np.int64 and not np.issubdtype(array.dtype, np.integer):
                 raise ShapeError(f"{name} of type {array.dtype}: give integers")
             array = array.astype(kind)
@@ -183,6 +184,7 @@ def _worst(array: np.ndarray) -> float:
     return float(bad[0]) if bad.size else float(array.min())
 
 
+@takes_arrays
 def find_stationary(transition: Any) -> np.ndarray:
     r"""Solve :math:`P\mu = \mu`, :math:`1^\top\mu = 1` for a column-stochastic matrix.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.screening import check_samples, count_chunks, find_least_samples
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
@@ -106,6 +107,7 @@ class TransferTest:
     pilot_needed: float
 
 
+@takes_arrays
 def transfer_test(
     value: ArrayLike, pilot: Batch, sparsity: int, *, settings: TransferSettings = DEFAULT
 ) -> TransferTest:
@@ -311,6 +313,7 @@ def find_samples(shift: np.ndarray, length: int, probability: float = 0.5) -> fl
     return find_least_samples(stats.norm.isf, exceed, length - shift.shape[1], probability)
 
 
+@takes_arrays
 def predict_transfer(task: BigramTask, value: np.ndarray, probability: float = 0.5) -> float:
     r"""Return the samples at which the scores of a value matrix put all positions of a task first.
 

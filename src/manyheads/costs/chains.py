@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from manyheads._arrays import COMPLEX, check_arrays
 from manyheads.costs.cost import UnknownCost
 from manyheads.costs.programs import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
 
@@ -40,7 +41,7 @@ def longest_chain(fn: Callable[..., Any], *args: Any) -> int:
     >>> longest_chain(lambda x, w: jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), h @ w @ w), x, None, length=10), x, w)
     11
     """
-    program = jax.make_jaxpr(fn)(*args).jaxpr
+    program = jax.make_jaxpr(fn)(*check_arrays(args, "args", COMPLEX)).jaxpr
     return max(_depths(program, [0] * len(program.invars)), default=0)
 
 

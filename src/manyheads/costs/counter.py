@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from manyheads._arrays import COMPLEX, as_native
 from manyheads.costs import primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import Cost, Item
@@ -225,6 +226,7 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
         raise UsageError(f"count: trips={trips!r}, expected an integer of at least 0")
     leaves, tree = jax.tree.flatten(args)
     _refuse_torch(fn, *leaves)
+    leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     traced = [index for index, leaf in enumerate(leaves) if _is_traced(leaf)]
 
     def call(*values: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import as_integers, takes_arrays
 from manyheads.data.texts import load_text
 from manyheads.errors import UsageError
 
@@ -49,20 +50,21 @@ class Vocabulary:
         known = points < len(table)
         return np.where(known, table[np.where(known, points, 0)], np.int32(0))
 
+    @takes_arrays
     def decode(self, tokens: np.ndarray) -> str:
         """Turn tokens into characters.
 
         Raises
         ------
-        UsageError
-            A token lies outside the vocabulary.
+        ShapeError, UsageError
+            A token that is no integer, or lies outside the vocabulary.
 
         Examples
         --------
         >>> Vocabulary(("\ufffd", "a", "b")).decode(np.array([2, 1, 0]))
         'ba\ufffd'
         """
-        flat = np.asarray(tokens).ravel()
+        flat = as_integers(tokens, "tokens").ravel()
         if flat.size and not (flat.min() >= 0 and flat.max() < len(self)):
             raise UsageError(f"tokens run from {flat.min()} to {flat.max()}: this vocabulary has 0 to {len(self) - 1}")
         return "".join(self.symbols[token] for token in flat)
@@ -103,6 +105,7 @@ class Split(NamedTuple):
     validation: np.ndarray
 
 
+@takes_arrays
 def split_tokens(tokens: np.ndarray, fraction: float = 0.1) -> Split:
     """Cut off the last `fraction` of the tokens for validation.
 

@@ -10,6 +10,7 @@ from importlib import resources
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -64,6 +65,7 @@ def select_pair(digits: Digits, negative: int, positive: int) -> Digits:
     return Digits(digits.images[kept], np.where(digits.labels[kept] == positive, 1, -1).astype(np.int32))
 
 
+@takes_arrays
 def normalise(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np.ndarray:
     """Shift and scale by one mean and one standard deviation for all pixels of all images.
 
@@ -85,6 +87,7 @@ def normalise(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np
     return ((values - values.mean()) / spread).astype(dtype)
 
 
+@takes_arrays
 def cut_patches(images: np.ndarray, size: int = 4) -> np.ndarray:
     """Cut square images into square patches, row by row: one token a patch.
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from manyheads._arrays import as_integers, takes_arrays
 from manyheads.errors import UsageError
 
 
@@ -17,6 +18,7 @@ def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: i
     return float(ngram_losses(train, validation, vocabulary, context).mean())
 
 
+@takes_arrays
 def ngram_losses(train: np.ndarray, validation: np.ndarray, vocabulary: int, context: int) -> np.ndarray:
     r"""Loss of an interpolated n-gram model on every token, in nats: counts on one text, tested on another.
 
@@ -53,6 +55,7 @@ def ngram_losses(train: np.ndarray, validation: np.ndarray, vocabulary: int, con
     >>> ngram_losses(np.array([0, 1, 0, 1]), np.array([0, 1, 0]), 2, context=1).round(3).tolist()
     [0.182, 0.288]
     """
+    train, validation = as_integers(train, "train"), as_integers(validation, "validation")
     for name, tokens in (("train", train), ("validation", validation)):
         if len(tokens) <= context:
             raise UsageError(f"{name} holds {len(tokens)} tokens: a context of {context} needs more")

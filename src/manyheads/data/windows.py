@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import as_native
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
 
@@ -41,6 +42,7 @@ class TextWindows(eqx.Module):
     size: int = eqx.field(static=True)
 
     def __init__(self, tokens: np.ndarray | jax.Array, length: int, size: int):
+        tokens = as_native(tokens, "tokens")
         if np.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ShapeError(f"a text of shape {np.shape(tokens)} and type {tokens.dtype}: give (n,) integers")
         if length < 1 or size < 1 or len(tokens) <= length:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from manyheads._arrays import LABELS, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
@@ -28,6 +29,7 @@ class Valley(NamedTuple):
     """Index of the lowest value along time, the first one where it is reached several times."""
 
 
+@takes_arrays
 def find_valley(curves: ArrayLike) -> Valley:
     r"""Measure drop and rebound of each curve by itself.
 
@@ -58,6 +60,7 @@ def find_valley(curves: ArrayLike) -> Valley:
     return Valley(*_ends(values, place), place)
 
 
+@takes_arrays
 def cross_valleys(curves: ArrayLike) -> Valley:
     """Measure drop and rebound of each replicate at the place where the mean of the *other* replicates is lowest.
 
@@ -88,6 +91,7 @@ def cross_valleys(curves: ArrayLike) -> Valley:
     return Valley(*_ends(values, place), place)
 
 
+@takes_arrays
 def cross_rises(curves: ArrayLike) -> Array:
     """Measure by how much each replicate rises between the two moments between which the *others'* mean rises most.
 
@@ -132,6 +136,7 @@ def cross_rises(curves: ArrayLike) -> Array:
     return np.where(np.isnan(values[..., 0]), np.nan, rises)
 
 
+@takes_arrays
 def hold_last(curves: ArrayLike) -> Array:
     """Continue a curve that becomes infinite or NaN with its last finite value: what a run that diverged had reached.
 
@@ -148,6 +153,7 @@ def hold_last(curves: ArrayLike) -> Array:
     return np.where(alive, values, np.take_along_axis(values, last, -1))
 
 
+@takes_arrays(kinds=LABELS)
 def correlate_within(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> float:
     r"""Spearman's rank correlation within groups: ranks are taken, and centred, inside each of them.
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import check_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Attention: TypeAlias = Literal["linear", "exp", "softmax"]
@@ -162,11 +163,11 @@ class Setting(eqx.Module):
     manyheads.errors.UsageError: embeddings are not orthonormal: [U_C, u]^T [U_C, u] is 3 from the identity. ...
     """
 
-    contexts: Any
-    queries: Any
-    labels: Any
-    token_embeddings: Any
-    query_embeddings: Any
+    contexts: Any = eqx.field(converter=check_arrays)
+    queries: Any = eqx.field(converter=check_arrays)
+    labels: Any = eqx.field(converter=check_arrays)
+    token_embeddings: Any = eqx.field(converter=check_arrays)
+    query_embeddings: Any = eqx.field(converter=check_arrays)
 
     def __check_init__(self) -> None:
         self.checked()

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.task import Inputs
@@ -167,6 +168,7 @@ def assumptions(layer: AttentionLayer, inputs: Inputs = "boolean") -> Assumption
     return Assumptions(tuple(found), inputs)
 
 
+@takes_arrays
 def lattice_distance(matrix: Array) -> float:
     r"""Return how far the entries of a matrix are from the nearest lattice :math:`a\mathbb{Z}`.
 

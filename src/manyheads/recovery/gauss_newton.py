@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
 
@@ -93,6 +94,7 @@ class Polished:
         return self.errors[-1]
 
 
+@takes_arrays
 def polish(
     layer: AttentionLayer,
     x: ArrayLike,
@@ -181,7 +183,7 @@ def as_reals(name: str, values: ArrayLike) -> NDArray[np.generic]:
         Rows of different lengths, or another dtype.
     """
     try:
-        array = np.asarray(values)
+        array = np.asarray(check_arrays(values, name))
     except ValueError as error:  # NumPy's word for nested lists that are no array
         raise ShapeError(f"{name} is no array: {error}") from error
     if array.dtype.kind not in "biuf":

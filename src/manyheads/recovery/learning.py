@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import as_examples
 from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
@@ -104,6 +105,7 @@ class LearningOptions:
         return Form(self.key_bias, self.bias, self.causal)
 
 
+@takes_arrays
 def learn_layer(
     x: ArrayLike | Iterable[Any],
     y: ArrayLike | None = None,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
+
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
     from manyheads.recovery.oracle.noise import Noise
@@ -46,6 +48,7 @@ class Extracted:
     prepare: Callable[[np.ndarray], np.ndarray] | None = None
     predict: Callable[[np.ndarray], np.ndarray] | None = None
 
+    @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply what was extracted to tokens (n, k, d), in float64."""
         from manyheads.recovery.layers.evaluation import evaluate_layer

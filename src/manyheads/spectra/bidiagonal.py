@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
@@ -97,6 +98,7 @@ class Bidiagonal:
     exhausted: bool
 
 
+@takes_arrays
 def golub_kahan(
     matrix: Any, steps: int, *, rng: np.random.Generator | None = None, start: Array | None = None
 ) -> Bidiagonal:

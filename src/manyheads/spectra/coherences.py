@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.spectra.levels import random_coherence
 from manyheads.statistics.intervals import Interval
@@ -43,6 +44,7 @@ class Coherence:
     pairs: int
 
 
+@takes_arrays
 def coherence(
     vectors: ArrayLike,
     method: Literal["exact", "bound", "estimate"] = "exact",

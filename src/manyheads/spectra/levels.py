@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 
 Array = NDArray[np.float64]
@@ -40,6 +41,7 @@ def marchenko_pastur_edges(rows: int, columns: int, variance: float = 1.0) -> tu
     return variance * (large - small) ** 2, variance * (large + small) ** 2
 
 
+@takes_arrays
 def marchenko_pastur_density(squares: ArrayLike, rows: int, columns: int, variance: float = 1.0) -> Array:
     r"""Density of the min(m, n) squared singular values of a matrix with independent entries.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller, takes_arrays
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.spectra.bidiagonal import Array, Bidiagonal, Operator, as_operator, golub_kahan, row_blocks
 
@@ -66,6 +66,7 @@ class StableRank:
     vector: Array | None = field(default=None, repr=False, compare=False)
 
 
+@takes_arrays
 def stable_rank(
     matrix: Any,
     method: Method = "auto",

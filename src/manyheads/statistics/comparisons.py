@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import Array, Interval, as_samples, check_level, mean_interval, mean_of
 
@@ -40,6 +41,7 @@ class PairedComparison:
     exact: bool
 
 
+@takes_arrays
 def paired_comparison(
     a: ArrayLike, b: ArrayLike, *, level: float = 0.99, rng: np.random.Generator | None = None
 ) -> PairedComparison:
@@ -114,6 +116,7 @@ class Correlation:
     p_value: float
 
 
+@takes_arrays
 def spearman(x: ArrayLike, y: ArrayLike, *, level: float = 0.99) -> Correlation:
     r"""Spearman's rank correlation with an interval.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import (
     Array,
@@ -64,6 +65,7 @@ class ExponentFit:
         return math.exp(self.log_prefactor + self.exponent * math.log(size))
 
 
+@takes_arrays
 def fit_exponent(
     sizes: ArrayLike,
     values: ArrayLike,
@@ -157,6 +159,7 @@ def fit_exponent(
     )
 
 
+@takes_arrays
 def fit_exponent_to_means(
     sizes: ArrayLike,
     means: ArrayLike,
@@ -255,6 +258,7 @@ class DriftTest:
     replicates_needed: int | None
 
 
+@takes_arrays
 def drift_test(
     sizes: ArrayLike,
     optima: ArrayLike,

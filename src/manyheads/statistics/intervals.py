@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
@@ -142,6 +143,7 @@ def half_widths(spread: Any, dof: ArrayLike, level: float) -> Array:
     return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * spread)
 
 
+@takes_arrays
 def mean_interval(samples: ArrayLike, level: float = 0.99) -> Interval:
     r"""Student's interval of a mean, :math:`\bar x \pm t_{n-1} s / \sqrt n`.
 
@@ -179,6 +181,7 @@ def mean_interval(samples: ArrayLike, level: float = 0.99) -> Interval:
     return discrepancy_interval(samples, 0.0, 0.0, level=level)
 
 
+@takes_arrays
 def discrepancy_interval(
     samples: ArrayLike, prediction: float, standard_error: float, dof: float = math.inf, level: float = 0.99
 ) -> Interval:
@@ -225,6 +228,7 @@ def discrepancy_interval(
     return _around(float(mean_of(array) - prediction), float(np.hypot(*half)), level)
 
 
+@takes_arrays
 def difference_interval(a: ArrayLike, b: ArrayLike, *, paired: bool = False, level: float = 0.99) -> Interval:
     r"""Interval of mean(a) - mean(b).
 

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.statistics.intervals import Array, Interval, as_samples, check_level, mean_interval
 
 RESAMPLES = 9999
 
 
+@takes_arrays
 def bootstrap(
     samples: ArrayLike | Sequence[ArrayLike],
     statistic: Callable[..., Any],
@@ -100,6 +102,7 @@ def bootstrap(
     return Interval(low, high, level)
 
 
+@takes_arrays
 def autocorrelation_time(series: ArrayLike, *, most: float = 0.02) -> float:
     r"""Integrated autocorrelation time of a stationary series, :math:`\tau = 1 + 2 \sum_{t \ge 1} \rho(t)`.
 
@@ -152,6 +155,7 @@ def autocorrelation_time(series: ArrayLike, *, most: float = 0.02) -> float:
     return tau
 
 
+@takes_arrays
 def series_interval(series: ArrayLike, *, level: float = 0.99, batches: int = 16) -> Interval:
     """Interval of the mean of one stationary series, by batch means.
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.statistics.intervals import (
     Interval,
@@ -97,6 +98,7 @@ def decide(figure: float, interval: Interval, target: float, tolerance: float | 
     return "inconclusive" if interval.overlaps(region) else "refuted"
 
 
+@takes_arrays
 def replicates_to_decide(
     samples: ArrayLike,
     target: float,

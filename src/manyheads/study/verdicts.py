@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Verdict:
         )
 
     @classmethod
+    @takes_arrays
     def from_samples(
         cls,
         claim: str,

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller
 from manyheads.attention.masks import causal, masked_softmax
 from manyheads.errors import ShapeError
 from manyheads.transformer.config import TransformerConfig

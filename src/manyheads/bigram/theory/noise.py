@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import UsageError
 
@@ -43,6 +44,7 @@ class RowCoefficients(NamedTuple):
     overlaps: np.ndarray  # (..., N)
 
 
+@takes_arrays
 def row_coefficients(task: BigramTask, attention: np.ndarray) -> RowCoefficients:
     """Measure the rows of an attention (N, T)."""
     on_support = np.take_along_axis(attention, task.positions, axis=1).astype(float)  # (N, Q)
@@ -50,6 +52,7 @@ def row_coefficients(task: BigramTask, attention: np.ndarray) -> RowCoefficients
     return RowCoefficients(energies, (on_support * task.weights).sum(1))
 
 
+@takes_arrays
 def attention_noise(task: BigramTask, value: np.ndarray, rows: RowCoefficients, batch: int) -> np.ndarray:
     r"""Return the standard deviation :math:`\sigma_k` of a batch's attention gradient, off the true positions.
 
@@ -92,6 +95,7 @@ def attention_noise(task: BigramTask, value: np.ndarray, rows: RowCoefficients, 
     return np.sqrt(np.maximum(traces, 0.0) / (batch * law))
 
 
+@takes_arrays
 def attention_noise_at_start(task: BigramTask, value: np.ndarray, batch: int) -> np.ndarray:
     r"""Return :math:`\sigma_k` with the residual of an untrained model, :math:`R_k = S`: cheap, and exact as W -> 0.
 
@@ -145,6 +149,7 @@ class ValueNoise:
         factor = vectors * np.sqrt(np.maximum(values, 0.0))
         self._given_tokens = factor - factor.mean(0)  # answers sum to one: what rounding leaves along 1 goes
 
+    @takes_arrays
     def draw(self, rng: np.random.Generator, value: np.ndarray, rows: RowCoefficients) -> np.ndarray:
         """Draw one matrix for every value matrix: (..., N, N), without mean from both sides; zero without attention."""
         law, root = self.task.stationary, self._root
@@ -169,6 +174,7 @@ class ValueNoise:
         scatter /= self.batch**0.5
         return scatter
 
+    @takes_arrays
     def total_variance(self, value: np.ndarray, rows: RowCoefficients) -> float:
         r"""Return the summed variance of all entries, :math:`\operatorname{tr}\bar R\,(\sum_j1/\mu_j - N)/B`."""
         law = self.task.stationary

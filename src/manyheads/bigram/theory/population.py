@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import ShapeError
 
@@ -85,6 +86,7 @@ def check_weights(task: BigramTask, value: np.ndarray, attention: np.ndarray) ->
         )
 
 
+@takes_arrays
 def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Overlaps:
     """Measure how much weights have of the task's transition and of its positions.
 
@@ -119,6 +121,7 @@ def measure_overlaps(task: BigramTask, value: np.ndarray, attention: np.ndarray)
     )
 
 
+@takes_arrays
 def excess(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> float:
     r"""Return how far the loss is above the best, :math:`\tfrac12\mathbb E|f - \mathbb E[e_y|X,k]|^2`, exactly.
 
@@ -163,6 +166,7 @@ def bayes_loss(task: BigramTask) -> float:
     return 0.5 * (1 - float(law @ law) - task.transition_energy * task.weight_energy)
 
 
+@takes_arrays
 def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Gradients:
     r"""Return the preconditioned, projected gradients that training descends.
 
@@ -214,6 +218,7 @@ def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Gra
     return Gradients(for_value, for_attention)
 
 
+@takes_arrays
 def raw_gradients(task: BigramTask, full_value: np.ndarray, attention: np.ndarray) -> Gradients:
     r"""Return the plain gradients of :math:`L` in :math:`V` and :math:`A`, exactly, with no constraint on either.
 

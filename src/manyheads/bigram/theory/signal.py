@@ -45,6 +45,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.stats import norm
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import CertificateError, UsageError
 
@@ -145,6 +146,7 @@ class SignalPath(NamedTuple):
     value_noise: np.ndarray
 
 
+@takes_arrays
 def signal_excess(system: SignalSystem, value_signal: Any, attention_signal: Any) -> Any:
     """Return the excess loss on the plane of the two signals.
 
@@ -158,6 +160,7 @@ def signal_excess(system: SignalSystem, value_signal: Any, attention_signal: Any
     return 0.5 * system.transition_energy * (valley + (1 - value_signal) ** 2 / system.length)
 
 
+@takes_arrays
 def solve_signals(system: SignalSystem, times: np.ndarray, start: tuple[float, float] = (0.0, 0.0)) -> SignalPath:
     """Solve the system from given signals.
 

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
 from manyheads.bigram.engines.gaussian import BLOCK, compiled_pass
 from manyheads.bigram.engines.generator import Seed, mix, sample_keys, scramble, to_normal
 from manyheads.bigram.task import BigramTask
@@ -42,6 +44,7 @@ NOISES = ("none", "start", "full")
 LAST = np.uint32(0xFFFFFFFF)  # means of blocks take their words from the end of the counters
 
 
+@takes_arrays
 def simulate(
     task: BigramTask,
     state: State,
@@ -192,7 +195,7 @@ def _move_in_jax(
     attention: np.ndarray, numbers: tuple[Any, ...], keys: np.ndarray, means: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Do the same row by row in JAX."""
-    with jax.enable_x64(True):
+    with double_precision():
         moved, sums = _move_rows(attention, *numbers, keys, means)
         return np.array(moved), np.array(sums)
 

@@ -23,10 +23,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads._extras import require
+from manyheads._settings import double_precision
 from manyheads.bigram.engines.generator import LAST_STEP, LONGEST, Seed, scramble, thresholds
 from manyheads.bigram.engines.kernels import descend_in_numba, gradients_in_numba
 from manyheads.bigram.engines.reference import Rates, Tables, as_jax, descend_in_jax, mean_gradients
@@ -122,6 +123,7 @@ def start(task: BigramTask) -> State:
     return State(np.zeros((tokens, tokens)), np.full((tokens, task.length), 1 / task.length, np.float32))
 
 
+@takes_arrays
 def descend(
     task: BigramTask,
     state: State,
@@ -190,7 +192,7 @@ def descend(
             (state.value, state.attention), tables, roots, span, rates, batch=settings.batch, rule=rule
         )
     else:
-        with jax.enable_x64(True):
+        with double_precision():
             given = as_jax((tuple(state), tables, roots, span, rates))
             done = descend_in_jax(*given, batch=settings.batch, rule=rule)
         value, attention = np.array(done[0]), np.array(done[1])
@@ -200,6 +202,7 @@ def descend(
     return State(value, attention)
 
 
+@takes_arrays
 def observe(
     task: BigramTask, state: State, batch: int, *, seed: Seed, step: int = 0, engine: str | None = None
 ) -> Gradients:
@@ -235,7 +238,7 @@ def observe(
     if engine == "numba":
         value, attention = gradients_in_numba(state, tables, roots, step, batch=batch)
     else:
-        with jax.enable_x64(True):
+        with double_precision():
             done = mean_gradients(*as_jax((*state, tables, roots, np.uint32(step))), batch=batch)
         value, attention = (np.array(part) for part in done)
     return Gradients(value, attention, np.sqrt(np.mean(attention.astype(float) ** 2, axis=1)))

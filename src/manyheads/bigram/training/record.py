@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.engines.generator import Seed
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.population import excess, measure_overlaps
@@ -118,6 +119,7 @@ def record(
     return Record(steps_done.astype(int), losses, values, weights, energies, shares, state)
 
 
+@takes_arrays
 def measure_distances(task: BigramTask, state: State) -> Distances:
     """Measure how far a state is from its task.
 
@@ -140,6 +142,7 @@ def measure_distances(task: BigramTask, state: State) -> Distances:
     )
 
 
+@takes_arrays
 def measure_rounded(task: BigramTask, state: State) -> Distances:
     """Measure how far a state is from its task after rounding."""
     return measure_distances(task, round_attention(state, task.stationary))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise, attention_noise_at_start
 from manyheads.bigram.training.proximal_sgd import LIMIT, State, StepSettings, check_size
@@ -97,6 +98,7 @@ def start_reduced(task: BigramTask, runs: int) -> ReducedState:
     )
 
 
+@takes_arrays
 def descend_reduced(
     task: BigramTask,
     state: ReducedState,
@@ -198,6 +200,7 @@ def find_boost(
     return Boost(steps, mirrored, outcome)
 
 
+@takes_arrays
 def measure_reduced(task: BigramTask, state: ReducedState) -> ReducedOverlaps:
     """Measure signals, energies and exact excess loss of every run."""
     law, rows = task.stationary, _rows(task, state)
@@ -216,6 +219,7 @@ def measure_reduced(task: BigramTask, state: ReducedState) -> ReducedOverlaps:
     )
 
 
+@takes_arrays
 def flip_reduced(task: BigramTask, state: ReducedState) -> ReducedState:
     r"""Reflect the runs that went to the wrong side: :math:`W \to -W`, :math:`a \to 2/T - a`.
 
@@ -228,6 +232,7 @@ def flip_reduced(task: BigramTask, state: ReducedState) -> ReducedState:
     return ReducedState(sign * state.value, on_support, state.scatter)
 
 
+@takes_arrays
 def materialise(task: BigramTask, state: ReducedState, run: int, rng: np.random.Generator) -> State:
     """Draw a dense network that one of the runs stands for: the direction of what it does not keep is uniform.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import as_integers, takes_arrays
 from manyheads.bigram.task import Batch, BigramTask, draw_batch
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
@@ -34,6 +35,7 @@ class Loss(NamedTuple):
     samples: int
 
 
+@takes_arrays
 def round_attention(state: State, stationary: np.ndarray, share: float = SHARE) -> State:
     r"""Drop small entries, make every row sum to one, and move the common scale into the values.
 
@@ -70,6 +72,7 @@ def round_attention(state: State, stationary: np.ndarray, share: float = SHARE) 
     return state._replace(value=scale * np.asarray(state.value), attention=rows.astype(np.float32))
 
 
+@takes_arrays
 def find_support(attention: np.ndarray, sparsity: int | None = None, share: float = SHARE) -> tuple[np.ndarray, ...]:
     """Return the positions that each query attends to, rising.
 
@@ -108,6 +111,7 @@ def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:
     return seen
 
 
+@takes_arrays
 def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
     r"""Return the mean of :math:`\tfrac12|\mu + W X a^{(k)} - e_y|^2` over samples, with its standard error.
 
@@ -122,6 +126,7 @@ def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
     >>> round(loss.mean, 6), loss.samples  # at the start everything is predicted by its frequency: (1 - 1/N)/2
     (0.333333, 50)
     """
+    batch = Batch(*(as_integers(part, name) for name, part in zip(Batch._fields, batch, strict=True)))
     size = len(batch.queries)
     errors = attend(state.attention, batch, len(stationary)) @ np.asarray(state.value).T + stationary  # (B, N)
     errors[np.arange(size), batch.targets] -= 1
@@ -183,6 +188,7 @@ def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarra
     return Glimpses(places, np.take_along_axis(batch.tokens, columns, 1), batch.queries, batch.targets)
 
 
+@takes_arrays
 def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     r"""Multiply the values by the one factor that fits fresh samples best: :math:`\sum r\cdot f/\sum f\cdot f`.
 
@@ -200,6 +206,7 @@ def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     return state._replace(value=np.asarray(state.value) * (along / size))
 
 
+@takes_arrays
 def refit_values(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     r"""Replace the values by the least-squares fit to fresh samples, given the attention.
 
@@ -238,6 +245,7 @@ def sift_support(
     return tuple(found)
 
 
+@takes_arrays
 def refit_jointly(
     state: State, stationary: np.ndarray, seen: Glimpses, *, passes: int = 200, tolerance: float = 1e-7
 ) -> State:

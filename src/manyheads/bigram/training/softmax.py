@@ -38,6 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
 from manyheads.bigram.engines.generator import Seed, sample_keys, scramble
 from manyheads.bigram.engines.reference import Tables, as_jax, draw_block, histogram
 from manyheads.bigram.task import BigramTask
@@ -111,6 +113,7 @@ def start_softmax(task: BigramTask) -> SoftmaxState:
     )
 
 
+@takes_arrays
 def as_linear(state: SoftmaxState) -> State:
     """Return values and weights as the linear model has them; the logits of tokens are left out.
 
@@ -140,6 +143,7 @@ def predict_runner_up(length: int, larger: float, smaller: float) -> float:
     return min(0.5, 1 / (length * rest)) if rest > 0 else 0.5
 
 
+@takes_arrays
 def descend_softmax(
     task: BigramTask,
     state: SoftmaxState,
@@ -180,7 +184,7 @@ def descend_softmax(
     check_steps(steps, first_step)
     static = {"batch": settings.batch, "rule": settings.rule, "token_logits": settings.token_logits}
     rates = (settings.value_rate, settings.attention_rate)
-    with jax.enable_x64(True):
+    with double_precision():
         logits = tuple(jnp.asarray(part, np.float32) for part in (state.positions, state.tokens))
         memory = state.memory or (_adam().init(logits) if settings.rule == "adam" else ())
         carry = as_jax((np.asarray(state.value, float), logits, memory))

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise
 from manyheads.bigram.theory.population import check_weights
@@ -61,6 +62,7 @@ class LazyOverlaps(NamedTuple):
     excess: float
 
 
+@takes_arrays
 def forget_places(task: BigramTask, state: State) -> LazyState:
     """Return a dense network without the places of the entries that are not on the true positions.
 
@@ -80,6 +82,7 @@ def forget_places(task: BigramTask, state: State) -> LazyState:
     return LazyState(np.array(state.value, float), on_support, others[queries, places], queries)
 
 
+@takes_arrays
 def draw_places(task: BigramTask, state: LazyState, rng: np.random.Generator) -> State:
     """Return a dense network: the places of the entries are drawn, as all are equally likely.
 
@@ -100,6 +103,7 @@ def draw_places(task: BigramTask, state: LazyState, rng: np.random.Generator) ->
     return State(state.value.copy(), attention)
 
 
+@takes_arrays
 def descend_lazily(
     task: BigramTask, state: LazyState, settings: StepSettings, steps: int, rng: np.random.Generator
 ) -> LazyState:
@@ -147,6 +151,7 @@ def descend_lazily(
     return state
 
 
+@takes_arrays
 def measure_lazy(task: BigramTask, state: LazyState) -> LazyOverlaps:
     """Measure signals, energy, the share of entries that are not zero, and the exact excess loss."""
     law, rows = task.stationary, _rows(task, state)

@@ -28,6 +28,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.engines.generator import Seed
 from manyheads.bigram.task import BigramTask, draw_batch
 from manyheads.bigram.training import rounding
@@ -136,6 +137,7 @@ class Trained:
     curve: np.ndarray
 
 
+@takes_arrays
 def measure_salience(attention: np.ndarray) -> Salience:
     r"""Return how far the largest and the smallest entry of each row are from 1/T, in robust standard deviations.
 
@@ -163,12 +165,14 @@ def is_mirrored(attention: np.ndarray) -> bool:
     return bool((low > high).mean() > 0.5)
 
 
+@takes_arrays
 def mirror(state: State) -> State:
     r"""Turn both signs: :math:`W \to -W`, :math:`a \to 2/T - a`. Predictions change by terms of order 1/T only."""
     attention = np.asarray(state.attention)
     return state._replace(value=-np.asarray(state.value), attention=np.float32(2 / attention.shape[1]) - attention)
 
 
+@takes_arrays
 def boost(task: BigramTask, settings: FirstStage, *, seed: Seed, engine: str | None = None) -> Boosted:
     """Run stage one until in every row one entry stands out of the noise, and turn the mirror.
 
@@ -212,6 +216,7 @@ def boost(task: BigramTask, settings: FirstStage, *, seed: Seed, engine: str | N
     )
 
 
+@takes_arrays
 def refine(
     task: BigramTask,
     boosted: Boosted,

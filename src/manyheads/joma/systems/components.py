@@ -10,7 +10,8 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from manyheads._precision import on_host, to_numpy
+from manyheads._arrays import on_host, takes_arrays, to_numpy
+from manyheads._settings import double_precision
 from manyheads.errors import UsageError
 from manyheads.joma.theory.salient_first import EXP, Law
 
@@ -25,6 +26,7 @@ DYNAMICS: dict[str, str] = {
 """What a lower layer learns under: the first two saturate with attention, the third without, the fourth never ends."""
 
 
+@takes_arrays
 def relax(targets: Any, times: Any, law: Law = EXP, normalised: Any = False) -> Any:
     r"""Log deficits of components that relax to their targets, from :math:`\dot L = r(\mu(1 - e^{-L}))`.
 
@@ -68,6 +70,7 @@ def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: Law
     return _solve(rates, jnp.zeros_like(targets), times, (1e-10, 1e-12))
 
 
+@takes_arrays
 def relax_layer(wanted: Any, start: Any, times: Any, dynamics: Dynamics = "exp") -> Any:
     r"""Lower layers on their way to what they want: :math:`\dot W = (B - W) \circ r(z)`.
 
@@ -121,7 +124,7 @@ def _followed(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...])
     """Call in double precision for NumPy arrays, without `follows_caller`: diffrax checks its times while tracing."""
     if not on_host(arrays):
         return function(*map(jnp.asarray, arrays), *settings)
-    with jax.enable_x64(True):
+    with double_precision():
         return to_numpy(function(*(jnp.asarray(array, jnp.float64) for array in arrays), *settings))
 
 
@@ -183,6 +186,7 @@ class TrainedComponents(NamedTuple):
 LOSSES = ("matched", "squared")
 
 
+@takes_arrays
 def invert_output(output: jax.Array) -> jax.Array:
     r"""Solve :math:`v e^{v^2/2} = h` for v: :math:`v = \mathrm{sign}(h) \sqrt{W(h^2)}` with Lambert's W, by Newton.
 
@@ -200,6 +204,7 @@ def invert_output(output: jax.Array) -> jax.Array:
     return jnp.sign(output) * v
 
 
+@takes_arrays
 def train_components(targets: jax.Array, loss: str, training: Descent, key: jax.Array) -> TrainedComponents:
     r"""Train one neuron and its attention logits on contexts of one token, and return its path.
 
@@ -251,6 +256,7 @@ class TrainedLayer(NamedTuple):
     weights: jax.Array
 
 
+@takes_arrays
 def train_layer(wanted: jax.Array, start: jax.Array, training: Descent, key: jax.Array) -> TrainedLayer:
     r"""Train K neurons and their shared attention logits by SGD to answer each token as a layer of weights B would.
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads._precision import to_numpy
+from manyheads._arrays import check_arrays, takes_arrays, to_numpy
+from manyheads._settings import double_precision
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.activations import Nonlinearity
 
@@ -47,11 +48,11 @@ class Mixture(eqx.Module):
     (3, 2)
     """
 
-    centres: Any
-    shares: Any
-    gradients: Any
-    spread: Any
-    offset: Any = 0.0
+    centres: Any = eqx.field(converter=check_arrays)
+    shares: Any = eqx.field(converter=check_arrays)
+    gradients: Any = eqx.field(converter=check_arrays)
+    spread: Any = eqx.field(converter=check_arrays)
+    offset: Any = eqx.field(default=0.0, converter=check_arrays)
     shape: Shape = eqx.field(default="gaussian", static=True)
 
     def __check_init__(self) -> None:
@@ -94,6 +95,7 @@ class SampledField(NamedTuple):
     error: np.ndarray
 
 
+@takes_arrays
 def sampled_field(
     mixture: Mixture, weights: Any, activation: Nonlinearity, samples: int, key: jax.Array
 ) -> SampledField:
@@ -117,7 +119,7 @@ def sampled_field(
         raise UsageError(f"samples={samples}: expected two or more, a standard error needs them")
     size = min(samples, CHUNK)
     chunks = -(-samples // size)
-    with jax.enable_x64(True):
+    with double_precision():
         host = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), mixture)
         sums, squares = to_numpy(_sums(host, jnp.asarray(weights, jnp.float64), key, activation, size, chunks))
     count = size * chunks
@@ -160,6 +162,7 @@ class Training(NamedTuple):
     snapshots: int = 16
 
 
+@takes_arrays
 def train_neuron(
     mixture: Mixture, activation: Nonlinearity, start: Any, training: Training, key: jax.Array
 ) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller
 from manyheads.errors import CertificateError, UsageError
 from manyheads.joma.systems.layer import Loss, Network, field, forward, objective, token_weights
 from manyheads.joma.task import Rule, Setting

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manyheads._arrays import takes_arrays
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.joma.systems.latent_tree import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
@@ -151,6 +152,7 @@ class NeuronTable:
         return tuple(paired_comparison(a, b, level=level, rng=rng) for a, b in pairs)
 
 
+@takes_arrays
 def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.Array:
     r"""Correlate every latent with every neuron and take the best: :math:`\max_j \mathrm{corr}(a_k, h_j)`.
 
@@ -195,6 +197,7 @@ def pool_neurons(model: Transformer, batch: HierarchyBatch) -> tuple[jax.Array, 
     return jnp.where(batch.shown[..., None], hidden, 0).max(-2), record.outputs
 
 
+@takes_arrays
 def score_layers(neurons: jax.Array, latents: tuple[jax.Array, ...], centred: bool = True) -> jax.Array:
     """Average the best correlations of a level over its latents, for every layer and level: (layers, levels)."""
     columns = [
@@ -278,6 +281,7 @@ def tabulate_neurons(setting: NeuronSetting, keys: jax.Array, centred: bool = Tr
     return NeuronTable(jax.tree.map(lambda *seeds: np.stack([np.asarray(each) for each in seeds]), *scores))
 
 
+@takes_arrays
 def swap_labels(labels: Any, count: int, key: jax.Array) -> Any:
     """Give every label of `count` another one in exchange, one to one.
 

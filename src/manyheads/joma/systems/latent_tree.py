@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.data.draws import draw_integers, draw_vectors
 from manyheads.errors import UsageError
 
@@ -157,6 +158,7 @@ def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[floa
     return LatentTree(branching, (((same, other), (other, same)),) * len(branching), top)
 
 
+@takes_arrays
 def list_tokens(active: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
     """List the active tokens of each sample in rising order, padded in front.
 

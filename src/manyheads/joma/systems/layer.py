@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
 from manyheads.joma.task import Rule, Setting, Sizes
 
@@ -71,6 +72,7 @@ def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
     return CrossEntropy(rng.normal(size=(sizes.classes, sizes.neurons)) * sizes.neurons**-0.5)
 
 
+@takes_arrays
 def attend(rule: Rule, logits: jax.Array, contexts: jax.Array) -> jax.Array:
     """Return the attention b, (..., M), of logits and frequencies (..., M)."""
     scaled = logits / rule.temperature
@@ -91,12 +93,14 @@ def forward(network: Network, setting: Setting, rule: Rule) -> tuple[jax.Array, 
     return b, jnp.einsum("nd,ndk->nk", f, weights[queries]) if rule.own_weights else f @ weights
 
 
+@takes_arrays
 def objective(network: Network, setting: Setting, loss: Loss, rule: Rule, gates: jax.Array | None = None) -> jax.Array:
     """Return the loss; with `gates` (N, K), booleans, the ReLU is open where they say and not where its input does."""
     _, before = forward(network, setting, rule)
     return loss(rule.function(before) if gates is None else jnp.where(gates, before, 0.0), setting)
 
 
+@takes_arrays
 def field(network: Network, setting: Setting, loss: Loss, rule: Rule, gates: jax.Array | None = None) -> Network:
     """Return the time derivative of logits and weights under gradient flow with the rule's ratio and decay."""
     downhill = jax.grad(objective)(network, setting, loss, rule, gates)
@@ -112,6 +116,7 @@ def pulls(network: Network, setting: Setting, loss: Loss, rule: Rule) -> jax.Arr
     return -len(before) * jax.grad(lambda a: loss(rule.function(a), setting))(before)
 
 
+@takes_arrays
 def token_weights(setting: Setting, weights: Any) -> Any:
     """Return what the neurons read of each token, U_C^T W: (..., d, K) becomes (..., M, K)."""
     return setting.token_embeddings.T @ weights

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
 MASS = 1e-9  # how far the probabilities of a context may add up from one
@@ -47,6 +49,7 @@ class Cooccurrence(NamedTuple):
         return np.asarray((self.probabilities > 0).all(0))
 
 
+@takes_arrays
 def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
     """Lay out K next tokens, each with D distinct tokens of its own, and C tokens that they have in common.
 
@@ -106,6 +109,7 @@ class Snapping(NamedTuple):
     losses: np.ndarray
 
 
+@takes_arrays
 def follow_snapping(
     cooccurrence: Cooccurrence, times: Any, *, decoder_rate: float = 1.0, attention_rate: float = 1.0
 ) -> Snapping:
@@ -143,7 +147,7 @@ def follow_snapping(
         raise UsageError("times: give one or more that rise and are not negative")
     if not (decoder_rate > 0 and attention_rate > 0):
         raise UsageError(f"decoder_rate={decoder_rate}, attention_rate={attention_rate}: both must be positive")
-    with jax.enable_x64(True):
+    with double_precision():
         rates = jnp.array([decoder_rate, attention_rate], jnp.float64)
         *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), rates)
         decoder, logits, losses = (np.asarray(part) for part in state)
@@ -154,6 +158,7 @@ def follow_snapping(
     return Snapping(moments, logits, decoder, losses)
 
 
+@takes_arrays
 def mix_tokens(probabilities: Any, logits: Any) -> Any:
     """Return the attention of each next token's contexts: rows of P e^z, each divided by its sum.
 

@@ -28,7 +28,8 @@ import numpy as np
 from jax.scipy.stats import norm
 from scipy.special import gammaln
 
-from manyheads._precision import follows_caller, on_host, to_numpy
+from manyheads._arrays import follows_caller, on_host, takes_arrays, to_numpy
+from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError
 from manyheads.joma.systems.activations import Nonlinearity
 from manyheads.joma.systems.gaussian_mixture import Mixture
@@ -48,6 +49,7 @@ class Coefficients(NamedTuple):
     weight: Any
 
 
+@takes_arrays
 def cloud_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Coefficients:
     r"""Coefficients :math:`\theta_1, \theta_2` for any activation, by quadrature between its kinks.
 
@@ -91,6 +93,7 @@ def cloud_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearity)
     return _coefficients(mixture, weights, activation, PANELS)
 
 
+@takes_arrays
 def relu_coefficients(mixture: Mixture, weights: Any) -> Coefficients:
     r"""Coefficients of ReLU on Gaussian clouds: :math:`\theta_1 = \Phi(\rho),\ \theta_2 = s\,\varphi(\rho)`.
 
@@ -215,6 +218,7 @@ class Fluctuations(NamedTuple):
     bias: np.ndarray
 
 
+@takes_arrays
 def predict_fluctuations(
     mixture: Mixture, activation: Nonlinearity, start: Any, times: Any, decay: float
 ) -> Fluctuations:
@@ -253,7 +257,7 @@ def predict_fluctuations(
     if grid.ndim != 1 or len(grid) < 1 or grid[0] < 0 or np.any(np.diff(grid) <= 0):
         raise UsageError(f"times={times}: expected rising times from zero on")
     _check(mixture, start)
-    with jax.enable_x64(True):
+    with double_precision():
         host = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), mixture)
         found = to_numpy(_solve(host, jnp.asarray(start, jnp.float64), jnp.asarray(grid), decay, activation))
     cloud_coefficients(jax.tree.map(np.asarray, host), found[0][-1], activation)  # raises where it did not converge

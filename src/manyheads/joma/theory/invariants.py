@@ -34,12 +34,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.task import Rule
 
 Array = NDArray[np.float64]
 
 
+@takes_arrays
 def conserved(rule: Rule, logits: Any, token_weights: Any) -> Any:
     r"""Return what gradient flow leaves unchanged.
 
@@ -104,6 +106,7 @@ def _check_shapes(rule: Rule, z: Any, v: Any) -> None:
         raise ShapeError(f"logits {z.shape}, token weights {v.shape}: expected (..., Q, M) and {kind}")
 
 
+@takes_arrays
 def conserved_per_query(rule: Rule, logits: Any, token_weights: Any) -> Any:
     """Return the relation of each query alone, (..., Q, M), which shared weights do not keep: a negative control.
 
@@ -118,6 +121,7 @@ def conserved_per_query(rule: Rule, logits: Any, token_weights: Any) -> Any:
     return conserved(replace(rule, own_weights=True), z, v)
 
 
+@takes_arrays
 def decayed(rule: Rule, start: Any, times: Any) -> Any:
     r"""Return the relation of linear attention under weight decay, :math:`e^{-2 \lambda t}` of what it was.
 
@@ -154,6 +158,7 @@ def decayed(rule: Rule, start: Any, times: Any) -> Any:
     return np.e ** (-2 * rule.decay * t.reshape(-1, *(1,) * first.ndim)) * first
 
 
+@takes_arrays
 def drift(rule: Rule, times: Any, logits: Any, token_weights: Any) -> Any:
     """Return how far the relation is from its law along a path, (S, ...): zero in theory, at every time.
 
@@ -177,6 +182,7 @@ def drift(rule: Rule, times: Any, logits: Any, token_weights: Any) -> Any:
     return relation - decayed(rule, relation[0], times)
 
 
+@takes_arrays
 def softmax_velocity(rule: Rule, attention: ArrayLike, pulls: ArrayLike, token_weights: ArrayLike) -> tuple[Any, Any]:
     r"""Return both terms of the exact identity of softmax attention, :math:`\dot z` = growth - correction.
 
@@ -244,6 +250,7 @@ class SoftmaxForm:
         return float(np.corrcoef(getattr(self, form)[-1], self.moved[-1])[0, 1])
 
 
+@takes_arrays
 def softmax_form(
     rule: Rule, times: ArrayLike, logits: ArrayLike, token_weights: ArrayLike, mean_attention: ArrayLike
 ) -> SoftmaxForm:

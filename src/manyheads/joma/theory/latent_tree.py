@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.latent_tree import LatentTree
 
@@ -32,6 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-9  # how far a row of probabilities may add up from one
 
 
+@takes_arrays
 def predict_cooccurrence(
     correlation: ArrayLike, height: ArrayLike, depth: ArrayLike, imbalance: ArrayLike = 0.0
 ) -> Array:

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfinv
 
-from manyheads._precision import follows_caller
+from manyheads._arrays import follows_caller, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.theory.salient_first import EXP, Law, find_log_deficit
 
@@ -78,6 +78,7 @@ def entropy_rate(logits: Any, velocity: Any) -> Any:
     return -((p * s * ds).sum(-1) - (p * s).sum(-1) * (p * ds).sum(-1))
 
 
+@takes_arrays
 def entropy_curve(targets: ArrayLike, times: ArrayLike, law: Law = EXP) -> Array:
     """Entropy of the attention at the given times, exactly: every component by quadrature, no step size, shape (T,).
 
@@ -101,6 +102,7 @@ def entropy_curve(targets: ArrayLike, times: ArrayLike, law: Law = EXP) -> Array
     return np.asarray(entropy_of(v**2 / 2))
 
 
+@takes_arrays
 def linear_entropy_curve(targets: ArrayLike, shares: ArrayLike) -> Array:
     r"""Entropy under a linear activation at shares of the time of blow-up, from the erf solution, shape (T,).
 
@@ -118,6 +120,7 @@ def linear_entropy_curve(targets: ArrayLike, shares: ArrayLike) -> Array:
     return np.asarray(entropy_of(v**2 / 2))
 
 
+@takes_arrays
 def predict_approach(targets: ArrayLike, law: Law = EXP) -> int:
     """Tell from which side the entropy comes to its end: -1 from below (a bounce), 1 from above, 0 it does not move.
 
@@ -149,6 +152,7 @@ def predict_approach(targets: ArrayLike, law: Law = EXP) -> int:
     return int(np.sign(leading))
 
 
+@takes_arrays
 def late_gap(targets: tuple[float, float], log_deficits: tuple[ArrayLike, ArrayLike]) -> Array:
     r"""How much the gap of two logits exceeds its end: :math:`\tfrac12(v_1^2 - v_2^2) - \tfrac12(\mu_1^2 - \mu_2^2)`.
 
@@ -164,6 +168,7 @@ def late_gap(targets: tuple[float, float], log_deficits: tuple[ArrayLike, ArrayL
     return np.asarray(two**2 * (second - second**2 / 2) - one**2 * (first - first**2 / 2))
 
 
+@takes_arrays
 def final_rank_slope(wanted: ArrayLike, start: ArrayLike) -> float:
     r"""Slope of the stable rank at the end of a straight line from `start` to `wanted`, over twice the rank there.
 

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -89,6 +90,7 @@ LAWS = {law.name: law for law in (EXP, UNIFORM, LINEAR, REGRESSION)}
 """The laws, by name."""
 
 
+@takes_arrays
 def final_rate(target: ArrayLike, law: Law = EXP) -> Array:
     r"""Slope r(mu) of the affine law, e^{mu²/2} for exp attention.
 
@@ -101,6 +103,7 @@ def final_rate(target: ArrayLike, law: Law = EXP) -> Array:
     return np.asarray(np.exp(law.log_rate(mu, mu, np)))
 
 
+@takes_arrays
 def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
     r"""Time at which a component that starts at zero has come to :math:`v = \mu (1 - e^{-L})`, by quadrature.
 
@@ -138,6 +141,7 @@ def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Arr
     return (goal + _offset(mu, np.exp(-goal), law)) / final_rate(mu, law)
 
 
+@takes_arrays
 def affine_offset(target: ArrayLike, law: Law = EXP) -> Array:
     r"""Offset B of the affine law :math:`\ln(1/\delta) = r(\mu)\,t - B(\mu)`; what is left out is below mu² delta.
 
@@ -152,6 +156,7 @@ def affine_offset(target: ArrayLike, law: Law = EXP) -> Array:
     return _offset(mu, np.zeros_like(mu), law)
 
 
+@takes_arrays
 def waiting_time(target: ArrayLike, law: Law = EXP) -> Array:
     r"""Time :math:`\tau = B(\mu)/r(\mu)` that a component loses before it relaxes at its final rate.
 
@@ -166,6 +171,7 @@ def waiting_time(target: ArrayLike, law: Law = EXP) -> Array:
     return affine_offset(target, law) / final_rate(target, law)
 
 
+@takes_arrays
 def find_log_deficit(target: ArrayLike, time: ArrayLike, law: Law = EXP) -> Array:
     r"""Log deficit ln(1/delta) at a time: the inverse of `exact_time`, so v = mu (1 - exp(-L)).
 
@@ -199,6 +205,7 @@ def find_log_deficit(target: ArrayLike, time: ArrayLike, law: Law = EXP) -> Arra
     raise CertificateError("the log deficit did not settle: split the times", measured=worst, threshold=1e-12)
 
 
+@takes_arrays
 def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
     r"""Ratio of two log deficits, :math:`\ln(1/\delta_j)/\ln(1/\delta_k)`, when the second one's is `log_deficit`.
 

@@ -41,6 +41,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
@@ -66,6 +68,7 @@ class SnapPath(NamedTuple):
     lead: np.ndarray
 
 
+@takes_arrays
 def snap_path(distinct: Any, common: Any, classes: int, progress: Any, *, aligned: bool = False) -> SnapPath:
     """Follow the one path of exchangeable next tokens.
 
@@ -96,13 +99,14 @@ def snap_path(distinct: Any, common: Any, classes: int, progress: Any, *, aligne
     (True, True, True)
     """
     own, shared, moments = _checked(distinct, common, classes, progress)
-    with jax.enable_x64(True):
+    with double_precision():
         z, lead, _ = _certified(
             _follow(own, shared, moments, jnp.array([classes, np.inf, aligned], jnp.float64)), moments
         )
     return SnapPath(np.asarray(moments), z[:, : len(own)], z[:, len(own) :], lead)
 
 
+@takes_arrays
 def snap_clock(
     distinct: Any, common: Any, classes: int, progress: Any, *, decoder_rate: float = 1.0, attention_rate: float = 1.0
 ) -> np.ndarray:
@@ -124,7 +128,7 @@ def snap_clock(
     if not (decoder_rate > 0 and attention_rate > 0):
         raise UsageError(f"decoder_rate={decoder_rate}, attention_rate={attention_rate}: both must be positive")
     root = float(attention_rate / decoder_rate) ** 0.5
-    with jax.enable_x64(True):
+    with double_precision():
         logarithm = _certified(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
     factor = classes / (decoder_rate * root)
     with np.errstate(over="ignore"):
@@ -137,6 +141,7 @@ def snap_clock(
     return times
 
 
+@takes_arrays
 def gain(start: Any, logits: Any, first: int, second: int) -> np.ndarray:
     r"""Return the relative gain :math:`r = f_l^2/f_{l'}^2 - 1 = (p_l/p_{l'})^2 e^{2(z_l - z_{l'})} - 1` of two tokens.
 
@@ -158,6 +163,7 @@ def gain(start: Any, logits: Any, first: int, second: int) -> np.ndarray:
     return (p[first] / p[second]) ** 2 * np.exp(2 * (z[..., first] - z[..., second])) - 1
 
 
+@takes_arrays
 def gain_law(start: Any, logits: Any, first: int, second: int) -> np.ndarray:
     r"""Return what the paper's gain law predicts for `gain`: :math:`r(0)\, e^{2 z_l}`.
 

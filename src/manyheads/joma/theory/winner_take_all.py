@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import erf, erfinv
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.joma.task import Rule
 
@@ -53,6 +54,7 @@ def sharpness(rule: Rule) -> float:
     return rule.rate_ratio / rule.temperature**2
 
 
+@takes_arrays
 def blowup_time(gains: ArrayLike, s: float = 1.0) -> float:
     r"""Return :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the largest gain's weight is infinite.
 
@@ -78,11 +80,13 @@ def _checked(gains: ArrayLike, s: float) -> Array:
     return delta
 
 
+@takes_arrays
 def reaching_time(gains: ArrayLike, level: float, s: float = 1.0) -> float:
     r"""Return when the largest :math:`|v|` reaches a level, :math:`\operatorname{erf}(\sqrt{s/2}\, level)\, t^*`."""
     return float(erf(level * math.sqrt(s / 2))) * blowup_time(gains, s)
 
 
+@takes_arrays
 def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
     r"""Return :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)` from a start at zero.
 
@@ -108,6 +112,7 @@ def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
     return np.asarray(math.sqrt(2 / s) * erfinv(math.sqrt(2 * s / math.pi) * np.multiply.outer(t, delta)))
 
 
+@takes_arrays
 def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
     r"""Return where every weight is at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
 
@@ -122,6 +127,7 @@ def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
     return np.asarray(math.sqrt(2 / s) * erfinv(delta / np.abs(delta).max()))
 
 
+@takes_arrays
 def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
     r"""Return how far :math:`\operatorname{erf}(scale \cdot v_l)/\Delta_l` is from one number: its range over its mean.
 
@@ -131,6 +137,7 @@ def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
     return float(np.ptp(ratios) / np.abs(ratios.mean()))
 
 
+@takes_arrays
 def linear_attention_at(
     gains: ArrayLike, times: ArrayLike, start: float = 1.0, rate_ratio: float = 1.0
 ) -> tuple[Array, Array]:

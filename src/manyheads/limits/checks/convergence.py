@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 
@@ -51,6 +52,7 @@ class Fall(NamedTuple):
     samples: np.ndarray | None
 
 
+@takes_arrays
 def distances_to_largest(values: ArrayLike) -> Distances:
     """Return how far networks are from those of the largest size, in expectation and one by one.
 

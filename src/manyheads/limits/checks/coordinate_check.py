@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
@@ -204,6 +205,7 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
     }
 
 
+@takes_arrays
 def check_growth(
     quantity: str,
     axis: Axis,

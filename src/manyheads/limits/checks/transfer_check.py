@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.checks.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
@@ -88,6 +89,7 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}" if 0.01 <= factor < 1000 else f"{factor:.0e}"
 
 
+@takes_arrays
 def find_optimum(rates: Any, losses: Any) -> float:
     """Return the learning rate of least loss, refined between the points of the grid.
 
@@ -163,6 +165,7 @@ class Search(NamedTuple):
     outcome: Literal["inside", "below", "above"]
 
 
+@takes_arrays
 def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
 
@@ -241,6 +244,7 @@ def lesson_losses(lesson: Lesson, parametrization: Parametrization, recipe: Reci
     return losses
 
 
+@takes_arrays
 def transfer_check(
     shapes: Sequence[Shape],
     rates: Any,

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manyheads._arrays import check_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.limits.dmft.losses import LOSSES, Loss
 
@@ -201,7 +202,7 @@ class Problem:
 def _array(name: str, given: Any) -> np.ndarray:
     """Return an array of float64, or refuse what is none."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(check_arrays(given, name))
         if array.dtype.kind in "biuf":
             return array.astype(np.float64)
     except ValueError:  # rows of different length

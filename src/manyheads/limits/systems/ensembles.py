@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from manyheads._settings import double_precision
 from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError
 from manyheads.limits.dmft.problem import Problem
@@ -94,7 +95,7 @@ def train_networks(
             f"{len(seeds)} seeds from {seeds[:1]}, chunk={chunk}: give one seed or more, whole numbers; chunks from one"
         )
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    with jax.enable_x64(True):
+    with double_precision():
         run = _trainer(_Frame.of(problem), network, every_head)
         data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.wanted, problem.shares))
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
@@ -76,6 +77,7 @@ def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson, r
     return jax.tree.map(jnp.float32, factors)
 
 
+@takes_arrays
 def sweep_losses(
     lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
 ) -> np.ndarray:

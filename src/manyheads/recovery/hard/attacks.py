@@ -13,9 +13,11 @@ loss, or ask for correlations with labels.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 
+@takes_arrays
 def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
     r"""Find the hidden set of a parity layer from the squares of its labels.
 
@@ -60,6 +62,7 @@ def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
     return tuple(sorted(int(coordinate) + 1 for coordinate in np.argsort(shifts)[-heads:]))
 
 
+@takes_arrays
 def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: int = 64) -> tuple[int, ...]:
     r"""Find the hidden set of a wave layer of period 4 by Gaussian elimination over the field of two elements.
 

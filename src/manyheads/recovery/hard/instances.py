@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import comb
 
+from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import evaluate_layer
@@ -89,6 +90,7 @@ class Guarantees:
         return self.family * tolerance**2
 
 
+@takes_arrays
 def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     r"""Solve for the projections that make m sigmoids of the sum u a parity-like function.
 
@@ -137,6 +139,7 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     return ParitySystem(chosen, np.asarray(np.linalg.solve(system, wanted), np.float64), condition)
 
 
+@takes_arrays
 def parity_layer(dim: int, heads: int, hidden: Iterable[int], *, slopes: ArrayLike | None = None) -> AttentionLayer:
     r"""Return a layer whose attention signal has all its Fourier energy at degree 2m - 1.
 
@@ -179,6 +182,7 @@ def parity_layer(dim: int, heads: int, hidden: Iterable[int], *, slopes: ArrayLi
     return AttentionLayer(theta, projection)
 
 
+@takes_arrays
 def wave_layer(
     dim: int, heads: int, hidden: Iterable[int], *, period: int = 4, slope: float = SHARPEST
 ) -> AttentionLayer:
@@ -274,6 +278,7 @@ def guarantees(layer: AttentionLayer, hidden: Iterable[int]) -> Guarantees:
     return Guarantees(sums**2 / count, math.comb(layer.dim - 1, len(hidden)))
 
 
+@takes_arrays
 def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
     r"""Return what a layer adds to uniform attention, :math:`F(x) - \frac1k \sum_j x_j \sum_i W_i - c`, (n, k, d).
 

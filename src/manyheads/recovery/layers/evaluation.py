@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
+
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
 
@@ -11,6 +13,7 @@ TOKENS = 1 << 14
 """Tokens that are worked on at once."""
 
 
+@takes_arrays
 def evaluate_layer(layer: "AttentionLayer", x: np.ndarray) -> np.ndarray:
     """Apply a layer in the form (Theta, W) to sequences in float64, without compiling anything.
 

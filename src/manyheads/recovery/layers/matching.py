@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 
@@ -121,6 +122,7 @@ def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
     )
 
 
+@takes_arrays
 def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any], x: Array) -> float:
     r"""Return the relative mean squared error of one function of sequences against another.
 

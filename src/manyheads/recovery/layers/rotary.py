@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from manyheads._arrays import as_native, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -103,6 +104,8 @@ class RotaryLayer:
     causal = True
 
     def __post_init__(self) -> None:
+        for name in ("forms", "projection", "bias"):
+            object.__setattr__(self, name, as_native(getattr(self, name), name))
         if np.ndim(self.projection) != 3 or np.ndim(self.forms) != 4:
             raise ShapeError("forms are (T, m, d + 1, d + 1) and projections (m, d, d)")
         heads, dim, _ = np.shape(self.projection)
@@ -113,6 +116,7 @@ class RotaryLayer:
             raise ShapeError(f"bias of shape {np.shape(self.bias)}: ({dim},) would fit the projections")
 
     @classmethod
+    @takes_arrays
     def of_projections(
         cls,
         query: np.ndarray,
@@ -172,6 +176,7 @@ class RotaryLayer:
             raise UsageError(f"offset {offset}: forms are known at offsets 0 to {self.offsets - 1}")
         return self.turns.form(offset)
 
+    @takes_arrays
     def __call__(self, x: Any) -> np.ndarray:
         """Apply the layer to sequences (n, k, d), in float64."""
         x = np.asarray(x, np.float64)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError
 
@@ -29,6 +30,7 @@ class Normalisation:
     centred: bool = True
     epsilon: float = 1e-5
 
+    @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Normalise tokens (..., d)."""
         x = np.asarray(x, np.float64)
@@ -41,6 +43,7 @@ class Normalisation:
         return "LayerNorm" if self.centred else "RMSNorm"
 
 
+@takes_arrays
 def projected(
     layer: AttentionLayer, gain: np.ndarray, shift: np.ndarray | None = None, *, centred: bool = True
 ) -> AttentionLayer:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from manyheads._arrays import COMPLEX, as_native, takes_arrays
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.progress import announce
@@ -231,6 +232,7 @@ class Oracle:
             finally:
                 self._say = None
 
+    @takes_arrays
     def __call__(self, x: np.ndarray, read: Read = "last") -> np.ndarray:
         """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d), float64."""
         x = np.ascontiguousarray(x, np.float64)
@@ -247,6 +249,7 @@ class Oracle:
             y -= x[:, -1] if read == "last" else x
         return y
 
+    @takes_arrays
     def ask(self, x: np.ndarray) -> np.ndarray:
         """Ask about one batch (n, k, d) past the store; return all rows as they came, the input not subtracted."""
         self._afford(*x.shape[:2])
@@ -338,7 +341,7 @@ def ask_function(function: Callable[[Any], Any], x: np.ndarray, dtype: str = "fl
         if hasattr(y, "detach"):  # a tensor of PyTorch, which is not imported here
             y = y.detach().cpu()
             y = y.float() if "bfloat16" in str(y.dtype) else y
-        y = np.asarray(y)
+        y = np.asarray(as_native(y, "the answer", COMPLEX))
     except Exception as error:
         raise OracleError(
             f"the oracle raised {type(error).__name__} on {given}: {error}. With a store, earlier answers are kept"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def panel_from_json(data: dict[str, Any]) -> Panel:
     raise UsageError(f"unknown kind of panel: {data.get('kind')!r}")
 
 
+@takes_arrays
 def spread_curve(x: Iterable[float], samples: np.ndarray, label: str, role: Role = "trained", group: int = 0) -> Curve:
     """Return the mean over replicates with the full range of the replicates as its band.
 

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from manyheads._settings import reproducible
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
@@ -137,18 +138,17 @@ def attempt(study: Study, unit: Unit, seed: int) -> xr.Dataset | Failure:
 
 
 def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
-    """Run one unit with 64-bit types enabled and return its dataset, wall and CPU seconds included.
+    """Run one unit under pinned settings of JAX and NumPy and return its dataset, wall and CPU seconds included.
 
     Raises
     ------
     MalformedResult
         The study returned something other than a dataset of numbers and texts.
     """
-    import jax
     import numpy as np
 
     wall, cpu = time.perf_counter(), time.process_time()
-    with jax.enable_x64(True):
+    with reproducible():
         if unit.cell is None:
             dataset = _on_host(_refuse_reserved(study.predict(prediction_key(seed, unit.first)), unit), unit)
         elif study.vectorised:

@@ -1,0 +1,222 @@
+"""Entrance of arrays from outside: checked, made native, and computed in the precision that they came in.
+
+Every public function that takes arrays carries one of two decorators. Both pass each array among the arguments
+(also inside lists, tuples, dictionaries and modules) through `as_native`:
+
+* `takes_arrays`, for functions written in NumPy: whatever NumPy's error state, it computes under the default one;
+* `follows_caller`, for functions written once in `jax.numpy`. If all arrays are NumPy arrays or Python numbers, it
+  runs in double precision whatever JAX's configuration, and its arrays come back as NumPy arrays. If one of them is
+  a JAX array or a tracer, it runs as the caller has set JAX up, and differentiates and compiles there.
+
+What happens to an array:
+
+====================================  ==================================================================
+NumPy, pandas, xarray, PyTorch        an `ndarray` of native byte order; extended precision becomes float64
+PyTorch on a device, bfloat16         copied to the host; bfloat16 becomes float32, which holds it exactly
+JAX                                   unchanged
+masked, complex, objects, text, time  refused, unless the function says that it takes them
+PyTorch that requires a gradient      refused: the result would not pass the gradient on
+====================================  ==================================================================
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import numpy as np
+
+from manyheads._settings import NUMPY_ERRORS, double_precision
+from manyheads.errors import ShapeError, UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REAL = "biuf"
+COMPLEX = "biufc"
+LABELS = "biufOSU"
+PLAIN = frozenset({int, float, bool, str, type(None)})
+REMEDIES = {
+    "c": "this function is real: give `.real`, or the absolute value",
+    "O": "give numbers, such as `.astype(float)`",
+    "S": "give numbers, not text",
+    "U": "give numbers, not text",
+    "M": "give numbers, such as the time since the first one in seconds",
+    "m": "give numbers, such as the time in seconds",
+    "V": "give one array for each of its fields",
+}
+
+
+def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
+    """Return an array that NumPy and JAX compute with as it stands; anything that is no array is returned unchanged.
+
+    Parameters
+    ----------
+    value
+        Anything. Arrays are what has `__array__`.
+    name
+        What it is called in errors.
+    kinds
+        The kinds of NumPy dtypes that are admitted.
+
+    Raises
+    ------
+    ShapeError
+        A masked array, a dtype of another kind, or a tensor that requires a gradient.
+    """
+    if type(value) in PLAIN or isinstance(value, type) or not hasattr(value, "__array__"):
+        return value
+    if _is_a(value, "jax", "Array"):
+        _check_kind(value.dtype, name, kinds)
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ShapeError(
+            f"{name} is a masked array, whose mask would be ignored: drop the masked entries, or replace them "
+            "with `.filled(value)`"
+        )
+    if isinstance(value, np.generic):
+        _check_kind(value.dtype, name, kinds)
+        return value
+    array = np.asarray(_from_torch(value, name) if _is_a(value, "torch", "Tensor") else value)
+    _check_kind(array.dtype, name, kinds)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def as_integers(value: Any, name: str) -> Any:
+    """Return an array of integers as it is, and one of whole floating-point numbers as int64.
+
+    Raises
+    ------
+    ShapeError
+        Neither integers nor floating-point numbers.
+    UsageError
+        NaN, infinity or a fraction: as an integer, each would be a number that nobody gave.
+    """
+    array = np.asarray(as_native(value, name))
+    if array.dtype.kind in "iu":
+        return array
+    if array.dtype.kind != "f":
+        raise ShapeError(f"{name} of dtype {array.dtype}: give integers")
+    whole = np.isfinite(array) & (np.abs(array) < 2.0**63)
+    whole &= array == np.trunc(np.where(whole, array, 0))
+    if not whole.all():
+        where = tuple(int(index) for index in np.argwhere(~whole)[0])
+        raise UsageError(f"{name} holds {array[where]} at {where}: give integers")
+    return array.astype(np.int64)
+
+
+def check_arrays(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
+    """Pass every array in `value` through `as_native`; what holds none is returned as the same object."""
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, list | tuple):
+        if all(type(item) in PLAIN for item in value):
+            return value
+        items = [check_arrays(item, f"{name}[{place}]", kinds) for place, item in enumerate(value)]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: check_arrays(item, f"{name}[{key!r}]", kinds) for key, item in value.items()}
+    if _is_a(value, "equinox", "Module"):
+        import jax
+
+        leaves, structure = jax.tree.flatten(value)
+        checked = [as_native(leaf, f"a part of {name}", kinds) for leaf in leaves]
+        same = all(new is old for new, old in zip(checked, leaves, strict=True))
+        return value if same else jax.tree.unflatten(structure, checked)
+    return as_native(value, name, kinds)
+
+
+@overload
+def takes_arrays(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def takes_arrays(*, kinds: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def takes_arrays(function: Any = None, /, *, kinds: str = REAL) -> Any:
+    """Check the arrays among the arguments of a function written in NumPy, and pin NumPy's error state."""
+    if function is None:
+        return functools.partial(_takes_arrays, kinds=kinds)
+    return _takes_arrays(function, kinds)
+
+
+def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        args, kwargs = _checked(function, args, kwargs, kinds)
+        with np.errstate(**NUMPY_ERRORS):  # type: ignore[call-overload]
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def follows_caller(function: Callable[P, R]) -> Callable[P, R]:
+    """Run `function` in double precision on NumPy arrays and in the caller's precision on JAX arrays.
+
+    `self` of a method counts as an argument: a layer that holds NumPy weights is on the host.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        args, kwargs = _checked(function, args, kwargs, REAL)
+        if not on_host(args, kwargs):
+            return function(*args, **kwargs)
+        import jax
+
+        # Evaluated now even while a caller's function is traced: NumPy arrays are constants there, and a program
+        # traced in double precision within one in single precision runs in neither.
+        with jax.ensure_compile_time_eval(), double_precision():
+            return to_numpy(function(*args, **kwargs))
+
+    return wrapper
+
+
+def on_host(*trees: Any) -> bool:
+    """Tell whether no leaf of `trees` is a JAX array or tracer."""
+    import jax
+
+    return not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
+
+
+def to_numpy(tree: Any) -> Any:
+    """Replace every JAX array in a pytree by the NumPy array it holds."""
+    import jax
+
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def _checked(function: Any, args: Any, kwargs: Any, kinds: str) -> tuple[Any, Any]:
+    code = inspect.unwrap(function).__code__
+    names = (*code.co_varnames[: code.co_argcount], *[f"argument {place}" for place in range(len(args))])
+    args = tuple(check_arrays(value, name, kinds) for value, name in zip(args, names, strict=False))
+    return args, {name: check_arrays(value, name, kinds) for name, value in kwargs.items()}
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Tell whether a value is of a class of a module, without importing the module."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name, ()))
+
+
+def _check_kind(dtype: Any, name: str, kinds: str) -> None:
+    kind = getattr(dtype, "kind", "")
+    if kind in kinds or not isinstance(dtype, np.dtype):  # the keys of JAX have dtypes of their own
+        return
+    if kind == "V" and dtype.names is None and dtype.type.__module__ == "ml_dtypes":  # bfloat16 and narrower
+        return
+    raise ShapeError(f"{name} of dtype {dtype}: {REMEDIES.get(kind, 'give numbers')}")
+
+
+def _from_torch(tensor: Any, name: str) -> Any:
+    import torch
+
+    if tensor.requires_grad:
+        raise ShapeError(f"{name} is a tensor that requires a gradient, which would stop here: give `{name}.detach()`")
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    try:
+        return tensor.cpu().numpy()
+    except (TypeError, RuntimeError) as error:  # sparse and quantised tensors, dtypes that NumPy lacks
+        raise ShapeError(f"{name}, a tensor of {tensor.dtype}, is no NumPy array: {error}") from error

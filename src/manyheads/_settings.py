@@ -1,0 +1,47 @@
+"""Settings of JAX and NumPy that manyheads computes under, set by context and left as the user had them.
+
+A user may have changed any of them for a program of their own. Most only turn into an error what is meant
+(`jax_numpy_rank_promotion`, `jax_numpy_dtype_promotion`, `jax_transfer_guard`, `jax_debug_nans`, `numpy.seterr`);
+`jax_enable_x64`, `jax_threefry_partitionable` and `jax_default_matmul_precision` change the numbers.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""What NumPy does unless it is told otherwise."""
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Compute in double precision, under JAX's and NumPy's default rules for promotion, transfers, NaN and overflow."""
+    import jax
+
+    with ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(True))
+        stack.enter_context(jax.numpy_rank_promotion("allow"))
+        stack.enter_context(jax.numpy_dtype_promotion("standard"))
+        stack.enter_context(jax.transfer_guard("allow"))
+        stack.enter_context(jax.debug_nans(False))
+        stack.enter_context(jax.debug_infs(False))
+        stack.enter_context(np.errstate(**NUMPY_ERRORS))  # type: ignore[arg-type]
+        yield
+
+
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """Compute in double precision and pin what else decides numbers: random streams, products, compilation.
+
+    The values are JAX's defaults. A unit of a study runs under them: its numbers belong to the study and the seed, and
+    a run that was begun under one configuration of JAX is continued under any other.
+    """
+    import jax
+
+    with double_precision(), ExitStack() as stack:
+        stack.enter_context(jax.threefry_partitionable(True))
+        stack.enter_context(jax.default_prng_impl("threefry2x32"))
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(jax.disable_jit(False))
+        yield
