@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from manyheads._settings import NUMPY_ERRORS, double_precision
+from manyheads._settings import default_numpy_errors, double_precision
 from manyheads.errors import ShapeError, UsageError
 
 P = ParamSpec("P")
@@ -146,7 +146,7 @@ def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = _checked(function, args, kwargs, kinds)
-        with np.errstate(**NUMPY_ERRORS):  # type: ignore[call-overload]
+        with default_numpy_errors():
             return function(*args, **kwargs)
 
     return wrapper

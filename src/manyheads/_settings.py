@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
-NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-"""What NumPy does unless it is told otherwise."""
+
+def default_numpy_errors() -> np.errstate:
+    """Return the context in which NumPy treats overflow and the like as it does unless it is told otherwise."""
+    return np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def double_precision() -> Iterator[None]:
         stack.enter_context(jax.transfer_guard("allow"))
         stack.enter_context(jax.debug_nans(False))
         stack.enter_context(jax.debug_infs(False))
-        stack.enter_context(np.errstate(**NUMPY_ERRORS))  # type: ignore[arg-type]
+        stack.enter_context(default_numpy_errors())
         yield
 
 
