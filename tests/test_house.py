@@ -19,7 +19,11 @@ LONGEST = 450
 # Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
 # room that has no row here) may import the ground alone.
 GROUND = {"attention", "transformer", "costs", "models", "data", "spectra", "statistics", "study"}
-FLOOR = {"errors": 0, "_extras": 0, "_settings": 0, "_arrays": 0} | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4}
+FLOOR = (
+    {"errors": 0, "_extras": 0, "_settings": 0, "_arrays": 0}
+    | dict.fromkeys(GROUND, 1)
+    | {"probe": 3, "demo": 3, "cli": 4}
+)
 THEORY = 2
 
 # What a room on the ground needs of its neighbours. The bench knows no theory and no layer; whatever is added here
