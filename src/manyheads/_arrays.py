@@ -1,9 +1,10 @@
 """Entrance of arrays from outside: checked, made native, and computed in the precision that they came in.
 
-Every public function that takes arrays carries one of two decorators. Both pass each array among the arguments
+Every public function that takes arrays carries one of these decorators. They pass each array among the arguments
 (also inside lists, tuples, dictionaries and modules) through `as_native`:
 
 * `takes_arrays`, for functions written in NumPy: whatever NumPy's error state, it computes under the default one;
+  `takes_labels` does the same and admits text and objects;
 * `follows_caller`, for functions written once in `jax.numpy`. If all arrays are NumPy arrays or Python numbers, it
   runs in double precision whatever JAX's configuration, and its arrays come back as NumPy arrays. If one of them is
   a JAX array or a tracer, it runs as the caller has set JAX up, and differentiates and compiles there.
@@ -23,7 +24,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -131,15 +132,14 @@ def check_arrays(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     return as_native(value, name, kinds)
 
 
-@overload
-def takes_arrays(function: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def takes_arrays(*, kinds: str) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def takes_arrays(function: Any = None, /, *, kinds: str = REAL) -> Any:
-    """Check the arrays among the arguments of a function written in NumPy, and pin NumPy's error state."""
-    if function is None:
-        return functools.partial(_takes_arrays, kinds=kinds)
-    return _takes_arrays(function, kinds)
+def takes_arrays(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arrays among the arguments of a function written in NumPy, and compute under NumPy's defaults."""
+    return _takes_arrays(function, REAL)
+
+
+def takes_labels(function: Callable[P, R]) -> Callable[P, R]:
+    """Do the same for a function whose arrays may also hold text or objects, as labels."""
+    return _takes_arrays(function, LABELS)
 
 
 def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:

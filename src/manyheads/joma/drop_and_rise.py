@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from manyheads._arrays import LABELS, takes_arrays
+from manyheads._arrays import takes_arrays, takes_labels
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
@@ -153,7 +153,7 @@ def hold_last(curves: ArrayLike) -> Array:
     return np.where(alive, values, np.take_along_axis(values, last, -1))
 
 
-@takes_arrays(kinds=LABELS)
+@takes_labels
 def correlate_within(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> float:
     r"""Spearman's rank correlation within groups: ranks are taken, and centred, inside each of them.
 
