@@ -2,7 +2,11 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
+import jax
+import numpy as np
 import pytest
 from tests.study.toys import Walk
 
@@ -130,4 +134,14 @@ def test_report_and_citation(call, store):
 def test_version(call):
     import manyheads
 
-    assert call("--version")[:2] == (0, f"{manyheads.__version__}\n")
+    status, shown, _ = call("--version")
+    assert status == 0
+    assert shown.splitlines()[0] == f"manyheads {manyheads.__version__}"
+    assert f"jax {jax.__version__}" in shown.splitlines()
+    assert f"numpy {np.__version__}" in shown.splitlines()
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "manyheads", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("manyheads ")

@@ -20,7 +20,9 @@ SOURCE = Source(
     "Learning and Transferring Sparse Contextual Bigrams with Linear Transformers",
     "Yunwei Ren and Zixuan Wang and Jason D. Lee",
     2024,
-    venue="NeurIPS",
+    kind="inproceedings",
+    venue="Advances in Neural Information Processing Systems",
+    volume="37",
     identifier="2410.23438",
     locus="abstract; what is compared with it is derived here",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 from manyheads.cli.interrupts import heeded_interrupts
 
 DONE, CHECK_FAILED, WRONG_USE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+LIBRARIES = ("jax", "equinox", "numpy", "scipy", "xarray", "zarr", "numba", "torch", "transformers", "distributed")
 
 
 class Command(NamedTuple):
@@ -77,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if words in (["--version"], ["-V"]):
-        import manyheads
-
-        print(manyheads.__version__)
+        print(_versions())
         return DONE
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
@@ -122,6 +123,21 @@ def _parse(command: Any, rest: list[str], program: str) -> Any:
         if leaving.code in (0, None):
             return None
         raise
+
+
+def _versions() -> str:
+    """Return the version of manyheads and of the libraries that its numbers depend on, as a bug report needs them."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import manyheads
+
+    lines = [f"manyheads {manyheads.__version__}", f"python {platform.python_version()}"]
+    for library in LIBRARIES:
+        try:
+            lines.append(f"{library} {version(library)}")
+        except PackageNotFoundError:  # an optional one
+            lines.append(f"{library} is not installed")
+    return "\n".join(lines)
 
 
 def _help(group: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +21,7 @@ from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
 from manyheads.recovery.pictures import layer_panels
+from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Listing, Panel, Source, Study, Verdict
 from manyheads.study.reporting.html import format_figure
 
@@ -62,14 +63,8 @@ class Extraction(Study):
 
     name: ClassVar[str] = "demo/extraction"
     claim: ClassVar[str] = "the weights of an attention layer follow from its answers alone"
-    source: ClassVar[Source] = Source(
-        "chen2024",
-        "Provably learning a multi-head attention layer",
-        "Sitan Chen and Yuanzhi Li",
-        2024,
-        venue="arXiv",
-        identifier="arXiv:2402.04084",
-        locus="equation 1: the form of the layer; how it is asked is derived here",
+    source: ClassVar[Source] = replace(
+        SOURCE, locus="equation 1: the form of the layer; how it is asked is derived here"
     )
 
     text: Path | None = None

@@ -64,7 +64,10 @@ class TextTraining(Study):
         "Prediction and Entropy of Printed English",
         "Claude E. Shannon",
         1951,
-        venue="Bell System Technical Journal 30",
+        kind="article",
+        venue="Bell System Technical Journal",
+        volume="30",
+        pages="50--64",
         identifier="10.1002/j.1538-7305.1951.tb01366.x",
         locus="the n-gram entropies; smoothed here by Witten and Bell's method C",
     )

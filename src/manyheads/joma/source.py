@@ -7,6 +7,7 @@ SOURCE = Source(
     "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and Attention",
     "Yuandong Tian and Yiping Wang and Zhenyu Zhang and Beidi Chen and Simon Du",
     2024,
-    venue="ICLR",
+    kind="inproceedings",
+    venue="International Conference on Learning Representations",
     identifier="2310.00535",
 )

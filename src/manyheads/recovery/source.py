@@ -11,8 +11,9 @@ SOURCE = Source(
     "chen2024",
     "Provably learning a multi-head attention layer",
     "Sitan Chen and Yuanzhi Li",
-    2024,
-    venue="STOC 2025",
+    2025,
+    kind="inproceedings",
+    venue="Proceedings of the 57th Annual ACM Symposium on Theory of Computing",
     identifier="2402.04084",
     locus="outline of the algorithm; what is compared with it is derived here",
 )

@@ -1,9 +1,15 @@
-"""Where a claim comes from: a paper and the theorem, equation or figure in it."""
+"""Publication behind a claim: its BibTeX entry, and the theorem, equation or figure in it."""
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from manyheads.errors import UsageError
+
+Kind = Literal["article", "inproceedings", "misc"]
+_VENUE_FIELD = {"article": "journal", "inproceedings": "booktitle", "misc": "howpublished"}
+_ARXIV = r"(?:\d{4}\.\d{4,5}|[a-z-]+(?:\.[A-Z]{2})?/\d{7})(?:v\d+)?"
+_DOI = r"10\.\d{4,9}/\S+"
 
 
 @dataclass(frozen=True)
@@ -17,26 +23,37 @@ class Source:
     title, authors, year
         As printed; `authors` in BibTeX order ("Given Family and Given Family").
     venue
-        Journal, conference or "arXiv".
+        Journal, proceedings, place of publication, or "arXiv".
     identifier
-        arXiv number ("2405.15712") or DOI; empty for a book or lecture.
+        arXiv number ("2405.15712") or DOI ("10.1103/PhysRevB.24.2613"); empty for a book or lecture.
     locus
-        Theorem, equation, figure or section, as the publication counts them.
+        Theorem, equation, figure or section, as the publication counts them. It is shown in tables and reports, and is
+        no part of the BibTeX entry, which studies of the same publication share.
+    kind
+        Type of the BibTeX entry: "article", "inproceedings" or "misc" (preprint, book, lecture).
+    volume, pages
+        As printed; empty if unknown.
+
+    Raises
+    ------
+    UsageError
+        A key, an identifier or a kind of another form, or text with unbalanced braces.
 
     Examples
     --------
     >>> from manyheads.study import Source
     >>> source = Source("vaswani2017", "Attention Is All You Need", "Ashish Vaswani and others", 2017,
-    ...                 venue="NeurIPS", identifier="1706.03762", locus="equation 1")
+    ...                 kind="inproceedings", venue="Advances in Neural Information Processing Systems", volume="30",
+    ...                 identifier="1706.03762", locus="equation 1")
     >>> print(source.bibtex())
-    @misc{vaswani2017,
-      title = {Attention Is All You Need},
+    @inproceedings{vaswani2017,
+      title = {{Attention Is All You Need}},
       author = {Ashish Vaswani and others},
       year = {2017},
-      howpublished = {NeurIPS},
+      booktitle = {Advances in Neural Information Processing Systems},
+      volume = {30},
       eprint = {1706.03762},
-      archiveprefix = {arXiv},
-      note = {equation 1},
+      archivePrefix = {arXiv},
     }
     """
 
@@ -47,29 +64,56 @@ class Source:
     venue: str = "arXiv"
     identifier: str = ""
     locus: str = ""
+    kind: Kind = "misc"
+    volume: str = ""
+    pages: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9:_-]*", self.key):
             raise UsageError(f"a BibTeX key starts with a letter and holds letters, digits and ':_-'; got {self.key!r}")
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"kind={self.kind!r}: choose from {', '.join(get_args(Kind))}")
+        if self.identifier and not self._eprint() and not re.fullmatch(_DOI, self.identifier):
+            raise UsageError(
+                f"identifier={self.identifier!r}: expected an arXiv number such as 2405.15712, or a DOI, which starts "
+                "with '10.'; leave it empty if there is none"
+            )
+        for name in ("title", "authors", "venue", "volume", "pages"):
+            if not _balanced(text := getattr(self, name)):
+                raise UsageError(f"{name}={text!r}: braces are unbalanced, which BibTeX cannot read")
 
     def bibtex(self) -> str:
         """Return the BibTeX entry."""
-        entries = {
-            "title": self.title,
-            "author": self.authors,
-            "year": str(self.year),
-            "howpublished": self.venue,
-        }
-        if re.fullmatch(r"\d{4}\.\d{4,5}", self.identifier):
-            entries |= {"eprint": self.identifier, "archiveprefix": "arXiv"}
-        elif self.identifier:
-            entries["doi"] = self.identifier
-        if self.locus:
-            entries["note"] = self.locus
-        lines = "".join(f"  {name} = {{{text}}},\n" for name, text in entries.items())
-        return f"@misc{{{self.key},\n{lines}}}"
+        entries = {"title": f"{{{_escaped(self.title)}}}", "author": _escaped(self.authors), "year": str(self.year)}
+        eprint = self._eprint()
+        if not (eprint and self.kind == "misc"):  # the venue of a preprint is its archive
+            entries[_VENUE_FIELD[self.kind]] = _escaped(self.venue)
+        entries |= {"volume": _escaped(self.volume), "pages": _escaped(self.pages)}
+        entries |= {"eprint": eprint, "archivePrefix": "arXiv"} if eprint else {"doi": self.identifier}
+        lines = "".join(f"  {name} = {{{text}}},\n" for name, text in entries.items() if text)
+        return f"@{self.kind}{{{self.key},\n{lines}}}"
+
+    def _eprint(self) -> str:
+        """Return the arXiv number, with or without "arXiv:" before it; empty if the identifier is none."""
+        number = self.identifier.removeprefix("arXiv:")
+        return number if re.fullmatch(_ARXIV, number) else ""
 
     def __str__(self) -> str:
         """Return one line for a table: authors, title, venue, year and the place."""
         place = f", {self.locus}" if self.locus else ""
         return f"{self.authors}: {self.title}. {self.venue}, {self.year}{place}"
+
+
+def _escaped(text: str) -> str:
+    """Escape what LaTeX reads as a command, a comment or an alignment, unless it is escaped already."""
+    return re.sub(r"(?<!\\)([&%$#_])", r"\\\1", text)
+
+
+def _balanced(text: str) -> bool:
+    """Return whether every brace is closed, as BibTeX counts (backslashes do not matter)."""
+    depth = 0
+    for letter in text:
+        depth += (letter == "{") - (letter == "}")
+        if depth < 0:
+            return False
+    return depth == 0

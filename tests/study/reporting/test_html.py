@@ -221,6 +221,7 @@ def test_a_report_is_not_written_over_a_folder(tmp_path):
 
 def test_citations_name_each_source_once(store):
     assert cite(store).count("@misc") == 1
+    assert cite(store) == Averages.source.bibtex()
     assert cite(Averages) == cite(Averages())
     with pytest.raises(UsageError, match="carries no source"):
         cite(xr.DataTree())

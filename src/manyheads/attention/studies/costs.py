@@ -71,7 +71,9 @@ class Costs(Study):
         "Ashish Vaswani and Noam Shazeer and Niki Parmar and Jakob Uszkoreit and Llion Jones and Aidan N. Gomez and "
         "Lukasz Kaiser and Illia Polosukhin",
         2017,
-        venue="NeurIPS",
+        kind="inproceedings",
+        venue="Advances in Neural Information Processing Systems",
+        volume="30",
         identifier="1706.03762",
         locus="section 4, table 1",
     )

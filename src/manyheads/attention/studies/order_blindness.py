@@ -66,7 +66,9 @@ class OrderBlindness(Study):
         "Manzil Zaheer and Satwik Kottur and Siamak Ravanbakhsh and Barnabas Poczos and Ruslan Salakhutdinov and "
         "Alexander J. Smola",
         2017,
-        venue="NeurIPS",
+        kind="inproceedings",
+        venue="Advances in Neural Information Processing Systems",
+        volume="30",
         identifier="1703.06114",
         locus="theorem 2: what a permutation-invariant function is; the ceiling is derived here",
     )

@@ -49,7 +49,9 @@ class ScanAndSnap(Study):
         "Scan and Snap: Understanding Training Dynamics and Token Composition in 1-layer Transformer",
         "Yuandong Tian and Yiping Wang and Beidi Chen and Simon Du",
         2023,
-        venue="NeurIPS",
+        kind="inproceedings",
+        venue="Advances in Neural Information Processing Systems",
+        volume="36",
         identifier="2305.16380",
         locus="theorems 2 to 4; the path, its clock and the order of the law's error are derived here",
     )

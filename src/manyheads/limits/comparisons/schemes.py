@@ -62,7 +62,9 @@ def bordelon(locus: str) -> Source:
         "Infinite Limits of Multi-head Transformer Dynamics",
         "Blake Bordelon and Hamza Tahir Chaudhry and Cengiz Pehlevan",
         2024,
-        venue="NeurIPS",
+        kind="inproceedings",
+        venue="Advances in Neural Information Processing Systems",
+        volume="37",
         identifier="2405.15712",
         locus=locus,
     )

@@ -42,4 +42,6 @@ def cite(result: xr.DataTree | Study | type[Study] | str | os.PathLike[str]) -> 
         sources = [run.header["source"] for run in find_runs(result)]
     else:
         raise UsageError(f"expected a result, a study or a path, got a {type(result).__name__}")
-    return "\n\n".join(dict.fromkeys(Source(**source).bibtex() for source in sources))
+    published = [Source(**source) for source in sources]
+    # Runs of one publication differ in the place they name, and older ones in what was known of it: one entry each.
+    return "\n\n".join({(source.key, source.title): source.bibtex() for source in published}.values())
