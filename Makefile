@@ -1,31 +1,50 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Every target does its own set-up.
 PYTHON ?= python3
 VENV   ?= .venv
+EXTRAS ?= dev,fast,torch,cluster
+TORCH  ?= torch==2.13.0  # with a version, so that a folder of wheels for the processor alone is found
+TESTS  ?= tests
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP     = $(BIN)/pip install --quiet --disable-pip-version-check
+PINNED  = $(PIP) -c constraints.txt
+SUITE   = $(BIN)/pytest -n 2 --dist worksteal $(TESTS)
 
-.PHONY: demo test test-torch lint format acceptance bench clean
+.PHONY: demo test test-all test-oldest test-newest lint format acceptance bench clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PINNED) -e .
 	@touch $@
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) -e '.[dev]'
+	$(PINNED) -e '.[dev]'
 	@touch $@
 $(VENV)/.extras: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PIP) -e '.[dev,fast,torch,cluster]'
+	$(PINNED) $(TORCH) -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(VENV)/.core  ## train a small transformer on real text and write a report
 	$(BIN)/manyheads demo
 
 test: $(VENV)/.dev  ## the suite on what is installed; tests of an absent extra are skipped by name
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(SUITE)
 
-test-torch: $(VENV)/.extras  ## the whole suite with every extra installed
-	$(BIN)/pytest -n 2 --dist worksteal
+test-all: $(VENV)/.extras  ## the whole suite with every extra installed
+	$(SUITE)
+
+# Both ends of what pyproject.toml admits, each in an environment of its own.
+test-oldest: VENV := $(VENV)-oldest
+test-oldest: BIN := $(VENV)/bin
+test-oldest:  ## the whole suite on the lower bounds
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints-oldest.txt $(TORCH) -e '.[$(EXTRAS)]'
+	$(SUITE)
+
+test-newest: VENV := $(VENV)-newest
+test-newest: BIN := $(VENV)/bin
+test-newest:  ## the whole suite on the newest versions that can be installed
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade --upgrade-strategy eager $(TORCH) -e '.[$(EXTRAS)]'
+	$(SUITE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -43,4 +62,4 @@ bench: $(VENV)/.extras  ## one performance claim, ours beside its peer: make ben
 	$(BIN)/python benchmarks/$(NAME).py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis

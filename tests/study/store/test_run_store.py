@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.study.toys import Averages, Walk
@@ -46,6 +46,8 @@ arrays = hnp.arrays(
 
 @settings(max_examples=25)
 @given(arrays)
+@example(np.array([-0.0, -0.0]))  # older versions of zarr take a chunk of negative zeros for an empty one
+@example(np.array(-0.0, np.float32))
 def test_any_array_comes_back_to_the_last_bit(tmp_path_factory, array):
     store = RunStore.create(tmp_path_factory.mktemp("store"), Walk(), 0)
     dims = [f"d{axis}" for axis in range(array.ndim)]
