@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.bigram import Batch, TransferSettings, draw_correlated, draw_task, predict_transfer, transfer_test
+from manyheads.bigram import (
+    Batch,
+    TransferSettings,
+    draw_batch,
+    draw_correlated,
+    draw_task,
+    predict_transfer,
+    transfer_test,
+)
 from manyheads.bigram.studies.screening import draw_even, search
 from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.errors import ShapeError, UsageError
@@ -41,6 +49,39 @@ def test_the_value_may_come_with_its_means(rng, task):
     first, second = transfer_test(value, batch, 2), transfer_test(moved, batch, 2)
     np.testing.assert_allclose(first.strongest, second.strongest, rtol=1e-9)
     np.testing.assert_allclose(first.correlation, second.correlation, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("length", "size", "rho"), [(100, 400, 0.5), (200, 2000, 0.2), (300, 1000, 0.4)])
+def test_what_helps_has_a_correlation_and_a_finite_number_of_samples(length, size, rho):
+    """Pilots in which one score stands out, but the energy at the picked positions does not exceed its error."""
+    task = draw_task(np.random.default_rng(5001), 4, length, 2)
+    value = draw_correlated(np.random.default_rng(6001), task, rho)
+    test = transfer_test(value, draw_batch(np.random.default_rng(7001), task, size), 2)
+    assert test.strongest > test.threshold
+    if test.decision == "helps":
+        assert round(test.samples) > 0
+        assert test.interval.contains(test.correlation)
+        assert test.interval.contains(rho)
+        assert not test.flip
+        assert np.isfinite(test.pilot_needed)
+    else:
+        assert test.decision == "undecided"
+
+
+def test_few_positions_helping_leave_bounds_on_the_correlation():
+    """By the inequality of Cauchy and Schwarz a positive product with P bounds the energy, and rho, from below."""
+    sides = []
+    for seed in range(12):
+        rng = np.random.default_rng([5001, seed])
+        task = draw_task(rng, 4, 100, 2)
+        value = draw_correlated(rng, task, 0.5)
+        test = transfer_test(value, draw_batch(rng, task, 800), 2)
+        if test.decision == "helps":
+            assert np.isfinite([test.correlation, test.samples, test.pilot_needed]).all()
+            sides.append((test.interval.contains(0.5), test.interval.high == 1.0))
+    covered, bounded = np.sum(sides, 0)
+    assert bounded > 0  # the case occurs
+    assert covered >= len(sides) - 1  # at 99%, two of twelve would be a chance of less than one in a hundred
 
 
 def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_large(rng):

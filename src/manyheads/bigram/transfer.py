@@ -69,7 +69,7 @@ DEFAULT = TransferSettings()
 
 @dataclass(frozen=True, eq=False)
 class TransferTest:
-    """What a pilot says of a pretrained value matrix.
+    r"""What a pilot says of a pretrained value matrix.
 
     Attributes
     ----------
@@ -78,17 +78,20 @@ class TransferTest:
     correlation, interval
         Estimated rho and its confidence interval, from the second half of the pilot at the positions that the first
         half picked. With a given energy, wrong positions pull it towards zero: it is low while the pilot is small.
-        Without one it is NaN, and the interval says nothing, if nothing depends on the picked positions.
+        Without one, K_P is estimated at these positions. Where that estimate does not exceed its error, K_P is only
+        known to be at least :math:`\langle W,\tilde P\rangle_\mu^2/|W|_\mu^2`: the interval reaches to 1, or to -1, and
+        `correlation` is NaN if that product may be zero as well.
     strongest, threshold, null_level
         Largest score of all queries and positions in deviations of its noise; what it must pass; and what it is
         expected to reach if nothing depends, the square root of 2 ln(2 N T).
     flip
-        Whether the correlation is negative: start from -W.
+        Whether the correlation is negative, by the sign of the largest score: start from -W.
     positions
         (N, Q), picked by the first half.
     samples, samples_range
         Predicted samples until the scores put all positions first, C/rho^2, and the same at the ends of the interval;
-        for equal weights, infinite where rho may be zero.
+        for equal weights. `samples` is finite if the decision is "helps"; it is infinite where the correlation is zero
+        or NaN, and so is the end of the range where rho may be zero.
     pilot_needed
         Samples of a pilot that sees the smallest correlation worth having with the confidence asked for; NaN without
         the energy where nothing was found.
@@ -113,9 +116,10 @@ def transfer_test(
 ) -> TransferTest:
     r"""Decide whether a pretrained value matrix helps on the task that a pilot was drawn from.
 
-    *helps* if the largest :math:`|S_{kt}|\sqrt{n_k}/\sigma` passes 4.5 and Bonferroni's threshold for all positions;
-    *does not* if it does not, though the pilot would have shown `settings.least` with the confidence asked for;
-    *undecided* otherwise, and then `pilot_needed` says how large a pilot decides.
+    *helps* if the largest :math:`|S_{kt}|\sqrt{n_k}/\sigma` passes 4.5 and Bonferroni's threshold for all positions,
+    and the correlation has an estimate of the same sign; *does not* if no score passes, though the pilot would have
+    shown `settings.least` with the confidence asked for; *undecided* otherwise, and then `pilot_needed` says how large
+    a pilot decides.
 
     Parameters
     ----------
@@ -169,10 +173,12 @@ def transfer_test(
     strongest = float(np.abs(whole).max())
     first = early * np.sqrt(early_counts)[:, None]
     sign = float(np.sign(first.flat[np.abs(first).argmax()])) or 1.0
+    largest = float(np.sign(whole.flat[np.abs(whole).argmax()]))
     positions = np.sort(np.argpartition(-sign * early, sparsity - 1, axis=1)[:, :sparsity], axis=1)
     seen = tokens[half:][np.arange(len(tokens) - half)[:, None], positions[queries[half:]]]  # (B/2, Q)
     norm = float(law @ (centred**2).sum(0)) ** 0.5
     correlation, interval, energy = _estimate(centred / norm, seen, targets[half:], (answers, law), settings)
+    agrees = correlation * largest > 0  # false for NaN: without an estimate, how much it helps is not known
     tests = 2 * early.size
     threshold = max(TRUSTED, float(stats.norm.isf((1 - settings.level) / tests)))
 
@@ -190,7 +196,7 @@ def transfer_test(
     )
     decision: Decision = "undecided"
     if strongest > threshold:
-        decision = "helps"
+        decision = "helps" if agrees else "undecided"
     elif settings.energy is not None and len(tokens) >= pilot_needed:
         decision = "does not"
     return TransferTest(
@@ -200,7 +206,7 @@ def transfer_test(
         strongest,
         threshold,
         (2 * np.log(tests)) ** 0.5,
-        bool(correlation < 0),
+        largest < 0,
         positions,
         samples(correlation),
         (samples(ends[1]), float("inf") if interval.contains(0.0) else samples(ends[0])),
@@ -266,20 +272,29 @@ def _estimate(
     gains = np.einsum("byx,yx,x->b", tables, unit, laws[1])  # <W, P>/|W|
     inner = np.einsum("ayx,byx,x->ab", tables, tables, laws[1])
 
-    def ratio(kept: np.ndarray) -> tuple[float, float]:
+    def jackknife(figures: np.ndarray) -> float:  # Tukey's error, as half an interval
+        error = float((BLOCKS - 1) / BLOCKS * ((figures - figures.mean()) ** 2).sum()) ** 0.5
+        return error * float(stats.t.isf((1 - settings.level) / 2, BLOCKS - 1))
+
+    def energy_of(kept: np.ndarray) -> float:  # without its own noise
         part = inner[np.ix_(kept, kept)]
-        pairs = len(kept) * (len(kept) - 1)
-        energy = settings.energy or float(part.sum() - np.trace(part)) / pairs  # without its own noise
-        return float(gains[kept].mean()) / max(energy, 1e-12) ** 0.5, energy
+        return settings.energy or float(part.sum() - np.trace(part)) / (len(kept) * (len(kept) - 1))
+
+    def ratio(kept: np.ndarray) -> float:
+        return float(gains[kept].mean()) / max(energy_of(kept), 1e-12) ** 0.5
 
     everything = np.arange(BLOCKS)
-    figure, energy = ratio(everything)
-    left_out = np.asarray([ratio(np.delete(everything, block)) for block in everything])
-    errors = ((BLOCKS - 1) / BLOCKS * ((left_out - left_out.mean(0)) ** 2).sum(0)) ** 0.5  # Tukey's jackknife
-    half, doubt = (errors * stats.t.isf((1 - settings.level) / 2, BLOCKS - 1)).tolist()
-    if energy <= doubt:  # nothing depends on the picked positions: there is nothing to be correlated with
+    others = [np.delete(everything, block) for block in everything]
+    energy, doubt = energy_of(everything), jackknife(np.asarray([energy_of(kept) for kept in others]))
+    if energy > doubt:
+        figure, half = ratio(everything), jackknife(np.asarray([ratio(kept) for kept in others]))
+        return figure, Interval(figure - half, figure + half, settings.level), energy
+    gain, half = float(gains.mean()), jackknife(np.asarray([gains[kept].mean() for kept in others]))
+    if abs(gain) <= half:  # nothing depends on the picked positions: there is nothing to be correlated with
         return float("nan"), Interval(-1.0, 1.0, settings.level), 0.0
-    return figure, Interval(figure - half, figure + half, settings.level), energy
+    sign, least, energy = np.sign(gain), abs(gain) - half, max(energy, gain**2)  # Cauchy and Schwarz: K_P >= gain^2
+    low, high = sorted((float(sign) * min(1.0, least / (energy + doubt) ** 0.5), float(sign)))
+    return gain / energy**0.5, Interval(low, high, settings.level), energy
 
 
 def _pilot_needed(law: np.ndarray, step: float, sparsity: int, threshold: float, level: float) -> float:
