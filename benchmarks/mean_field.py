@@ -233,7 +233,9 @@ def torch_loop(lesson, network, starts):
 
     torch.set_num_threads(1)
     width, n = network.width, network.key_dim
-    inputs, wanted, shares = (torch.tensor(part) for part in (lesson.inputs, lesson.wanted, lesson.shares[0]))
+    inputs, wanted, shares = (
+        torch.tensor(part) for part in (lesson.inputs, lesson.flat_targets, lesson.loss_weights[0])
+    )
     branch = lesson.branch * lesson.depth**-lesson.depth_exponent
     rate = lesson.rate * lesson.richness**2 * width
     inside = rate * lesson.depth ** (2 * lesson.depth_exponent - 1)

@@ -8,13 +8,13 @@ from tests.acceptance._limits_meanfield import looked, rms, solve
 
 from manyheads.limits import Network, Problem, train_networks
 from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.recursion import March
+from manyheads.limits.dmft.recursion import Trajectory
 from manyheads.statistics import ExponentFit, Interval, fit_exponent, mean_interval
 
 GROUPS = 16  # networks are averaged in so many groups, which are the replicates of intervals
 
 
-def apart(found: xr.Dataset, limit: March) -> dict[str, np.ndarray]:
+def apart(found: xr.Dataset, limit: Trajectory) -> dict[str, np.ndarray]:
     """Mean square distances of single networks from the limit, (networks,): outputs, and what is there at the end."""
     branches = (limit.stream.shape[1] - 1) // (found.sizes["level"] - 1)  # of a block
     pairs = {
@@ -73,7 +73,7 @@ def shown(value: float, interval: Interval, digits: int = 2) -> str:
     return f"{value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
-def about(limit: March) -> str:
+def about(limit: Trajectory) -> str:
     """What the limit itself does: a reader sees whether training settles and whether attention moves."""
     return f"limit: loss {limit.losses[0]:.2f} -> {limit.losses[-1]:.3f}, rms logits {rms(looked(limit, 'logits')):.3f}"
 
@@ -84,7 +84,7 @@ def train(problem: Problem, network: Network, seeds: int) -> xr.Dataset:
 
 def approach(
     problem: Problem, networks: Sequence[Network], letter: str, branches: Sequence[Branch], seeds: int, off: float
-) -> tuple[list[xr.Dataset], March, str, bool]:
+) -> tuple[list[xr.Dataset], Trajectory, str, bool]:
     """Train networks of growing size; return them, the limit, words, and whether single ones approach."""
     limit = solve(problem, *branches)
     found = [train(problem, network, seeds) for network in networks]

@@ -13,14 +13,14 @@ from tests.limits.dmft.one_block import solve_one_block
 from tests.limits.dmft.tangents import TangentHeads
 
 from manyheads.limits import Problem
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
-from manyheads.limits.dmft.ntk import lazy_outputs
-from manyheads.limits.dmft.recursion import March, blocks_in_depth, march
+from manyheads.limits.dmft.depth import continuum_step, extrapolate
+from manyheads.limits.dmft.ntk import ntk_outputs
+from manyheads.limits.dmft.recursion import Trajectory, finite_depth_step, solve_recursion
 from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import bootstrap, mean_interval
 
@@ -42,13 +42,13 @@ def rich(samples: int = 2, **fields: Any) -> Problem:
 
 def solve(
     problem: Problem, *branches: Branch, cells: int | None = None, responses: bool = True, seed: int = 0
-) -> March:
+) -> Trajectory:
     rng = np.random.default_rng(seed)
     if cells is None:
         layers = [[branch.start(problem, rng)] for _ in range(problem.depth) for branch in branches]
-        return march(problem, layers, blocks_in_depth(problem), responses=responses)
+        return solve_recursion(problem, layers, finite_depth_step(problem), responses=responses)
     layers = [[branch.start(problem, rng) for branch in branches] for _ in range(cells)]
-    return march(problem, layers, cells_in_depth(problem, cells))
+    return solve_recursion(problem, layers, continuum_step(problem, cells))
 
 
 def rms(values: Any) -> float:
@@ -59,9 +59,9 @@ def seeds_of(count: int) -> str:
     return f"0-{count - 1}"
 
 
-def looked(found: March, name: str) -> np.ndarray:
+def looked(found: Trajectory, name: str) -> np.ndarray:
     """What branches show at the last moment, (layer, ...)."""
-    return np.array([look[name] for look in found.looks[-1] if name in look])
+    return np.array([look[name] for look in found.observables[-1] if name in look])
 
 
 def one_block(folder: Path) -> Measured:
@@ -69,15 +69,15 @@ def one_block(folder: Path) -> Measured:
     worst, parts = 0.0, []
     for embedding in (True, False):
         problem = replace(rich(4, tests=2), embedding=embedding, richness=2.0)
-        found, other = solve(problem, AttentionLimit()), solve_one_block(problem)
+        found, other = solve(problem, InfiniteKeyDimAttention()), solve_one_block(problem)
         far = [
             np.abs(found.outputs[..., 0] - other.outputs).max(),
-            np.abs(np.array([looks[0]["logits"] for looks in found.looks]) - other.logits).max(),
+            np.abs(np.array([looks[0]["logits"] for looks in found.observables]) - other.logits).max(),
             np.abs(found.pooled - other.pooled).max(),
         ]
         worst = max(worst, *far)
         parts.append(f"{'trained' if embedding else 'frozen'}: outputs up to {np.abs(other.outputs).max():.2f}")
-    without = rms(solve(problem, AttentionLimit(), responses=False).outputs - found.outputs)
+    without = rms(solve(problem, InfiniteKeyDimAttention(), responses=False).outputs - found.outputs)
     extent = f"outputs, logits, kernel; embedding {', '.join(parts)}; without responses {without:.3f}"
     return Measured(f"{worst:.1e}", extent, "none", bool(worst <= 1e-13 < without))
 
@@ -88,13 +88,15 @@ def lazy(folder: Path) -> Measured:
     for exponent in (1.0, 0.5):
         for depth in (1, 2, 4, 8):
             settled = lesson(2, depth=depth, depth_exponent=exponent, richness=1.0, steps=5)
-            closed = lazy_outputs(settled)
-            far = max(far, np.abs(solve(replace(settled, richness=1e-4), AttentionLimit()).outputs - closed).max())
-            first = max(first, np.abs(solve(settled, AttentionLimit()).outputs[1] - closed[1]).max())
+            closed = ntk_outputs(settled)
+            far = max(
+                far, np.abs(solve(replace(settled, richness=1e-4), InfiniteKeyDimAttention()).outputs - closed).max()
+            )
+            first = max(first, np.abs(solve(settled, InfiniteKeyDimAttention()).outputs[1] - closed[1]).max())
     targets = np.random.default_rng(0).standard_normal((2, 4, 2))
     tokens = lesson(2).inputs
     causal = Problem(tokens, targets, steps=5, rate=0.3, richness=1e-4, depth=3, causal=True, read_out="token")
-    token = np.abs(solve(causal, AttentionLimit()).outputs - lazy_outputs(causal)).max()
+    token = np.abs(solve(causal, InfiniteKeyDimAttention()).outputs - ntk_outputs(causal)).max()
     shown = f"lazy {far:.1e}, first step {first:.1e}, causal per token {token:.1e}"
     return Measured(
         shown, "L = 1, 2, 4, 8, both exponents", "none", bool(far < 1e-8 and first < 1e-14 and token < 1e-8)
@@ -104,13 +106,18 @@ def lazy(folder: Path) -> Measured:
 def perceptron(folder: Path, neurons: int, seeds: int) -> Measured:
     """The first step at richness 1e-3 with erf neurons, and identity neurons against the exact linear branch."""
     mild = lesson(2, richness=1e-3, steps=2)
-    closed = lazy_outputs(mild, "erf")
+    closed = ntk_outputs(mild, "erf")
     single = Problem(lesson(2).inputs[:, :1], np.array([1.0, -1.0]), steps=8, rate=0.3, depth=2)
-    linear = solve(single, AttentionLimit()).outputs
+    linear = solve(single, InfiniteKeyDimAttention()).outputs
     anchors, identities = [], []
     for seed in range(seeds):
-        anchors.append(rms(solve(mild, AttentionLimit(), Perceptron("erf", neurons), seed=seed).outputs[1] - closed[1]))
-        identities.append(rms(solve(single, Perceptron("identity", neurons), seed=seed).outputs - linear))
+        anchors.append(
+            rms(
+                solve(mild, InfiniteKeyDimAttention(), InfiniteWidthMLP("erf", neurons), seed=seed).outputs[1]
+                - closed[1]
+            )
+        )
+        identities.append(rms(solve(single, InfiniteWidthMLP("identity", neurons), seed=seed).outputs - linear))
     shown = f"erf {max(anchors):.1e} of {rms(closed[1]):.2f}, identity {max(identities):.1e} of {rms(linear):.2f}"
     passed = max(anchors) < 2e-3 and max(identities) < 2e-3
     return Measured(shown, f"{neurons:,} neurons, the worst seed", seeds_of(seeds), passed)
@@ -119,12 +126,14 @@ def perceptron(folder: Path, neurons: int, seeds: int) -> Measured:
 def continuum(folder: Path) -> Measured:
     """Midpoint cells, extrapolated finite depth at richness 1.5, and 1/L at richness 0.75."""
     strong, mild = rich(), rich(richness=0.75)
-    fine = solve(strong, AttentionLimit(), cells=32).outputs
-    cells = rms(solve(strong, AttentionLimit(), cells=8).outputs - fine)
-    deep = [solve(replace(strong, depth=depth), AttentionLimit()) for depth in (32, 64)]
+    fine = solve(strong, InfiniteKeyDimAttention(), cells=32).outputs
+    cells = rms(solve(strong, InfiniteKeyDimAttention(), cells=8).outputs - fine)
+    deep = [solve(replace(strong, depth=depth), InfiniteKeyDimAttention()) for depth in (32, 64)]
     met = rms(extrapolate(*deep).outputs - fine)
-    limit = solve(mild, AttentionLimit(), cells=32).outputs
-    gaps = [rms(solve(replace(mild, depth=depth), AttentionLimit()).outputs - limit) for depth in (4, 8, 16, 32)]
+    limit = solve(mild, InfiniteKeyDimAttention(), cells=32).outputs
+    gaps = [
+        rms(solve(replace(mild, depth=depth), InfiniteKeyDimAttention()).outputs - limit) for depth in (4, 8, 16, 32)
+    ]
     falls = [before / after for before, after in pairwise(gaps)]
     shown = f"8 cells {cells:.1e}; 2 f(64) - f(32) {met:.1e}; falls {', '.join(f'{fall:.2f}' for fall in falls)}"
     passed = cells < 1e-3 and met <= 0.005 and all(1.8 <= fall <= 2.1 for fall in falls)
@@ -138,7 +147,7 @@ def collapse(folder: Path) -> Measured:
         logits, gaps = [], []
         for depth in depths:
             deep = replace(problem, depth=depth)
-            whole, closed = solve(deep, AttentionLimit()), solve(deep, UniformAttention())
+            whole, closed = solve(deep, InfiniteKeyDimAttention()), solve(deep, UniformAttention())
             logits.append(rms(looked(whole, "logits")[depth // 2]))
             gaps.append(whole.outputs - closed.outputs)
         falls = [before / after for before, after in pairwise(logits)]
@@ -158,10 +167,10 @@ def collapse(folder: Path) -> Measured:
 def towards_key_dim(folder: Path, samples: int, draws: int) -> Measured:
     """Infinitely many heads of key dimension N against infinite N, four blocks, richness 1.5."""
     problem, sizes = rich(depth=4), (4, 8, 16, 32)
-    limit = solve(problem, AttentionLimit()).outputs
+    limit = solve(problem, InfiniteKeyDimAttention()).outputs
 
     def gap(size: int, responses: bool = True) -> np.ndarray:
-        branch = AttentionHeads(size, samples // size)
+        branch = InfiniteHeadsAttention(size, samples // size)
         found = [solve(problem, branch, responses=responses, seed=seed).outputs for seed in range(draws)]
         return np.array([rms(outputs - limit) for outputs in found])
 
@@ -176,9 +185,11 @@ def towards_key_dim(folder: Path, samples: int, draws: int) -> Measured:
 def variance(folder: Path, heads: int, tangents: int, draws: int) -> Measured:
     """One block, N = 4, in the growth phase: the library's estimator against plain normals with tangents."""
     problem = rich(4, rate=0.3)
-    wanted = np.mean([solve(problem, AttentionHeads(4, 8192), seed=1000 + seed).outputs for seed in range(3)], 0)
+    wanted = np.mean(
+        [solve(problem, InfiniteHeadsAttention(4, 8192), seed=1000 + seed).outputs for seed in range(3)], 0
+    )
     errors, seconds = {}, {}
-    for branch in (AttentionHeads(4, heads), TangentHeads(4, heads, tangents)):
+    for branch in (InfiniteHeadsAttention(4, heads), TangentHeads(4, heads, tangents)):
         spent, squares = [], []
         for seed in range(draws):
             start = time.process_time()
@@ -190,15 +201,17 @@ def variance(folder: Path, heads: int, tangents: int, draws: int) -> Measured:
     def share(ours: np.ndarray, plain: np.ndarray) -> float:
         return float(np.sqrt(ours.mean() / plain.mean()))
 
-    pair = [errors["AttentionHeads"], errors["TangentHeads"]]
+    pair = [errors["InfiniteHeadsAttention"], errors["TangentHeads"]]
     error, interval = share(*pair), bootstrap(pair, share, rng=np.random.default_rng(0))
-    ratio = np.log(seconds["AttentionHeads"] / seconds["TangentHeads"])
+    ratio = np.log(seconds["InfiniteHeadsAttention"] / seconds["TangentHeads"])
     faster = mean_interval(ratio).mapped(lambda value: float(np.exp(value)))
     shown = f"error {error:.2f} [{interval.low:.2f}, {interval.high:.2f}], CPU time {np.exp(ratio.mean()):.2f} "
     shown += f"[{faster.low:.2f}, {faster.high:.2f}] of plain normals with tangents"
     extent = f"errors {np.sqrt(pair[0].mean()):.4f} and {np.sqrt(pair[1].mean()):.4f}, {heads} heads, {tangents} with "
-    extent += f"tangents; {seconds['AttentionHeads'].mean():.1f} and {seconds['TangentHeads'].mean():.1f} s; loss "
-    extent += f"{solve(problem, AttentionHeads(4, heads)).losses[-1]:.3f} at the end"
+    extent += (
+        f"tangents; {seconds['InfiniteHeadsAttention'].mean():.1f} and {seconds['TangentHeads'].mean():.1f} s; loss "
+    )
+    extent += f"{solve(problem, InfiniteHeadsAttention(4, heads)).losses[-1]:.3f} at the end"
     return Measured(shown, extent, seeds_of(draws), interval.high <= 0.6 and faster.high <= 0.5)
 
 

@@ -21,13 +21,13 @@ from tests.acceptance._limits_distances import (
 from tests.acceptance._limits_meanfield import figure, lesson, looked, rms, seeds_of, solve
 
 from manyheads.limits import Network, Problem
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import Interval, discrepancy_interval, fit_exponent_to_means
 
-LIMITS = (AttentionLimit(),)
+LIMITS = (InfiniteKeyDimAttention(),)
 
 
 def key_dims(folder: Path, seeds: int) -> Measured:
@@ -72,7 +72,7 @@ def biases(folder: Path, few: int, many: int) -> Measured:
     halves = replace(wide, inputs=wide.inputs.reshape(2, 2, 32))
     for depth in (1, 2, 4):
         problem = replace(halves, depth=depth)
-        wanted = solve(problem, AttentionLimit()).outputs
+        wanted = solve(problem, InfiniteKeyDimAttention()).outputs
         squares = [bare(train(problem, Network(size, 4), many).output.values, wanted) for size in sizes]
         centres, errors = (np.array([each(values) for values in squares]) for each in (np.mean, sem))
         fit = fit_exponent_to_means(sizes, centres, errors, dof=GROUPS - 1)
@@ -108,12 +108,12 @@ def variants(folder: Path, seeds: int) -> Measured:
 
 def heads_at(folder: Path, depth: int, exponent: float, seeds: int, samples: int, draws: int) -> Measured:
     """N = 4 with infinitely many heads against H = 64: mean outputs, and the spread of logits over heads."""
-    problem, branch, heads = lesson(depth=depth), AttentionHeads(4, samples, exponent), 64
+    problem, branch, heads = lesson(depth=depth), InfiniteHeadsAttention(4, samples, exponent), 64
     limits = [solve(problem, branch, seed=seed) for seed in range(draws)]
     found = train(problem, Network(4, heads, exponent), seeds)
     ends, near = means(found, problem, (branch,), 0.02, 0.02)
     theory = np.array([[np.sqrt(looked(limit, "logit_variance").mean()) for limit in limits]])[0]
-    start = np.sqrt(np.mean([look["logit_variance"].mean() for look in limits[0].looks[0]]))
+    start = np.sqrt(np.mean([look["logit_variance"].mean() for look in limits[0].observables[0]]))
     # The variance of 64 heads about their own mean is too small by one over their number.
     variances = found.logit_variance[:, -1].mean("layer").values * heads / (heads - 1)
     networks = np.sqrt(variances.reshape(GROUPS, -1).mean(1))
@@ -130,7 +130,7 @@ def heads_at(folder: Path, depth: int, exponent: float, seeds: int, samples: int
 def frozen(folder: Path, seeds: int, samples: int) -> Measured:
     """N = 4, rich, embedding frozen, H = 4 to 64: single networks, and the mean of 24 of the largest."""
     problem = replace(lesson(tests=2), embedding=False, richness=3.0, rate=0.15, steps=16)
-    branches, sizes = (AttentionHeads(4, samples),), [4, 8, 16, 32, 64]
+    branches, sizes = (InfiniteHeadsAttention(4, samples),), [4, 8, 16, 32, 64]
     networks = [Network(4, size) for size in sizes]
     found, limit, words, near = approach(problem, networks, "H", branches, seeds, 0.12)
     ends, low = means(found[-1], problem, branches, 0.02, 0.04)
@@ -142,7 +142,7 @@ def frozen(folder: Path, seeds: int, samples: int) -> Measured:
 def complete(folder: Path, seeds: int) -> Measured:
     """Pre-norm blocks with attention at N = 4 and gelu neurons, H = 4, 16, 64."""
     problem, sizes = lesson(depth=2, norm=True), [4, 16, 64]
-    branches = (AttentionHeads(4, 2048), Perceptron("gelu", 8192))
+    branches = (InfiniteHeadsAttention(4, 2048), InfiniteWidthMLP("gelu", 8192))
     networks = [Network(4, size, 1.0, "gelu") for size in sizes]
     found, limit, words, near = approach(problem, networks, "H", branches, seeds, 0.1)
     ends, low = means(found[-1], problem, branches, 0.012, 0.08)
@@ -158,7 +158,7 @@ def starts(folder: Path, seeds: int) -> Measured:
         over = power(sizes, [each.logit_variance[:, 0].mean("layer").values for each in found], root=False)
         parts.append(f"logit exponent {exponent:g}: variance over heads N^{shown(over.exponent, over.interval)}")
         passed &= over.interval.within(Interval(0.9 - 2 * exponent, 1.1 - 2 * exponent))
-    limit = solve(problem, AttentionHeads(4, 8192))
+    limit = solve(problem, InfiniteHeadsAttention(4, 8192))
     squares = [apart(train(problem, Network(4, size), seeds), limit)["stream"] for size in sizes]
     fit = power(sizes, squares)
     parts.append(f"kernel of the stream, N = 4, H^{shown(fit.exponent, fit.interval)}")

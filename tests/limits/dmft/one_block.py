@@ -15,15 +15,18 @@ from manyheads.limits.dmft.problem import Problem
 
 @dataclass(frozen=True)
 class OneBlock:
-    """Outputs (S, P), logits (S, P, T, T) and the kernel of pooled streams (S, P, P)."""
+    """Outputs (S, P), logits (S, P, T, T), kernel of pooled streams (S, P, P); H0 and undressed RB over all times (n, n)."""
 
     outputs: np.ndarray
     logits: np.ndarray
     pooled: np.ndarray
+    correlation: np.ndarray
+    response: np.ndarray
+    dressing: np.ndarray  # c Delta of every token and time (n,)
 
 
 def solve_one_block(problem: Problem) -> OneBlock:
-    """March in time; rows of coefficients of a neuron on (chi | w0 | sO | s), of a head on (rV | rQ | rK | rO)."""
+    """Solve forward in time; rows of coefficients of a neuron on (chi | w0 | sO | s), of a head on (rV | rQ | rK | rO)."""
     steps, rows, samples, tokens = problem.steps, problem.rows, problem.samples, problem.tokens
     n, gain = steps * rows, problem.rate * problem.richness
     learned, beta, gram = gain * problem.branch, problem.branch, problem.gram
@@ -37,7 +40,7 @@ def solve_one_block(problem: Problem) -> OneBlock:
     shares = np.zeros(n)  # c Delta, of every token and time
     heads = np.zeros((3 * n + steps, 3 * n + steps))  # covariance of rV, rQ, rK, rO
     mixed, back, to_query, to_key = (np.zeros((n, 3 * n + steps)) for _ in range(4))  # u, ebar, mQ, mK
-    outputs, logits, pooled = [], [], []
+    outputs, logits, pooled, responses = [], [], [], np.zeros((n, n))
     for t in range(steps):
         now, past, hi = slice(t * rows, (t + 1) * rows), slice(0, t * rows), (t + 1) * rows
         below[now, :rows] = np.eye(rows)
@@ -80,10 +83,11 @@ def solve_one_block(problem: Problem) -> OneBlock:
         steered = steered + learned * (shares[past] * up[:, past]).reshape(rows, t, rows).sum(-1)
         between[now] = below[now] + beta * (np.eye(rows, width, written + t * rows) + steered @ read[:t] / tokens)
         answered = back[now, :hi] + to_query[now, n : n + hi] + to_key[now, 2 * n : 2 * n + hi]  # RB
+        responses[now, :hi] = answered
         answered[:, past] += learned * shares[past] * backward[:, past]
         down[now] = read[t] / tokens + beta * (np.eye(rows, width, sent + t * rows) + answered @ below[:hi])
         means = between[now].reshape(samples, tokens, width).mean(1)
         outputs.append(means @ covariance @ read[t] / problem.richness)
         pooled.append(means @ covariance @ means.T)
-        shares[now] = np.repeat(problem.shares[t] * (problem.wanted[:, 0] - outputs[t]), tokens)
-    return OneBlock(np.array(outputs), np.array(logits), np.array(pooled))
+        shares[now] = np.repeat(problem.loss_weights[t] * (problem.flat_targets[:, 0] - outputs[t]), tokens)
+    return OneBlock(np.array(outputs), np.array(logits), np.array(pooled), heads[:n, :n], responses, shares)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.limits.dmft.branches.branch import Around, Branch, Process, Sent, Written
+from manyheads.limits.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
 from manyheads.limits.dmft.branches.gaussian_fields import factor
 from manyheads.limits.dmft.problem import Problem
 
@@ -31,13 +31,13 @@ class TangentHeads(Branch):
     def start(self, problem: Problem, rng: np.random.Generator) -> "_TangentProcess":
         return _TangentProcess(self, problem, rng)
 
-    def effort(self, problem: Problem) -> tuple[float, float]:
+    def cost(self, problem: Problem) -> tuple[float, float]:
         return 0.0, 0.0
 
 
-class _TangentProcess(Process):
+class _TangentProcess(BranchProcess):
     def __init__(self, branch: TangentHeads, problem: Problem, rng: np.random.Generator):
-        self._key_dim, self._allowed = branch.key_dim, problem.allowed()
+        self._key_dim, self._allowed = branch.key_dim, problem.attention_mask()
         self._samples, self._tokens, self._rows = problem.samples, problem.tokens, problem.rows
         n, width, some = problem.steps * problem.rows, branch.samples * branch.key_dim, branch.tangents * branch.key_dim
         self._some = some
@@ -47,11 +47,11 @@ class _TangentProcess(Process):
         # The same along rO_b, and along rV_b, rQ_b and rK_b at once: (b, n, some).
         self._moved = [[np.zeros((n, n, some)) for _ in range(4)] for _ in range(2)]
 
-    def write(self, around: Around) -> Written:
-        lo = around.moment * self._rows
+    def forward(self, inputs: BranchInput) -> ForwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        self._root = factor(around.below[:hi, :hi])
-        kernel = around.kernel()
+        self._root = factor(inputs.below[:hi, :hi])
+        kernel = inputs.kernel()
         value, query, key = (
             self._root[lo:hi] @ self._normals[which, :hi] + kernel @ self._past[which][:lo]
             for which in (VALUE, QUERY, KEY)
@@ -66,12 +66,12 @@ class _TangentProcess(Process):
             self._changes.append(self._attend_along(moved))
             self._moved[place][OUTPUT][:hi, lo:hi] = self._join(self._changes[place][4])
         response = (self._moved[0][OUTPUT][:lo, lo:hi] @ self._signs[OUTPUT]).T / self._some
-        return Written(written @ self._past[OUTPUT][:hi].T / written.shape[1], response)
+        return ForwardOutput(written @ self._past[OUTPUT][:hi].T / written.shape[1], response)
 
-    def send(self, around: Around) -> Sent:
-        lo = around.moment * self._rows
+    def backward(self, inputs: BranchInput) -> BackwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        root, kernel = factor(around.above[:hi, :hi]), around.kernel()
+        root, kernel = factor(inputs.above[:hi, :hi]), inputs.kernel()
         error = self._split(root[lo:hi] @ self._normals[OUTPUT, :hi] + kernel @ self._past[OUTPUT][:hi])
         sent = self._send_through(self._now, error)
         for history, rows in zip(self._past, sent, strict=False):
@@ -86,7 +86,7 @@ class _TangentProcess(Process):
                 history[:hi, lo:hi] = rows
         covariance = sum(history[lo:hi] @ history[:hi].T for history in self._past[:3]) / len(self._past[0][0])
         response = sum(self._moved[1][which][:hi, lo:hi] @ self._signs[which] for which in (VALUE, QUERY, KEY))
-        return Sent(covariance, covariance, response.T / self._some)
+        return BackwardOutput(covariance, covariance, response.T / self._some)
 
     def _push(self, moved: list[np.ndarray], lo: int, sources: tuple[int, ...]) -> None:
         """Add what the sources of this moment themselves change."""

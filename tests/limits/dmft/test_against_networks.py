@@ -6,8 +6,8 @@ from tests.limits.dmft.one_block import solve_one_block
 from tests.limits.dmft.tangents import TangentHeads
 from tests.limits.dmft.test_recursion import rms, solve, tokens
 
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network, train_networks
 from manyheads.limits.systems.problems import digits_problem
@@ -22,10 +22,10 @@ def test_one_block_solves_the_equations_of_one_block(embedding, rng):
     )
     other = solve_one_block(lesson)
     for responses in (True, False):
-        found = solve(lesson, AttentionLimit(), responses=responses)
+        found = solve(lesson, InfiniteKeyDimAttention(), responses=responses)
         gaps = [
             np.abs(found.outputs[..., 0] - other.outputs).max(),
-            np.abs(np.array([looks[0]["logits"] for looks in found.looks]) - other.logits).max(),
+            np.abs(np.array([looks[0]["logits"] for looks in found.observables]) - other.logits).max(),
             np.abs(found.pooled - other.pooled).max(),
         ]
         assert (max(gaps) < 1e-13) == responses
@@ -34,8 +34,8 @@ def test_one_block_solves_the_equations_of_one_block(embedding, rng):
 
 def test_responses_without_derivatives_are_those_of_tangents(rng):
     lesson = Problem(tokens(rng, 2), np.array([1.0, -1.0]), steps=4, rate=0.5)
-    exact = np.mean([solve(lesson, AttentionHeads(4, 2048), rng=rng).outputs for _ in range(4)], 0)
-    without = solve(lesson, AttentionHeads(4, 2048), rng=rng, responses=False).outputs
+    exact = np.mean([solve(lesson, InfiniteHeadsAttention(4, 2048), rng=rng).outputs for _ in range(4)], 0)
+    without = solve(lesson, InfiniteHeadsAttention(4, 2048), rng=rng, responses=False).outputs
     along = (exact - without) / ((exact - without) ** 2).sum()
     found = [solve(lesson, TangentHeads(4, 1024, 512), rng=rng).outputs for _ in range(8)]
     shares = [float(((each - without) * along).sum()) for each in found]  # one with responses, zero without
@@ -46,7 +46,7 @@ def test_responses_without_derivatives_are_those_of_tangents(rng):
 def test_networks_approach_infinite_key_dimension_at_the_rate_of_their_size(rng):
     """Two blocks, four heads: single networks as N^(-1/2), the variance over heads as 1/N, the mean faster."""
     lesson = Problem(tokens(rng), np.array([1.0, -1.0, 1.0]), steps=6, rate=0.3, richness=0.75, depth=2)
-    limit, without = (solve(lesson, AttentionLimit(), responses=responses) for responses in (True, False))
+    limit, without = (solve(lesson, InfiniteKeyDimAttention(), responses=responses) for responses in (True, False))
     sizes, errors, variances = (4, 16), [], []
     for size in sizes:
         drawn = rng.integers(0, 2**31, 192).tolist()
@@ -70,7 +70,7 @@ def test_what_is_sent_back_grows_with_the_key_dimension_at_logit_exponent_one_ha
     """Infinitely many heads: the backward variable below attention, in units of that above it, over training."""
     lesson, growths = digits_problem(2, 0, steps=12, rate=0.15, richness=1.5), []
     for key_dim in (4, 64):
-        found = solve(lesson, AttentionHeads(key_dim, 8192 // key_dim, exponent), rng=rng)
+        found = solve(lesson, InfiniteHeadsAttention(key_dim, 8192 // key_dim, exponent), rng=rng)
         below, above = (np.trace(found.backward[:, level], axis1=1, axis2=2) for level in (0, 1))
         growths.append(np.sqrt(below / above)[-1] / np.sqrt(below / above)[0])
     assert least < growths[1] / growths[0] < most  # 1.26 and 0.99

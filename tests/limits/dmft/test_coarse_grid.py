@@ -15,10 +15,10 @@ from manyheads.limits import (
     infinite_key_dim,
     train_networks,
 )
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
-from manyheads.limits.dmft.coarse_grid import Errors, TimeGrid
-from manyheads.limits.dmft.ntk import lazy_kernel
-from manyheads.limits.dmft.recursion import blocks_in_depth, march
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.limits.dmft.coarse_grid import DressedErrors, TimeGrid
+from manyheads.limits.dmft.ntk import neural_tangent_kernel
+from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
 
 
 def tokens(rng, samples, length, features=6):
@@ -61,10 +61,10 @@ def test_every_step_of_training_is_counted_once(every, steps):
 
 def test_single_steps_are_the_training_itself(rng):
     for lesson in lessons(rng, steps=12).values():
-        started = [[AttentionLimit().start(lesson, rng)] for _ in range(2)]
-        whole = march(lesson, started[:1], blocks_in_depth(lesson))
+        started = [[InfiniteKeyDimAttention().start(lesson, rng)] for _ in range(2)]
+        whole = solve_recursion(lesson, started[:1], finite_depth_step(lesson))
         single = TimeGrid(lesson, (*[1] * 8, 3), np.eye(lesson.outputs))
-        coarse = march(single.moments, started[1:], blocks_in_depth(lesson), grid=single)
+        coarse = solve_recursion(single.moments, started[1:], finite_depth_step(lesson), grid=single)
         assert np.abs(whole.outputs[:9] - coarse.outputs[:9]).max() < 1e-14
 
 
@@ -72,8 +72,8 @@ def test_single_steps_are_the_training_itself(rng):
 def test_in_the_lazy_limit_intervals_of_any_length_are_exact(rate, rng):
     """Gradients stay what they are: errors that take every step are right, where one long step would diverge."""
     lesson = replace(lessons(rng)["pooled"], rate=rate, richness=1e-5, steps=60, norm=False)
-    kernel = lazy_kernel(lesson)
-    shares = np.sqrt(lesson.shares[0])
+    kernel = neural_tangent_kernel(lesson)
+    shares = np.sqrt(lesson.loss_weights[0])
     fastest = rate * np.linalg.eigvalsh(shares[:, None] * kernel * shares)[-1]
     assert (27 * fastest > 4) == (rate == 0.5)
     assert fastest < 1.9
@@ -85,14 +85,14 @@ def test_in_the_lazy_limit_intervals_of_any_length_are_exact(rate, rng):
 def test_a_wrong_kernel_is_learned(rng):
     """Outputs of descent with a known kernel, from a guess of twice its size in a wrong frame."""
     lesson = replace(lessons(rng)["pooled"], steps=65)
-    kernel, rate = lazy_kernel(lesson), lesson.rate
-    shares = lesson.shares[0][:, None]
+    kernel, rate = neural_tangent_kernel(lesson), lesson.rate
+    shares = lesson.loss_weights[0][:, None]
     gaps = []
     for guess in (2 * np.diag(np.diag(kernel)), kernel):
         grid = TimeGrid(lesson, (1, 1, 1, 1, *(5,) * 12), guess)
-        errors, output, exact, gap = Errors(grid), np.zeros((3, 1)), [np.zeros((3, 1))], []
+        errors, output, exact, gap = DressedErrors(grid), np.zeros((3, 1)), [np.zeros((3, 1))], []
         for _ in range(65):
-            exact.append(exact[-1] + rate * kernel @ (shares * (lesson.wanted - exact[-1])))
+            exact.append(exact[-1] + rate * kernel @ (shares * (lesson.flat_targets - exact[-1])))
         used = np.zeros((len(grid.times), 3, 1))
         for moment, time in enumerate(grid.times):
             output = rate * kernel @ np.tensordot(grid.memory[moment, :moment], used[:moment], 1)
@@ -108,11 +108,11 @@ def test_noise_of_outputs_that_have_arrived_is_not_learned(rng):
     worst = 0.0
     for _ in range(8):
         lesson = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=200, rate=0.3)
-        kernel, shares = lazy_kernel(lesson), lesson.shares[0][:, None]
+        kernel, shares = neural_tangent_kernel(lesson), lesson.loss_weights[0][:, None]
         grid = TimeGrid.of(lesson, 9, kernel)
-        errors, used, exact = Errors(grid), np.zeros((len(grid.times), 2, 1)), [np.zeros((2, 1))]
+        errors, used, exact = DressedErrors(grid), np.zeros((len(grid.times), 2, 1)), [np.zeros((2, 1))]
         for _ in range(200):
-            exact.append(exact[-1] + lesson.rate * kernel @ (shares * (lesson.wanted - exact[-1])))
+            exact.append(exact[-1] + lesson.rate * kernel @ (shares * (lesson.flat_targets - exact[-1])))
         for moment, time in enumerate(grid.times):
             output = lesson.rate * kernel @ np.tensordot(grid.memory[moment, :moment], used[:moment], 1)
             output += 1e-6 * rng.standard_normal(output.shape)
@@ -129,7 +129,7 @@ def test_what_was_not_foreseen_is_made_good(rng, monkeypatch):
         for settled in gaps:
             with monkeypatch.context() as patch:
                 if not settled:
-                    patch.setattr(Errors, "_settle", lambda self, moment, found: None)
+                    patch.setattr(DressedErrors, "_settle", lambda self, moment, found: None)
                 found = infinite_key_dim(lesson, every=3)
             gaps[settled] += rms(found.output - exact.output.sel(step=found.step))
     assert gaps[True] < 0.9 * gaps[False]  # of 14 draws single ones have ratios of 0.24 to 0.82
@@ -213,13 +213,13 @@ def test_noise_of_samples_makes_no_grid_finer():
 
 def test_where_longer_intervals_diverge_the_error_is_not_known(rng, monkeypatch):
     lesson = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=30, rate=0.1)
-    sound = Errors.at
+    sound = DressedErrors.at
 
     def wild(self, moment, output):
         length = (*self._grid.lengths, 1)[self._grid.intervals[moment]]
         return sound(self, moment, output) * (1e9 if length > 3 else 1)
 
-    monkeypatch.setattr(Errors, "at", wild)
+    monkeypatch.setattr(DressedErrors, "at", wild)
     with pytest.raises(CertificateError, match="longer ones diverge") as caught:
         infinite_key_dim(lesson, every=3)
     assert caught.value.partial.sizes["step"] < 30
@@ -233,7 +233,7 @@ def test_where_longer_intervals_diverge_the_error_is_not_known(rng, monkeypatch)
 def test_what_has_no_coarse_grid_is_refused_with_the_way_round(rng):
     lesson = lessons(rng)["pooled"]
     with pytest.raises(UsageError, match="tangent kernel"):
-        Errors(TimeGrid.of(lesson, every=9))
+        DressedErrors(TimeGrid.of(lesson, every=9))
     for wrong in (4, 0, -3, 3.0, np.nan):
         with pytest.raises(UsageError, match="odd"):
             infinite_key_dim(lesson, every=wrong)

@@ -8,15 +8,14 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.limits import Problem, Sampling, infinite_depth, infinite_heads, infinite_key_dim
-from manyheads.limits.dmft import cost as plans
-from manyheads.limits.dmft import solver as solving
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
-from manyheads.limits.dmft.branches.mlp import Perceptron
-from manyheads.limits.dmft.cost import Plan
-from manyheads.limits.dmft.depth import cells_in_depth
+from manyheads.limits.dmft import cost, solver
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
+from manyheads.limits.dmft.cost import CostEstimate
+from manyheads.limits.dmft.depth import continuum_step
 from manyheads.limits.dmft.options import Request
-from manyheads.limits.dmft.recursion import blocks_in_depth, march
+from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
 
 
 def lesson(rng, **fields):
@@ -24,11 +23,11 @@ def lesson(rng, **fields):
 
 
 COMPOSITIONS = {
-    "deep": ([AttentionLimit()], 3, None),
-    "heads": ([AttentionHeads(4, 1024)], 1, None),
-    "mlp": ([AttentionLimit(), Perceptron("gelu", 1024)], 1, None),
-    "cells": ([AttentionLimit()], 1, 4),
-    "rows in hand": ([AttentionLimit()], 1, None),  # of few moments they are a fifth
+    "deep": ([InfiniteKeyDimAttention()], 3, None),
+    "heads": ([InfiniteHeadsAttention(4, 1024)], 1, None),
+    "mlp": ([InfiniteKeyDimAttention(), InfiniteWidthMLP("gelu", 1024)], 1, None),
+    "cells": ([InfiniteKeyDimAttention()], 1, 4),
+    "rows in hand": ([InfiniteKeyDimAttention()], 1, None),  # of few moments they are a fifth
 }
 
 
@@ -39,27 +38,27 @@ def test_memory_is_planned_as_it_is_measured(name, rng):
     if name == "rows in hand":
         problem = Problem(rng.standard_normal((8, 4, 8)), np.ones(8), steps=2, rate=0.02)
     layers = [[branch] for branch in branches] * depth if cells is None else [branches] * cells
-    depthwise = blocks_in_depth(problem) if cells is None else cells_in_depth(problem, cells)
+    depth_step = finite_depth_step(problem) if cells is None else continuum_step(problem, cells)
     tracemalloc.start()
     try:
-        march(problem, [[branch.start(problem, rng) for branch in layer] for layer in layers], depthwise)
+        solve_recursion(problem, [[branch.start(problem, rng) for branch in layer] for layer in layers], depth_step)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0.97 < Plan.of(problem, layers, depthwise).memory / peak < 1.2
+    assert 0.97 < CostEstimate.of(problem, layers, depth_step).memory / peak < 1.2
 
 
 @pytest.mark.parametrize("every", [1, 9])
 def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
     problem, done = lesson(rng, steps=14), []
 
-    def counted(moments, layers, depthwise, **fields):
-        done.append(Plan.of(moments, [[AttentionHeads(4, 1024)]], depthwise).multiplications)
-        return march(moments, layers, depthwise, **fields)
+    def counted(moments, layers, depth_step, **fields):
+        done.append(CostEstimate.of(moments, [[InfiniteHeadsAttention(4, 1024)]], depth_step).multiplications)
+        return solve_recursion(moments, layers, depth_step, **fields)
 
-    monkeypatch.setattr(solving, "march", counted)
+    monkeypatch.setattr(solver, "solve_recursion", counted)
     solved = infinite_heads(problem, 4, every=every, sampling=Sampling(samples=1024))
-    assert solved.attrs["planned_seconds"] * plans.SPEED == pytest.approx(sum(done))
+    assert solved.attrs["planned_seconds"] * cost.SPEED == pytest.approx(sum(done))
 
 
 def test_two_halves_take_no_more_memory_than_one(rng):
@@ -77,7 +76,7 @@ def test_long_work_is_announced_where_somebody_reads_it(rng, monkeypatch, capsys
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     infinite_key_dim(lesson(rng))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(solving, "WORTH_SAYING", 0.0)
+    monkeypatch.setattr(solver, "WORTH_SAYING", 0.0)
     infinite_key_dim(lesson(rng))
     assert "GB and about 1 s of one core" in capsys.readouterr().err
 
@@ -86,7 +85,7 @@ def test_long_work_is_announced_where_somebody_reads_it(rng, monkeypatch, capsys
 @pytest.mark.parametrize("cells", [None, 2])
 def test_what_is_offered_instead_fits(bounded, cells, rng):
     problem = lesson(rng, steps=60)
-    whole = solving.foresee(Request((problem,), AttentionLimit(), None, Sampling(), cells=cells))
+    whole = solver.estimate_cost(Request((problem,), InfiniteKeyDimAttention(), None, Sampling(), cells=cells))
     sampling = Sampling(**{bounded: getattr(whole, bounded) / 2})
 
     def solve(problem, **fields):

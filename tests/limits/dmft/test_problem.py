@@ -59,14 +59,14 @@ def test_the_memory_is_what_the_optimiser_remembers(momentum, rng):
 
 def test_a_problem_may_be_given_more_steps():
     longer = replace(Problem(INPUTS, TARGETS, steps=3), steps=5)
-    assert longer.shares.shape == (5, 2)
-    assert np.all(longer.shares == 0.5)
+    assert longer.loss_weights.shape == (5, 2)
+    assert np.all(longer.loss_weights == 0.5)
 
 
 def test_tokens_that_read_out_and_batches_in_time(rng):
     weights = rng.random((5, 2, 3))
     problem = Problem(INPUTS, rng.standard_normal((2, 3)), weights, steps=5, read_out="token")
     assert problem.outputs == 6
-    assert np.array_equal(problem.shares, weights.reshape(5, 6))
-    assert np.array_equal(problem.reading, np.eye(6))
-    assert problem.wanted.shape == (6, 1)
+    assert np.array_equal(problem.loss_weights, weights.reshape(5, 6))
+    assert np.array_equal(problem.pooling, np.eye(6))
+    assert problem.flat_targets.shape == (6, 1)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
-from manyheads.limits.dmft.ntk import lazy_kernel, lazy_outputs
+from manyheads.limits.dmft.depth import continuum_step, extrapolate
+from manyheads.limits.dmft.ntk import neural_tangent_kernel, ntk_outputs
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import blocks_in_depth, march
+from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
 from manyheads.limits.systems.ensembles import Network, train_networks
 
 
@@ -26,9 +26,9 @@ def solve(problem, *branches, rng=None, responses=True, cells=None):
     rng = rng or np.random.default_rng(0)
     if cells is None:
         layers = [[branch.start(problem, rng)] for _ in range(problem.depth) for branch in branches]
-        return march(problem, layers, blocks_in_depth(problem), responses=responses)
+        return solve_recursion(problem, layers, finite_depth_step(problem), responses=responses)
     layers = [[branch.start(problem, rng) for branch in branches] for _ in range(cells)]
-    return march(problem, layers, cells_in_depth(problem, cells))
+    return solve_recursion(problem, layers, continuum_step(problem, cells))
 
 
 def rms(difference):
@@ -62,9 +62,9 @@ def lessons(rng):
 @pytest.mark.parametrize("name", ["plain", "norm-momentum", "everything"])
 def test_the_lazy_limit_is_kernel_descent_and_the_first_step_always(name, rng):
     lesson = lessons(rng)[name]
-    lazy = lazy_outputs(lesson)
-    assert np.abs(solve(replace(lesson, richness=1e-4), AttentionLimit()).outputs - lazy).max() < 1e-7
-    rich = solve(lesson, AttentionLimit()).outputs
+    lazy = ntk_outputs(lesson)
+    assert np.abs(solve(replace(lesson, richness=1e-4), InfiniteKeyDimAttention()).outputs - lazy).max() < 1e-7
+    rich = solve(lesson, InfiniteKeyDimAttention()).outputs
     assert np.abs(rich - lazy).max() > 1e-4  # the test is not about nothing
     if not lesson.norm:
         assert np.abs(rich[1] - lazy[1]).max() < 1e-13
@@ -72,17 +72,17 @@ def test_the_lazy_limit_is_kernel_descent_and_the_first_step_always(name, rng):
 
 def test_the_lazy_kernel_of_pooled_attention_is_the_printed_one(rng):
     lesson = lessons(rng)["plain"]
-    step, pooled = lesson.branch / lesson.depth, lesson.reading @ lesson.gram @ lesson.reading.T
+    step, pooled = lesson.branch / lesson.depth, lesson.pooling @ lesson.gram @ lesson.pooling.T
     kernel = pooled * (2 * (1 + step**2) ** 3 + 2 * lesson.branch**2 * (1 + step**2) ** 2)
-    first = lesson.rate * kernel @ (lesson.shares[0][:, None] * lesson.wanted)
-    assert np.abs(lazy_outputs(lesson)[1] - first).max() < 1e-13
+    first = lesson.rate * kernel @ (lesson.loss_weights[0][:, None] * lesson.flat_targets)
+    assert np.abs(ntk_outputs(lesson)[1] - first).max() < 1e-13
 
 
 @pytest.mark.parametrize("activation", ["erf", "relu"])
 def test_a_lazy_perceptron_has_its_closed_kernel(activation, rng):
     lesson = Problem(tokens(rng), rng.choice([-1.0, 1.0], 3), steps=3, rate=0.3, richness=1e-3, norm=True)
-    found = solve(lesson, AttentionLimit(), Perceptron(activation, 8192), rng=rng).outputs
-    exact = lazy_outputs(lesson, activation)
+    found = solve(lesson, InfiniteKeyDimAttention(), InfiniteWidthMLP(activation, 8192), rng=rng).outputs
+    exact = ntk_outputs(lesson, activation)
     # Sampling: a relative 1/sqrt(8192) for each of a few kernels; without the frozen twin the error is above one.
     assert rms(found - exact) < 0.03 * rms(exact)
 
@@ -91,36 +91,44 @@ def test_a_lazy_perceptron_has_its_closed_kernel(activation, rng):
 def test_a_token_of_zeros_learns_nothing_in_the_lazy_limit(activation, rng):
     inputs = tokens(rng, 3, 1)
     inputs[0] = 0
-    whole = lazy_kernel(Problem(inputs, np.ones(3)), activation)
+    whole = neural_tangent_kernel(Problem(inputs, np.ones(3)), activation)
     assert np.array_equal(whole[0], np.zeros(3))
-    assert np.abs(whole[1:, 1:] - lazy_kernel(Problem(inputs[1:], np.ones(2)), activation)).max() < 1e-14
+    assert np.abs(whole[1:, 1:] - neural_tangent_kernel(Problem(inputs[1:], np.ones(2)), activation)).max() < 1e-14
 
 
 def test_one_token_attends_to_itself_so_attention_is_a_linear_branch(rng):
     lesson = Problem(tokens(rng, 4, 1), rng.choice([-1.0, 1.0], 4), steps=6, rate=0.3, depth=2)
-    exact = solve(lesson, AttentionLimit())
-    linear = solve(lesson, Perceptron("identity", 512), rng=rng)  # matched moments make what is linear exact
+    exact = solve(lesson, InfiniteKeyDimAttention())
+    linear = solve(lesson, InfiniteWidthMLP("identity", 512), rng=rng)  # matched moments make what is linear exact
     assert np.abs(exact.outputs - linear.outputs).max() < 1e-6
     assert np.abs(exact.backward - linear.backward).max() < 1e-5
-    heads = solve(lesson, AttentionHeads(2, 512), rng=rng)
+    heads = solve(lesson, InfiniteHeadsAttention(2, 512), rng=rng)
     assert np.abs(exact.outputs - heads.outputs).max() < 1e-6
 
 
 def test_responses_without_derivatives_are_those_of_the_exact_branch(rng):
     """Many coordinates a head: sampled heads approach the branch of infinite key dimension."""
     lesson = Problem(tokens(rng), rng.choice([-1.0, 1.0], 3), steps=5, rate=0.5, richness=1.5)
-    exact = solve(lesson, AttentionLimit())
-    sampled = [solve(lesson, AttentionHeads(key_dim, 2048 // key_dim)) for key_dim in (4, 64)]
+    exact = solve(lesson, InfiniteKeyDimAttention())
+    sampled = [solve(lesson, InfiniteHeadsAttention(key_dim, 2048 // key_dim)) for key_dim in (4, 64)]
     errors = [rms(march.outputs - exact.outputs) for march in sampled]
     assert errors[1] < errors[0] / 4
-    assert errors[1] < 0.1 * rms(exact.outputs - solve(lesson, AttentionLimit(), responses=False).outputs)
-    logits = exact.looks[-1][0]["logits"]
-    assert rms(sampled[1].looks[-1][0]["logits"] - logits) < 0.2 * rms(logits)
+    assert errors[1] < 0.1 * rms(exact.outputs - solve(lesson, InfiniteKeyDimAttention(), responses=False).outputs)
+    logits = exact.observables[-1][0]["logits"]
+    assert rms(sampled[1].observables[-1][0]["logits"] - logits) < 0.2 * rms(logits)
 
 
 CASES = {
-    "key-dim": ((AttentionLimit(),), Network(32, 4), {"norm": True, "causal": True, "momentum": 0.5, "depth": 2}),
-    "heads": ((AttentionHeads(4, 512, 0.5), Perceptron("gelu", 2048)), Network(4, 32, 0.5, "gelu"), {"norm": True}),
+    "key-dim": (
+        (InfiniteKeyDimAttention(),),
+        Network(32, 4),
+        {"norm": True, "causal": True, "momentum": 0.5, "depth": 2},
+    ),
+    "heads": (
+        (InfiniteHeadsAttention(4, 512, 0.5), InfiniteWidthMLP("gelu", 2048)),
+        Network(4, 32, 0.5, "gelu"),
+        {"norm": True},
+    ),
 }
 
 
@@ -140,10 +148,10 @@ def test_networks_of_finite_size_scatter_around_the_limit(name, rng):
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_continuum_is_of_second_order_and_where_finite_depth_goes(norm, rng):
     lesson = Problem(tokens(rng), np.array([1.0, -1.0, 1.0]), steps=5, rate=0.3, norm=norm)
-    fine = solve(lesson, AttentionLimit(), cells=16)
-    errors = [rms(solve(lesson, AttentionLimit(), cells=cells).outputs - fine.outputs) for cells in (2, 4)]
+    fine = solve(lesson, InfiniteKeyDimAttention(), cells=16)
+    errors = [rms(solve(lesson, InfiniteKeyDimAttention(), cells=cells).outputs - fine.outputs) for cells in (2, 4)]
     assert 3 < errors[0] / errors[1] < 5.5
-    deep = [solve(replace(lesson, depth=depth), AttentionLimit()) for depth in (8, 16)]
+    deep = [solve(replace(lesson, depth=depth), InfiniteKeyDimAttention()) for depth in (8, 16)]
     gaps = [rms(march.outputs - fine.outputs) for march in deep]
     assert 1.4 < gaps[0] / gaps[1] < 2.3
     assert rms(extrapolate(*deep).outputs - fine.outputs) < gaps[1] / 2.5
@@ -154,16 +162,16 @@ def test_at_depth_exponent_one_half_attention_stays_uniform(rng):
     gaps, logits = [], []
     for depth in (16, 32):
         deep = replace(lesson, depth=depth)
-        whole, uniform = solve(deep, AttentionLimit()), solve(deep, UniformAttention())
+        whole, uniform = solve(deep, InfiniteKeyDimAttention()), solve(deep, UniformAttention())
         gaps.append(rms(whole.outputs - uniform.outputs))
-        logits.append(rms(whole.looks[-1][depth // 2]["logits"]))
+        logits.append(rms(whole.observables[-1][depth // 2]["logits"]))
     assert gaps[1] < gaps[0] / 1.4
     assert logits[1] < logits[0] / 1.5
 
 
 def test_with_an_mlp_finite_depth_goes_to_the_continuum(rng):
     lesson = Problem(tokens(rng), np.array([1.0, -1.0, 1.0]), steps=4, rate=0.3, norm=True)
-    branches = (AttentionLimit(), Perceptron("gelu", 1024))
+    branches = (InfiniteKeyDimAttention(), InfiniteWidthMLP("gelu", 1024))
     limit = solve(lesson, *branches, cells=4, rng=np.random.default_rng(1)).outputs
     deep = [solve(replace(lesson, depth=depth), *branches, rng=np.random.default_rng(1)) for depth in (4, 12)]
     gaps = [rms(march.outputs - limit) for march in deep]

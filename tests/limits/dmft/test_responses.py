@@ -4,43 +4,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.branch import Process
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.branch import BranchProcess
 from manyheads.limits.dmft.branches.gaussian_fields import factor
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import matched_normals, signed_normals
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import blocks_in_depth, march
+from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
 
 STEPS, SAMPLES, TOKENS = 2, 2, 2
 ROWS = SAMPLES * TOKENS
 
 
-class Watched(Process):
+class Watched(BranchProcess):
     """A process whose questions and answers are kept."""
 
     def __init__(self, process):
         self.process, self.up, self.down = process, [], []
 
-    def write(self, around):
-        self.up.append((around, self.process.write(around)))
+    def forward(self, inputs):
+        self.up.append((inputs, self.process.forward(inputs)))
         return self.up[-1][1]
 
-    def send(self, around):
-        self.down.append((around, self.process.send(around)))
+    def backward(self, inputs):
+        self.down.append((inputs, self.process.backward(inputs)))
         return self.down[-1][1]
 
 
 def watch(branch, rng):
-    """March once; the questions and answers, and the kernels at the end."""
+    """Trajectory once; the questions and answers, and the kernels at the end."""
     drawn = rng.standard_normal((SAMPLES, TOKENS, 6))
     drawn /= np.sqrt((drawn**2).mean(-1, keepdims=True))
     problem = Problem(drawn, np.array([1.0, -1.0]), steps=STEPS, rate=0.5, richness=1.5)
     seed = rng.integers(2**31)
     watched = Watched(branch.start(problem, np.random.default_rng(seed)))
-    march(problem, [[watched]], blocks_in_depth(problem))
-    around = watched.down[-1][0]
-    return watched, factor(around.below), factor(around.above), np.random.default_rng(seed)
+    solve_recursion(problem, [[watched]], finite_depth_step(problem))
+    inputs = watched.down[-1][0]
+    return watched, factor(inputs.below), factor(inputs.above), np.random.default_rng(seed)
 
 
 def heads(sources, watched, branch):
@@ -140,7 +140,7 @@ def check(pairs, name, exact, strict=False, through=None, share=1e-5):
 
 def test_heads_answer_what_a_network_does(rng):
     """At logit exponent 1/2, where signals through initial queries and keys are larger by the square root of N."""
-    branch = AttentionHeads(2, 4096, 0.5)
+    branch = InfiniteHeadsAttention(2, 4096, 0.5)
     watched, below, above, again = watch(branch, rng)
     drawn = signed_normals(again, STEPS * ROWS, branch.samples, branch.key_dim)
     sources = np.stack([below, below, below, above]) @ drawn
@@ -162,7 +162,7 @@ def test_heads_answer_what_a_network_does(rng):
 
 
 def test_neurons_answer_what_a_network_does(rng):
-    branch = Perceptron("gelu", 8192)
+    branch = InfiniteWidthMLP("gelu", 8192)
     watched, below, above, again = watch(branch, rng)
     drawn = matched_normals(again, 2, STEPS * ROWS, branch.samples)
     with jax.enable_x64(True):

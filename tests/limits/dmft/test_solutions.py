@@ -163,3 +163,35 @@ def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(lesson):
         above, below = (start.logit_quantiles.sel(quantile=each, method="nearest") for each in (share, 1 - share))
         assert np.abs(above / scale - wanted).max() < 0.06
         assert np.abs(above + below).max() < 1e-12 * float(scale.max())
+
+
+def test_two_time_functions_are_those_of_a_second_solver(rng):
+    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=4, rate=0.4, richness=1.2)
+    solved, other = infinite_key_dim(problem, keep="two-time"), solve_one_block(problem)
+    n = problem.steps * problem.rows
+    np.testing.assert_allclose(solved.correlation.values[0].reshape(n, n), other.correlation, atol=1e-12)
+    dressed = other.dressing[:, None] * other.response  # its backward variable is not dressed with c Delta
+    np.testing.assert_allclose(solved.backward_response.values[0].reshape(n, n), dressed, atol=1e-12)
+    assert np.abs(dressed).max() > 0.01
+    stream = [solved.correlation.values[0, t, :, t] for t in range(problem.steps)]
+    np.testing.assert_allclose(solved.stream.values[:, 0], stream, atol=1e-12)
+
+
+def test_the_first_step_follows_the_neural_tangent_kernel_that_is_returned(rng):
+    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=2, rate=0.4, depth=2)
+    solved = infinite_key_dim(problem, keep="two-time")
+    first = problem.rate * solved.ntk.values @ (problem.targets[:, 0] / 3)
+    np.testing.assert_allclose(solved.output.values[1, :, 0], first, rtol=1e-10)
+    assert "ntk" not in infinite_key_dim(problem)
+
+
+def test_two_time_functions_of_halves_have_errors_and_need_every_step(rng):
+    problem = Problem(rng.standard_normal((2, 2, 5)), rng.standard_normal(2), steps=3, rate=0.4)
+    solved = infinite_heads(problem, 2, sampling=Sampling(samples=512), keep="two-time")
+    assert (solved.response_error.values >= 0).all()
+    later = solved.response.values[0, 1, :, 2]  # no response to what comes later
+    assert (later == 0).all()
+    with pytest.raises(UsageError, match="every=1"):
+        infinite_key_dim(problem, every=3, keep="two-time")
+    with pytest.raises(UsageError, match="two-time"):
+        infinite_key_dim(problem, keep="all")

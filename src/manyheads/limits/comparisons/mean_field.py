@@ -18,13 +18,13 @@ import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.comparisons.schemes import TASKS
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
-from manyheads.limits.dmft.branches.branch import Branch, Process
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
+from manyheads.limits.dmft.branches.branch import Branch, BranchProcess
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import March, blocks_in_depth, march
+from manyheads.limits.dmft.recursion import Trajectory, finite_depth_step, solve_recursion
 from manyheads.limits.systems.ensembles import Network, train_networks
 from manyheads.limits.systems.problems import digits_problem, text_problem
 
@@ -87,19 +87,19 @@ def sampled_blocks(
     """
     rows = problem.steps * problem.rows
     heads = oversampling * max(512, fewest_heads(rows, key_dim))
-    attention = AttentionHeads(key_dim, heads, logit_exponent)
+    attention = InfiniteHeadsAttention(key_dim, heads, logit_exponent)
     if activation == "none":
         return (attention,)
-    return attention, Perceptron(activation, oversampling * max(2048, fewest_neurons(2 * rows)))
+    return attention, InfiniteWidthMLP(activation, oversampling * max(2048, fewest_neurons(2 * rows)))
 
 
 def solve_blocks(
     problem: Problem,
-    branches: Sequence[Branch] = (AttentionLimit(),),
+    branches: Sequence[Branch] = (InfiniteKeyDimAttention(),),
     rng: np.random.Generator | None = None,
     *,
     responses: bool = True,
-) -> March:
+) -> Trajectory:
     """Solve the limit at the problem's depth: in every block one branch after the other.
 
     Parameters
@@ -113,18 +113,18 @@ def solve_blocks(
     responses
         False leaves the response functions out: the negative control of a study.
     """
-    return march(problem, _start(problem, branches, rng), blocks_in_depth(problem), responses=responses)
+    return solve_recursion(problem, _start(problem, branches, rng), finite_depth_step(problem), responses=responses)
 
 
 def solve_heads(
     problem: Problem, branches: Sequence[Branch], rng: np.random.Generator | None = None
-) -> tuple[March, np.ndarray]:
+) -> tuple[Trajectory, np.ndarray]:
     """Solve the limit as `solve_blocks` does, and return the logits of all sampled heads at the end, too.
 
     They are (layer, head, sample, token, token_too), of layers whose heads are sampled.
     """
     layers = _start(problem, branches, rng)
-    solved = march(problem, layers, blocks_in_depth(problem))
+    solved = solve_recursion(problem, layers, finite_depth_step(problem))
     shown = [process.heads() for layer in layers for process in layer if isinstance(process, SampledHeads)]
     return solved, np.stack(shown).swapaxes(1, 2)
 
@@ -137,9 +137,9 @@ class SampledHeads(Protocol):
         """Logits of the heads at the last moment, (P, heads, T, T)."""
 
 
-def summarise(solved: March) -> dict[str, np.ndarray]:
+def summarise(solved: Trajectory) -> dict[str, np.ndarray]:
     """Return the `QUANTITIES` of a solved limit; layers without attention have no logits."""
-    logits = np.stack([look["logits"] for look in solved.looks[-1] if "logits" in look])
+    logits = np.stack([look["logits"] for look in solved.observables[-1] if "logits" in look])
     return {"output": solved.outputs, "logits": logits, "pooled": solved.pooled[-1]}
 
 
@@ -259,6 +259,6 @@ def _chunk(problem: Problem, network: Network, count: int) -> int:
     return -(-count // -(-count // most))  # in equal parts: another number of networks is another program
 
 
-def _start(problem: Problem, branches: Sequence[Branch], rng: np.random.Generator | None) -> list[list[Process]]:
+def _start(problem: Problem, branches: Sequence[Branch], rng: np.random.Generator | None) -> list[list[BranchProcess]]:
     rng = np.random.default_rng(0) if rng is None else rng
     return [[branch.start(problem, rng)] for _ in range(problem.depth) for branch in branches]

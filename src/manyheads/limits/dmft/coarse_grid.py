@@ -1,4 +1,4 @@
-"""Long training on few moments: errors keep their fine steps, features move on a coarse grid in time.
+"""Coarse grid in time for long training: errors keep their fine steps, features move once an interval.
 
 Kernels over n = S P T rows cost n^2 memory and n^3 time, and features that move little over k steps need no moment for
 each. An interval of k steps from t_i keeps the gradients of all outputs as they are in its middle, c = t_i + (k - 1)/2,
@@ -10,7 +10,7 @@ and its middle is reached with the gradients at its start. Losses and mini-batch
 what decays within an interval needs no fine grid; one step of k times the rate would diverge from eta k lambda = 2 on.
 Every k is odd, so that the middle is a step: the error is k (k^2 - 1)/24 times the second derivative of the gradients
 an interval, of second order, and nothing for k = 1, which is the training itself. Such a training is linear in its
-gradients, and its limit is exactly that of the march with
+gradients, and its limit is exactly that of the recursion with
 
     g_i = gradients dressed with the mean of c Delta over the interval,    m(n, i) = k for later n.
 
@@ -163,28 +163,74 @@ class TimeGrid:
         return np.where((ages > 0) & ~(self.opening & (ages > 1)), np.diff(self.spans)[:, 0], 0.0)
 
 
+def interval_step(
+    problem: Problem, kernel: np.ndarray, output: np.ndarray, steps: range, owed: np.ndarray, drift: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Descend through the steps of an interval with a fixed tangent kernel: f(t+1) = f(t) + eta K c Delta(t) + drift.
+
+    Parameters
+    ----------
+    problem
+        The training with all its steps.
+    kernel
+        K (O C, O C).
+    output
+        f (O C,) at the first of the steps.
+    steps
+        Which steps.
+    owed
+        Added to the dressed errors of the first step, (O C,).
+    drift
+        What outputs move by a step besides K, (O C,).
+
+    Returns
+    -------
+    The sum of the dressed errors c Delta over the interval and the outputs at its end, (O C,) each.
+    """
+    total = np.zeros_like(output)
+    for step in steps:
+        push = dressed_errors(problem, step, output.reshape(problem.flat_targets.shape)).ravel()
+        if step == steps.start:
+            push = push + owed
+        total = total + push
+        output = output + problem.rate * kernel @ push + drift
+    return total, output
+
+
+def dressed_errors(problem: Problem, step: int, output: np.ndarray) -> np.ndarray:
+    """Return c(t) Delta of outputs (O, C)."""
+    return problem.loss_weights[step][:, None] * problem.loss_function.error(problem.flat_targets, output)
+
+
+def bfgs_update(kernel: np.ndarray, taken: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Return the BFGS update of a positive kernel, with K taken = gone; unchanged where it would not stay positive."""
+    before = kernel @ taken
+    if not (taken @ gone > 0 and taken @ before > 0):
+        return kernel
+    change = np.outer(gone, gone) / (taken @ gone) - np.outer(before, before) / (taken @ before)
+    return kernel + change
+
+
 @final
-class Errors:
-    """Errors of the outputs, dressed with their weights in the loss, as a march asks for them moment by moment.
+class DressedErrors:
+    """Errors of the outputs times their weights in the loss, moment by moment; means over the interval of a moment.
 
     Raises
     ------
     UsageError
-        Long intervals without a tangent kernel to go through them with.
+        Long intervals without a tangent kernel.
     """
 
     def __init__(self, grid: TimeGrid):
         self._grid, self._problem = grid, grid.problem
         self._long = max(grid.lengths, default=1) > 1
-        if self._long and grid.kernel is None:
+        if not self._long:
+            return
+        if grid.kernel is None:
             raise UsageError(f"intervals of {max(grid.lengths)} steps: give the tangent kernel at the start")
-        if self._long:
-            self._kernel = np.kron(np.asarray(grid.kernel), np.eye(grid.problem.classes))  # K (O C, O C)
-            self._start()
-
-    def _start(self) -> None:
+        self._kernel = np.kron(np.asarray(grid.kernel), np.eye(grid.problem.classes))  # K (O C, O C)
         size = len(self._kernel)
-        self._used = np.zeros((len(self._grid.times), size))  # mean dressed errors that moments stand for
+        self._used = np.zeros((len(grid.times), size))  # mean dressed errors that moments stand for
         self._before = np.zeros(size)  # output at the moment before
         self._output, self._foreseen = np.zeros(size), np.zeros(size)  # at the start of the interval, and at its end
         self._drift = np.zeros(size)  # what outputs move by a step besides K
@@ -194,42 +240,29 @@ class Errors:
         """Return the mean dressed errors (O, C) that a moment stands for, from the outputs (O, C) found there."""
         first, end = self._grid.spans[moment]
         if not self._long:
-            return self._dressed(first, output)
+            return dressed_errors(self._problem, first, output)
         found = output.ravel()
         if moment and self._grid.opening[moment - 1]:  # the middle of an interval
             self._learn(moment, found)
-            self._drift = np.zeros_like(found)
             middle = self._grid.times[moment]
-            self._drift = (found - self._go(first, middle)[1]) / (middle - first)
+            _, foreseen = self._go(range(first, middle), np.zeros_like(found))
+            self._drift = (found - foreseen) / (middle - first)
         else:
             if moment:
                 self._settle(moment, found)
                 self._learn(moment, found)
             self._output, self._drift = found, np.zeros_like(found)
-        total, self._foreseen = self._go(first, end)
+        total, self._foreseen = self._go(range(first, end), self._drift)
         self._before, self._used[moment] = found, total / (end - first)
         return self._used[moment].reshape(output.shape)
 
-    def _dressed(self, step: int, output: np.ndarray) -> np.ndarray:
-        """Return c(t) Delta of outputs (O, C)."""
-        return self._problem.shares[step][:, None] * self._problem.rule.error(self._problem.wanted, output)
-
-    def _go(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Take steps from the start of an interval: the sum of dressed errors, and the outputs at its end."""
-        output, total = self._output, np.zeros_like(self._output)
-        for step in range(first, end):
-            push = self._dressed(step, output.reshape(self._problem.wanted.shape)).ravel()
-            if step == first:
-                push = push + self._owed
-            total = total + push
-            output = output + self._problem.rate * self._kernel @ push + self._drift
-        return total, output
+    def _go(self, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return interval_step(self._problem, self._kernel, self._output, steps, self._owed, drift)
 
     def _settle(self, moment: int, found: np.ndarray) -> None:
         """Go through the last interval again with what was not foreseen spread over it, and owe the difference."""
         first, end = self._grid.spans[moment - 1]
-        self._drift = self._drift + (found - self._foreseen) / (end - first)
-        total, _ = self._go(first, end)
+        total, _ = self._go(range(first, end), self._drift + (found - self._foreseen) / (end - first))
         self._owed = total - self._used[moment - 1] * (end - first)
 
     def _learn(self, moment: int, found: np.ndarray) -> None:
@@ -241,8 +274,4 @@ class Errors:
             return
         memory = self._grid.memory
         taken = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
-        gone = (found - self._before) / self._problem.rate
-        before = self._kernel @ taken
-        if taken @ gone > 0 and taken @ before > 0:  # else there is nothing to learn, and K stays positive
-            change = np.outer(gone, gone) / (taken @ gone) - np.outer(before, before) / (taken @ before)
-            self._kernel = self._kernel + change
+        self._kernel = bfgs_update(self._kernel, taken, (found - self._before) / self._problem.rate)

@@ -1,4 +1,4 @@
-"""Names for what a march leaves: one labelled dataset, with the error of everything that has one."""
+"""Labelled dataset of a solution, with an error beside every variable that has one."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import xarray as xr
 
 from manyheads.limits.dmft.branches.attention_infinite_heads import QUANTILES
 from manyheads.limits.dmft.coarse_grid import TimeGrid
-from manyheads.limits.dmft.recursion import March
+from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.recursion import Trajectory
 
 # Dimensions after the step, and what a reader calls it.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -21,7 +22,14 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "logit_quantiles": (("layer", "sample", "token", "key", "quantile"), "quantiles of attention logits over heads"),
     "attention": (("layer", "sample", "token", "key"), "attention pattern, mean over heads"),
 }
-LOOKED_AT = ("logits", "logit_variance", "logit_quantiles", "attention")  # by the branches that have them
+# Functions of two times, kept with keep="two-time": dimensions (layer, step, row, step_too, row_too).
+TWO_TIME = {
+    "correlation": "correlation of the stream below a layer, as its branches see it",
+    "backward_correlation": "correlation of the backward variable above a layer",
+    "response": "response of what a layer writes to the backward variable above it",
+    "backward_response": "response of what a layer sends back to the stream below it",
+}
+OBSERVED = ("logits", "logit_variance", "logit_quantiles", "attention")  # by the branches that have them
 # Two grids, one of three times as long intervals, differ by 3 - 1 errors of the finer one at first order, by 9 - 1 at
 # second. Intervals are of second order, but not where weights in the loss change with every step, nor for backward
 # variables, which are dressed with the mean errors of the half interval ahead, nor while features move far within the
@@ -33,18 +41,18 @@ ERRORS = 3.0 - 1.0
 
 
 def label(
-    halves: list[March], grid: TimeGrid, coarse: list[March] | None = None, coarser: TimeGrid | None = None
+    halves: list[Trajectory], grid: TimeGrid, coarse: list[Trajectory] | None = None, coarser: TimeGrid | None = None
 ) -> xr.Dataset:
-    """Return the mean of two halves, or the one march that there is, at the steps that a grid shows.
+    """Return the mean of two halves, or the one trajectory, at the steps that a grid shows.
 
     Parameters
     ----------
     halves
-        Marches through the grid, whole or cut short.
+        Trajectories through the grid, whole or cut short.
     grid
         Their moments.
     coarse, coarser
-        Marches through a grid of three times as long intervals, and that grid; None where every step is solved.
+        Trajectories through a grid of three times as long intervals, and that grid; None where every step is solved.
 
     Returns
     -------
@@ -70,14 +78,30 @@ def label(
         if len(halves) == 2 or coarse is not None:
             about = {"long_name": f"error of the {long_name}", "units": "1"}
             variables[f"{name}_error"] = (("step", *axes), errors[name], about)
+    if all(half.two_time is not None for half in halves):
+        variables |= _two_time(halves, grid.problem)
     coords = {"step": ("step", steps, {"long_name": "updates", "units": "1"})}
     if "logit_quantiles" in variables:
         coords["quantile"] = ("quantile", np.array(QUANTILES), {"long_name": "share of heads below", "units": "1"})
     return xr.Dataset(variables, coords=coords, attrs={"rate": grid.problem.rate, "richness": grid.problem.richness})
 
 
-def _shown(marches: list[March], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
-    """Return the steps that are shown, and every variable of every march there."""
+def _two_time(halves: list[Trajectory], problem: Problem) -> dict[str, Any]:
+    """Return the functions of two times, and half the difference of two halves as their errors."""
+    dims = ("layer", "step", "row", "step_too", "row_too")
+    times = (problem.steps, problem.rows)
+    variables: dict[str, Any] = {}
+    for name, long_name in TWO_TIME.items():
+        values = [getattr(half.two_time, name).reshape(-1, *times, *times) for half in halves]
+        variables[name] = (dims, np.mean(values, axis=0), {"long_name": long_name, "units": "1"})
+        if len(values) == 2:
+            about = {"long_name": f"error of the {long_name}", "units": "1"}
+            variables[f"{name}_error"] = (dims, np.abs(values[0] - values[1]) / 2, about)
+    return variables
+
+
+def _shown(marches: list[Trajectory], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+    """Return the steps that are shown, and every variable of every trajectory there."""
     places = grid.shown[grid.shown < len(marches[0].losses)]
     found = [_arrays(one) for one in marches]
     return grid.times[places], {name: [arrays[name][places] for arrays in found] for name in found[0]}
@@ -92,7 +116,7 @@ def _between(nodes: np.ndarray, values: np.ndarray, steps: np.ndarray) -> np.nda
     return (1 - share) * values[right - 1] + share * values[right]
 
 
-def _arrays(half: March) -> dict[str, np.ndarray]:
+def _arrays(half: Trajectory) -> dict[str, np.ndarray]:
     arrays = {
         "output": half.outputs,
         "loss": half.losses,
@@ -100,8 +124,8 @@ def _arrays(half: March) -> dict[str, np.ndarray]:
         "backward": half.backward,
         "pooled": half.pooled,
     }
-    for name in LOOKED_AT:
-        shown = [[look[name] for look in looks if name in look] for looks in half.looks]
+    for name in OBSERVED:
+        shown = [[layer[name] for layer in layers if name in layer] for layers in half.observables]
         if shown[0]:
             arrays[name] = np.array(shown)
     return arrays

@@ -12,11 +12,13 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 (Derived here.)
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.limits.dmft.problem import MOST, Problem
-from manyheads.limits.dmft.recursion import Depthwise, March
+from manyheads.limits.dmft.recursion import DepthStep, Trajectory
 
 
 def check_cells(cells: int) -> None:
@@ -25,7 +27,7 @@ def check_cells(cells: int) -> None:
         raise UsageError(f"cells={str(cells)[:40]}: a whole number from 1 to {MOST:,}")
 
 
-def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
+def continuum_step(problem: Problem, cells: int) -> DepthStep:
     """Return midpoint steps of the continuum without noise, depth exponents above 1/2.
 
     Raises
@@ -36,7 +38,7 @@ def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
     check_cells(cells)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
-    return Depthwise(
+    return DepthStep(
         step=problem.branch / cells,
         learned=problem.rate * problem.richness * problem.branch,
         sources=False,
@@ -44,17 +46,10 @@ def cells_in_depth(problem: Problem, cells: int) -> Depthwise:
     )
 
 
-def extrapolate(coarse: March, fine: March) -> March:
-    """Richardson's extrapolation of a march at L and one at 2L whose error falls like 1/L.
+def extrapolate(coarse: Trajectory, fine: Trajectory) -> Trajectory:
+    """Richardson's extrapolation of a trajectory at L and one at 2L whose error falls like 1/L.
 
     What exists once a layer (kernels of the stream, what branches show) is left as it is at 2L, and so are losses: one
     that is extrapolated can be negative, and that of the outputs (`Problem.losses`) is as near and cannot.
     """
-    return March(
-        outputs=2 * fine.outputs - coarse.outputs,
-        losses=fine.losses,
-        stream=fine.stream,
-        backward=fine.backward,
-        pooled=2 * fine.pooled - coarse.pooled,
-        looks=fine.looks,
-    )
+    return replace(fine, outputs=2 * fine.outputs - coarse.outputs, pooled=2 * fine.pooled - coarse.pooled)

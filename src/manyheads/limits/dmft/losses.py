@@ -1,4 +1,4 @@
-"""Losses of one read-out and their derivatives: all that the limit needs to know of them."""
+"""Losses of one read-out and their derivatives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

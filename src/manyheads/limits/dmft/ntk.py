@@ -1,4 +1,4 @@
-"""The lazy limit in closed form: as the richness goes to zero, training is descent with a kernel known beforehand.
+"""Neural tangent kernel (NTK) of the infinite network in closed form, and lazy training with it (richness to zero).
 
 At infinite key dimension and logit exponent 1 attention starts uniform and queries and keys drop out. With J the
 average over the allowed tokens, Phi the kernel of the stream, Gamma_oo' that of the backward variable of two read-outs,
@@ -46,8 +46,8 @@ PAIRS: MappingProxyType[str, Callable[[np.ndarray], Pair]] = MappingProxyType(
 )
 
 
-def lazy_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
-    """Return the kernel K (O, O) of the lazy limit at infinite key dimension.
+def neural_tangent_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
+    """Return the neural tangent kernel K (O, O) at initialization, at infinite key dimension and logit exponent 1.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def lazy_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
     """
     if activation is not None and activation not in PAIRS:
         raise UsageError(f"activation={activation!r}: closed kernels are known here for {', '.join(map(repr, PAIRS))}")
-    allowed = problem.allowed()
+    allowed = problem.attention_mask()
     mean = np.kron(np.eye(problem.samples), allowed / allowed.sum(1, keepdims=True))  # J (PT, PT)
     step = problem.branch * float(problem.depth) ** -problem.depth_exponent
     stream = problem.gram
@@ -78,7 +78,7 @@ def lazy_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
             written = mean @ inner @ mean.T
             branches.append((inner, written, None, scale))
         stream = stream + step**2 * written
-    last, reading = _scale(problem, stream), problem.reading
+    last, reading = _scale(problem, stream), problem.pooling
     kernel = reading @ (stream / last) @ reading.T
     for row, one in zip(kernel, reading, strict=True):  # read-out by read-out: pairs of them at once are many
         back = one[:, None] * reading[:, None, :] / last  # Gamma (O, PT, PT) of one read-out with all
@@ -91,15 +91,15 @@ def lazy_kernel(problem: Problem, activation: str | None = None) -> np.ndarray:
     return kernel
 
 
-def lazy_outputs(problem: Problem, activation: str | None = None) -> np.ndarray:
+def ntk_outputs(problem: Problem, activation: str | None = None) -> np.ndarray:
     """Return the outputs (S, O, C) of kernel descent with the lazy kernel."""
-    kernel = lazy_kernel(problem, activation)
+    kernel = neural_tangent_kernel(problem, activation)
     outputs = np.zeros((problem.steps, problem.outputs, problem.classes))
     errors = np.zeros_like(outputs)
     for moment in range(problem.steps):
         outputs[moment] = problem.rate * kernel @ np.tensordot(problem.memory[moment, :moment], errors[:moment], 1)
-        share = problem.shares[moment][:, None]
-        errors[moment] = share * problem.rule.error(problem.wanted, outputs[moment])
+        share = problem.loss_weights[moment][:, None]
+        errors[moment] = share * problem.loss_function.error(problem.flat_targets, outputs[moment])
     return outputs
 
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.coarse_grid import EACH, TimeGrid
-from manyheads.limits.dmft.ntk import PAIRS, lazy_kernel
+from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.limits.dmft.problem import Problem
 
 ALIKE = {"gelu": "relu", "tanh": "erf"}  # activations without a closed kernel, and one of about the same slope
@@ -31,7 +31,7 @@ class Sampling:
     most
         Samples are doubled up to so many.
     memory
-        Bytes that a march may keep.
+        Bytes that a solution may keep.
     seconds
         Seconds of one core that a solution may be foreseen to take, to a factor of a few on an unknown machine; None
         sets no bound. Samples are doubled, and grids in time refined, while the next solution alone stays within.
@@ -80,6 +80,13 @@ class Request:
         Cells of a continuum in depth; None are the blocks of the problem.
     each
         Single steps before longer intervals, and intervals of every length before the next.
+    two_time
+        Whether correlation and response functions of two times are kept; on single steps only.
+
+    Raises
+    ------
+    UsageError
+        Functions of two times on a coarse grid.
     """
 
     problems: tuple[Problem, ...]
@@ -89,11 +96,18 @@ class Request:
     every: int = 1
     cells: int | None = None
     each: int = EACH
+    two_time: bool = False
+
+    def __post_init__(self) -> None:
+        if self.two_time and self.every > 1:
+            raise UsageError(
+                f"keep='two-time' with every={self.every}: functions of two times need every=1"
+            )
 
     @property
     def branches(self) -> list[Branch]:
         """Branches of a block, of any number of samples."""
-        return [self.attention] if self.activation is None else [self.attention, Perceptron(self.activation)]
+        return [self.attention] if self.activation is None else [self.attention, InfiniteWidthMLP(self.activation)]
 
     @property
     def sampled(self) -> bool:
@@ -110,4 +124,4 @@ class Request:
             return None
         named = self.activation if self.activation in PAIRS else ALIKE.get(self.activation or "")
         deep = problem if self.cells is None else replace(problem, depth=self.cells, depth_exponent=1.0)
-        return lazy_kernel(deep, named)
+        return neural_tangent_kernel(deep, named)

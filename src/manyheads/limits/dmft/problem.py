@@ -1,4 +1,4 @@
-"""What is trained, in the terms of the limit: inputs, targets, weights of the loss, steps, rate, architecture.
+"""Training problem of a limit: inputs, targets, loss weights, steps, learning rate, architecture.
 
 Tokens of all samples carry one index a = mu T + s (sample mu, position s). The residual stream starts as
 h0_a = W_0 x_a / sqrt(D), so that inputs enter through their Gram matrix X_ab = x_a . x_b / D only. Read-outs carry an
@@ -121,7 +121,7 @@ class Problem:
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "targets", targets)
         object.__setattr__(self, "weights", _weights(self.weights, axes, self.steps))
-        self.rule.check(targets)
+        self.loss_function.check(targets)
         if self.norm and not np.all(inputs.any(axis=-1)):
             raise UsageError(
                 "norm=True with a token of zeros, which cannot be divided by its size: drop it, or norm=False"
@@ -153,7 +153,7 @@ class Problem:
         return self.targets.shape[-1]
 
     @property
-    def rule(self) -> Loss:
+    def loss_function(self) -> Loss:
         """The loss of one read-out and its derivative."""
         return LOSSES[self.loss]
 
@@ -164,19 +164,19 @@ class Problem:
         return flat @ flat.T / flat.shape[1]
 
     @cached_property
-    def reading(self) -> np.ndarray:
+    def pooling(self) -> np.ndarray:
         """R (O, PT): which tokens a read-out averages."""
         if self.read_out == "token":
             return np.eye(self.rows)
         return np.kron(np.eye(self.samples), np.full((1, self.tokens), 1 / self.tokens))
 
     @cached_property
-    def wanted(self) -> np.ndarray:
+    def flat_targets(self) -> np.ndarray:
         """Targets (O, C)."""
         return self.targets.reshape(self.outputs, self.classes)
 
     @cached_property
-    def shares(self) -> np.ndarray:
+    def loss_weights(self) -> np.ndarray:
         """Weights of the read-outs in the loss at every step, (S, O)."""
         scheduled = np.broadcast_to(self.weights, (self.steps, *self.targets.shape[:-1]))
         return scheduled.reshape(self.steps, self.outputs)
@@ -191,9 +191,9 @@ class Problem:
 
     def losses(self, outputs: np.ndarray) -> np.ndarray:
         """Training loss (S,) of outputs (S, O, C) at every step."""
-        return (self.shares * self.rule.value(self.wanted, outputs)).sum(1)
+        return (self.loss_weights * self.loss_function.value(self.flat_targets, outputs)).sum(1)
 
-    def allowed(self) -> np.ndarray:
+    def attention_mask(self) -> np.ndarray:
         """Whether a token may attend to another of its sample, (T, T)."""
         square = np.ones((self.tokens, self.tokens), bool)
         return np.tril(square) if self.causal else square

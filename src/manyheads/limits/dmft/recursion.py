@@ -1,19 +1,21 @@
-"""The solver: time is marched once, at each moment up through the branches and down again.
+"""Causal DMFT solver: one forward and one backward pass per training step.
 
-The residual stream, per neuron, is linear in independent Gaussian sources: chi (covariance X), the initial read-out
-w0, and for every layer a forward source sO^l ~ GP(0, U^l) and a backward source s^l ~ GP(0, B^l). With the dressed
-backward variable g^l_a(t) = -gamma0 d dloss/dh^l_a(t), the learned factor kappa = eta gamma0 beta0 L^(alpha_L - 1),
+The residual stream, per neuron, is linear in independent Gaussian sources (`sources`): chi (covariance X), the initial
+read-out w0, and for every layer sO^l ~ GP(0, U^l) forward and s^l ~ GP(0, B^l) backward. With the dressed backward
+variable g^l_a(t) = -gamma0 d dloss/dh^l_a(t), the learned factor kappa = eta gamma0 beta0 L^(alpha_L - 1),
 b = beta0 L^-alpha_L and the memory m of `Problem`,
 
-    h^0(t)    = chi + eta gamma0 sum_{t'<t} m(t,t') X g^0(t')
-    h^l(t)    = h^{l-1}(t) + b [ sO^l(t) + sum_{t'<t} (RO^l + kappa m U^l)(t,t') g^l(t') ]
-    w_c(t)    = w0_c + eta gamma0 sum_{t'<t} m(t,t') sum_o c_o Delta_oc(t') (R z^L)_o(t')
+    h^0(t)    = chi + eta gamma0 sum_{t'<t} m(t,t') X g^0(t')                                          (embed)
+    h^l(t)    = h^{l-1}(t) + b [ sO^l(t) + sum_{t'<t} (RO^l + kappa m U^l)(t,t') g^l(t') ]             (forward_layer)
+    w_c(t)    = w0_c + eta gamma0 sum_{t'<t} m(t,t') sum_o c_o Delta_oc(t') (R z^L)_o(t')              (read_out)
     f_oc(t)   = <(R z^L)_o(t) w_c(t)> / gamma0
     g^{l-1}(t) = g^l(t) + J b [ s^l(t) + sum_{t'<=t} RB^l z^{l-1}(t') + kappa sum_{t'<t} m B^l z^{l-1}(t') ]
+                                                                                                       (backward_layer)
 
-where z is the stream, normalised if the problem says so, and J the projector of that normalisation. Rows of
-coefficients on the sources give every kernel and every response. Without the sources of the layers the same march with
-midpoint steps solves the ordinary differential equation in depth that depth exponent 1 ends in.
+where z is the stream, normalised if the problem says so, and J the projector of that normalisation. The covariances U,
+B and responses RO, RB of a layer come from its branches (`branches`). Rows of coefficients on the sources give every
+kernel and every response. Without the sources of the layers the same recursion with midpoint steps solves the ordinary
+differential equation in depth that depth exponent 1 ends in.
 
 References
 ----------
@@ -22,21 +24,22 @@ derived here.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 
 from manyheads.errors import CertificateError
-from manyheads.limits.dmft.branches.branch import Around, Process
-from manyheads.limits.dmft.coarse_grid import Errors, TimeGrid
+from manyheads.limits.dmft.branches.branch import BranchInput, BranchProcess
+from manyheads.limits.dmft.coarse_grid import DressedErrors, TimeGrid
 from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.sources import Sources
 
 DIVERGED = 1e6  # outputs beyond so many times the targets are no training
 
 
 @dataclass(frozen=True)
-class Depthwise:
+class DepthStep:
     """How a step in depth is taken.
 
     Attributes
@@ -57,28 +60,53 @@ class Depthwise:
     sweeps: int = 1
 
 
-def blocks_in_depth(problem: Problem) -> Depthwise:
-    """Return the steps of a network of finite depth."""
+def finite_depth_step(problem: Problem) -> DepthStep:
+    """Return the step in depth of a network of finite depth."""
     scale, depth = problem.rate * problem.richness * problem.branch, float(problem.depth)
-    return Depthwise(
+    return DepthStep(
         step=problem.branch * depth**-problem.depth_exponent, learned=scale * depth ** (problem.depth_exponent - 1)
     )
 
 
-@dataclass
-class March:
-    """What the march leaves: outputs (S, O, C), losses (S,), kernels of the stream at equal times, what branches show.
+@dataclass(frozen=True)
+class TwoTime:
+    """Two-time correlation and response functions of every layer, (B, n, n) over n = S P T rows t, a.
 
     Attributes
     ----------
-    stream
-        <h^l h^l>/d (S, layers + 1, PT, PT), the last one above the last layer.
-    backward
-        <g^l g^l>/d (S, layers + 1, PT, PT).
+    correlation, backward_correlation
+        <z^{l-1}_a(t) z^{l-1}_b(t')> and <g^l_a(t) g^l_b(t')>.
+    response, backward_response
+        RO^l, zero for t' >= t, and RB^l, zero for t' > t: of what the layer writes to g^l, of what it sends to z^{l-1}.
+    """
+
+    correlation: np.ndarray
+    backward_correlation: np.ndarray
+    response: np.ndarray
+    backward_response: np.ndarray
+
+    @staticmethod
+    def of(correlation: np.ndarray, backward_correlation: np.ndarray) -> "TwoTime":
+        """Return these correlation functions beside responses that are still zero."""
+        return TwoTime(correlation, backward_correlation, np.zeros_like(correlation), np.zeros_like(correlation))
+
+
+@dataclass
+class Trajectory:
+    """The solution in time: S moments, B layers.
+
+    Attributes
+    ----------
+    outputs, losses
+        f (S, O, C) and the training loss (S,).
+    stream, backward
+        <h^l h^l>/d and <g^l g^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer.
     pooled
         Kernel of the read-outs (S, O, O).
-    looks
-        One dictionary a moment and layer: what its branches show.
+    observables
+        One dictionary a moment and layer: what its branches show (logits, attention).
+    two_time
+        Correlation and response functions where they were asked for.
     """
 
     outputs: np.ndarray
@@ -86,17 +114,36 @@ class March:
     stream: np.ndarray
     backward: np.ndarray
     pooled: np.ndarray
-    looks: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
+    observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
+    two_time: TwoTime | None = None
+
+    @staticmethod
+    def zeros(problem: Problem, layers: int) -> "Trajectory":
+        """Return a trajectory of zeros over the moments of a problem."""
+        steps, rows, outputs = problem.steps, problem.rows, problem.outputs
+        return Trajectory(
+            outputs=np.zeros((steps, outputs, problem.classes)),
+            losses=np.zeros(steps),
+            stream=np.zeros((steps, layers + 1, rows, rows)),
+            backward=np.zeros((steps, layers + 1, rows, rows)),
+            pooled=np.zeros((steps, outputs, outputs)),
+        )
+
+    def until(self, moments: int) -> "Trajectory":
+        """Return the first moments, without functions of two times."""
+        names = ("outputs", "losses", "stream", "backward", "pooled", "observables")
+        return Trajectory(**{name: getattr(self, name)[:moments] for name in names})
 
 
-def march(
+def solve_recursion(
     problem: Problem,
-    layers: Sequence[Sequence[Process]],
-    depthwise: Depthwise,
+    layers: Sequence[Sequence[BranchProcess]],
+    depth_step: DepthStep,
     *,
     responses: bool = True,
     grid: TimeGrid | None = None,
-) -> March:
+    two_time: bool = False,
+) -> Trajectory:
     """Solve the limit: layers from the bottom up, each of one branch or several that see the same stream.
 
     Parameters
@@ -105,230 +152,217 @@ def march(
         What is trained.
     layers
         Processes of the branches, one list a layer; they are used up.
-    depthwise
+    depth_step
         How a step in depth is taken.
     responses
-        False leaves the response functions out: wrong, and there to show in a test what they are worth.
+        False leaves the response functions out: wrong, the negative control of tests and studies.
     grid
-        Moments of a long training; `problem` is then its `moments`, with which processes are started, too. None marches
-        through every step.
+        Moments of a long training; `problem` is then its `moments`, with which processes are started, too. None solves
+        every step.
+    two_time
+        Whether the response functions are kept.
 
     Returns
     -------
-    March, float64.
+    Trajectory, float64.
 
     Raises
     ------
     CertificateError
-        The limit diverges, or a kernel of sampled branches is not positive; its `partial` is the march up to there.
+        The limit diverges, or a kernel of sampled branches is not positive; `partial` is the trajectory up to there.
     """
     grid = grid or TimeGrid.of(problem, every=1)
-    solver = _Solver(grid, layers, depthwise, responses)
+    recursion = _Recursion(grid, layers, depth_step, 1.0 if responses else 0.0, two_time)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what diverges is refused by name
-        for moment in range(problem.steps):
+        for index in range(problem.steps):
             try:
-                solver.advance(moment)
+                recursion.advance(_Moment.of(grid, index))
             except CertificateError as error:
-                error.partial = _cut(solver.result, moment) if moment else None
+                error.partial = recursion.result.until(index) if index else None
                 raise
-    return solver.result
-
-
-def _cut(result: March, moments: int) -> March:
-    """Return the first moments of a march."""
-    names = ("outputs", "losses", "stream", "backward", "pooled", "looks")
-    return replace(result, **{name: getattr(result, name)[:moments] for name in names})
+    recursion.result.two_time = recursion.two_time
+    return recursion.result
 
 
 @final
-class _Solver:
-    def __init__(self, grid: TimeGrid, layers: Sequence[Sequence[Process]], depthwise: Depthwise, responses: bool):
+@dataclass(frozen=True)
+class _Moment:
+    """A moment t: its rows lo to hi among those of all moments, and the memory m(t, t') of the earlier ones."""
+
+    index: int
+    lo: int
+    hi: int
+    memory: np.ndarray  # (t,)
+
+    @staticmethod
+    def of(grid: TimeGrid, index: int) -> "_Moment":
+        rows = grid.moments.rows
+        return _Moment(index, index * rows, (index + 1) * rows, grid.memory[index, :index])
+
+    @property
+    def now(self) -> slice:
+        return slice(self.lo, self.hi)
+
+
+@final
+class _Recursion:
+    def __init__(
+        self,
+        grid: TimeGrid,
+        layers: Sequence[Sequence[BranchProcess]],
+        depth_step: DepthStep,
+        response_weight: float,
+        two_time: bool,
+    ):
         problem = self.problem = grid.moments
-        self.grid, self.layers, self.depthwise, self.dress = grid, layers, depthwise, Errors(grid).at
-        self.weight = 1.0 if responses else 0.0
-        rows, steps, count = problem.rows, problem.steps, len(layers)
-        n = self.n = rows * steps
-        self.base = rows + problem.classes
-        self.width = width = self.base + (2 * count * n if depthwise.sources else 0)
-        self.covariances = np.zeros((2 * count if depthwise.sources else 0, n, n))  # U^l, then B^l
-        self.inner, self.outer = np.zeros((count, n, width)), np.zeros((count, n, width))  # z^{l-1}, g^l of all moments
-        self.below, self.above = np.zeros((count, n, n)), np.zeros((count, n, n))  # H^{l-1}, G^l
-        self.bottom = np.zeros((steps, rows, width))  # g^0
-        self.errors = np.zeros((steps, problem.outputs, problem.classes))
-        self.pools = np.zeros((steps, problem.outputs, width))
-        self.result = March(
-            outputs=np.zeros((steps, problem.outputs, problem.classes)),
-            losses=np.zeros(steps),
-            stream=np.zeros((steps, count + 1, rows, rows)),
-            backward=np.zeros((steps, count + 1, rows, rows)),
-            pooled=np.zeros((steps, problem.outputs, problem.outputs)),
-        )
+        self.grid, self.layers, self.depth_step, self.response_weight = grid, layers, depth_step, response_weight
+        self.dressed_errors = DressedErrors(grid).at
+        self.gain = problem.rate * problem.richness  # eta gamma0
+        self.sources = Sources(problem, len(layers), depth_step.sources)
+        size, n = self.sources.size, problem.steps * problem.rows
+        self.z, self.g = np.zeros((len(layers), n, size)), np.zeros((len(layers), n, size))  # z^{l-1}, g^l
+        self.g0 = np.zeros((problem.steps, problem.rows, size))
+        self.errors = np.zeros((problem.steps, problem.outputs, problem.classes))  # c_o Delta_oc
+        self.pooled = np.zeros((problem.steps, problem.outputs, size))  # R z^L
+        self.correlation, self.backward_correlation = (np.zeros((len(layers), n, n)) for _ in range(2))
+        self.two_time = TwoTime.of(self.correlation, self.backward_correlation) if two_time else None
+        self.result = Trajectory.zeros(problem, len(layers))
 
-    def advance(self, moment: int) -> None:
-        """One moment: up through the layers, read out, and down again."""
-        problem, gain = self.problem, self.problem.rate * self.problem.richness
-        self.moment, self.lo = moment, moment * problem.rows
-        self.hi = self.lo + problem.rows
-        self.now = slice(self.lo, self.hi)
-        remembered = self.grid.memory[moment, :moment]  # (t,)
-        self.remembered = np.repeat(remembered, problem.rows)  # (t PT,)
-        stream = np.zeros((problem.rows, self.width))
-        stream[:, : problem.rows] = np.eye(problem.rows)
-        if problem.embedding:
-            stream += gain * problem.gram @ np.tensordot(remembered, self.bottom[:moment], 1)
-        self.scales: list[np.ndarray] = []
+    def advance(self, moment: _Moment) -> None:
+        """Solve one moment: forward through the layers, read out, backward through the layers."""
+        stream, scales = self.embed(moment), []
         for layer in range(len(self.layers)):
-            stream = self._climb(layer, stream)
-        final, scale = self._normalise(stream)
-        pool = problem.reading @ final
-        readout = np.zeros((problem.classes, self.width))
-        readout[:, problem.rows : self.base] = np.eye(problem.classes)
-        readout += gain * np.einsum(
-            "t,toc,tok->ck", remembered, self.errors[:moment], self.pools[:moment], optimize=True
-        )
-        correlated = self._covary(final)
-        output = problem.reading @ correlated @ readout.T / problem.richness
-        self._check(output)
-        error = self.dress(moment, output)
-        self.pools[moment], self.errors[moment] = pool, error
-        self._record(moment, output, correlated, final, scale, pool)
-        backward = self._unnormalise((problem.reading.T @ error) @ readout, final, scale)
+            stream, scale = self.forward_layer(moment, layer, stream)
+            scales.append(scale)
+        final, scale = self.normalise(moment, stream)
+        readout = self.read_out(moment)
+        output = self.project(moment, final, scale, readout)
+        self.errors[moment.index] = self.dressed_errors(moment.index, output)
+        backward = (self.problem.pooling.T @ self.errors[moment.index]) @ readout
+        backward = self.project_out(moment, backward, final, scale)
         for layer in reversed(range(len(self.layers))):
-            backward = self._descend(layer, backward)
-        self.bottom[moment] = backward
-        self.result.backward[moment, 0] = self._covary(backward) @ backward.T
+            backward = self.backward_layer(moment, layer, backward, scales[layer])
+        self.g0[moment.index] = backward
+        self.result.backward[moment.index, 0] = self.sources.covary(backward, moment.hi) @ backward.T
 
-    def _check(self, output: np.ndarray) -> None:
+    def embed(self, moment: _Moment) -> np.ndarray:
+        """h^0(t) = chi + eta gamma0 sum_{t'<t} m X g^0(t')."""
+        stream = self.sources.tokens()
+        if self.problem.embedding:
+            stream += self.gain * self.problem.gram @ np.tensordot(moment.memory, self.g0[: moment.index], 1)
+        return stream
+
+    def forward_layer(self, moment: _Moment, layer: int, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """h^l(t) = h^{l-1}(t) + b [sO^l(t) + sum_{t'<t} (RO^l + kappa m U^l) g^l(t')], and the scale of z^{l-1}."""
+        written, correlation = np.zeros_like(stream), self.correlation[layer]
+        for sweep in range(self.depth_step.sweeps):
+            z, scale = self.normalise(moment, stream if self.depth_step.sweeps == 1 else stream + written / 2)
+            row = self.correlate(moment, correlation, self.z[layer], z)
+            if sweep == 0:
+                self.result.stream[moment.index, layer] = row[:, moment.now] * np.outer(scale, scale)
+            seen = self.sources.response(z, len(self.layers) + layer)[:, : moment.lo]
+            inputs = self.branch_input(moment, layer, row, seen)
+            outputs = [branch.forward(inputs) for branch in self.layers[layer]]
+            covariance = _total(output.covariance for output in outputs)  # U^l
+            response = self.response_weight * _total(output.response for output in outputs)  # RO^l
+            written = self.depth_step.step * (
+                (response + self.learned(moment, covariance)) @ self.g[layer, : moment.lo]
+            )
+            self.sources.add(written, layer, covariance, self.depth_step.step)
+        if self.two_time is not None:
+            self.two_time.response[layer, moment.now, : moment.lo] = response
+        return stream + written, scale
+
+    def backward_layer(self, moment: _Moment, layer: int, backward: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """g^{l-1}(t) = g^l(t) + J b [s^l(t) + sum_{t'<=t} RB^l z^{l-1}(t') + kappa sum_{t'<t} m B^l z^{l-1}(t')]."""
+        sent, correlation = np.zeros_like(backward), self.backward_correlation[layer]
+        for sweep in range(self.depth_step.sweeps):
+            g = backward if self.depth_step.sweeps == 1 else backward + sent / 2
+            row = self.correlate(moment, correlation, self.g[layer], g)
+            if sweep == 0:
+                self.result.backward[moment.index, layer + 1] = row[:, moment.now]
+            inputs = self.branch_input(moment, layer, row, self.sources.response(g, layer)[:, : moment.hi])
+            outputs = [branch.backward(inputs) for branch in self.layers[layer]]
+            response = self.response_weight * _total(output.response for output in outputs)  # RB^l
+            total = response.copy()
+            total[:, : moment.lo] += self.learned(moment, _total(output.learned for output in outputs))
+            sent = self.depth_step.step * (total @ self.z[layer, : moment.hi])
+            covariance = _total(output.covariance for output in outputs)  # B^l
+            self.sources.add(sent, len(self.layers) + layer, covariance, self.depth_step.step)
+            sent = self.project_out(moment, sent, self.z[layer, moment.now], scale)
+        if self.two_time is not None:
+            self.two_time.backward_response[layer, moment.now, : moment.hi] = response
+        return backward + sent
+
+    def read_out(self, moment: _Moment) -> np.ndarray:
+        """w_c(t) = w0_c + eta gamma0 sum_{t'<t} m sum_o c_o Delta_oc(t') (R z^L)_o(t')."""
+        past = (moment.memory, self.errors[: moment.index], self.pooled[: moment.index])
+        return self.sources.readout() + self.gain * np.einsum("t,toc,tok->ck", *past, optimize=True)
+
+    def project(self, moment: _Moment, final: np.ndarray, scale: np.ndarray, readout: np.ndarray) -> np.ndarray:
+        """f_oc(t) = <(R z^L)_o(t) w_c(t)> / gamma0; what is known at the top of the network is kept."""
+        problem, result, t = self.problem, self.result, moment.index
+        self.pooled[t] = problem.pooling @ final
+        correlated = self.sources.covary(final, moment.hi)
+        output = problem.pooling @ correlated @ readout.T / problem.richness
+        self.check(moment, output)
+        result.outputs[t] = output
+        result.losses[t] = problem.loss_weights[t] @ problem.loss_function.value(problem.flat_targets, output)
+        result.stream[t, -1] = (correlated @ final.T) * np.outer(scale, scale)
+        result.pooled[t] = problem.pooling @ correlated @ self.pooled[t].T
+        shown = [{name: value for branch in layer for name, value in branch.observe().items()} for layer in self.layers]
+        result.observables.append(shown)
+        return output
+
+    def check(self, moment: _Moment, output: np.ndarray) -> None:
         """Refuse outputs that diverge."""
-        largest, bound = float(np.abs(output).max()), DIVERGED * (1 + float(np.abs(self.problem.wanted).max()))
+        largest, bound = float(np.abs(output).max()), DIVERGED * (1 + float(np.abs(self.problem.flat_targets).max()))
         if not largest <= bound:
-            longest = max(self.grid.lengths[: self.grid.intervals[self.moment] + 1], default=1)  # so far
+            longest = max(self.grid.lengths[: self.grid.intervals[moment.index] + 1], default=1)  # so far
             raise CertificateError(
-                f"the limit diverges at step {self.grid.times[self.moment]}: take a smaller rate, momentum or richness"
+                f"the limit diverges at step {self.grid.times[moment.index]}: take a smaller rate, momentum or richness"
                 + (f", or intervals shorter than {longest} steps (`every`)" if longest > 1 else ""),
                 measured=largest,
                 threshold=bound,
             )
 
-    def _climb(self, layer: int, stream: np.ndarray) -> np.ndarray:
-        """Take one step in depth on the way up."""
-        written = np.zeros_like(stream)
-        for sweep in range(self.depthwise.sweeps):
-            seen = stream if self.depthwise.sweeps == 1 else stream + written / 2
-            inner, scale = self._normalise(seen)
-            row = self._kernel_row(self.below[layer], self.inner[layer], inner)
-            if sweep == 0:
-                self.scales.append(scale)
-                self.result.stream[self.moment, layer] = row[:, self.now] * np.outer(scale, scale)
-            self.scales[layer] = scale
-            around = Around(
-                self.moment,
-                self.below[layer],
-                self.above[layer],
-                learned=self._learned(row),
-                response=self.weight * self._source(inner, len(self.layers) + layer)[:, : self.lo],
-            )
-            answers = [branch.write(around) for branch in self.layers[layer]]
-            covariance = _total(answer.covariance for answer in answers)
-            response = self.weight * _total(answer.response for answer in answers) + self._learned(covariance)
-            written = self.depthwise.step * (response @ self.outer[layer, : self.lo])
-            self._excite(written, layer, covariance)
-        return stream + written
-
-    def _descend(self, layer: int, backward: np.ndarray) -> np.ndarray:
-        """Take one step in depth on the way down."""
-        sent = np.zeros_like(backward)
-        for sweep in range(self.depthwise.sweeps):
-            seen = backward if self.depthwise.sweeps == 1 else backward + sent / 2
-            row = self._kernel_row(self.above[layer], self.outer[layer], seen)
-            if sweep == 0:
-                self.result.backward[self.moment, layer + 1] = row[:, self.now]
-            around = Around(
-                self.moment,
-                self.below[layer],
-                self.above[layer],
-                learned=self._learned(row),
-                response=self.weight * self._source(seen, layer)[:, : self.hi],
-            )
-            answers = [branch.send(around) for branch in self.layers[layer]]
-            total = self.weight * _total(answer.response for answer in answers)
-            total[:, : self.lo] += self._learned(_total(answer.learned for answer in answers))
-            sent = self.depthwise.step * (total @ self.inner[layer, : self.hi])
-            self._excite(sent, len(self.layers) + layer, _total(answer.covariance for answer in answers))
-            sent = self._unnormalise(sent, self.inner[layer, self.now], self.scales[layer])
-        return backward + sent
-
-    def _kernel_row(self, kernel: np.ndarray, history: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Keep the rows of this moment, and their covariance with all moments so far, (PT, hi)."""
-        history[self.now] = rows
-        row = self._covary(rows) @ history[: self.hi].T
-        kernel[self.now, : self.hi], kernel[: self.hi, self.now] = row, row.T
+    def correlate(self, moment: _Moment, correlation: np.ndarray, history: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Keep the rows of this moment and return their correlation with all moments so far, (PT, hi)."""
+        history[moment.now] = rows
+        row = self.sources.covary(rows, moment.hi) @ history[: moment.hi].T
+        correlation[moment.now, : moment.hi], correlation[: moment.hi, moment.now] = row, row.T
         return row
 
-    def _learned(self, row: np.ndarray) -> np.ndarray:
+    def branch_input(self, moment: _Moment, layer: int, row: np.ndarray, response: np.ndarray) -> BranchInput:
+        """Return what the branches of a layer see: correlations on both sides, what weights learned, the response."""
+        return BranchInput(
+            moment.index,
+            self.correlation[layer],
+            self.backward_correlation[layer],
+            learned=self.learned(moment, row),
+            response=self.response_weight * response,
+        )
+
+    def learned(self, moment: _Moment, row: np.ndarray) -> np.ndarray:
         """Return kappa m(t, t') times a kernel, for the earlier moments (PT, lo)."""
-        return self.depthwise.learned * self.remembered * row[:, : self.lo]
+        memory = np.repeat(moment.memory, self.problem.rows)
+        return self.depth_step.learned * memory * row[:, : moment.lo]
 
-    def _source(self, rows: np.ndarray, number: int) -> np.ndarray:
-        """Coefficients (PT, n) on one source of a layer: the response to it."""
-        if not self.depthwise.sources:
-            return np.zeros((len(rows), self.n))
-        start = self.base + number * self.n
-        return rows[:, start : start + self.n]
-
-    def _excite(self, rows: np.ndarray, number: int, covariance: np.ndarray) -> None:
-        """Add a layer's own source to its rows, and keep the covariance of that source."""
-        if not self.depthwise.sources:
-            return
-        start = self.base + number * self.n + self.lo
-        rows[np.arange(len(rows)), start + np.arange(len(rows))] += self.depthwise.step
-        kept = self.covariances[number]
-        kept[self.now, : self.hi], kept[: self.hi, self.now] = covariance, covariance.T
-
-    def _covary(self, rows: np.ndarray) -> np.ndarray:
-        """Rows times the covariance of all sources, (m, K)."""
-        problem, out = self.problem, np.zeros_like(rows)
-        out[:, : problem.rows] = rows[:, : problem.rows] @ problem.gram
-        out[:, problem.rows : self.base] = rows[:, problem.rows : self.base]
-        for number, covariance in enumerate(self.covariances):
-            start = self.base + number * self.n
-            block = slice(start, start + self.hi)
-            out[:, block] = rows[:, block] @ covariance[: self.hi, : self.hi]
-        return out
-
-    def _normalise(self, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def normalise(self, moment: _Moment, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Divide every token by its root mean square over neurons, where the problem normalises; return it too."""
         if not self.problem.norm:
             return stream, np.ones(len(stream))
-        scale = np.sqrt((self._covary(stream) * stream).sum(1))
+        scale = np.sqrt((self.sources.covary(stream, moment.hi) * stream).sum(1))
         return stream / scale[:, None], scale
 
-    def _unnormalise(self, rows: np.ndarray, inner: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Send backward rows through the normalisation: (y - z <z y>) / s."""
+    def project_out(self, moment: _Moment, rows: np.ndarray, z: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Send backward rows y through the normalisation: (y - z <z y>) / s."""
         if not self.problem.norm:
             return rows
-        along = (self._covary(rows) * inner).sum(1)
-        return (rows - along[:, None] * inner) / scale[:, None]
-
-    def _record(
-        self,
-        moment: int,
-        output: np.ndarray,
-        correlated: np.ndarray,
-        final: np.ndarray,
-        scale: np.ndarray,
-        pool: np.ndarray,
-    ) -> None:
-        result, problem = self.result, self.problem
-        result.outputs[moment] = output
-        result.losses[moment] = problem.shares[moment] @ problem.rule.value(problem.wanted, output)
-        result.stream[moment, -1] = (correlated @ final.T) * np.outer(scale, scale)
-        result.pooled[moment] = problem.reading @ correlated @ pool.T
-        result.looks.append(
-            [{name: value for branch in layer for name, value in branch.look().items()} for layer in self.layers]
-        )
+        along = (self.sources.covary(rows, moment.hi) * z).sum(1)
+        return (rows - along[:, None] * z) / scale[:, None]
 
 
 def _total(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """Sum of what the branches of one layer answer."""
+    """Return the sum over the branches of one layer."""
     return np.sum(list(arrays), axis=0)

@@ -1,21 +1,25 @@
-"""Three front doors to the solver: infinitely many heads, infinite key dimension, infinite depth.
+"""Infinite limits of training: infinite key dimension, infinitely many heads, infinite depth.
 
-Each composes blocks from branches; `theory.solving` plans the march, runs it, and returns a labelled dataset.
+Each composes blocks from branches; `solver` runs the recursion with error control and returns a labelled dataset.
 """
 
 from dataclasses import replace
+from typing import Literal, get_args
 
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
 from manyheads.limits.dmft.depth import check_cells
+from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.limits.dmft.options import Request, Sampling
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.solver import solve
+
+Keep = Literal["equal-time", "two-time"]
 
 
 def infinite_key_dim(
@@ -25,6 +29,7 @@ def infinite_key_dim(
     activation: str | None = None,
     sampling: Sampling | None = None,
     every: int = 1,
+    keep: Keep = "equal-time",
 ) -> xr.Dataset:
     """Solve the limit of infinite key dimension N, at any number of heads and finite depth.
 
@@ -40,8 +45,12 @@ def infinite_key_dim(
         How neurons are sampled, and what the solution may cost.
     every
         1 solves every step. An odd number, best a power of three, solves a long training on intervals that grow from
-        single steps to so many (`theory.grids`): outputs take every step, features are kept over an interval. They
+        single steps to so many (`coarse_grid`): outputs take every step, features are kept over an interval. They
         grow later until the error is reached that `sampling` asks for.
+    keep
+        ``"two-time"`` returns the two-time correlation functions `correlation` and `backward_correlation`, the response
+        functions `response` and `backward_response` (layer, step, row, step_too, row_too), and the neural tangent
+        kernel of the start `ntk` (read_out, read_out_too) where the activation has a closed one.
 
     Returns
     -------
@@ -85,7 +94,15 @@ def infinite_key_dim(
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712.
     """
     _check_stable(logit_exponent)
-    return solve(Request((problem,), AttentionLimit(), activation, sampling or Sampling(), every))
+    two_time = _keeps_two_time(keep)
+    request = Request(
+        (problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, two_time=two_time
+    )
+    solved = solve(request)
+    if two_time and (activation is None or activation in PAIRS):
+        about = {"long_name": "neural tangent kernel at the start", "units": "1"}
+        solved["ntk"] = (("read_out", "read_out_too"), neural_tangent_kernel(problem, activation), about)
+    return solved
 
 
 def infinite_heads(
@@ -96,6 +113,7 @@ def infinite_heads(
     activation: str | None = None,
     sampling: Sampling | None = None,
     every: int = 1,
+    keep: Keep = "equal-time",
 ) -> xr.Dataset:
     """Solve the limit of infinitely many heads of key dimension N, at finite depth; heads are sampled.
 
@@ -115,8 +133,9 @@ def infinite_heads(
     >>> bool(np.allclose(before, np.outer(sizes, sizes), rtol=0.2)), bool(solved.output_error.max() < 0.05)
     (True, True)
     """
-    heads = AttentionHeads(key_dim, 4, logit_exponent)
-    return solve(Request((problem,), heads, activation, sampling or Sampling(), every))
+    heads = InfiniteHeadsAttention(key_dim, 4, logit_exponent)
+    two_time = _keeps_two_time(keep)
+    return solve(Request((problem,), heads, activation, sampling or Sampling(), every, two_time=two_time))
 
 
 def infinite_depth(
@@ -128,6 +147,7 @@ def infinite_depth(
     cells: int = 8,
     sampling: Sampling | None = None,
     every: int = 1,
+    keep: Keep = "equal-time",
 ) -> xr.Dataset:
     """Solve the limit of infinite depth, at infinite key dimension or with infinitely many heads of key dimension N.
 
@@ -151,6 +171,8 @@ def infinite_depth(
         How heads and neurons are sampled, and what the solution may cost.
     every
         Steps of the longest interval in time, as in `infinite_key_dim`.
+    keep
+        ``"two-time"`` keeps correlation and response functions, of the cells or (exponent 1/2) the deeper network.
 
     Returns
     -------
@@ -176,22 +198,31 @@ def infinite_depth(
     >>> bool(abs(few.output - many.output).max() < 0.003)
     True
     """
-    sampling = sampling or Sampling()
+    sampling, two_time = sampling or Sampling(), _keeps_two_time(keep)
     check_cells(cells)
     if key_dim is None:
         _check_stable(logit_exponent)
     plain = key_dim is None and activation is None
-    attention: Branch = AttentionLimit() if key_dim is None else AttentionHeads(key_dim, 4, logit_exponent)
+    attention: Branch = (
+        InfiniteKeyDimAttention() if key_dim is None else InfiniteHeadsAttention(key_dim, 4, logit_exponent)
+    )
     if problem.depth_exponent < 1 and plain:
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
         deep = (replace(problem, depth=cells), replace(problem, depth=2 * cells))
-        return solve(Request(deep, attention, activation, sampling, every))
+        return solve(Request(deep, attention, activation, sampling, every, two_time=two_time))
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return solve(Request((problem,), attention, activation, sampling, every, cells))
+    return solve(Request((problem,), attention, activation, sampling, every, cells, two_time=two_time))
+
+
+def _keeps_two_time(keep: str) -> bool:
+    """Return whether functions of two times are kept."""
+    if keep not in get_args(Keep):
+        raise UsageError(f"keep={keep!r}: choose from {', '.join(map(repr, get_args(Keep)))}")
+    return keep == "two-time"
 
 
 def _check_stable(logit_exponent: float) -> None:

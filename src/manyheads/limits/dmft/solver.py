@@ -1,10 +1,9 @@
-"""From a request to a labelled dataset: plan, announce, march, and march again while the error is too large.
+"""Error control of the DMFT solver: cost estimate, recursion, more samples or a finer grid until the tolerance is met.
 
-Where a branch is sampled the march runs twice with independent samples: the mean of the two is returned, half their
-difference is their error, and samples are doubled until an error that was asked for is reached. Where a long training
-is solved on a coarse grid it runs on a grid of three times as long intervals as well, and their difference tells the
-error of the grid (`labels`). Half of an error that is asked for is then left to samples, whose noise is in the
-difference of the grids as well.
+Where a branch is sampled the recursion runs twice with independent samples (halves): the mean of the two is returned,
+half their difference is their error, and samples are doubled until the tolerance is met. A long training on a coarse
+grid is solved on a grid of three times as long intervals as well, and their difference estimates the error of the grid
+(`dataset`). Half of the tolerance is then left to samples, whose noise is in the difference of the grids as well.
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +14,17 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits.dmft.branches.attention_infinite_heads import AttentionHeads
-from manyheads.limits.dmft.branches.branch import Branch, Process
-from manyheads.limits.dmft.branches.mlp import Perceptron
+from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
+from manyheads.limits.dmft.branches.branch import Branch, BranchProcess
+from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
 from manyheads.limits.dmft.coarse_grid import TimeGrid, check_every
-from manyheads.limits.dmft.cost import Plan
+from manyheads.limits.dmft.cost import CostEstimate
 from manyheads.limits.dmft.dataset import label
-from manyheads.limits.dmft.depth import cells_in_depth, extrapolate
+from manyheads.limits.dmft.depth import continuum_step, extrapolate
 from manyheads.limits.dmft.options import Request, Sampling
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import Depthwise, March, blocks_in_depth, march
+from manyheads.limits.dmft.recursion import DepthStep, Trajectory, finite_depth_step, solve_recursion
 from manyheads.study.progress import announce
 
 WORTH_SAYING = 5.0  # seconds from which a solution is announced
@@ -36,12 +35,13 @@ EVERY = tuple(3**power for power in range(1, 8))  # intervals that a refusal off
 @final
 @dataclass(frozen=True)
 class _Task:
-    """One march to be done, or its two halves."""
+    """One trajectory to be solved, or its two halves: independent samples."""
 
     grid: TimeGrid
     block: list[list[Branch]]  # the layers of one block, or of one cell
     blocks: int
-    depthwise: Depthwise
+    depth_step: DepthStep
+    two_time: bool
 
     @staticmethod
     def of(request: Request, grid: TimeGrid, factor: int) -> "_Task":
@@ -49,36 +49,41 @@ class _Task:
         problem, cells = grid.moments, request.cells
         sized = [_sized(branch, problem, request.sampling, factor) for branch in request.branches]
         if cells is None:
-            return _Task(grid, [[branch] for branch in sized], problem.depth, blocks_in_depth(problem))
-        return _Task(grid, [sized], cells, cells_in_depth(problem, cells))
+            layers = [[branch] for branch in sized]
+            return _Task(grid, layers, problem.depth, finite_depth_step(problem), request.two_time)
+        return _Task(grid, [sized], cells, continuum_step(problem, cells), request.two_time)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> CostEstimate:
         return self.through(self.grid)
 
-    def through(self, grid: TimeGrid) -> Plan:
-        """Plan one march through a grid."""
-        return Plan.of(grid.moments, self.block, self.blocks, self.depthwise)
+    def through(self, grid: TimeGrid) -> CostEstimate:
+        """Estimate the cost of one trajectory through a grid."""
+        return CostEstimate.of(grid.moments, self.block, self.blocks, self.depth_step, two_time=self.two_time)
 
     @property
     def samples(self) -> int:
         """The most samples of a branch."""
         return max(getattr(branch, "samples", 0) for layer in self.block for branch in layer)
 
-    def solve(self, grid: TimeGrid, streams: list[np.random.Generator]) -> list[March]:
-        """March through a grid once a stream of random numbers."""
-        halves: list[March] = []
+    def solve(self, grid: TimeGrid, streams: list[np.random.Generator]) -> list[Trajectory]:
+        """Solve through a grid, once for each stream of random numbers."""
+        halves: list[Trajectory] = []
         for stream in streams:
             try:
-                halves.append(march(grid.moments, self._start(grid, stream), self.depthwise, grid=grid))
+                started = self._start(grid, stream)
+                halves.append(
+                    solve_recursion(grid.moments, started, self.depth_step, grid=grid, two_time=self.two_time)
+                )
+                del started  # the memory of one half is free for the next
             except CertificateError as error:
-                if isinstance(error.partial, March):
+                if isinstance(error.partial, Trajectory):
                     error.partial = label([error.partial], grid)
                 raise
         return halves
 
-    def _start(self, grid: TimeGrid, stream: np.random.Generator) -> list[list[Process]]:
-        """Start the branches; no name is kept, so that the memory of one half is free for the next."""
+    def _start(self, grid: TimeGrid, stream: np.random.Generator) -> list[list[BranchProcess]]:
+        """Start the branches."""
         return [[branch.start(grid.moments, stream) for branch in layer] for layer in self.block * self.blocks]
 
 
@@ -102,7 +107,7 @@ def solve(request: Request) -> xr.Dataset:
         if np.isfinite(error) and (wanted is None or error <= wanted):
             return solved
         finer = replace(request, each=2 * request.each)
-        if wanted is None or not _fits(foresee(finer), request.sampling):
+        if wanted is None or not _fits(estimate_cost(finer), request.sampling):
             raise CertificateError(
                 f"outputs on intervals of up to {request.every} steps are not known to the error that was asked for, "
                 "or to any where longer ones diverge: take a smaller `every`, or ask for an error with "
@@ -123,7 +128,7 @@ def _solve_on(request: Request) -> xr.Dataset:
     tasks = [_Task.of(request, grid, factor) for grid in _grids(request)]
     _check(_whole(tasks, request), request)
     grids = request.grids()
-    found = _march(tasks, grids, request)
+    found = _trajectories(tasks, grids, request)
     while _spread(found) > share:
         factor *= 2
         more = [_Task.of(request, grid, factor) for grid in grids]
@@ -141,29 +146,29 @@ def _solve_on(request: Request) -> xr.Dataset:
             )
         tasks = more
         _check(next_plan, request)
-        found = _march(tasks, grids, request)
+        found = _trajectories(tasks, grids, request)
     return _told(found, tasks, grids, request)
 
 
-def _told(found: list[March], tasks: list[_Task], grids: list[TimeGrid], request: Request) -> xr.Dataset:
+def _told(found: list[Trajectory], tasks: list[_Task], grids: list[TimeGrid], request: Request) -> xr.Dataset:
     """Label what was found, with its errors, those of long intervals among them, and what it was foreseen to cost."""
     if request.every == 1:
         return label(found, grids[0]).assign_attrs(_costs(_whole(tasks, request)))
     coarse = [grid.tripled() for grid in grids]
     try:
-        solved = label(found, grids[0], _march(tasks, coarse, request), coarse[0])
+        solved = label(found, grids[0], _trajectories(tasks, coarse, request), coarse[0])
     except CertificateError:  # longer intervals have no solution: that of these is not known to be near
         solved = label(found, grids[0])
         solved["output_error"] = xr.full_like(solved["output"], np.inf)
     return solved.assign_attrs(_costs(_whole(tasks, request)))
 
 
-def _costs(plan: Plan) -> dict[str, float]:
+def _costs(plan: CostEstimate) -> dict[str, float]:
     return {"planned_bytes": plan.memory, "planned_seconds": plan.seconds}
 
 
-def _march(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[March]:
-    """Return the march, or its two halves, extrapolated to infinite depth where there are two problems."""
+def _trajectories(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[Trajectory]:
+    """Return the trajectory, or its two halves, extrapolated to infinite depth where there are two problems."""
     marched = []
     for task, grid in zip(tasks, grids, strict=True):
         streams = np.random.default_rng(request.sampling.seed).spawn(2 if request.sampled else 1)
@@ -174,30 +179,31 @@ def _march(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[
     return [replace(each, losses=grids[0].moments.losses(each.outputs)) for each in deep]
 
 
-def foresee(request: Request) -> Plan:
+def estimate_cost(request: Request) -> CostEstimate:
     """Return what a solution will keep at most, and all its multiplications; of samples not doubled.
 
     Examples
     --------
     >>> import numpy as np
     >>> from manyheads.limits import Problem, Sampling
-    >>> from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+    >>> from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
     >>> from manyheads.limits.dmft.options import Request
-    >>> from manyheads.limits.dmft.solver import foresee
+    >>> from manyheads.limits.dmft.solver import estimate_cost
     >>> problem = Problem(np.ones((4, 4, 16)), np.ones(4), steps=500)
-    >>> plans = [foresee(Request((problem,), AttentionLimit(), None, Sampling(), every)) for every in (1, 27)]
+    >>> attention, sampling = InfiniteKeyDimAttention(), Sampling()
+    >>> plans = [estimate_cost(Request((problem,), attention, None, sampling, every)) for every in (1, 27)]
     >>> [f"{plan.memory / 1e9:.1f} GB, {plan.seconds:.0f} s" for plan in plans]
     ['9.5 GB, 704 s', '0.2 GB, 3 s']
     """
     return _whole([_Task.of(request, grid, 1) for grid in _grids(request)], request)
 
 
-def _least(request: Request) -> Plan:
+def _least(request: Request) -> CostEstimate:
     """Return a lower bound of the memory, in closed form: outputs of all steps, and two kernels over the moments."""
     problem = request.problems[0]
     check_every(problem, request.every)
     rows = float(problem.rows) * problem.steps / request.every
-    return Plan(memory=8 * (2 * rows**2 + float(problem.steps) * problem.outputs), multiplications=0.0)
+    return CostEstimate(memory=8 * (2 * rows**2 + float(problem.steps) * problem.outputs), multiplications=0.0)
 
 
 def _grids(request: Request) -> list[TimeGrid]:
@@ -205,19 +211,19 @@ def _grids(request: Request) -> list[TimeGrid]:
     return [TimeGrid.of(problem, request.every, each=request.each) for problem in request.problems]
 
 
-def _whole(tasks: list[_Task], request: Request) -> Plan:
-    """Plan all marches, with those through the grids that are coarser still."""
+def _whole(tasks: list[_Task], request: Request) -> CostEstimate:
+    """Estimate the cost of all trajectories, with those through the coarser grids."""
     work = sum(task.plan.multiplications for task in tasks)
     if request.every > 1:
         work += sum(task.through(task.grid.tripled()).multiplications for task in tasks)
-    return Plan(memory=max(task.plan.memory for task in tasks), multiplications=(1 + request.sampled) * work)
+    return CostEstimate(memory=max(task.plan.memory for task in tasks), multiplications=(1 + request.sampled) * work)
 
 
-def _fits(plan: Plan, sampling: Sampling) -> bool:
+def _fits(plan: CostEstimate, sampling: Sampling) -> bool:
     return plan.memory <= sampling.memory and (sampling.seconds is None or plan.seconds <= sampling.seconds)
 
 
-def _check(plan: Plan, request: Request) -> None:
+def _check(plan: CostEstimate, request: Request) -> None:
     """Announce a solution, or refuse one that does not fit."""
     sampling = request.sampling
     said = f"{plan.memory / 1e9:.2g} GB"
@@ -244,7 +250,7 @@ def _instead(request: Request) -> str:
     for every in EVERY:
         if problem.momentum == 0 and request.every < every < problem.steps:
             coarse = replace(request, every=every)
-            if _fits(_least(coarse), request.sampling) and _fits(foresee(coarse), request.sampling):
+            if _fits(_least(coarse), request.sampling) and _fits(estimate_cost(coarse), request.sampling):
                 moments = TimeGrid.of(problem, every).moments.steps
                 return f"`every={every}` solves {moments} moments for {problem.steps} steps, and fits; or "
     return ""
@@ -253,15 +259,15 @@ def _instead(request: Request) -> str:
 def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) -> Branch:
     """Return a branch with its samples: what was asked for, or twice the fewest that match moments."""
     rows = problem.steps * problem.rows
-    if isinstance(branch, AttentionHeads):
+    if isinstance(branch, InfiniteHeadsAttention):
         few = max(512, fewest_heads(2 * rows, branch.key_dim))
         return replace(branch, samples=factor * (sampling.samples or few))
-    if isinstance(branch, Perceptron):
+    if isinstance(branch, InfiniteWidthMLP):
         return replace(branch, samples=factor * (sampling.samples or max(2048, fewest_neurons(2 * rows))))
     return branch
 
 
-def _spread(halves: list[March]) -> float:
+def _spread(halves: list[Trajectory]) -> float:
     """Root mean square error of the mean of two halves, from their difference; zero where nothing is sampled."""
     if len(halves) == 1:
         return 0.0

@@ -198,7 +198,7 @@ class AttentionOverHeads(Study):
         again = copy.deepcopy(rng)  # both begin from the same heads, so that their noise is the same
         solved, heads = mean_field.solve_heads(problem, branches, rng)
         without = mean_field.solve_blocks(problem, branches, again, responses=False)
-        ends = {"start": solved.looks[0], "end": solved.looks[-1], "without": without.looks[-1]}
+        ends = {"start": solved.observables[0], "end": solved.observables[-1], "without": without.observables[-1]}
         found = {
             f"variance_{when}": np.mean([look["logit_variance"] for look in looks]) for when, looks in ends.items()
         }

@@ -14,11 +14,11 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.schemes import bordelon
-from manyheads.limits.dmft.branches.attention_infinite_key_dim import AttentionLimit
+from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import cells_in_depth
+from manyheads.limits.dmft.depth import continuum_step
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import march
+from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
@@ -123,7 +123,7 @@ class InfiniteDepth(Study):
         """
         problem = self.problem(float(cell["depth_exponent"]), int(cell["depth"]))
         solved = solve_blocks(problem)
-        shown = np.stack([look["logits"] for look in solved.looks[-1]])  # (layer, P, T, T)
+        shown = np.stack([look["logits"] for look in solved.observables[-1]])  # (layer, P, T, T)
         trained = train_seeds(problem, Network(self.key_dim, self.heads), key, self.networks)
         logits = trained["logits"].values.mean(2)  # over layers
         found = {
@@ -152,7 +152,7 @@ class InfiniteDepth(Study):
         limit = predicted["continuum"].sel(depth_exponent=exponent).values
         return _rms(outputs - limit), _rms(2 * outputs[1:] - outputs[:-1] - limit)
 
-    def shares(self, trained: xr.Dataset, exponent: float) -> np.ndarray:
+    def loss_weights(self, trained: xr.Dataset, exponent: float) -> np.ndarray:
         """Return how much of the theory's logits the mean of networks has learned, (replicates, depths)."""
         moved = along(trained, "logits", "depth", depth_exponent=exponent).mean(2)
         wanted = self._theory(trained, "limit_logits", exponent)
@@ -167,8 +167,8 @@ class InfiniteDepth(Study):
         """Return outputs (S, O, C) at infinite depth."""
         if exponent == 1:
             problem, start = self.problem(exponent, 1), np.random.default_rng(0)
-            layers = [[AttentionLimit().start(problem, start)] for _ in range(self.continuum_cells)]
-            return march(problem, layers, cells_in_depth(problem, self.continuum_cells)).outputs
+            layers = [[InfiniteKeyDimAttention().start(problem, start)] for _ in range(self.continuum_cells)]
+            return solve_recursion(problem, layers, continuum_step(problem, self.continuum_cells)).outputs
         closed = [solve_blocks(self.problem(exponent, L), (UniformAttention(),)).outputs for L in self.depths[-3:]]
         return (8 * closed[2] - 6 * closed[1] + closed[0]) / 3  # Richardson's extrapolation, twice: 1/L and 1/L^2 go
 
@@ -222,7 +222,7 @@ class InfiniteDepth(Study):
         outputs = along(trained, "output", "depth", depth_exponent=exponent)  # (replicates, depths, networks, ...)
         wanted = self._theory(trained, "limit_output", exponent)
         width = fit_exponent(self.depths, distances(outputs, wanted[:, None]))
-        shares, depths = self.shares(trained, exponent), np.log(self.depths) - np.log(self.depths).mean()
+        shares, depths = self.loss_weights(trained, exponent), np.log(self.depths) - np.log(self.depths).mean()
         first, last = self.depths[0], self.depths[-1]
         moved = outputs[:, 0].mean(1) - outputs[:, -1].mean(1)  # (replicates, step, ...)
         verdicts = [
@@ -304,7 +304,7 @@ class InfiniteDepth(Study):
         for group, (exponent, name) in enumerate(NAMES.items()):
             size = _rms(self._theory(trained, "limit_logits", exponent))
             curves.append(_curve(self.depths, size, f"theory, exponent {name}", "predicted", group))
-            found = self.shares(trained, exponent)
+            found = self.loss_weights(trained, exponent)
             curves.append(spread_curve(self.depths, found * size, f"networks, exponent {name}", group=group))
         depths = np.asarray(self.depths, float)
         guide = curves[2].y[-1] * depths[-1] / depths

@@ -181,7 +181,7 @@ class InfiniteHeads(Study):
         solved = mean_field.solve_blocks(problem, branches, rng)
         without = mean_field.solve_blocks(problem, few, rng, responses=False)
         found = mean_field.summarise(solved) | {"output_without": without.outputs}
-        for name, looks in zip(ENDS, (solved.looks[0], solved.looks[-1]), strict=True):
+        for name, looks in zip(ENDS, (solved.observables[0], solved.observables[-1]), strict=True):
             found[name] = np.mean([look["logit_variance"] for look in looks if "logit_variance" in look])
         return found
 

@@ -14,7 +14,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
-from manyheads.limits.dmft.ntk import lazy_outputs
+from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
@@ -116,7 +116,7 @@ class LazyToRich(Study):
         found = {
             "output": (dims, np.stack([march.outputs for march in solved])),
             "output_without": (dims, np.stack([march.outputs for march in without])),
-            "lazy": (DIMS["output"], lazy_outputs(self.problem(self.richness[0]))),
+            "lazy": (DIMS["output"], ntk_outputs(self.problem(self.richness[0]))),
         }
         return self._label(found).assign_coords(richness=("richness", list(self.richness)))
 
@@ -133,9 +133,9 @@ class LazyToRich(Study):
             for name, value in (moved | {"output": trained["output"].values}).items()
         }
         solved = solve_blocks(problem)
-        logits = [np.stack([look["logits"] for look in solved.looks[moment]]) for moment in (0, -1)]
+        logits = [np.stack([look["logits"] for look in solved.observables[moment]]) for moment in (0, -1)]
         motion = {
-            "output": solved.outputs - lazy_outputs(self.problem(self.richness[0])),
+            "output": solved.outputs - ntk_outputs(self.problem(self.richness[0])),
             "pooled": solved.pooled[-1] - solved.pooled[0],
             "logits": logits[1] - logits[0],
         }

@@ -209,6 +209,6 @@ class KeyDimStability(Study):
 
 def amplification(problem: Problem, sizes: np.ndarray) -> np.ndarray:
     """Return how much larger the backward variable is below all blocks than above: mean squares (..., level, row)."""
-    shares = problem.shares.any(0)  # (O,)
-    rows = problem.reading[shares].any(0)  # tokens that are in the loss
+    shares = problem.loss_weights.any(0)  # (O,)
+    rows = problem.pooling[shares].any(0)  # tokens that are in the loss
     return np.asarray(np.sqrt((sizes[..., 0, rows] / sizes[..., -1, rows]).mean(-1)))

@@ -1,4 +1,4 @@
-"""Attention heads of fixed key dimension N, infinitely many of them: single heads are sampled, their mean is exact.
+"""Attention branch of infinitely many heads of key dimension N: single heads are sampled, averages are deterministic.
 
 Per head, with sources rV, rQ, rK ~ GP(0, H) and rO ~ GP(0, G) in N independent components, and nu = N^(1 - alpha_A):
 
@@ -22,8 +22,8 @@ import numpy as np
 from scipy.special import softmax
 
 from manyheads.errors import UsageError
-from manyheads.limits.dmft.branches.branch import Around, Branch, Process, Sent, Written
-from manyheads.limits.dmft.branches.gaussian_fields import factor, respond
+from manyheads.limits.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads.limits.dmft.branches.gaussian_fields import factor, stein_response
 from manyheads.limits.dmft.branches.normals import signed_normals
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the logits over heads, which are
 
 @final
 @dataclass(frozen=True)
-class AttentionHeads(Branch):
+class InfiniteHeadsAttention(Branch):
     """Attention for infinitely many heads of key dimension N, sampled.
 
     Parameters
@@ -70,16 +70,16 @@ class AttentionHeads(Branch):
         """Return the process at the first moment."""
         return _HeadsProcess(self, problem, rng)
 
-    def effort(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: eight (n, heads N) arrays, and twelve products of rows with them."""
         n, width = float(problem.steps * problem.rows), float(self.samples * self.key_dim)
         return 8 * (n + 2 * problem.rows) * width + 3 * n**2, 12 * n**2 * width + (4 * n) ** 2 * width / 4
 
 
 @final
-class _HeadsProcess(Process):
-    def __init__(self, branch: AttentionHeads, problem: "Problem", rng: np.random.Generator):
-        self._branch, self._allowed = branch, problem.allowed()
+class _HeadsProcess(BranchProcess):
+    def __init__(self, branch: InfiniteHeadsAttention, problem: "Problem", rng: np.random.Generator):
+        self._branch, self._allowed = branch, problem.attention_mask()
         self._shape = (problem.samples, problem.tokens, branch.samples, branch.key_dim)
         self._rows, n = problem.rows, problem.steps * problem.rows
         self._normals = signed_normals(rng, n, branch.samples, branch.key_dim)  # (4, n, heads N)
@@ -88,13 +88,13 @@ class _HeadsProcess(Process):
         self._strength = branch.key_dim ** (1.0 - branch.logit_exponent)  # nu
         self._above_root = np.zeros((0, 0))
 
-    def write(self, around: Around) -> Written:
-        lo = around.moment * self._rows
+    def forward(self, inputs: BranchInput) -> ForwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        self._below_root = factor(around.below[:hi, :hi])
+        self._below_root = factor(inputs.below[:hi, :hi])
         sources = [self._below_root[lo:hi] @ self._normals[which, :hi] for which in (VALUE, QUERY, KEY)]
-        direct = around.kernel()
-        through = around.kernel(learned=1 / self._strength, response=self._strength)
+        direct = inputs.kernel()
+        through = inputs.kernel(learned=1 / self._strength, response=self._strength)
         value = sources[VALUE] + direct @ self._sent[:lo]
         query = sources[QUERY] + through @ self._to_query[:lo]
         key = sources[KEY] + through @ self._to_key[:lo]
@@ -102,15 +102,15 @@ class _HeadsProcess(Process):
         written = self._written[lo:hi] = self._flat(self._now.written)
         response = np.zeros((self._rows, lo))
         if lo:
-            response = respond(written, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
-        return Written(written @ self._written[:hi].T / written.shape[1], response)
+            response = stein_response(written, self._normals[OUTPUT, :lo], self._above_root[:lo, :lo])
+        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def send(self, around: Around) -> Sent:
-        lo = around.moment * self._rows
+    def backward(self, inputs: BranchInput) -> BackwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        self._above_root = factor(around.above[:hi, :hi])
+        self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._normals[OUTPUT, :hi]  # rO
-        error = source + around.kernel() @ self._written[:hi]
+        error = source + inputs.kernel() @ self._written[:hi]
         moved = self._send_through(self._now, error)
         nu, width = self._strength, source.shape[1]
         learned, covariance, response = (np.zeros((self._rows, hi)) for _ in range(3))
@@ -121,10 +121,10 @@ class _HeadsProcess(Process):
             products = rows @ history[:hi].T / width
             learned += products
             covariance += strength**2 * products
-            response += strength * respond(rows, self._normals[which, :hi], self._below_root)
-        return Sent(covariance, learned, response)
+            response += strength * stein_response(rows, self._normals[which, :hi], self._below_root)
+        return BackwardOutput(covariance, learned, response)
 
-    def look(self) -> dict[str, np.ndarray]:
+    def observe(self) -> dict[str, np.ndarray]:
         """Logits over heads: mean, variance and quantiles (P, T, T[, quantile]); patterns: mean (P, T, T)."""
         logits = self._now.logits  # (P, heads, T, T)
         quantiles = np.moveaxis(np.quantile(logits, QUANTILES, axis=1), 0, -1)

@@ -1,4 +1,4 @@
-"""What a residual branch is to the solver: four rows of numbers a time step, from the kernels of the stream around it.
+"""Residual branch: covariances and response functions of what it writes and sends back, row by row in time.
 
 A branch sees Gaussian sources with the covariance H of the (normalised) stream below it and G of the backward variable
 above it, and answers with
@@ -8,7 +8,7 @@ above it, and answers with
     B  = <b b'>             covariance of what it sends back, through the initial weights
     RB = <db / dr>          response of what it sends back to the forward sources
 
-for the moment t against all moments up to t, rows (PT, .) of matrices over n = S P T. Time is marched forward: at a
+for the moment t against all moments up to t, rows (PT, .) of matrices over n = S P T. Time goes forward: at a
 moment U and RO are asked first, for every branch from the bottom up, then, with the error of the outputs known, B and
 RB from the top down. What is written never needs the backward variable of its own moment, so one pass is exact.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Around:
-    """The stream around a branch at one moment.
+class BranchInput:
+    """What a branch sees at one moment: correlations below and above, what its weights learned, responses.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Written:
+class ForwardOutput:
     """What a branch writes: U (PT, (t + 1) PT) and RO (PT, t PT)."""
 
     covariance: np.ndarray
@@ -61,7 +61,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Sent:
+class BackwardOutput:
     """What a branch sends back: B through initial weights, B that its weights learn from, RB; all (PT, (t + 1) PT)."""
 
     covariance: np.ndarray
@@ -69,19 +69,19 @@ class Sent:
     response: np.ndarray
 
 
-class Process(abc.ABC):
-    """A branch on its way through time: it keeps its own history."""
+class BranchProcess(abc.ABC):
+    """A branch as a process in time; it keeps its own history."""
 
     @abc.abstractmethod
-    def write(self, around: Around) -> Written:
+    def forward(self, inputs: BranchInput) -> ForwardOutput:
         """Advance to the moment on the way up; asking twice at one moment replaces the first answer."""
 
     @abc.abstractmethod
-    def send(self, around: Around) -> Sent:
+    def backward(self, inputs: BranchInput) -> BackwardOutput:
         """Advance to the moment on the way down, after `write` at the same moment."""
 
-    def look(self) -> dict[str, np.ndarray]:
-        """Return what is worth keeping of the last moment: named arrays, none by default."""
+    def observe(self) -> dict[str, np.ndarray]:
+        """Return observables of the last moment: named arrays, none by default."""
         return {}
 
 
@@ -91,11 +91,11 @@ class Branch(abc.ABC):
     sampled: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def start(self, problem: "Problem", rng: np.random.Generator) -> Process:
+    def start(self, problem: "Problem", rng: np.random.Generator) -> BranchProcess:
         """Return a process at the first moment, with its own random numbers where it samples."""
 
     @abc.abstractmethod
-    def effort(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: "Problem") -> tuple[float, float]:
         """Return how many numbers a process keeps, and how many multiplications it takes, to leading order."""
 
 

@@ -1,4 +1,4 @@
-"""What the sampled branches share: sources with a given covariance, and responses without derivatives.
+"""Gaussian fields of a given covariance, and response functions by Stein's lemma (no derivatives).
 
 Sources are r = L z with L the Cholesky factor of the kernel so far and z fixed normals, so that a longer kernel extends
 r without changing it. Responses come from Gaussian integration by parts (Stein): for any functional x of r
@@ -48,7 +48,7 @@ def factor(kernel: np.ndarray) -> np.ndarray:
     )
 
 
-def respond(values: np.ndarray, normals: np.ndarray, root: np.ndarray) -> np.ndarray:
+def stein_response(values: np.ndarray, normals: np.ndarray, root: np.ndarray) -> np.ndarray:
     """Stein's response (rows, columns) of values (rows, samples) to the source L z of normals (columns, samples)."""
     moments = values @ normals.T / values.shape[1]
     return solve_triangular(root, moments.T, lower=True, trans="T").T

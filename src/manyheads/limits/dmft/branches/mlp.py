@@ -1,4 +1,4 @@
-"""The MLP branch at infinite width: its neurons are independent, so one neuron is sampled many times.
+"""MLP branch at infinite width: neurons are independent and identically distributed, so one is sampled many times.
 
     z = rZ + (Rh + kappa m H) b,   u = phi(z),   e = rE + (Rg + kappa m G) u,   b = phi'(z) e,
 
@@ -14,8 +14,8 @@ import numpy as np
 from scipy.special import erf
 
 from manyheads.errors import UsageError
-from manyheads.limits.dmft.branches.branch import Around, Branch, Process, Sent, Written
-from manyheads.limits.dmft.branches.gaussian_fields import factor, respond
+from manyheads.limits.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
+from manyheads.limits.dmft.branches.gaussian_fields import factor, stein_response
 from manyheads.limits.dmft.branches.normals import matched_normals
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ACTIVATIONS: MappingProxyType[str, tuple[Function, Function]] = MappingProxyType
 
 @final
 @dataclass(frozen=True)
-class Perceptron(Branch):
+class InfiniteWidthMLP(Branch):
     """An MLP of infinite width, sampled.
 
     Parameters
@@ -70,40 +70,40 @@ class Perceptron(Branch):
         """Return the process at the first moment."""
         return _NeuronProcess(self, problem, rng)
 
-    def effort(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: four (n, neurons) arrays, and eight products of rows with them."""
         n = float(problem.steps * problem.rows)
         return 4 * (n + 2 * problem.rows) * self.samples + 3 * n**2, 8 * n**2 * self.samples
 
 
 @final
-class _NeuronProcess(Process):
-    def __init__(self, branch: Perceptron, problem: "Problem", rng: np.random.Generator):
+class _NeuronProcess(BranchProcess):
+    def __init__(self, branch: InfiniteWidthMLP, problem: "Problem", rng: np.random.Generator):
         self._value, self._slope = ACTIVATIONS[branch.activation]
         self._rows, n = problem.rows, problem.steps * problem.rows
         self._inner, self._outer = matched_normals(rng, 2, n, branch.samples)  # of rZ and rE, (n, neurons)
         self._written, self._sent = np.zeros((n, branch.samples)), np.zeros((n, branch.samples))
         self._above_root = np.zeros((0, 0))
 
-    def write(self, around: Around) -> Written:
-        lo = around.moment * self._rows
+    def forward(self, inputs: BranchInput) -> ForwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        self._below_root = factor(around.below[:hi, :hi])
+        self._below_root = factor(inputs.below[:hi, :hi])
         self._source = self._below_root[lo:hi] @ self._inner[:hi]  # rZ
-        self._before = self._source + around.kernel() @ self._sent[:lo]  # z
+        self._before = self._source + inputs.kernel() @ self._sent[:lo]  # z
         written = self._written[lo:hi] = self._value(self._before)
         response = np.zeros((self._rows, lo))
         if lo:
-            response = respond(written - self._value(self._source), self._outer[:lo], self._above_root[:lo, :lo])
-        return Written(written @ self._written[:hi].T / written.shape[1], response)
+            response = stein_response(written - self._value(self._source), self._outer[:lo], self._above_root[:lo, :lo])
+        return ForwardOutput(written @ self._written[:hi].T / written.shape[1], response)
 
-    def send(self, around: Around) -> Sent:
-        lo = around.moment * self._rows
+    def backward(self, inputs: BranchInput) -> BackwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        self._above_root = factor(around.above[:hi, :hi])
+        self._above_root = factor(inputs.above[:hi, :hi])
         source = self._above_root[lo:hi] @ self._outer[:hi]  # rE
-        error = source + around.kernel() @ self._written[:hi]
+        error = source + inputs.kernel() @ self._written[:hi]
         sent = self._sent[lo:hi] = self._slope(self._before) * error
         frozen = self._slope(self._source) * source
         covariance = sent @ self._sent[:hi].T / sent.shape[1]
-        return Sent(covariance, covariance, respond(sent - frozen, self._inner[:hi], self._below_root))
+        return BackwardOutput(covariance, covariance, stein_response(sent - frozen, self._inner[:hi], self._below_root))

@@ -1,4 +1,4 @@
-"""Standard normal numbers for the sampled branches, with their second moments made exact.
+"""Moment-matched standard normal draws for the sampled branches.
 
 A sampled branch needs, per sample (a component of a head, or a neuron), one normal for every field (which source) and
 every row (which token at which time). Plain draws make every kernel noisy in proportion to the process itself.

@@ -1,4 +1,4 @@
-"""Attention that never leaves its uniform start: what infinite depth makes of it at depth exponent 1/2.
+"""Uniform attention: the attention branch at infinite depth below depth exponent 1.
 
 With logit exponent 1 logits are of order 1/L there, queries and keys drop out, and with J the average over the allowed
 tokens of a sample
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from manyheads.limits.dmft.branches.branch import Around, Branch, Process, Sent, Written
+from manyheads.limits.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
 
 if TYPE_CHECKING:
     from manyheads.limits.dmft.problem import Problem
@@ -33,33 +33,35 @@ class UniformAttention(Branch):
         """Return the process at the first moment."""
         return _UniformProcess(problem)
 
-    def effort(self, problem: "Problem") -> tuple[float, float]:
+    def cost(self, problem: "Problem") -> tuple[float, float]:
         """Return numbers kept and multiplications: none, and two averages of every kernel row."""
         n = float(problem.steps * problem.rows)
         return 0.0, 8 * n**2 * problem.rows
 
 
 @final
-class _UniformProcess(Process):
+class _UniformProcess(BranchProcess):
     def __init__(self, problem: "Problem"):
         self._rows = problem.rows
-        allowed = problem.allowed()
+        allowed = problem.attention_mask()
         pattern = allowed / allowed.sum(1, keepdims=True)
         self._pattern = np.broadcast_to(pattern, (problem.samples, *pattern.shape))
         self._mean = np.kron(np.eye(problem.samples), pattern)  # J (PT, PT)
 
-    def write(self, around: Around) -> Written:
-        lo = around.moment * self._rows
+    def forward(self, inputs: BranchInput) -> ForwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        return Written(self._average(self._mean, around.below[lo:hi, :hi]), self._average(self._mean, around.kernel()))
+        return ForwardOutput(
+            self._average(self._mean, inputs.below[lo:hi, :hi]), self._average(self._mean, inputs.kernel())
+        )
 
-    def send(self, around: Around) -> Sent:
-        lo = around.moment * self._rows
+    def backward(self, inputs: BranchInput) -> BackwardOutput:
+        lo = inputs.moment * self._rows
         hi = lo + self._rows
-        covariance = self._average(self._mean.T, around.above[lo:hi, :hi])
-        return Sent(covariance, covariance, self._average(self._mean.T, around.kernel()))
+        covariance = self._average(self._mean.T, inputs.above[lo:hi, :hi])
+        return BackwardOutput(covariance, covariance, self._average(self._mean.T, inputs.kernel()))
 
-    def look(self) -> dict[str, np.ndarray]:
+    def observe(self) -> dict[str, np.ndarray]:
         """Logits, which are zero, and the pattern (P, T, T) of every head."""
         return {"logits": np.zeros(self._pattern.shape), "attention": self._pattern}
 
