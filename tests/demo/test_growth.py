@@ -66,7 +66,7 @@ def test_what_is_trained_is_one_block_on_pieces_of_the_text(seed):
     assert one["output"].dims == ("network", "step", "read_out", "class")
     assert np.abs(one["output"].values[:, 0]).max() < 1e-12  # centred at the start
     assert not np.allclose(one["output"].values[:, -1], other["output"].values[:, -1])
-    outputs, targets = one["output"].values, SMALLEST.problem().wanted
+    outputs, targets = one["output"].values, SMALLEST.problem().flat_targets
     losses = (logsumexp(outputs, axis=-1) - (outputs * targets).sum(-1)).mean(-1)
     np.testing.assert_allclose(one["loss"].values, losses, rtol=1e-12)
 

@@ -97,7 +97,7 @@ class Growth(Study):
             for (name, dims, unit), value in zip(MEASURED, values, strict=True)
         }
         before, after = self._signs()
-        logits = solved.logits.values[-1][..., problem.allowed()]
+        logits = solved.logits.values[-1][..., problem.attention_mask()]
         variables |= {
             "before": ("read_out", before, {"long_name": "what has been seen of a piece"}),
             "after": ("read_out", after, {"long_name": "what comes next"}),
@@ -173,7 +173,7 @@ class Growth(Study):
         signs = np.array([RARER if symbol == UNKNOWN else show_signs(symbol) for symbol in symbols])
         seen = signs[problem.inputs[..., : problem.classes].argmax(-1)]  # (pieces, length)
         before = ["".join(piece[: place + 1]) for piece in seen for place in range(self.length)]
-        return before, signs[problem.wanted.argmax(-1)].tolist()
+        return before, signs[problem.flat_targets.argmax(-1)].tolist()
 
     def _losses(self, predicted: xr.Dataset, trained: xr.Dataset) -> Multiples:
         steps = predicted["step"].values
@@ -224,7 +224,7 @@ class Growth(Study):
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:
         """Return how probable the right next character is after the first piece's beginnings, at the end."""
-        right = self.problem().wanted.argmax(-1)[: self.length]
+        right = self.problem().flat_targets.argmax(-1)[: self.length]
         places = np.arange(self.length)
         theirs = along(trained, "output", "key_dim")[..., -1, : self.length, :]  # (replicates, sizes, networks, ...)
         drawn = softmax(theirs, axis=-1)[..., places, right]

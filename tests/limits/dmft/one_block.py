@@ -15,7 +15,7 @@ from manyheads.limits.dmft.problem import Problem
 
 @dataclass(frozen=True)
 class OneBlock:
-    """Outputs (S, P), logits (S, P, T, T), kernel of pooled streams (S, P, P); H0 and undressed RB over all times (n, n)."""
+    """Outputs (S, P), logits (S, P, T, T), pooled kernel (S, P, P); H0 and undressed RB (n, n)."""
 
     outputs: np.ndarray
     logits: np.ndarray
@@ -26,7 +26,7 @@ class OneBlock:
 
 
 def solve_one_block(problem: Problem) -> OneBlock:
-    """Solve forward in time; rows of coefficients of a neuron on (chi | w0 | sO | s), of a head on (rV | rQ | rK | rO)."""
+    """Solve forward in time; rows over sources of a neuron on (chi | w0 | sO | s), of a head on (rV | rQ | rK | rO)."""
     steps, rows, samples, tokens = problem.steps, problem.rows, problem.samples, problem.tokens
     n, gain = steps * rows, problem.rate * problem.richness
     learned, beta, gram = gain * problem.branch, problem.branch, problem.gram

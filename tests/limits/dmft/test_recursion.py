@@ -70,7 +70,7 @@ def test_the_lazy_limit_is_kernel_descent_and_the_first_step_always(name, rng):
         assert np.abs(rich[1] - lazy[1]).max() < 1e-13
 
 
-def test_the_lazy_kernel_of_pooled_attention_is_the_printed_one(rng):
+def test_the_neural_tangent_kernel_of_pooled_attention_is_the_printed_one(rng):
     lesson = lessons(rng)["plain"]
     step, pooled = lesson.branch / lesson.depth, lesson.pooling @ lesson.gram @ lesson.pooling.T
     kernel = pooled * (2 * (1 + step**2) ** 3 + 2 * lesson.branch**2 * (1 + step**2) ** 2)

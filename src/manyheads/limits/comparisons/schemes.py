@@ -101,7 +101,7 @@ def choose_sizes(
 
 
 @dataclass(frozen=True)
-class CostEstimate:
+class Plan:
     """The networks that a study compares: schemes, a base, and sizes along axes.
 
     Two schemes that give a network the same numbers at a shape train the same network, so it is trained once: at the

@@ -8,7 +8,7 @@ from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import DepthStep
 
 # Multiplications, each with an addition, that one core does in a second: fitted to solutions over 512 rows on one core
-# of a shared AMD EPYC server. Another machine has another figure, by a factor of a few; what takes less than a second is
+# of a shared AMD EPYC server. Another machine has another figure, by a factor of a few; times below a second are
 # governed by other things.
 SPEED = 1.6e10
 

@@ -100,9 +100,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.two_time and self.every > 1:
-            raise UsageError(
-                f"keep='two-time' with every={self.every}: functions of two times need every=1"
-            )
+            raise UsageError(f"keep='two-time' with every={self.every}: functions of two times need every=1")
 
     @property
     def branches(self) -> list[Branch]:

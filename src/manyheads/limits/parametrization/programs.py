@@ -58,7 +58,7 @@ def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
 import jax
 import optax
 
-from manyheads.attention import Shape, TokenInput, TransformerConfig, initialise, roles
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles
 from manyheads.limits import Parametrization
 
 parametrization = {_constructed(p)}
@@ -154,7 +154,7 @@ scale_logits(model, parametrization)
 import torch
 from transformers import AutoConfig, AutoModel
 
-from manyheads.attention import Shape
+from manyheads.transformer import Shape
 from manyheads.limits import Parametrization, Tuned{imported}
 
 parametrization = {_constructed(parametrization)}

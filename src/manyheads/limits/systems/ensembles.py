@@ -97,7 +97,7 @@ def train_networks(
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with double_precision():
         run = _trainer(_Frame.of(problem), network, every_head)
-        data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.wanted, problem.shares))
+        data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.flat_targets, problem.loss_weights))
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
         pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
     joined = [np.concatenate([np.asarray(piece[place]) for piece in pieces]) for place in range(len(pieces[0]))]

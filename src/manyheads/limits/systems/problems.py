@@ -34,7 +34,7 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
     Examples
     --------
     >>> problem = digits_problem(steps=4)
-    >>> problem.inputs.shape, problem.targets.ravel().tolist(), problem.shares[0].tolist()
+    >>> problem.inputs.shape, problem.targets.ravel().tolist(), problem.loss_weights[0].tolist()
     ((6, 4, 16), [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0], [0.25, 0.25, 0.25, 0.25, 0.0, 0.0])
     """
     pair = select_pair(load_digits(), 3, 5)
