@@ -45,7 +45,7 @@ def test_memory_is_planned_as_it_is_measured(name, rng):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0.97 < CostEstimate.of(problem, layers, depth_step).memory / peak < 1.2
+    assert 0.97 < CostEstimate.of(problem, layers, 1, depth_step).memory / peak < 1.2
 
 
 @pytest.mark.parametrize("every", [1, 9])
@@ -53,7 +53,7 @@ def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
     problem, done = lesson(rng, steps=14), []
 
     def counted(moments, layers, depth_step, **fields):
-        done.append(CostEstimate.of(moments, [[InfiniteHeadsAttention(4, 1024)]], depth_step).multiplications)
+        done.append(CostEstimate.of(moments, [[InfiniteHeadsAttention(4, 1024)]], 1, depth_step).multiplications)
         return solve_recursion(moments, layers, depth_step, **fields)
 
     monkeypatch.setattr(solver, "solve_recursion", counted)
