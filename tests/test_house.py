@@ -141,7 +141,12 @@ def test_public_classes_and_functions_of_every_module_are_documented():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             kinds = ast.FunctionDef | ast.ClassDef
             overload = any(getattr(mark, "id", "") == "overload" for mark in getattr(node, "decorator_list", ()))
-            if isinstance(node, kinds) and not node.name.startswith("_") and not overload and not ast.get_docstring(node):
+            if (
+                isinstance(node, kinds)
+                and not node.name.startswith("_")
+                and not overload
+                and not ast.get_docstring(node)
+            ):
                 bare.append(f"{identify(path)}:{node.name}")
     assert bare == []
 
