@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_native, takes_arrays
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
 
@@ -56,6 +56,7 @@ class TextWindows(eqx.Module):
         starts = draw_integers(key, (self.size,), len(self.tokens) - self.length)
         return self.cut(starts)
 
+    @takes_arrays
     def cut(self, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Cut the windows that begin at `starts` (windows,): (inputs, targets), both (windows, length)."""
         taken = self.tokens[starts[:, None] + jnp.arange(self.length + 1)]  # (windows, length + 1)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from manyheads._arrays import takes_arrays, takes_labels
+from manyheads._arrays import as_native, takes_arrays, takes_labels
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
@@ -192,7 +192,7 @@ def correlate_within(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None
     >>> correlate_within(x, y, groups), round(correlate_within(x, y), 3)
     (1.0, -0.543)
     """
-    first, second = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    first, second = (np.asarray(as_native(value, name), np.float64) for name, value in (("x", x), ("y", y)))
     labels = np.zeros(first.shape) if groups is None else np.asarray(groups)
     if first.ndim != 1 or not first.shape == second.shape == labels.shape:
         raise ShapeError(f"pairs of shape {first.shape} and {second.shape} in groups {labels.shape}: give three (n,)")

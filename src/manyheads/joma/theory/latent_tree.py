@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.latent_tree import LatentTree
 
@@ -114,6 +114,8 @@ class Tree:
     transitions: tuple[Array | None, ...]
 
     def __post_init__(self) -> None:
+        for name in ("parents", "root", "transitions"):
+            object.__setattr__(self, name, check_arrays(getattr(self, name), name))
         parents = np.asarray(self.parents)
         count = len(parents)
         if count < 1 or parents[0] != -1 or np.any(parents[1:] < 0) or np.any(parents[1:] >= np.arange(1, count)):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from manyheads._arrays import check_arrays
+from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.limits.dmft.losses import LOSSES, Loss
 
@@ -189,6 +189,7 @@ class Problem:
             return (ages > 0).astype(np.float64)
         return np.where(ages > 0, (1 - self.momentum ** np.maximum(ages, 0)) / (1 - self.momentum), 0.0)
 
+    @takes_arrays
     def losses(self, outputs: np.ndarray) -> np.ndarray:
         """Training loss (S,) of outputs (S, O, C) at every step."""
         return (self.loss_weights * self.loss_function.value(self.flat_targets, outputs)).sum(1)

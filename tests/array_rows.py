@@ -1,0 +1,460 @@
+"""Every public function that takes arrays, with small arguments: one row each, and the reason of those without one.
+
+A row names the function as ``wing.function`` or ``wing.Class.method`` (``wing.module.function`` for a wing without a
+stub). Its first entry draws the arrays from a generator; its second returns the other arguments, fresh at every call,
+``on`` being the object of a method. Kinds that a function admits beside real numbers stand in ADMITTED.
+"""
+
+import jax
+import numpy as np
+
+from manyheads import bigram, data, limits, recovery, transformer
+from manyheads.bigram.theory.noise import ValueNoise, row_coefficients
+from manyheads.bigram.theory.signal import SignalSystem
+from manyheads.bigram.training.rounding import glimpse
+from manyheads.joma.systems.activations import NONLINEARITIES
+from manyheads.joma.systems.gaussian_mixture import Mixture
+from manyheads.joma.task import Rule
+
+TASK = bigram.draw_task(np.random.default_rng(0), 3, 8, 2)
+STATE = bigram.State(TASK.centred, np.float32(TASK.attention))
+STEPS = bigram.StepSettings(4, 0.1, 0.1)
+LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
+SEQUENCES = recovery.sequences(np.random.default_rng(1), 80, 3, 3)
+SHAPE = transformer.Shape(key_dim=2, heads=2, depth=1)
+TEXT = transformer.TransformerConfig(SHAPE, transformer.TokenInput(5), length=4, outputs=5, read_out="token")
+
+
+def model():
+    scaling = transformer.standard_scaling(SHAPE, TEXT.inputs)
+    return transformer.initialise(TEXT, scaling, jax.random.key(0))
+
+
+def rotary(rng):
+    return recovery.RotaryLayer(rng.normal(size=(4, 2, 4, 4)), rng.normal(size=(2, 3, 3)))
+
+
+def some(*shape):
+    return lambda rng: rng.normal(size=shape)
+
+
+def positive(*shape):
+    return lambda rng: rng.uniform(0.5, 1.5, shape)
+
+
+def tokens(bound, *shape):
+    return lambda rng: rng.integers(0, bound, shape)
+
+
+def booleans(*shape):
+    return lambda rng: rng.random(shape) < 0.8
+
+
+def laws(*shape):
+    return lambda rng: rng.dirichlet(np.ones(shape[-1]), shape[:-1])
+
+
+def exactly(*values):
+    return lambda rng: np.array(values)
+
+
+def state(rng):
+    return STATE._replace(value=STATE.value * rng.uniform(0.9, 1.1))
+
+
+def batch(rng):
+    return bigram.draw_batch(rng, TASK, 400)
+
+
+def alternating(rng):
+    return (np.arange(300) + (rng.random(300) < 0.05)) % 2
+
+
+def of(values):
+    return lambda rng: values
+
+
+def generator(**others):
+    return lambda: {"rng": np.random.default_rng(0), **others}
+
+
+def fixed(**others):
+    return lambda: dict(others)
+
+
+TASKED = fixed(task=TASK)
+STEPPED = fixed(task=TASK, settings=STEPS, steps=2, seed=1)
+
+
+def mixture(rng):
+    return Mixture(rng.normal(size=(3, 2)), rng.dirichlet(np.ones(3)), rng.normal(size=3), spread=0.5)
+
+
+OVERLAPS = row_coefficients(TASK, TASK.attention)
+SYSTEM = SignalSystem(0.2, 0.5, length=100, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=10)
+SEEN = glimpse(np.random.default_rng(0), TASK, tuple(TASK.positions), 60)
+WEIGHTS = {"value": of(TASK.centred), "attention": of(TASK.attention)}
+CLOUDS = {"mixture": mixture, "weights": positive(2)}
+SNAP = {"distinct": exactly(0.4, 0.2), "common": exactly(0.4), "progress": exactly(0.0, 3.0)}
+
+ROWS = {
+    # attention
+    "attention.AttentionLayer": (
+        {"theta": some(2, 3, 3), "projection": some(2, 3, 3), "key_bias": some(2, 3), "bias": some(3)},
+        fixed(),
+    ),
+    "attention.Layer.__call__": ({"x": some(4, 3), "mask": booleans(4, 4)}, fixed(on=LAYER)),
+    "attention.Layer.weights": ({"x": some(4, 3), "mask": booleans(4, 4)}, fixed(on=LAYER)),
+    "attention.MultiHeadAttention": (
+        {name: some(2, 3, 2) for name in ("query", "key", "value")}
+        | {"output": some(2, 2, 3), "query_bias": some(2, 2)},
+        fixed(),
+    ),
+    "attention.MultiHeadAttention.from_matrices": (
+        {"matrices": lambda rng: tuple(rng.normal(size=(4, 4, 4)))},
+        fixed(heads=2),
+    ),
+    "attention.attention_entropy": ({"q": some(3, 4), "k": some(5, 4), "mask": booleans(3, 5)}, fixed()),
+    "attention.attention_statistics": ({"q": some(3, 4), "k": some(5, 4), "mask": booleans(3, 5)}, fixed()),
+    "attention.masked_softmax": ({"logits": some(3, 4), "allowed": booleans(3, 4)}, fixed()),
+    "attention.padding": ({"lengths": tokens(4, 3)}, fixed()),
+    # transformer
+    "transformer.Transformer.__call__": ({"x": tokens(5, 2, 4), "shown": booleans(2, 4)}, lambda: {"on": model()}),
+    "transformer.Transformer.record": ({"x": tokens(5, 2, 4), "shown": booleans(2, 4)}, lambda: {"on": model()}),
+    # data
+    "data.TextWindows": ({"tokens": tokens(5, 30)}, fixed(length=4, size=2)),
+    "data.TextWindows.cut": (
+        {"starts": tokens(20, 2)},
+        fixed(on=data.TextWindows(np.arange(30), length=4, size=2)),
+    ),
+    "data.Vocabulary.decode": ({"tokens": tokens(3, 6)}, fixed(on=data.Vocabulary(("\ufffd", "a", "b")))),
+    "data.cut_patches": ({"images": some(2, 4, 4)}, fixed(size=2)),
+    "data.ngram_cross_entropy": (
+        {"train": tokens(3, 40), "validation": tokens(3, 20)},
+        fixed(vocabulary=3, context=1),
+    ),
+    "data.ngram_losses": ({"train": tokens(3, 40), "validation": tokens(3, 20)}, fixed(vocabulary=3, context=1)),
+    "data.normalise": ({"images": some(2, 4, 4)}, fixed()),
+    "data.split_tokens": ({"tokens": tokens(5, 30)}, fixed()),
+    # spectra
+    "spectra.coherence": ({"vectors": some(5, 3)}, fixed()),
+    "spectra.golub_kahan": ({"matrix": some(6, 4), "start": some(4)}, fixed(steps=3)),
+    "spectra.marchenko_pastur_density": ({"squares": positive(5)}, fixed(rows=8, columns=4)),
+    "spectra.stable_rank": ({"matrix": some(6, 4)}, fixed()),
+    "spectra.traced_stable_rank": ({"matrix": some(6, 4)}, fixed()),
+    # statistics
+    "statistics.autocorrelation_time": ({"series": some(200)}, fixed()),
+    "statistics.bootstrap": ({"samples": some(20)}, generator(statistic=np.mean)),
+    "statistics.difference_interval": ({"a": some(6), "b": some(6)}, fixed()),
+    "statistics.discrepancy_interval": ({"samples": some(6)}, fixed(prediction=0.0, standard_error=0.1)),
+    "statistics.drift_test": ({"sizes": exactly(8.0, 16.0, 32.0), "optima": positive(6, 3)}, fixed(tolerance=1.0)),
+    "statistics.fit_exponent": ({"sizes": exactly(8.0, 16.0, 32.0), "values": positive(6, 3)}, fixed()),
+    "statistics.fit_exponent_to_means": (
+        {"sizes": exactly(8.0, 16.0, 32.0), "means": positive(3), "errors": exactly(0.1, 0.2, 0.1)},
+        fixed(),
+    ),
+    "statistics.mean_interval": ({"samples": some(6)}, fixed()),
+    "statistics.paired_comparison": ({"a": some(8), "b": some(8)}, fixed()),
+    "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
+    "statistics.series_interval": ({"series": some(200)}, fixed()),
+    "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
+    # bigram
+    "bigram.BigramTask": (
+        {name: of(getattr(TASK, name)) for name in ("transition", "stationary", "positions", "weights")},
+        fixed(length=8),
+    ),
+    "bigram.LagFit.predict": (
+        {"windows": tokens(2, 5, 2)},
+        lambda: {"on": bigram.fit_lags(alternating(np.random.default_rng(0)), 2)},
+    ),
+    "bigram.as_linear": ({"state": of(bigram.start_softmax(TASK))}, fixed()),
+    "bigram.descend": ({"state": state}, lambda: STEPPED() | {"engine": "jax"}),
+    "bigram.descend_lazily": (
+        {"state": lambda rng: bigram.forget_places(TASK, state(rng))},
+        generator(task=TASK, settings=bigram.StepSettings(4, 0.1, 0.1, strength=0.01, constrained=False), steps=2),
+    ),
+    "bigram.descend_reduced": (
+        {"state": of(bigram.start_reduced(TASK, 2))},
+        generator(task=TASK, settings=STEPS, steps=2),
+    ),
+    "bigram.descend_softmax": (
+        {"state": of(bigram.start_softmax(TASK))},
+        fixed(task=TASK, settings=bigram.SoftmaxSettings(4, 0.1, 0.1), steps=2, seed=1),
+    ),
+    "bigram.draw_places": ({"state": lambda rng: bigram.forget_places(TASK, state(rng))}, generator(task=TASK)),
+    "bigram.estimate_loss": ({"state": state, "stationary": of(TASK.stationary), "batch": batch}, fixed()),
+    "bigram.find_stationary": ({"transition": of(TASK.transition)}, fixed()),
+    "bigram.find_support": ({"attention": of(TASK.attention)}, fixed(sparsity=2)),
+    "bigram.fit_lags": ({"streams": alternating}, fixed(lags=2)),
+    "bigram.flip_reduced": ({"state": of(bigram.start_reduced(TASK, 2))}, TASKED),
+    "bigram.forget_places": ({"state": state}, TASKED),
+    "bigram.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
+    "bigram.materialise": ({"state": of(bigram.start_reduced(TASK, 2))}, generator(task=TASK, run=0)),
+    "bigram.measure_distances": ({"state": state}, TASKED),
+    "bigram.measure_lazy": ({"state": lambda rng: bigram.forget_places(TASK, state(rng))}, TASKED),
+    "bigram.measure_reduced": ({"state": of(bigram.start_reduced(TASK, 2))}, TASKED),
+    "bigram.measure_rounded": ({"state": state}, TASKED),
+    "bigram.measure_salience": ({"attention": positive(3, 8)}, fixed()),
+    "bigram.mirror": ({"state": state}, fixed()),
+    "bigram.observe": ({"state": state}, fixed(task=TASK, batch=4, seed=1, engine="jax")),
+    "bigram.plant_lags": (
+        {
+            "stream": tokens(2, 20),
+            "transition": of(np.eye(2)),
+            "lags": of(np.array([[2], [2]])),
+            "weights": of(np.ones((2, 1))),
+        },
+        generator(),
+    ),
+    "bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
+    "bigram.record": ({"state": state}, fixed(task=TASK, settings=STEPS, steps=2, looks=2, seed=1)),
+    **{
+        f"bigram.{name}": (
+            {"state": state, "stationary": of(TASK.stationary)},
+            fixed(seen=SEEN),
+        )
+        for name in ("refit_jointly", "refit_scale", "refit_values")
+    },
+    "bigram.round_attention": ({"state": state, "stationary": of(TASK.stationary)}, fixed()),
+    "bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
+    "bigram.simulate": ({"state": state}, lambda: STEPPED() | {"engine": "jax"}),
+    "bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
+    # bigram.theory
+    "bigram.theory.noise.ValueNoise.draw": (
+        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
+        lambda: {"on": ValueNoise(TASK, 64), "rng": np.random.default_rng(0)},
+    ),
+    "bigram.theory.noise.ValueNoise.total_variance": (
+        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
+        lambda: {"on": ValueNoise(TASK, 64)},
+    ),
+    "bigram.theory.noise.attention_noise": (
+        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
+        fixed(task=TASK, batch=64),
+    ),
+    "bigram.theory.noise.attention_noise_at_start": ({"value": of(TASK.centred)}, fixed(task=TASK, batch=64)),
+    "bigram.theory.noise.row_coefficients": ({"attention": of(TASK.attention)}, TASKED),
+    "bigram.theory.population.excess": (WEIGHTS, TASKED),
+    "bigram.theory.population.gradients": (WEIGHTS, TASKED),
+    "bigram.theory.population.measure_overlaps": (WEIGHTS, TASKED),
+    "bigram.theory.population.raw_gradients": (
+        {"full_value": of(TASK.transition), "attention": of(TASK.attention)},
+        TASKED,
+    ),
+    "bigram.theory.signal.signal_excess": (
+        {"value_signal": positive(3), "attention_signal": positive(3)},
+        fixed(system=SYSTEM),
+    ),
+    "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
+    # joma
+    "joma.drop_and_rise.correlate_within": ({"x": some(6), "y": some(6)}, fixed()),
+    "joma.drop_and_rise.cross_rises": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.cross_valleys": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.find_valley": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.hold_last": ({"curves": some(4, 6)}, fixed()),
+    "joma.theory.gaussian_mixture.cloud_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "joma.theory.gaussian_mixture.cloud_field": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "joma.theory.gaussian_mixture.gaussian_weight_coefficient": (CLOUDS, fixed(curvature=lambda z: 2.0 + 0.0 * z)),
+    "joma.theory.gaussian_mixture.gradient_covariance": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "joma.theory.gaussian_mixture.predict_fluctuations": (
+        {"mixture": mixture, "start": positive(2), "times": exactly(0.0, 0.1)},
+        fixed(activation=NONLINEARITIES["identity"], decay=1.0),
+    ),
+    "joma.theory.gaussian_mixture.relu_coefficients": (CLOUDS, fixed()),
+    "joma.theory.invariants.conserved": ({"logits": some(2, 4), "token_weights": some(4, 3)}, fixed(rule=Rule("exp"))),
+    "joma.theory.invariants.conserved_per_query": (
+        {"logits": some(2, 4), "token_weights": some(2, 4, 3)},
+        fixed(rule=Rule("exp", own_weights=True)),
+    ),
+    "joma.theory.invariants.decayed": ({"start": some(4), "times": exactly(0.0, 1.0)}, fixed(rule=Rule("linear"))),
+    "joma.theory.invariants.drift": (
+        {"times": exactly(0.0, 1.0, 2.0), "logits": some(3, 2, 4), "token_weights": some(3, 4, 3)},
+        fixed(rule=Rule("exp")),
+    ),
+    "joma.theory.invariants.softmax_form": (
+        {
+            "times": exactly(0.0, 1.0, 2.0, 3.0),
+            "logits": some(4, 1, 4),
+            "token_weights": some(4, 4, 3),
+            "mean_attention": laws(4, 4),
+        },
+        fixed(rule=Rule("softmax")),
+    ),
+    "joma.theory.invariants.softmax_velocity": (
+        {"attention": laws(5, 4), "pulls": some(5, 3), "token_weights": some(4, 3)},
+        fixed(rule=Rule("softmax")),
+    ),
+    "joma.theory.latent_tree.Tree": (
+        {
+            "parents": of(np.array([-1, 0])),
+            "root": exactly(0.5, 0.5),
+            "transitions": lambda rng: (None, rng.dirichlet(np.ones(2), 2)),
+        },
+        fixed(),
+    ),
+    "joma.theory.latent_tree.predict_cooccurrence": (
+        {"correlation": exactly(0.5, 0.9), "height": of(np.array([1, 2])), "depth": of(np.array([3, 3]))},
+        fixed(),
+    ),
+    "joma.theory.rebound.entropy_curve": ({"targets": exactly(2.0, 1.0), "times": exactly(0.5, 1.0)}, fixed()),
+    "joma.theory.rebound.entropy_of": ({"logits": some(2, 4)}, fixed()),
+    "joma.theory.rebound.entropy_rate": ({"logits": some(4), "velocity": some(4)}, fixed()),
+    "joma.theory.rebound.final_rank_slope": ({"wanted": some(4, 3), "start": some(4, 3)}, fixed()),
+    "joma.theory.rebound.late_gap": (
+        {"targets": exactly(2.0, 1.0), "log_deficits": lambda rng: tuple(rng.uniform(0.5, 1.5, (2, 3)))},
+        fixed(),
+    ),
+    "joma.theory.rebound.linear_entropy_curve": ({"targets": exactly(2.0, 1.0), "shares": exactly(0.2, 0.5)}, fixed()),
+    "joma.theory.rebound.measure_bounce": ({"curve": some(6)}, fixed()),
+    "joma.theory.rebound.predict_approach": ({"targets": exactly(2.0, 1.0)}, fixed()),
+    **{
+        f"joma.theory.salient_first.{name}": ({"target": positive(3)}, fixed())
+        for name in ("affine_offset", "final_rate", "waiting_time")
+    },
+    "joma.theory.salient_first.deficit_ratio": (
+        {"first": exactly(2.0), "second": exactly(1.0), "log_deficit": exactly(1.5)},
+        fixed(),
+    ),
+    "joma.theory.salient_first.exact_time": ({"target": positive(3), "log_deficit": positive(3)}, fixed()),
+    "joma.theory.salient_first.find_log_deficit": ({"target": positive(3), "time": positive(3)}, fixed()),
+    "joma.theory.scan_and_snap.gain": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
+    "joma.theory.scan_and_snap.gain_law": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
+    "joma.theory.scan_and_snap.snap_clock": (SNAP, fixed(classes=2)),
+    "joma.theory.scan_and_snap.snap_path": (SNAP, fixed(classes=2)),
+    "joma.theory.winner_take_all.blowup_time": ({"gains": positive(3)}, fixed()),
+    "joma.theory.winner_take_all.common_ratio": ({"gains": positive(3), "weights": positive(3)}, fixed(scale=1.0)),
+    "joma.theory.winner_take_all.frozen_weights": ({"gains": positive(3)}, fixed()),
+    "joma.theory.winner_take_all.linear_attention_at": ({"gains": positive(3), "times": exactly(0.0, 0.1)}, fixed()),
+    "joma.theory.winner_take_all.reaching_time": ({"gains": positive(3)}, fixed(level=1.5)),
+    "joma.theory.winner_take_all.weights_at": ({"gains": positive(3), "times": exactly(0.0, 0.1)}, fixed()),
+    # limits
+    "limits.Problem": (
+        {"inputs": some(2, 3, 4), "targets": some(2), "weights": positive(2)},
+        fixed(steps=2, rate=0.1),
+    ),
+    "limits.Problem.losses": (
+        {"outputs": some(2, 2, 1)},
+        fixed(on=limits.Problem(np.ones((2, 3, 4)), np.ones(2), steps=2)),
+    ),
+    "limits.check_growth": (
+        {"values": positive(6, 3)},
+        fixed(quantity="outputs", axis="heads", sizes=(4, 8, 16), required=0.0, tolerance=1.0),
+    ),
+    "limits.find_optimum": (
+        {"rates": exactly(0.01, 0.1, 1.0, 10.0), "losses": exactly(3.0, 1.0, 2.0, 4.0)},
+        fixed(),
+    ),
+    "limits.search_optimum": (
+        {"rates": exactly(0.01, 0.1, 1.0, 10.0)},
+        fixed(losses=lambda rates: (np.log(rates) + 1.3) ** 2),
+    ),
+    "limits.transfer_check": (
+        {"rates": exactly(0.01, 0.1, 1.0, 10.0)},
+        fixed(
+            shapes=[transformer.Shape(4, heads, 1) for heads in (2, 4, 8)],
+            losses=lambda shape, rates, seed: (np.log(rates) + 1.3 + 0.01 * seed) ** 2,
+            seeds=(0, 1, 2, 3),
+        ),
+    ),
+    # recovery
+    "recovery.Extracted.__call__": (
+        {"x": some(2, 4, 3)},
+        fixed(on=recovery.Extracted(LAYER, ())),
+    ),
+    "recovery.Normalisation.__call__": ({"x": some(2, 3)}, fixed(on=recovery.Normalisation())),
+    "recovery.Oracle.__call__": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
+    "recovery.Oracle.ask": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
+    "recovery.RotaryLayer": ({"forms": some(4, 2, 4, 4), "projection": some(2, 3, 3), "bias": some(3)}, fixed()),
+    "recovery.RotaryLayer.__call__": (
+        {"x": some(2, 4, 3)},
+        lambda: {"on": rotary(np.random.default_rng(0))},
+    ),
+    "recovery.RotaryLayer.of_projections": (
+        {"query": some(2, 3, 2), "key": some(2, 3, 2), "projection": some(2, 3, 3), "frequencies": positive(1)},
+        fixed(offsets=3),
+    ),
+    "recovery.evaluate_layer": ({"x": some(2, 4, 3)}, fixed(layer=LAYER)),
+    "recovery.function_error": ({"x": some(2, 4, 3)}, fixed(truth=lambda x: x, found=lambda x: 2 * x)),
+    "recovery.lattice_distance": ({"matrix": some(3, 3)}, fixed()),
+    "recovery.learn_layer": ({"x": of(SEQUENCES), "y": of(LAYER(SEQUENCES))}, fixed(heads=2)),
+    "recovery.polish": (
+        {"x": of(SEQUENCES), "y": of(LAYER(SEQUENCES))},
+        fixed(layer=LAYER),
+    ),
+    "recovery.projected": ({"gain": positive(3), "shift": some(3)}, fixed(layer=LAYER)),
+    # study
+    "study.Verdict.from_samples": (
+        {"samples": some(6)},
+        fixed(claim="mean", target=0.0, tolerance=1.0, basis="drawn so"),
+    ),
+    "study.spread_curve": ({"x": exactly(1.0, 2.0), "samples": some(4, 2)}, fixed(label="curve")),
+}
+
+# Functions that compile for a second or more: what they are given is looked at, and not what they return.
+EXPENSIVE = {
+    "bigram.descend",
+    "bigram.descend_softmax",
+    "bigram.observe",
+    "bigram.record",
+    "bigram.simulate",
+    "joma.theory.gaussian_mixture.cloud_coefficients",
+    "joma.theory.gaussian_mixture.cloud_field",
+    "joma.theory.gaussian_mixture.gaussian_weight_coefficient",
+    "joma.theory.gaussian_mixture.gradient_covariance",
+    "joma.theory.gaussian_mixture.predict_fluctuations",
+    "joma.theory.gaussian_mixture.relu_coefficients",
+    "joma.theory.rebound.entropy_curve",
+    "joma.theory.rebound.entropy_rate",
+    "joma.theory.scan_and_snap.snap_clock",
+    "joma.theory.scan_and_snap.snap_path",
+    "spectra.traced_stable_rank",
+    "transformer.Transformer.__call__",
+    "transformer.Transformer.record",
+}
+
+TRACED = "called by the layer, on what it has checked"
+OPAQUE = "takes no arrays: a model, a configuration, text or settings"
+FILES = "reads tensors from files; rows are whole numbers"
+EXEMPT = {
+    "attention.AttentionLayer.logits": TRACED,
+    "attention.AttentionLayer.read": TRACED,
+    "attention.Layer.logits": TRACED,
+    "attention.Layer.read": TRACED,
+    "attention.Mask.allowed": TRACED,
+    "attention.MultiHeadAttention.logits": TRACED,
+    "attention.MultiHeadAttention.read": TRACED,
+    "bigram.theory.population.check_weights": "refuses only",
+    "costs.count": "takes its arrays without names: tested in test_arrays.py",
+    "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
+    "costs.shape_from_config": OPAQUE,
+    "limits.Parametrization.audit": OPAQUE,
+    "limits.Parametrization.initialise": OPAQUE,
+    "limits.Parametrization.optax": OPAQUE,
+    "limits.Parametrization.torch_groups": OPAQUE,
+    "limits.audit_torch": OPAQUE,
+    "limits.initialise_model": OPAQUE,
+    "limits.make_groups": OPAQUE,
+    "limits.read_config": OPAQUE,
+    "limits.rescale": OPAQUE,
+    "limits.scale_logits": OPAQUE,
+    "limits.sweep_losses": "trains networks; its rates enter as those of transfer_check",
+    "models.Checkpoint": OPAQUE,
+    "models.Checkpoint.tensor": FILES,
+    "models.TensorFile.tensor": FILES,
+    "models.open_checkpoint": OPAQUE,
+    "models.recognise": OPAQUE,
+    "recovery.Answers.keep": "called by the oracle, on what it has checked",
+    "recovery.Answers.keys": "called by the oracle, on what it has checked",
+    "recovery.CheckpointOracle.__call__": "called by the oracle, on what it has checked",
+    "recovery.ExtractionOptions": OPAQUE,
+    "recovery.Oracle": OPAQUE,
+    "recovery.Oracle.of": OPAQUE,
+    "recovery.Verification": OPAQUE,
+    "recovery.certify": OPAQUE,
+    "recovery.extract_layer": OPAQUE,
+    "statistics.Interval.from_json": OPAQUE,
+    "study.Verdict.from_json": OPAQUE,
+    "transformer.Scaling": OPAQUE,
+    "transformer.train": OPAQUE,
+    "transformer.train_ensemble": OPAQUE,
+}

@@ -1,0 +1,243 @@
+"""The entrance of arrays, in every function: big-endian equals native to the bit, masks and complex are refused."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import types
+from pathlib import Path
+from unittest.mock import patch
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.array_rows import EXEMPT, EXPENSIVE, ROWS
+
+import manyheads
+from manyheads import _arrays
+from manyheads._arrays import as_integers, as_native, check_arrays
+from manyheads.errors import ShapeError, UsageError
+
+ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
+WITHOUT_STUB = {"joma.drop_and_rise", "joma.theory", "bigram.theory"}
+
+
+def takes_arrays(function):
+    parameters = list(inspect.signature(function).parameters.values())
+    return any(ARRAYS.search(str(p.annotation)) for p in parameters if p.name not in {"self", "key", "keys"})
+
+
+def is_checked(cls):
+    """Tell whether a class looks at what it is made of; one that does not is a container of results."""
+    written = re.search(r"def (__init__|__post_init__|__check_init__)\(", inspect.getsource(cls))
+    return bool(written) and not issubclass(cls, BaseException) and not inspect.isabstract(cls)
+
+
+def modules():
+    """Yield the public namespaces: what the stubs list, and modules of functions where there is no stub."""
+    root = Path(manyheads.__file__).parent
+    for stub in sorted(root.glob("*/__init__.pyi")):
+        yield stub.parent.name, importlib.import_module(f"manyheads.{stub.parent.name}").__all__
+    for name in WITHOUT_STUB:
+        path = root / name.replace(".", "/")
+        inner = [f"{name}.{file.stem}" for file in sorted(path.glob("[!_]*.py"))] if path.is_dir() else [name]
+        for full in inner:
+            module = importlib.import_module(f"manyheads.{full}")
+            own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+            yield full, [key for key in own if not key.startswith("_")]
+
+
+def public_functions():
+    """Return the names of all public functions, classes and methods with an argument that may hold arrays."""
+    found = set()
+    for wing, names in modules():
+        for name in names:
+            value = getattr(importlib.import_module(f"manyheads.{wing}"), name)
+            if isinstance(value, types.ModuleType) or not callable(value):
+                continue
+            if not inspect.isclass(value):
+                found |= {f"{wing}.{name}"} if takes_arrays(value) else set()
+                continue
+            if is_checked(value) and takes_arrays(value):
+                found.add(f"{wing}.{name}")
+            for key, method in vars(value).items():
+                plain = getattr(method, "__func__", method)
+                public = inspect.isfunction(plain) and (key == "__call__" or not key.startswith("_"))
+                if public and takes_arrays(plain):
+                    found.add(f"{wing}.{name}.{key}")
+    return found
+
+
+def test_every_public_function_that_takes_arrays_has_a_row():
+    rows = set(ROWS) | set(EXEMPT)
+    assert not set(ROWS) & set(EXEMPT)
+    assert public_functions() - rows == set(), "give each a row in tests/array_rows.py, or a reason in EXEMPT"
+    assert set(EXEMPT) - public_functions() == set(), "these reasons are about nothing"
+
+
+def call(name, arrays):
+    others = ROWS[name][1]()
+    value = manyheads
+    for part in name.split("."):
+        if isinstance(value, types.ModuleType) and not hasattr(value, part):
+            importlib.import_module(f"{value.__name__}.{part}")
+        value = getattr(value, part)
+    instance = others.pop("on", None)
+    return functools.partial(value, instance)(**arrays, **others) if instance is not None else value(**arrays, **others)
+
+
+@functools.cache
+def drawn(name):
+    """Return a row's arrays and what the function makes of them as they are."""
+    rng = np.random.default_rng(list(name.encode()))
+    arrays = {key: draw(rng) for key, draw in ROWS[name][0].items()}
+    return arrays, leaves(result_of(name, arrays))
+
+
+class Entered(Exception):
+    """A function would start now, with these arguments."""
+
+
+def result_of(name, arrays):
+    """Return what a function makes of its arrays or, where that is expensive, what it starts from."""
+    if name not in EXPENSIVE:
+        return call(name, arrays)
+
+    def stop(*given):
+        raise Entered(entrance(*given))
+
+    entrance = _arrays._checked
+    with patch.object(_arrays, "_checked", stop), pytest.raises(Entered) as caught:
+        call(name, arrays)
+    return caught.value.args[0]
+
+
+def leaves(result):
+    """Return all numbers and texts of a result, in order."""
+    if isinstance(result, np.ndarray | np.generic | jax.Array):
+        return [np.asarray(result)]
+    if isinstance(result, eqx.Module):
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(result) if not callable(leaf)]
+    if isinstance(result, dict):
+        return [leaf for value in result.values() for leaf in leaves(value)]
+    if isinstance(result, list | tuple):
+        return [leaf for value in result for leaf in leaves(value)]
+    if dataclasses.is_dataclass(result):
+        names = [field.name for field in dataclasses.fields(result) if "seconds" not in field.name]
+        return [leaf for name in names for leaf in leaves(getattr(result, name))]
+    return [np.asarray(result)] if isinstance(result, int | float | str) else []
+
+
+def swapped(value):
+    """Return the same numbers in the other byte order."""
+    if isinstance(value, np.ndarray):
+        return value.astype(value.dtype.newbyteorder("S"))
+    if isinstance(value, eqx.Module):
+        return jax.tree.map(swapped, value)
+    if isinstance(value, tuple):
+        items = [swapped(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def first_replaced(value, change):
+    """Return the value with its first array changed."""
+    if isinstance(value, np.ndarray):
+        return change(value)
+    items, structure = jax.tree.flatten(value)
+    place = next(place for place, item in enumerate(items) if isinstance(item, np.ndarray))
+    items[place] = change(items[place])
+    return jax.tree.unflatten(structure, items)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@settings(max_examples=2)
+@given(data=st.data())
+def test_the_byte_order_of_an_array_changes_no_bit(name, data):
+    arrays, expected = drawn(name)
+    chosen = data.draw(st.sets(st.sampled_from(sorted(arrays)), min_size=1))
+    given_now = {key: swapped(value) if key in chosen else value for key, value in arrays.items()}
+    result = leaves(result_of(name, given_now))
+    assert len(result) == len(expected) > 0
+    for ours, theirs in zip(result, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("change", [np.ma.masked_array, lambda a: a.astype(complex), lambda a: a.astype(object)])
+@pytest.mark.parametrize("name", ROWS)
+def test_masked_complex_and_object_arrays_are_refused(name, change):
+    arrays, _ = drawn(name)
+    for key, value in arrays.items():
+        with pytest.raises(ShapeError, match=r"mask|complex|object|real|dtype"):
+            call(name, arrays | {key: first_replaced(value, change)})
+
+
+def test_counting_reads_arrays_of_any_byte_order():
+    x = np.ones((3, 4), ">f4")
+    assert manyheads.count(lambda x: x @ x.T, x).flops == manyheads.count(lambda x: x @ x.T, np.float32(x)).flops
+    assert manyheads.costs.longest_chain(lambda x: x @ x.T, x) == 1
+
+
+def test_answers_of_an_oracle_are_arrays_from_outside():
+    x = np.ones((2, 3, 4))
+    assert manyheads.recovery.Oracle(lambda x: (2 * x).astype(">f4"), 4)(x, "all").tolist() == (2 * x).tolist()
+    with pytest.raises(manyheads.recovery.oracle.oracle.OracleError, match="mask"):
+        manyheads.recovery.Oracle(lambda x: np.ma.masked_array(x, x > 0), 4)(x)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.5, 2.0**63])
+def test_what_is_no_whole_number_becomes_no_token(broken):
+    tokens = np.array([0.0, 1.0, broken, 0.0, 1.0])
+    with pytest.raises(UsageError, match=r"tokens holds .* at \(2,\)"):
+        as_integers(tokens, "tokens")
+    with pytest.raises(UsageError, match="train holds"):
+        manyheads.data.ngram_losses(tokens, np.array([0, 1, 0]), 2, context=1)
+    with pytest.raises(UsageError, match="tokens holds"):
+        manyheads.data.Vocabulary(("\ufffd", "a")).decode(tokens)
+
+
+def test_whole_numbers_may_come_as_floats():
+    assert as_integers(np.array([1.0, -2.0]), "tokens").tolist() == [1, -2]
+    assert as_integers([1, 2], "tokens").dtype == np.int64
+    assert as_integers(np.zeros(0), "tokens").dtype == np.int64
+    with pytest.raises(ShapeError, match="bool"):
+        as_integers(np.array([True]), "tokens")
+
+
+@pytest.mark.torch
+def test_tensors_of_pytorch_are_copied_exactly_or_refused():
+    import torch
+
+    q = torch.arange(6.0).reshape(2, 3) / 8
+    expected = manyheads.attention_entropy(q.numpy(), q.numpy())
+    for tensor in (q, q.to(torch.bfloat16)):
+        found = manyheads.attention_entropy(tensor, tensor)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    with pytest.raises(ShapeError, match=r"q is a tensor that requires a gradient.*`q.detach\(\)`"):
+        manyheads.attention_entropy(q.clone().requires_grad_(), q)
+    with pytest.raises(ShapeError, match="no NumPy array"):
+        as_native(q.to_sparse(), "q")
+
+
+def test_labelled_arrays_are_taken_by_their_values():
+    xarray = pytest.importorskip("xarray")
+    values = xarray.DataArray([1.0, 2.0, 4.0], dims="replicate")
+    assert manyheads.statistics.mean_interval(values) == manyheads.statistics.mean_interval([1.0, 2.0, 4.0])
+
+
+def test_what_holds_no_array_stays_the_same_object():
+    for value in ([1, 2.0, None], ("a", [1.0, "b"]), {1, 2}, np.float64, np.float32(1.5), len, "text"):
+        assert check_arrays(value) is value
+    array = np.arange(3.0)
+    assert as_native(array) is array
+    with pytest.raises(ShapeError, match=r"streams\[1\] is a masked array"):
+        check_arrays([array, np.ma.masked_array(array)], "streams")
+    for text in (np.array(["a"]), np.array(["2026-01-01"], "M8[D]"), np.zeros(2, [("a", float)])):
+        with pytest.raises(ShapeError, match=r"^x of dtype .*: give"):
+            as_native(text, "x")
+    assert as_native(np.ones(2, np.longdouble)).dtype == np.float64
