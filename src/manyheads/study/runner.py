@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import TYPE_CHECKING, Any
 
+from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError
 from manyheads.study.base import Study
 from manyheads.study.progress import announce, progress_bar
@@ -167,7 +168,8 @@ def _compared(
 ) -> tuple[tuple[Verdict, ...], tuple[Panel, ...]]:
     """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
     try:
-        return tuple(study.compare(predicted, trained)), tuple(study.panels(predicted, trained))
+        with default_numpy_errors():
+            return tuple(study.compare(predicted, trained)), tuple(study.panels(predicted, trained))
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error

@@ -1,0 +1,63 @@
+"""What a user has set in JAX and NumPy stops no call on NumPy arrays, and changes no number of a study."""
+
+from contextlib import ExitStack, contextmanager
+
+import jax
+import numpy as np
+import pytest
+from tests.array_rows import EXPENSIVE, ROWS
+from tests.study.toys import VectorisedAverages, Walk
+from tests.test_arrays import call, drawn, leaves
+
+from manyheads.study import run
+
+FOLLOW_THE_CALLER = {"data.TextWindows", "data.TextWindows.cut"}  # they hold arrays of JAX
+
+
+@contextmanager
+def strict():
+    """Every setting of JAX and NumPy that turns into an error what is meant."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.numpy_rank_promotion("raise"))
+        stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        stack.enter_context(jax.transfer_guard("disallow"))
+        stack.enter_context(jax.debug_nans(True))
+        stack.enter_context(jax.debug_infs(True))
+        stack.enter_context(np.errstate(all="raise"))
+        yield
+
+
+@contextmanager
+def other_numbers():
+    """Settings that give other numbers."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.threefry_partitionable(False))
+        stack.enter_context(jax.default_matmul_precision("bfloat16"))
+        stack.enter_context(jax.default_prng_impl("rbg"))
+        stack.enter_context(jax.enable_x64(False))
+        stack.enter_context(jax.disable_jit(True))
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS) - EXPENSIVE - FOLLOW_THE_CALLER))
+def test_plain_calls_go_on_under_strict_settings(name):
+    arrays, expected = drawn(name)
+    with strict():
+        found = leaves(call(name, arrays))
+    assert [leaf.tobytes() for leaf in found] == [leaf.tobytes() for leaf in expected]
+
+
+@pytest.mark.parametrize("study", [Walk(), VectorisedAverages(repeats=5)], ids=lambda study: study.name)
+def test_a_run_in_two_halves_under_other_settings_equals_one_without_a_break(study, tmp_path, seed):
+    whole = run(study, 6, seed, store=tmp_path / "whole", progress=False)
+    with other_numbers():
+        run(study, 3, seed, store=tmp_path / "halves", progress=False)
+    with strict():
+        halves = run(study, 6, seed, store=tmp_path / "halves", progress=False)
+    for group in ("predicted", "trained"):
+        for name, variable in whole[group].variables.items():
+            if variable.attrs.get("deterministic", True):
+                assert halves[group][name].values.tobytes() == variable.values.tobytes(), name
+    assert [str(claim) for claim in halves["verdicts"]["claim"].values] == [
+        str(claim) for claim in whole["verdicts"]["claim"].values
+    ]
