@@ -17,18 +17,26 @@ def default_numpy_errors() -> np.errstate:
 
 
 @contextmanager
-def double_precision() -> Iterator[None]:
-    """Compute in double precision, under JAX's and NumPy's default rules for promotion, transfers, NaN and overflow."""
+def default_rules() -> Iterator[None]:
+    """Compute in any precision under JAX's and NumPy's default rules for promotion, transfers, NaN and overflow."""
     import jax
 
     with ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(True))
         stack.enter_context(jax.numpy_rank_promotion("allow"))
         stack.enter_context(jax.numpy_dtype_promotion("standard"))
         stack.enter_context(jax.transfer_guard("allow"))
         stack.enter_context(jax.debug_nans(False))
         stack.enter_context(jax.debug_infs(False))
         stack.enter_context(default_numpy_errors())
+        yield
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Compute in double precision under the default rules."""
+    import jax
+
+    with default_rules(), jax.enable_x64(True):
         yield
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._settings import default_rules
 from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
@@ -382,8 +383,9 @@ def measure_lesson(
     import jax
 
     def measure(shape: Shape, seed: int) -> Mapping[str, Any]:
-        key = jax.random.key(seed)
         steps, followed = tuple(checkpoints), tuple(QUANTITIES)
-        return measure_motion(lesson, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
+        with default_rules():
+            key = jax.random.key(seed)
+            return measure_motion(lesson, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
 
     return measure

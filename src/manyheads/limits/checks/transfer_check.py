@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.checks.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
@@ -239,7 +240,8 @@ def lesson_losses(lesson: Lesson, parametrization: Parametrization, recipe: Reci
     import jax
 
     def losses(shape: Shape, rates: np.ndarray, seed: int) -> np.ndarray:
-        return final_losses(lesson, parametrization, shape, recipe, rates, jax.random.key(seed))
+        with default_rules():
+            return final_losses(lesson, parametrization, shape, recipe, rates, jax.random.key(seed))
 
     return losses
 

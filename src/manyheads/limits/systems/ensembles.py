@@ -94,8 +94,8 @@ def train_networks(
         raise UsageError(
             f"{len(seeds)} seeds from {seeds[:1]}, chunk={chunk}: give one seed or more, whole numbers; chunks from one"
         )
-    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     with double_precision():
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         run = _trainer(_Frame.of(problem), network, every_head)
         data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.flat_targets, problem.loss_weights))
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
