@@ -73,7 +73,7 @@ def certified(folder: Path, count: int, seeds: int) -> Measured:
         x, fresh = (sequences(rng, n, 3, 6, distribution="gaussian") for n in (count, 20_000))
         y, target = (evaluate_layer(layer, part) + 0.1 * rng.normal(size=part.shape) for part in (x, fresh))
         found = learn_layer(x, y, 2, seed=seed, options=options)
-        errors = ((evaluate_layer(found.layer, fresh) - target) ** 2).mean((1, 2)) / found.certificate.mean_square
+        errors = ((evaluate_layer(found.layer, fresh) - target) ** 2).mean((1, 2)) / found.certificate.variance
         shares.append(float((errors > found.certificate.largest_error).mean()))
         false += shares[-1] > found.certificate.exceeding
     extent = f"largest share beyond {max(shares):.4f}, allowed {found.certificate.exceeding:.4f}"

@@ -227,7 +227,7 @@ def judge(case: Case, seed: int, new: int) -> Outcome:
     oracle = Oracle(case.function, case.dim, OracleSettings(residual=case.options.residual))
     rng = np.random.default_rng([seed, 9000])
     errors, _ = sequence_errors(oracle, found.extracted, rng, new, GaussianSequences())
-    relative = errors / certificate.mean_square
+    relative = errors / certificate.variance
     count = int((relative > certificate.largest_error).sum())
     bad = end == "accepted" and float(np.quantile(relative, 1 - certificate.exceeding)) > certificate.tolerance
     return Outcome(case.kind, end, word, certificate, found.heads, found.total.calls, count, new, bad)

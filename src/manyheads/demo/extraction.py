@@ -219,7 +219,7 @@ def _figures(asked: Asked, found: Recovery, seed: int) -> dict[str, float]:
     fresh = GaussianSequences()(np.random.default_rng([seed, 1]), FRESH, asked.layer.dim)
     assert found.extracted is not None
     errors = [np.mean((asked(x) - x - found.extracted(x)) ** 2, axis=(1, 2)) for x in fresh]
-    above = np.concatenate(errors) > certificate.largest_error * certificate.mean_square
+    above = np.concatenate(errors) > certificate.largest_error * certificate.variance
     figures = {
         "heads": float(found.heads),
         "largest_error": certificate.largest_error,

@@ -1,7 +1,8 @@
 """What is known of a recovered layer: a statement on fresh sequences, true whatever the layer and the method.
 
 Let e be the squared error of a sequence drawn from a distribution D, averaged over its rows and columns, relative to
-the mean square of the answers. Of n fresh sequences let E* be the largest error. Then
+the variance of the answers: what depends on the tokens, not the output bias, counts. Of n fresh sequences let E* be the
+largest error. Then
 
     with confidence 1 - delta:   P_D(e > E*) <= eps,   eps = 1 - delta^(1/n).
 
@@ -12,9 +13,10 @@ which no finite number of answers gives; only E[min(e, 1)] <= E* + eps follows. 
 rarer than eps, nor of sequences that D does not draw, nor of an oracle that answers otherwise later.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,9 +29,18 @@ Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class GaussianSequences:
-    """Sequences of Gaussian tokens whose length and scale are drawn evenly, and independently, for each sequence."""
+    """Sequences of Gaussian tokens with independent, uniformly drawn lengths and scales.
 
-    lengths: tuple[int, ...] = (2, 4, 8, 16)
+    Attributes
+    ----------
+    lengths
+        Lengths; a repeated one is drawn in proportion. One default sequence in six has 32 to 128 tokens, so that a
+        function with a shorter attention window is no attention layer.
+    scales
+        Standard deviations of the tokens.
+    """
+
+    lengths: tuple[int, ...] = 4 * (2, 4, 8, 16) + (32, 64, 128)
     scales: tuple[float, ...] = (0.5, 1.0, 2.0)
 
     def __post_init__(self) -> None:
@@ -48,8 +59,11 @@ class GaussianSequences:
         ]
 
     def __str__(self) -> str:
-        lengths, scales = (", ".join(f"{value:g}" for value in values) for values in (self.lengths, self.scales))
-        return f"Gaussian tokens of scale {scales} in sequences of length {lengths}"
+        scales = ", ".join(f"{scale:g}" for scale in self.scales)
+        counts = Counter(self.lengths)
+        groups = [(n, [str(k) for k in counts if counts[k] == n]) for n in dict.fromkeys(counts.values())]
+        shares = [f"{', '.join(ks)}{f' ({n / len(self.lengths):.0%} each)' * (len(groups) > 1)}" for n, ks in groups]
+        return f"Gaussian tokens of scale {scales} in sequences of length {', '.join(shares)}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,8 @@ class Certificate:
     Attributes
     ----------
     largest_error
-        E*: the largest of the errors, squared and relative to the mean square of the answers.
+        E*: the largest of the errors, squared and relative to the variance of the answers; at least the rounding of
+        their floating-point type.
     median_error
         The median of the errors; an observation, no bound.
     exceeding
@@ -70,8 +85,9 @@ class Certificate:
         n, how many fresh sequences were asked.
     tolerance
         The error that was allowed.
-    mean_square
-        The mean square of the answers, which is the unit of the errors.
+    variance
+        The variance of the answers over sequences, rows and columns about the mean of each column: the unit of the
+        errors. A constant, such as an output bias, does not count.
     distribution
         D, in words.
     """
@@ -82,7 +98,7 @@ class Certificate:
     confidence: float
     sequences: int
     tolerance: float
-    mean_square: float
+    variance: float
     distribution: str
 
     @property
@@ -175,17 +191,15 @@ def certify(
     """
     settings = settings or Verification()
     with oracle.stage("verification"):
-        errors, squares = sequence_errors(oracle, predict, rng, settings.sequences, settings.distribution)
-    size = float(squares.mean())
-    relative = errors / size if size > 0 else np.where(errors > 0, np.inf, 0.0)
+        errors = sequence_errors(oracle, predict, rng, settings.sequences, settings.distribution)
     return Certificate(
-        largest_error=float(relative.max()),
-        median_error=float(np.median(relative)),
+        largest_error=float(errors.relative.max()),
+        median_error=float(np.median(errors.relative)),
         exceeding=exceeding_share(settings.sequences, settings.confidence, settings.rounds),
         confidence=settings.confidence,
         sequences=settings.sequences,
         tolerance=settings.tolerance,
-        mean_square=size,
+        variance=errors.variance,
         distribution=_describe(settings.distribution),
     )
 
@@ -203,23 +217,47 @@ def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float
     return float(-np.expm1(np.log((1 - confidence) / rounds) / sequences))
 
 
+class SequenceErrors(NamedTuple):
+    """Mean squared error of every sequence (n,), variance of the answers, and the mean square of their rounding."""
+
+    squared: np.ndarray
+    variance: float
+    rounding: float
+
+    @property
+    def relative(self) -> np.ndarray:
+        """Errors relative to the variance, none below the rounding of the answers."""
+        errors = np.maximum(self.squared, self.rounding)
+        return np.divide(errors, self.variance, out=np.where(errors > 0, np.inf, 0.0), where=self.variance > 0)
+
+
 def sequence_errors(
     oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean squared error of each of `count` sequences, and the mean square of each answer, (n,) both."""
+) -> SequenceErrors:
+    """Compare predictions with the answers to `count` sequences.
+
+    A rounded number errs by a uniform share of its last digit: eps^2 / 12 of its square. Where the variance of the
+    answers is smaller than that, rounding has removed what depends on the tokens, and no prediction of it is confirmed.
+    """
     stacks = draw(rng, count, oracle.dim)
     if sum(map(len, stacks)) != count:
         raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")
-    errors, squares = [], []
+    errors, means, squares, whole = [], [], [], []
+    origin: np.ndarray | None = None  # near the mean, so that a large bias does not cancel digits of the variance
     for x in stacks:
         if not np.isfinite(x).all():
             raise UsageError("the distribution drew tokens that are NaN or infinite: nothing can be asked about them")
         y = oracle(x, read="all")
+        origin = y[0, 0] if origin is None else origin
         with np.errstate(all="ignore"):
             left = np.mean((np.asarray(predict(x), np.float64) - y) ** 2, axis=(1, 2))
         errors.append(np.where(np.isfinite(left), left, np.inf))
-        squares.append(np.mean(y**2, axis=(1, 2)))
-    return np.concatenate(errors), np.concatenate(squares)
+        means.append(np.mean(y - origin, axis=1))
+        squares.append(np.mean((y - origin) ** 2, axis=(1, 2)))
+        whole.append(np.mean((y + x if oracle.residual else y) ** 2, axis=(1, 2)))
+    variance = np.concatenate(squares).mean() - np.mean(np.concatenate(means).mean(0) ** 2)
+    rounding = float(np.finfo(oracle.answer_dtype or np.float64).eps) ** 2 / 12 * np.concatenate(whole).mean()
+    return SequenceErrors(np.concatenate(errors), max(float(variance), 0.0), float(rounding))
 
 
 def _describe(draw: Draw) -> str:

@@ -255,8 +255,8 @@ class _Extraction:
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
         with self.oracle.stage("selection"):
-            errors, squares = sequence_errors(self.oracle, found, self.selection, SELECTION, self.options.distribution)
-        error = float(errors.max() / max(float(squares.mean()), np.finfo(float).tiny))
+            errors = sequence_errors(self.oracle, found, self.selection, SELECTION, self.options.distribution)
+        error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
         if self.best is None or error < self.best[0]:
             self.best = error, attempt, found

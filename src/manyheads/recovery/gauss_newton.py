@@ -124,7 +124,7 @@ def polish(
     ShapeError
         Arrays that do not fit the layer, or each other.
     UsageError
-        NaN or infinite numbers, labels that are all zero, negative weights.
+        NaN or infinite numbers, labels that are all the same, negative weights.
 
     Examples
     --------
@@ -170,7 +170,7 @@ def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLi
     if rest and rest[0].min() < 0:
         raise UsageError(f"weights down to {rest[0].min():g}: a weight is zero or positive")
     if examples.power == 0:
-        raise UsageError("the labels are all zero: there is nothing to fit")
+        raise UsageError("the labels do not depend on the tokens: there is nothing to fit")
     return examples
 
 

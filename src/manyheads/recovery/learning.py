@@ -280,7 +280,7 @@ def _split(examples: Examples, share: float, rng: np.random.Generator) -> tuple[
     fitted, chosen, unseen = (examples.take(np.sort(part)) for part in places)
     for part in (fitted, chosen, unseen):
         if part.power == 0:
-            raise UsageError("nearly all labels are zero: there is nothing to fit")
+            raise UsageError("nearly all labels are the same: there is nothing to fit")
     return fitted, chosen, unseen
 
 

@@ -92,8 +92,13 @@ class Examples:
 
     @cached_property
     def power(self) -> float:
-        """Weighted sum of squares of the labels."""
-        return float(np.vdot(self.labels, self.labels))
+        """Weighted sum of squared deviations of the labels from their mean: the unit of squared errors."""
+        rows = self.y.reshape(-1, self.dim)
+        rows = rows - rows[0]  # exactly zero where labels are constant
+        weights = None if self.weights is None else self.weights.reshape(-1)
+        mean = np.average(rows, axis=0, weights=weights) if weights is None or weights.any() else 0.0
+        moved = self.weigh(rows - mean)
+        return float(np.vdot(moved, moved))
 
     @cached_property
     def spread(self) -> tuple[Array, bool]:
@@ -159,7 +164,7 @@ class Tangent:
 
     @property
     def loss(self) -> float:
-        """Squared residual as a share of the labels' squares."""
+        """Squared residual relative to the variance of the labels."""
         return float(np.vdot(self.residual, self.residual)) / self.examples.power
 
     @property

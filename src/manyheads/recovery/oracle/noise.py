@@ -12,9 +12,10 @@ F((u + v)/sqrt 2) - c = (F(u) + F(v) - 2c)/sqrt 2, while F(s u) = F(u). Two more
 be known: the last row does not change when the earlier tokens are exchanged (unless positions turn the queries and
 keys), and no row of a causal layer changes with a later token.
 
-The noise level is the root mean square of what is left, relative to that of the terms: about a fifth of the distance
-between neighbouring floating-point numbers where answers are rounded, and sigma where noise of standard deviation
-sigma is added to answers of unit size. The identities hold for every layer of this form (Chen and Li, arXiv
+The noise level is the root mean square of what is left, relative to that of the terms without their constant
+c = (F(a) + F(-a)) / 2, which says nothing about the heads: about a fifth of the distance between neighbouring
+floating-point numbers where answers are rounded, times |F| / |F - c|, and sigma where noise of standard deviation sigma
+is added to a token-dependent part of unit size. The identities hold for every layer of this form (Chen and Li, arXiv
 2402.04084, equation 1); their use here is derived here.
 """
 
@@ -31,6 +32,9 @@ LARGEST = 0.03
 ROUNDING = 64.0
 """Units of the answers' dtype by which two runs of the same arithmetic may differ."""
 
+PLAIN = 0.01
+"""Relative change of an answer that is no rounding, unless more was measured: float16 has three digits."""
+
 SMOOTH = 0.5
 """Correlation of what is left at two neighbouring points beyond which it is a function and not rounding."""
 
@@ -42,7 +46,7 @@ class Noise:
     Attributes
     ----------
     level
-        Relative noise of the answers, the largest of the figures below that are noise.
+        Noise of the answers relative to their token-dependent part: the largest of the figures below that are noise.
     repeat
         Relative difference of two answers to the same question: zero for a function.
     affine
@@ -61,6 +65,9 @@ class Noise:
         The floating-point type of the answers.
     dim
         Token dimension.
+    rounding
+        Distance between neighbouring numbers of that type at the size of the answers, relative to their token-dependent
+        part.
     """
 
     level: float
@@ -73,6 +80,7 @@ class Noise:
     positional: bool
     dtype: str
     dim: int
+    rounding: float
 
 
 def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> Noise:
@@ -91,7 +99,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
     ------
     NotALayer
         Answers to one token are not affine (an MLP, or a layer that is followed by a nonlinearity), the same question
-        is answered differently, or the noise is beyond 3%.
+        is answered differently, or the noise is beyond 3% of the token-dependent part of the answers.
 
     Examples
     --------
@@ -106,7 +114,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         frames = _frames(rng, max(2, -(-128 // oracle.dim)), oracle.dim)
         f = _Answers(oracle, frames)
         repeat = f.relative([(1.0, f(f.a)), (-1.0, f.ask(f.a))])[0]
-        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps)
+        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps) * f.inflation
         if repeat > ROUNDING * floor and not stochastic:
             raise NotALayer(
                 "the same question is answered differently each time: switch dropout and sampling off, or say that "
@@ -114,10 +122,17 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
                 measured=repeat,
                 threshold=ROUNDING * floor,
             )
+        if floor / 5 > LARGEST:
+            raise NotALayer(
+                f"the rounding of the answers ({oracle.answer_dtype}) hides their token-dependent part behind a constant "
+                "that is much larger: take the output bias off, or answer in a wider type",
+                measured=floor / 5,
+                threshold=LARGEST,
+            )
         least = max(repeat, floor)
         normalised, centred = _is_normalised(f, least)
         affine = _check_affine(f, normalised, least)
-        known = max(1e3 * floor, 10 * max(repeat, affine))
+        known = max(min(1e3 * floor, PLAIN), 10 * max(repeat, affine))
         order = f.relative([(1.0, f.rows[:, -1]), (-1.0, f.exchanged[:, -1])])[0]
         later = f.relative([(1.0, f.rows[:, :2]), (-1.0, f.continued[:, :2])])[0]
         level = max(repeat, affine, order if order <= known else 0.0, floor / 5)
@@ -137,6 +152,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         positional=order > known,
         dtype=str(oracle.answer_dtype),
         dim=oracle.dim,
+        rounding=floor,
     )
 
 
@@ -151,7 +167,7 @@ class Steadiness:
     oracle
         Asked about four sequences of three tokens, in the stage "noise".
     level
-        Its relative noise.
+        Its noise, relative to the token-dependent part of the answers.
     rng
         Draws the tokens.
 
@@ -168,8 +184,9 @@ class Steadiness:
         self.x = rng.standard_normal((4, 3, oracle.dim))
         with oracle.stage("noise"):
             self.before = oracle(self.x, read="all")
-        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps)
-        self.allowed = max(ROUNDING * floor, 10 * level)
+        self.size = _rms(self.before - self.before.mean((0, 1)))
+        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps) * _rms(self.before)
+        self.allowed = max(ROUNDING * floor / self.size, 10 * level) if self.size > 0 else 0.0
 
     def check(self) -> None:
         """Ask again.
@@ -181,8 +198,8 @@ class Steadiness:
         """
         with self.oracle.stage("noise"):
             now = self.oracle(self.x, read="all")
-        size = np.hypot(_rms(now), _rms(self.before))
-        changed = _rms(now - self.before) / float(size) if size > 0 else 0.0
+        apart = _rms(now - self.before)
+        changed = apart / self.size if self.size > 0 else np.inf if apart > 0 else 0.0
         if not changed <= self.allowed:
             raise NotALayer(
                 "the answers have changed since the extraction began: the function remembers what it was asked, or "
@@ -202,7 +219,7 @@ def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
 
 
 class _Answers:
-    """Answers to one token, and to sequences of three, with the size in which noise is measured.
+    """Answers to one token, and to sequences of three, and the size of what depends on tokens: the unit of noise.
 
     Where the projections cancel, W_S = 0, answers to one token are rounding alone; the size is that of the answers to
     three tokens then.
@@ -214,8 +231,11 @@ class _Answers:
         a, b, e, f = frames
         stacks = [np.stack(tokens, 1) for tokens in ((a, b, e), (b, a, e), (a, b, f))]
         self.rows, self.exchanged, self.continued = np.split(oracle(np.concatenate(stacks), read="all"), 3)
-        self.size = _rms(self.rows)
         self._known: dict[bytes, np.ndarray] = {}
+        self.constant = 0.5 * (self(self.a) + self(-self.a)).mean(0)  # exact for affine answers, on the sphere too
+        self.size = _rms(self.rows - self.constant)
+        whole = _rms(self.rows)
+        self.inflation = whole / self.size if self.size > 0 else np.inf if whole > 0 else 1.0
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Answer tokens (n, d), each of them asked once."""
@@ -229,9 +249,9 @@ class _Answers:
         return self.oracle(x[:, None, :])
 
     def relative(self, terms: list[tuple[float, np.ndarray]]) -> tuple[float, np.ndarray]:
-        """Return the root mean square of a sum of terms s_j y_j, relative to that of the terms, and the sum."""
+        """Return the root mean square of a sum of terms s_j y_j, relative to that of s_j (y_j - c), and the sum."""
         left = sum((s * y for s, y in terms), np.zeros(()))
-        size = np.sqrt(sum((s * max(_rms(y), self.size)) ** 2 for s, y in terms))
+        size = np.sqrt(sum((s * max(_rms(y - self.constant), self.size)) ** 2 for s, y in terms))
         return (_rms(left) / float(size) if size > 0 else 0.0), left
 
 
@@ -245,7 +265,7 @@ def _is_normalised(f: _Answers, least: float) -> tuple[bool, bool]:
         return False, False
     y = f(f.a)
     change = _rms(y - f(-f.a)) / 2
-    allowed = max(0.02 * change, 20 * least * max(_rms(y), f.size))
+    allowed = max(0.02 * change, 20 * least * max(_rms(y - f.constant), f.size))
     normalised = change > allowed and _rms(f(3 * f.a) - y) <= allowed
     return normalised, normalised and _rms(f(f.a + 2) - y) <= allowed
 

@@ -122,7 +122,7 @@ class Answers:
                 self._compare(about, first)
             else:
                 again = [oracle.ask(probe) for probe in _probes(oracle.dim)]
-                repeat = max(map(_difference, first, again))
+                repeat, _ = _difference(first, again)
                 answers = [y.astype(np.float64).ravel().tolist() for y in first]
                 with room_on_disk(self.path):
                     self._batches.mkdir(parents=True, exist_ok=True)
@@ -138,8 +138,8 @@ class Answers:
                     f"{value!r} here; {REMEDY}"
                 )
         before = [np.reshape(probe, y.shape) for probe, y in zip(stored["probes"], answers, strict=True)]
-        difference = max(map(_difference, before, answers))
-        allowed = max(64 * float(np.finfo(about["dtype"]).eps), 10 * stored["repeat"])
+        difference, size = _difference(before, answers)
+        allowed = max(64 * float(np.finfo(about["dtype"]).eps) * size, 10 * stored["repeat"])
         if not difference <= allowed:
             raise FileRefused(
                 f"{self.path} holds answers of another oracle, or of another state of it: the same questions are "
@@ -226,8 +226,15 @@ def _probes(dim: int) -> list[np.ndarray]:
     return [rng.standard_normal((1, length, dim)) for length in PROBES]
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the root mean square of a - b relative to that of both, zero where both vanish."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    size = float(np.sqrt((a**2).sum() + (b**2).sum()))
-    return float(np.sqrt(((a - b) ** 2).sum())) / size if size else 0.0
+def _difference(a: list[np.ndarray], b: list[np.ndarray]) -> tuple[float, float]:
+    """Return the root mean square of a - b, and that of a, relative to what of a depends on the tokens.
+
+    Both are zero where a and b agree and are constant.
+    """
+    one, other = (np.concatenate([y.astype(np.float64).reshape(-1, y.shape[-1]) for y in part]) for part in (a, b))
+    moved = one - one[0]
+    size = float(np.linalg.norm(moved - moved.mean(0)))
+    apart, whole = float(np.linalg.norm(one - other)), float(np.linalg.norm(one))
+    if size == 0:
+        return (np.inf, 0.0) if apart else (0.0, 0.0)
+    return apart / size, whole / size

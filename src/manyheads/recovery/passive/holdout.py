@@ -33,7 +33,7 @@ ENUMERATED = 12  # heads up to which all sets are looked at
 def error_of_noise(noise: float, examples: Examples, heads: int, held_out: Examples) -> float:
     """Return the relative squared error that noise leaves on held-out labels, and five of its standard errors.
 
-    sigma^2 (1 + p / n) (1 + 5 sqrt(2 / n')) relative to the mean square of the held-out labels, with p free numbers, n
+    sigma^2 (1 + p / n) (1 + 5 sqrt(2 / n')) relative to the variance of the held-out labels, with p free numbers, n
     labels of the fit and n' held out.
     """
     each = examples.y[0].size
@@ -68,7 +68,7 @@ def certify_examples(layer: AttentionLayer, unseen: Examples, confidence: float,
         confidence=confidence,
         sequences=len(unseen),
         tolerance=LARGEST if wanted <= EXACT else len(unseen) * wanted,
-        mean_square=size,
+        variance=size,
         distribution=f"sequences drawn independently as the examples were, {labels}",
     )
 

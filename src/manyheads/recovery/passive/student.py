@@ -247,7 +247,7 @@ def draw_sample(examples: Examples, heads: int, labels: float, rng: np.random.Ge
 
 
 def relative_error(layer: AttentionLayer, examples: Examples) -> float:
-    """Return ||y - F(x)||^2 / ||y||^2."""
+    """Return the squared error of a layer relative to the variance of the labels."""
     return float(sequence_errors(layer, examples).sum()) / examples.power
 
 

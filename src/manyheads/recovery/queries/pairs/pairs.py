@@ -69,7 +69,7 @@ class Pairs:
     causal
         Whether every prefix of a sequence is a sequence.
     noise
-        Relative error of the oracle's answers.
+        Error of the oracle's answers relative to their token-dependent part.
     scales
         Sizes of the queries that count the heads, in units of the scale at which logits are about one.
     """
@@ -126,11 +126,11 @@ class Pairs:
     def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
         """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
 
-        Where the projections cancel in W_S the answers are small beside their terms, which a head's share of the probe
+        Noise is relative to what depends on the tokens: the output bias does not count. Where the projections cancel in W_S the answers are small beside their terms, which a head's share of the probe
         bounds, scaled up to the query.
         """
         longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
-        parts = self.sums.read(queries), probe @ self.sums.projection, longer * np.asarray(answers)
+        parts = queries @ self.sums.projection, probe @ self.sums.projection, longer * np.asarray(answers)
         return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
 
 

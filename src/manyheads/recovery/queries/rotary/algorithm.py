@@ -139,7 +139,7 @@ class _Extraction:
         self.total, self.bias = sums
         probe = self.rng.standard_normal((1, 1, self.oracle.dim))
         expected = sums.read(probe[0])
-        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (np.linalg.norm(expected) + 1e-300)
+        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (np.linalg.norm(expected - sums.bias) + 1e-300)
         figures["linear"] = float(rest)
         if rest > max(1e-8, 1e3 * self.noise):
             raise NotALayer(

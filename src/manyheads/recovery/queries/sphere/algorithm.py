@@ -32,7 +32,7 @@ from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, fi
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.stage_log import StageLog
 from manyheads.recovery.queries.warm_start import follow_nets
-from manyheads.recovery.refusals import RankBudgetError
+from manyheads.recovery.refusals import NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted
 
 CLEAR = 0.05
@@ -89,9 +89,7 @@ def extract_on_sphere(
     Raises
     ------
     RecoveryRefused
-        One of its named kinds: what failed, its figure and threshold.
-    UsageError
-        An oracle that is not causal.
+        One of its named kinds: what failed, its figure and threshold; `NotALayer` for a function that is not causal.
 
     Examples
     --------
@@ -108,7 +106,12 @@ def extract_on_sphere(
     True
     """
     if not getattr(oracle, "causal", True):
-        raise UsageError("behind a normalisation only causal layers are extracted: all rows of a sequence are read")
+        raise NotALayer(
+            "a layer behind a normalisation that cannot be bypassed is extracted where it is causal, and this one is "
+            "not: give the function without the normalisation",
+            measured=0.0,
+            threshold=1.0,
+        )
     return _Extraction(oracle, noise, rng, settings or SphereSettings()).run()
 
 
@@ -161,7 +164,7 @@ class _Extraction:
         size, design = len(pairs.near), pairs.design(len(heads.queries), heads.copies)
         start = heads.direction / np.linalg.norm(heads.direction)
         turn = np.concatenate([np.linalg.qr(self.rng.standard_normal((size, size)))[0] for _ in range(3)])
-        level = pairs.noise * np.sqrt(np.mean(pairs.sums.read(heads.queries) ** 2)) * 4
+        level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
         levels = level * heads.amplification * np.sqrt(len(heads.net.values))
         probes, values = [pairs.probe(start)[None]], [heads.net.values[:, None]]
         dropped, halvings, used, wanted = 0, 0, 0, max(4, self.oracle.dim // len(heads.net.values) // 2)

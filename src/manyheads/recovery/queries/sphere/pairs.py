@@ -143,7 +143,7 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
             answers = pairs.respond(w, v[None], copies)[0]  # (n, copies, d)
             flat = answers.reshape(-1, answers.shape[2])
             _, spectrum, axes = np.linalg.svd(flat, full_matrices=False)
-            level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean(pairs.sums.read(w) ** 2)) * 4
+            level = max(pairs.noise, 2 * EPS) * np.sqrt(np.mean((w @ pairs.sums.projection) ** 2)) * 4
             heads = int((spectrum > max(8 * level * (len(flat) ** 0.5 + len(v) ** 0.5), 1e-11 * spectrum[0])).sum())
             if heads > max(4, len(v) // 2):
                 raise RankBudgetError(
@@ -273,10 +273,10 @@ def read_normalised_sums(
     bias = (y[:2] + y[-2:]).mean(0) / 2
     projection = basis.T @ (y[: len(basis)] - bias) / radius
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
-    if rest > max(1e-8, 1e3 * noise) * np.linalg.norm(asked_answer):
+    if rest > loose * np.linalg.norm(asked_answer - bias):
         raise NotALayer(
             "the answer to one token on the sphere is not affine in it: no attention layer behind a normalisation",
-            measured=float(rest / np.linalg.norm(asked_answer)),
+            measured=float(rest / np.linalg.norm(asked_answer - bias)),
             threshold=loose,
         )
     return Sums(projection, bias), Normalisation(centred, float(max(epsilon[1], 0.0))), basis
