@@ -2,6 +2,7 @@
 
 from tests.acceptance import (
     _recovery_bounded,
+    _recovery_campaign,
     _recovery_certificates,
     _recovery_hard,
     _recovery_passive,
@@ -13,6 +14,7 @@ from tests.acceptance import (
 
 FIGURES = [
     *_recovery_bounded.FIGURES,
+    *_recovery_campaign.FIGURES,
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,
     *_recovery_passive.FIGURES,

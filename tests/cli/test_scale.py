@@ -257,12 +257,12 @@ def test_one_step_is_said_as_one(call, planted):
 
 def test_memory_is_judged_by_that_of_the_machine(call, planted, monkeypatch):
     """What a batch of the usual size takes is far below a gigabyte; a system may not say what it has."""
-    monkeypatch.setattr("manyheads.cli.checks._machine_memory", lambda: 2 * 10**9)
+    monkeypatch.setattr("manyheads._machine.machine_memory", lambda: 2 * 10**9)
     assert call("check")[0] == 0
     status, _, err = call("check", "--batch", 10_000)
     assert status == 2
     assert "to train (N, H, L) = (8, 16, 2) takes about 8 GB, and this machine has 2 GB" in err
-    monkeypatch.setattr("manyheads.cli.checks._machine_memory", lambda: None)
+    monkeypatch.setattr("manyheads._machine.machine_memory", lambda: None)
     assert call("check", "--batch", 10_000)[0] == 0
 
 

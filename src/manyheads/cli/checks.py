@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -185,9 +184,10 @@ class Check(Theory):
         """Refuse what this machine cannot hold: a process that takes too much is killed without a word."""
         import jax
 
+        from manyheads._machine import machine_memory
         from manyheads.errors import UsageError
 
-        memory = _machine_memory()
+        memory = machine_memory()
         if memory is None or jax.default_backend() != "cpu":  # an accelerator says itself what it cannot hold
             return
         bytes_of = {shape: OVERHEAD * _training_bytes(lesson, shape) for shape in shapes}
@@ -299,14 +299,6 @@ def _training_bytes(lesson: "Lesson", shape: "Shape") -> int:
         return initialise(config, scaling, key, jnp.float32)
 
     return member_bytes(build, cross_entropy, lesson.batches, optax.adam(1.0), jax.random.key(0))
-
-
-def _machine_memory() -> int | None:
-    """Return the bytes of memory of this machine; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _steps(numbers: Sequence[int]) -> str:

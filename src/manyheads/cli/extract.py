@@ -1,13 +1,14 @@
 """`manyheads extract`: from a layer that only answers questions to its weights, with a certificate."""
 
 import json
+import math
 import os
 import shlex
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
@@ -285,6 +286,14 @@ def _wrapped(line: str) -> str:
     )
 
 
+def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
+    """Say how well heads are known; None stands for an error that is not bounded."""
+    projection, theta = (
+        max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
+    )
+    return f"relative error of a head at most {projection:.2g} in W and {theta:.2g} in Theta"
+
+
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     """Say it for people, a line each."""
     from manyheads.recovery.summaries import say_ranks
@@ -293,6 +302,8 @@ def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     asked, files = summary["asked"], summary["files"]
     yield "heads    {}; rank of Theta {}, of W {}".format(summary["heads"], *ranks)
     yield f"acts on  {summary['acts_on']}"
+    yield f"each     {_say_accuracy(summary['head_accuracy'])}"
+    yield from (f"note     {note}" for note in summary["notes"])
     yield f"error    {summary['certificate']['statement']}"
     ratio = summary["numbers_per_parameter"]
     each = "" if ratio is None else f", {ratio:.3g} for each free parameter"

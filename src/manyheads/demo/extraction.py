@@ -63,6 +63,7 @@ class Extraction(Study):
 
     name: ClassVar[str] = "demo/extraction"
     claim: ClassVar[str] = "the weights of an attention layer follow from its answers alone"
+    revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(
         SOURCE, locus="equation 1: the form of the layer; how it is asked is derived here"
     )
@@ -245,6 +246,6 @@ def _table(one: xr.Dataset) -> Listing:
         "What came back",
         ("seed", "outcome", *names),
         rows,
-        note="Errors of weights are relative, the largest over heads; squared errors are relative to the mean square "
+        note="Errors of weights are relative, the largest over heads; squared errors are relative to the variance "
         "of the answers. The transformer computes in single precision, which the error on its own text shows.",
     )

@@ -67,6 +67,36 @@ class GaussianSequences:
 
 
 @dataclass(frozen=True)
+class ShortSequences:
+    """The sequences of a distribution that have at most `longest` tokens."""
+
+    draw: Draw
+    longest: int
+
+    def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
+        """Draw until there are `count` short ones.
+
+        Raises
+        ------
+        UsageError
+            None of a hundred draws was short.
+        """
+        found: list[np.ndarray] = []
+        for _ in range(100):
+            missing = count - sum(map(len, found))
+            if not missing:
+                return found
+            for x in self.draw(rng, missing, dim):
+                found += [x] if x.shape[1] <= self.longest else []
+        raise UsageError(
+            f"the distribution draws hardly any sequence of at most {self.longest} tokens: give shorter ones"
+        )
+
+    def __str__(self) -> str:
+        return f"{_describe(self.draw)}, those of at most {self.longest} tokens"
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The statement about a recovered layer, and whether its error is small enough.
 

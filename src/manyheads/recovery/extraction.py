@@ -12,9 +12,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manyheads._machine import machine_memory
 from manyheads.errors import UsageError
 from manyheads.recovery import methods
-from manyheads.recovery.certificates import Certificate, Draw, GaussianSequences, Verification, certify, sequence_errors
+from manyheads.recovery.certificates import (
+    Certificate,
+    Draw,
+    GaussianSequences,
+    ShortSequences,
+    Verification,
+    certify,
+    sequence_errors,
+)
+from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
 from manyheads.recovery.oracle.query_cache import Answers
@@ -25,6 +35,15 @@ Method = Literal["auto", "slices", "bounded", "sphere", "rotary"]
 
 SELECTION = 20
 """Sequences on which an attempt is judged before the certificate is drawn."""
+
+MATRICES = 12
+"""Matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two."""
+
+VERIFIED = 64
+"""Tokens that the verification holds for each of its sequences, copies included."""
+
+ACCURACY = 48
+"""Sequences on which the contributions of heads are compared; the oracle is not asked about them."""
 
 CERTIFICATES = 2
 """How often a certificate may be drawn; the confidence holds for all of them together."""
@@ -154,7 +173,7 @@ def extract_layer(
     FileRefused
         `options.store` holds answers of another function.
     UsageError
-        Arguments that cannot mean what was asked for.
+        Arguments that cannot mean what was asked for, or need more memory than this machine has.
 
     Examples
     --------
@@ -180,11 +199,10 @@ def extract_layer(
         raise UsageError(f"seed = {seed!r}: give a whole number, not negative")
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"seed = {seed!r}: give a whole number of at least 0")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
     answers = None if options.store is None else Answers(options.store)
     oracle = Oracle(function, dim, options.oracle(), answers)
+    _check_memory(oracle.dim, options)
     with oracle.showing():
         measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)
         oracle.settings = methods.settle(oracle.settings, options, measured)
@@ -243,6 +261,8 @@ class _Extraction:
             return self.best is not None
         if attempt.after == "ranks":
             return self.best is None and any(isinstance(refusal, RankBudgetError) for refusal in self.refusals)
+        if attempt.after == "refused":
+            return self.best is None
         return True
 
     def _try(self, attempt: methods.Attempt, rng: np.random.Generator) -> float | None:
@@ -255,7 +275,8 @@ class _Extraction:
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
         with self.oracle.stage("selection"):
-            errors = sequence_errors(self.oracle, found, self.selection, SELECTION, self.options.distribution)
+            draw = _covered(self.options.distribution, found)
+            errors = sequence_errors(self.oracle, found, self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
         if self.best is None or error < self.best[0]:
@@ -266,7 +287,10 @@ class _Extraction:
         assert self.best is not None
         _, attempt, found = self.best
         self.certificates += 1
-        certificate = certify(self.oracle, found, self.certification, self.options.verification())
+        settings = self.options.verification()
+        settings = dataclasses.replace(settings, distribution=_covered(settings.distribution, found))
+        certificate = certify(self.oracle, found, self.certification, settings)
+        accuracies = self._accuracies(found, certificate)
         recovery = Recovery(
             layer=found.layer,
             certificate=certificate,
@@ -277,6 +301,8 @@ class _Extraction:
             noise=self.measured,
             tried=tuple(self.tried),
             extracted=found,
+            notes=note_unresolved(accuracies),
+            head_accuracy=accuracies,
         )
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
@@ -284,6 +310,12 @@ class _Extraction:
             # A better one is looked for; this one would be chosen again for its luck on the selection.
             self.best = float("inf"), attempt, found
         return recovery
+
+    def _accuracies(self, found: Extracted, certificate: Certificate) -> tuple[HeadAccuracy, ...]:
+        draw = _covered(self.options.distribution, found)
+        stacks = draw(self.selection, ACCURACY, self.oracle.dim)
+        stacks = stacks if found.prepare is None else [found.prepare(x) for x in stacks]
+        return head_accuracies(found.layer, stacks, certificate.largest_error, certificate.variance)
 
     def _rejection(self, recovery: Recovery) -> VerificationError:
         certificate: Certificate = recovery.certificate
@@ -300,3 +332,22 @@ class _Extraction:
         for line in self.tried:
             error.add_note(line)
         return error
+
+
+def _covered(draw: Draw, found: Extracted) -> Draw:
+    """Return the part of a distribution that a layer answers for."""
+    return draw if found.longest is None else ShortSequences(draw, found.longest)
+
+
+def _check_memory(dim: int, options: ExtractionOptions) -> None:
+    """Refuse an extraction whose arrays this machine cannot hold, before anything is asked."""
+    memory = machine_memory()
+    for what, value, needed in (
+        ("dim", dim, 8 * MATRICES * dim**2),
+        ("verify", options.verify, 8 * VERIFIED * options.verify * dim),
+    ):
+        if memory is not None and needed > memory:
+            raise UsageError(
+                f"{what} = {value}: the extraction would hold {needed / 1e9:.3g} GB, and this machine has "
+                f"{memory / 1e9:.3g} GB; give a smaller number, or use a larger machine"
+            )

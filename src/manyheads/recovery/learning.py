@@ -23,6 +23,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import as_examples
+from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
 from manyheads.recovery.passive.holdout import (
     CHANCE,
@@ -41,10 +42,13 @@ from manyheads.recovery.variable_projection import Examples, Form
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from manyheads.attention import AttentionLayer
+    from manyheads.recovery.certificates import Certificate
     from manyheads.recovery.passive.stages.settings import StageSettings
 
 Method = Literal["student", "six-stage"]
 SLIGHT = 1e-6  # share of the noise that a further step of a polish must be worth
+ACCURACY = 200  # sequences on which the contributions of heads are compared
 CEILING = 0.5  # share of the labels that noise of unknown size may be
 
 
@@ -215,12 +219,18 @@ def _by_student(
             fits = fit_wanted(train, held_out, counts, rng, wanted=wanted, settings=student)
     found = fits[-1]
     certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
-    notes = note_undetermined(found.layer, train, unseen)
-    result = Recovery(found.layer, certificate, tuple(map(_stage, fits)), "student", notes=notes)
+    accuracies = _accuracies(found.layer, unseen, certificate)
+    notes = note_undetermined(found.layer, train, unseen) + note_unresolved(accuracies)
+    stages = tuple(map(_stage, fits))
+    result = Recovery(found.layer, certificate, stages, "student", notes=notes, head_accuracy=accuracies)
     if found.held_out_error > wanted or not certificate.accepted:
         raise _refuse(counts, found, wanted, held_out, result)
     _ask_unseen(result, parts, options, wanted)
     return result
+
+
+def _accuracies(layer: AttentionLayer, unseen: Examples, certificate: Certificate) -> tuple[HeadAccuracy, ...]:
+    return head_accuracies(layer, [unseen.x[:ACCURACY]], certificate.largest_error, certificate.variance)
 
 
 def _ask_unseen(
@@ -341,8 +351,9 @@ def _in_six_stages(
     found = learn_in_six_stages(data.without_last(count), heads, settings=settings, rng=rng)
     wanted = float(found.certificate["threshold"])
     certificate = certify_examples(found.layer, unseen, options.confidence, wanted)
-    notes = note_undetermined(found.layer, unseen, unseen)
-    result = replace(found, certificate=certificate, notes=notes)
+    accuracies = _accuracies(found.layer, unseen, certificate)
+    notes = note_undetermined(found.layer, unseen, unseen) + note_unresolved(accuracies)
+    result = replace(found, certificate=certificate, notes=notes, head_accuracy=accuracies)
     measured = relative_error(found.layer, unseen)
     if measured > max(wanted, EXACT) or not certificate.accepted:
         raise NoFit(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 """Noise up to which the design that divides by small differences is chosen."""
 
+SINGLE = 3e-8
+"""Noise of sines and cosines that were rounded to float32, whatever the rest is computed in."""
+
 WIDEST = 256
 """Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked."""
 
@@ -37,13 +40,17 @@ class Attempt:
         Why this method.
     after
         "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks":
-        only where an earlier one was refused because the output spaces of the heads are not disjoint.
+        only where an earlier one was refused because the output spaces of the heads are not disjoint; "refused": only
+        where all earlier ones were refused.
+    noise
+        Least noise that the method assumes.
     """
 
     method: str
     accurate: bool
     reason: str
-    after: Literal["always", "unverified", "ranks"] = "always"
+    after: Literal["always", "unverified", "ranks", "refused"] = "always"
+    noise: float = 0.0
 
 
 def settle(settings: OracleSettings, options: "ExtractionOptions", measured: Noise) -> OracleSettings:
@@ -80,6 +87,9 @@ def plan_attempts(method: str, level: float, measured: Noise, options: "Extracti
     plan = [Attempt(method, options.accurate, reason)] * options.tries
     if not options.accurate:
         plan.append(Attempt(method, True, "more calls for more digits", "unverified"))
+    if method == "rotary" and level < SINGLE:
+        reason = "positions that were turned in single precision"
+        plan.append(Attempt(method, True, reason, "refused", SINGLE))
     if method == "slices" and reason != "asked for" and measured.dim <= WIDEST:
         plan.append(Attempt("bounded", True, "the output spaces of the heads are not disjoint", "ranks"))
     return plan
@@ -141,7 +151,7 @@ def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Ge
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of what is checked below
-            found = METHODS[attempt.method](oracle, level, rng, attempt.accurate)
+            found = METHODS[attempt.method](oracle, max(level, attempt.noise), rng, attempt.accurate)
     except ManyheadsError:
         raise
     except (np.linalg.LinAlgError, ArithmeticError) as error:

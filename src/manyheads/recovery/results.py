@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads.recovery.head_accuracy import HeadAccuracy
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -40,6 +41,8 @@ class Extracted:
     predict
         Maps tokens (n, k, d) to answers (n, k, d) where `layer` alone cannot (positions that turn queries and keys).
         None: the layer, applied to what `prepare` returns.
+    longest
+        Most tokens of a sequence for which the layer is known; None for all.
     """
 
     layer: "AttentionLayer"
@@ -47,6 +50,7 @@ class Extracted:
     acts_on: str = "the tokens"
     prepare: Callable[[np.ndarray], np.ndarray] | None = None
     predict: Callable[[np.ndarray], np.ndarray] | None = None
+    longest: int | None = None
 
     @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -83,7 +87,9 @@ class Recovery:
     extracted
         What the method handed over, which can also answer for tokens that a LayerNorm precedes.
     notes
-        What the examples leave open about the heads, in words; of passive learning.
+        What is left open about the heads, in words.
+    head_accuracy
+        Share and accuracy of every head, in the order of the layer.
     """
 
     layer: "AttentionLayer"
@@ -96,6 +102,7 @@ class Recovery:
     tried: tuple[str, ...] = ()
     extracted: Extracted | None = None
     notes: tuple[str, ...] = ()
+    head_accuracy: tuple[HeadAccuracy, ...] = ()
 
     @property
     def heads(self) -> int:

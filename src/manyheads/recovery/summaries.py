@@ -78,8 +78,7 @@ def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
     """Return a layer in the form (Theta, W): itself, or what a layer with rotary positions does one token back."""
     if not isinstance(layer, RotaryLayer):
         return layer
-    form = layer.form(1)
-    return AttentionLayer(form[:, :-1, :-1], layer.projection, form[:, -1, :-1], layer.bias, causal=True)
+    return layer.at_offset(1)
 
 
 def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | None = None) -> dict[str, Any]:
@@ -97,8 +96,8 @@ def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
     dict
         `heads`, `theta_ranks`, `projection_ranks`, `certificate`, `asked` (calls, tokens, numbers in all),
         `parameters` (free parameters of matrices of these ranks; None with rotary positions, as is
-        `numbers_per_parameter`), `stages`, `method`,
-        `reason`, `noise`, `tried`, and `against_weights`, which is empty without a truth.
+        `numbers_per_parameter`), `stages`, `method`, `reason`, `noise`, `tried`, `head_accuracy` (share, projection,
+        theta of every head), `notes`, and `against_weights`, which is empty without a truth.
     """
     layer = at_offset_one(found.layer)
     tolerance = rank_tolerance(found)
@@ -124,6 +123,8 @@ def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | No
         "reason": found.reason,
         "noise": None if found.noise is None else asdict(found.noise),
         "tried": list(found.tried),
+        "head_accuracy": [asdict(one) for one in found.head_accuracy],
+        "notes": list(found.notes),
         "against_weights": {} if truth is None else _against(truth, found.layer),
     }
     return _plain(summary)

@@ -61,8 +61,12 @@ def test_weights_that_are_zero_in_truth_have_a_finite_error(rng):
 def test_a_function_error_is_a_ratio_of_squares(rng):
     layer, x = planted_layer(rng, 4, 2), sequences(rng, 50, 3, 4)
     doubled = AttentionLayer(layer.theta, layer.projection * 1.5)
-    assert function_error(layer, doubled, x) == pytest.approx(0.25)
+    y = layer(x)
+    expected = 0.25 * np.mean(y**2) / np.mean((y - y.mean((0, 1))) ** 2)
+    assert function_error(layer, doubled, x) == pytest.approx(expected)
     assert function_error(layer, layer, x) == 0
+    moved, other = (lambda x, f=f: f(x) + 1e4 for f in (layer, doubled))
+    assert function_error(moved, other, x) == pytest.approx(expected, rel=1e-6)  # a constant does not count
 
 
 def test_what_cannot_be_compared_is_refused(rng):
@@ -71,5 +75,5 @@ def test_what_cannot_be_compared_is_refused(rng):
         compare_layers(layer, planted_layer(rng, 4, 3))
     with pytest.raises(ShapeError, match="answers"):
         function_error(layer, lambda x: x[:, 0], x)
-    with pytest.raises(UsageError, match="zero"):
+    with pytest.raises(UsageError, match="constant"):
         function_error(lambda x: 0 * x, layer, x)

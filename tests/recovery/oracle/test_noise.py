@@ -61,6 +61,35 @@ def test_a_level_is_that_of_the_layer_beside_a_residual_connection(layer, rng):
     assert noise.level > 1e-6
 
 
+@pytest.mark.parametrize(("dtype", "bias"), [("float64", 1e6), ("float32", 1e3), ("float32", 1e5), ("float16", 10.0)])
+def test_noise_is_relative_to_what_depends_on_the_tokens(layer, rng, dtype, bias):
+    """A constant that is larger by |F| / |F - c| makes the rounding as much larger."""
+    constant = bias * rng.standard_normal(DIM)
+    noise = measure(lambda x: (layer(x) + constant).astype(dtype), rng)
+    x = rng.standard_normal((100, 1, DIM))
+    unit = np.finfo(dtype).eps * np.sqrt(np.mean(constant**2) / np.mean((layer(x) - layer(0 * x)) ** 2))
+    assert 0.1 * unit < noise.level < 2 * unit
+    assert (noise.causal, noise.positional) == (True, False)
+
+
+def test_rounding_that_hides_the_tokens_is_refused(layer, rng):
+    for bias in (1e6, 1e9):  # a few digits are left, or none
+        with pytest.raises(NotALayer, match=r"rounding of the answers \(float32\) hides"):
+            measure(lambda x, bias=bias: (layer(x) + bias).astype(np.float32), rng)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_mask_is_found_in_every_precision(rng, dtype):
+    both = gpt_layer(rng, DIM, 4, causal=False)
+    noise = measure(lambda x: evaluate_layer(both, x).astype(dtype), rng)
+    assert (noise.causal, noise.positional) == (False, False)
+
+
+def test_a_residual_sum_around_a_normalisation_is_hinted_at(layer, rng):
+    with pytest.raises(NotALayer, match="say residual=True"):
+        measure(lambda x: x + layer(normalise(x)), rng)
+
+
 def test_a_normalisation_in_front_is_found(layer, rng):
     for function, centred in ((lambda x: layer(normalise(x)), True), (rms, False)):
         noise = measure(lambda x, f=function: x + f(x), rng, residual=True)

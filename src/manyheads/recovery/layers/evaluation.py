@@ -44,19 +44,31 @@ def evaluate_layer(layer: "AttentionLayer", x: np.ndarray) -> np.ndarray:
     """
     x = np.asarray(x, np.float64)
     count, length = x.shape[:2]
-    theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
-    allowed = np.tril(np.ones((length, length), bool)) if layer.causal else None
+    projection = np.asarray(layer.projection, np.float64)
     y = np.zeros_like(x)
     step = max(1, TOKENS // max(length, 1))
     for start in range(0, count, step):
         part = x[start : start + step]
-        for head in range(len(theta)):
-            logits = (part @ theta[head]) @ part.transpose(0, 2, 1)  # (n, k, k)
-            if layer.key_bias is not None:
-                logits += (part @ np.asarray(layer.key_bias[head], np.float64))[:, None, :]
-            if allowed is not None:
-                logits = np.where(allowed, logits, -np.inf)
-            weights = np.exp(logits - logits.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
+        for head in range(len(projection)):
+            weights = softmax(attention_logits(layer, part, head))
             y[start : start + step] += (weights @ part) @ projection[head]
     return y if layer.bias is None else y + np.asarray(layer.bias, np.float64)
+
+
+def attention_logits(layer: "AttentionLayer", x: np.ndarray, head: int | None = None) -> np.ndarray:
+    """Return the logits (n, k, k) of one head on sequences (n, k, d), or (m, n, k, k) of all; -inf where masked."""
+    if head is None:
+        return np.stack([attention_logits(layer, x, i) for i in range(layer.heads)])
+    logits: np.ndarray = (x @ np.asarray(layer.theta[head], np.float64)) @ x.transpose(0, 2, 1)
+    if layer.key_bias is not None:
+        logits += (x @ np.asarray(layer.key_bias[head], np.float64))[:, None, :]
+    if layer.causal:
+        logits = np.where(np.tril(np.ones(logits.shape[1:], bool)), logits, -np.inf)
+    return logits
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the softmax over the last axis."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from manyheads._arrays import takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.layers.rotary import RotaryLayer
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -81,7 +82,7 @@ def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp
     return linear_sum_assignment(cost)[1]
 
 
-def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
+def compare_layers(truth: AttentionLayer | RotaryLayer, found: AttentionLayer | RotaryLayer) -> LayerErrors:
     """Return the relative errors of all weights under the best matching of heads.
 
     A planted weight that is zero, or a bias that only the recovered layer has, has no relative error; it is measured
@@ -91,12 +92,13 @@ def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
     Parameters
     ----------
     truth, found
-        Layers of the same dimension and with the same number of heads.
+        Layers of the same dimension and with the same number of heads. Of layers with rotary positions the attention
+        matrices at offsets 1 to 15 are compared, as far as both list them, with heads matched at offset 1.
 
     Raises
     ------
     ShapeError
-        Another dimension or number of heads.
+        Another dimension or number of heads; one layer with rotary positions and one without.
 
     Examples
     --------
@@ -108,7 +110,24 @@ def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
     >>> round(errors.theta, 12), errors.projection, errors.bias, errors.permutation
     (0.01, 0.0, 0.5, (1, 0))
     """
-    order = match_heads(truth, found)
+    if isinstance(truth, RotaryLayer) and isinstance(found, RotaryLayer):
+        return _compare_rotary(truth, found)
+    if isinstance(truth, RotaryLayer) or isinstance(found, RotaryLayer):
+        raise ShapeError("a layer with rotary positions and one without: compare the functions with function_error")
+    return _compare(truth, found, match_heads(truth, found))
+
+
+def _compare_rotary(truth: RotaryLayer, found: RotaryLayer) -> LayerErrors:
+    """Compare offset by offset."""
+    order = match_heads(truth.at_offset(1), found.at_offset(1))
+    offsets = range(1, max(2, min(truth.offsets, found.offsets, 16)))
+    errors = [_compare(truth.at_offset(t), found.at_offset(t), order) for t in offsets]
+    worst = {name: max(getattr(one, name) for one in errors) for name in ("theta", "projection", "key_bias", "bias")}
+    return LayerErrors(**worst, permutation=errors[0].permutation)
+
+
+def _compare(truth: AttentionLayer, found: AttentionLayer, order: NDArray[np.intp]) -> LayerErrors:
+    """Return the errors under a matching of heads."""
     heads, dim = truth.heads, truth.dim
     beta, found_beta = _or_zero(truth.key_bias, (heads, dim)), _or_zero(found.key_bias, (heads, dim))[order]
     shift, found_shift = _or_zero(truth.bias, (1, dim)), _or_zero(found.bias, (1, dim))
@@ -124,10 +143,10 @@ def compare_layers(truth: AttentionLayer, found: AttentionLayer) -> LayerErrors:
 
 @takes_arrays
 def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any], x: Array) -> float:
-    r"""Return the relative mean squared error of one function of sequences against another.
+    r"""Return the mean squared error of one function of sequences against another, relative to its variance.
 
-    :math:`\sum_n \|f(x_n) - g(x_n)\|^2 / \sum_n \|f(x_n)\|^2`, the estimate on the sequences x of
-    :math:`E\|f - g\|^2 / E\|f\|^2`.
+    :math:`\sum \|f(x) - g(x)\|^2 / \sum \|f(x) - \bar f\|^2` over all rows of all sequences, with the mean row
+    :math:`\bar f`: a constant, such as an output bias, does not make an error look small.
 
     Parameters
     ----------
@@ -141,20 +160,22 @@ def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any],
     ShapeError
         The two functions answer with different shapes.
     UsageError
-        f is zero on all of x.
+        f is constant on x.
 
     Examples
     --------
     >>> import numpy as np
-    >>> function_error(lambda x: x, lambda x: 0.9 * x, np.ones((3, 2, 4)))  # doctest: +ELLIPSIS
-    0.0099999...
+    >>> x = np.random.default_rng(0).standard_normal((1000, 2, 4))
+    >>> round(function_error(lambda x: x + 7, lambda x: 0.9 * x + 7, x), 4)
+    0.01
     """
     expected, answered = np.asarray(truth(x), np.float64), np.asarray(found(x), np.float64)
     if expected.shape != answered.shape:
         raise ShapeError(f"answers of shapes {expected.shape} and {answered.shape}: compare functions of the same kind")
-    size = float(np.sum(expected**2))
+    moved = (rows := expected.reshape(-1, expected.shape[-1])) - rows[0]
+    size = float(np.sum((moved - moved.mean(0)) ** 2))
     if size == 0:
-        raise UsageError("the true function is zero on all sequences: a relative error is not defined")
+        raise UsageError("the true function is constant on the sequences: a relative error is not defined")
     return float(np.sum((expected - answered) ** 2)) / size
 
 

@@ -19,7 +19,9 @@ from typing import Any, final
 import numpy as np
 
 from manyheads._arrays import as_native, takes_arrays
+from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
+from manyheads.recovery.layers.evaluation import softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +178,23 @@ class RotaryLayer:
             raise UsageError(f"offset {offset}: forms are known at offsets 0 to {self.offsets - 1}")
         return self.turns.form(offset)
 
+    def at_offset(self, offset: int) -> AttentionLayer:
+        """Return the merged form (Theta, W) that acts between tokens at one offset."""
+        form = self.form(offset)
+        return AttentionLayer(form[:, :-1, :-1], self.projection, form[:, -1, :-1], self.bias, causal=True)
+
     @takes_arrays
     def __call__(self, x: Any) -> np.ndarray:
         """Apply the layer to sequences (n, k, d), in float64."""
         x = np.asarray(x, np.float64)
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ShapeError(f"sequences of shape {x.shape}: this layer takes (n, k, {self.dim})")
+        weights = softmax(self.logits(x))
+        y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
+        return np.asarray(y if self.bias is None else y + self.bias)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """Return the logits (m, n, k, k) on sequences (n, k, d), -inf for later tokens."""
         count, length, _ = x.shape
         tokens = np.concatenate([x, np.ones((count, length, 1))], axis=2)
         logits = np.full((self.heads, count, length, length), -np.inf)
@@ -189,10 +202,7 @@ class RotaryLayer:
             rows = np.arange(offset, length)
             moved = np.einsum("nrd,mde->mnre", tokens[:, rows], self.form(offset), optimize=True)
             logits[:, :, rows, rows - offset] = (moved * tokens[:, rows - offset]).sum(-1)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
-        return np.asarray(y if self.bias is None else y + self.bias)
+        return logits
 
 
 def planted_rotary_layer(

@@ -35,6 +35,11 @@ ROUNDING = 64.0
 PLAIN = 0.01
 """Relative change of an answer that is no rounding, unless more was measured: float16 has three digits."""
 
+HIDDEN = (
+    "the rounding of the answers ({}) hides their token-dependent part behind a much larger constant: take the output "
+    "bias off, or answer in a wider type"
+)
+
 SMOOTH = 0.5
 """Correlation of what is left at two neighbouring points beyond which it is a function and not rounding."""
 
@@ -123,12 +128,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
                 threshold=ROUNDING * floor,
             )
         if floor / 5 > LARGEST:
-            raise NotALayer(
-                f"the rounding of the answers ({oracle.answer_dtype}) hides their token-dependent part behind a constant "
-                "that is much larger: take the output bias off, or answer in a wider type",
-                measured=floor / 5,
-                threshold=LARGEST,
-            )
+            raise NotALayer(HIDDEN.format(oracle.answer_dtype), measured=floor / 5, threshold=LARGEST)
         least = max(repeat, floor)
         normalised, centred = _is_normalised(f, least)
         affine = _check_affine(f, normalised, least)
@@ -138,7 +138,9 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         level = max(repeat, affine, order if order <= known else 0.0, floor / 5)
         if not level <= LARGEST:
             fault = "the answers are too noisy to tell heads apart"
-            if affine > LARGEST > repeat:  # asked again, it says the same
+            if level <= ROUNDING / 10 * floor:
+                fault = HIDDEN.format(oracle.answer_dtype)
+            elif affine > LARGEST > repeat:  # asked again, it says the same
                 fault = "answers to one token are not affine in it: this is no attention layer, or its noise is fixed"
             raise NotALayer(fault, measured=level, threshold=LARGEST)
     return Noise(
@@ -285,9 +287,13 @@ def _check_affine(f: _Answers, normalised: bool, least: float) -> float:
         beside = f.relative(identity(f, near_a, near_b))[1]
         correlation = float((left * beside).sum() / np.sqrt((left**2).sum() * (beside**2).sum()))
         if correlation > SMOOTH:
+            hint = "this is no attention layer, or more than one"
+            y = f(f.a)
+            if not f.oracle.residual and _rms(f(3 * f.a) - y - 2 * f.a) <= 0.02 * _rms(f(3 * f.a) - y):
+                hint = "it looks like x + F(LN(x)): if the function adds its input, say residual=True"
             raise NotALayer(
                 f"answers to one token are not affine in it, and by a smooth function (correlation {correlation:.2f} "
-                "between neighbouring points): this is no attention layer, or more than one",
+                f"between neighbouring points): {hint}",
                 measured=level,
                 threshold=1e3 * least,
             )

@@ -52,6 +52,7 @@ class PassiveAgainstQueries(Study):
 
     name: ClassVar[str] = "recovery/passive-against-queries"
     claim: ClassVar[str] = "random sequences and queries both give the layer; queries save computing, not sequences"
+    revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(
         SOURCE, locus="passive learning is the source's subject; the comparison with queries is made here"
     )

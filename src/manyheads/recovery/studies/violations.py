@@ -69,6 +69,7 @@ class Violations(Study):
 
     name: ClassVar[str] = "recovery/violations"
     claim: ClassVar[str] = "a broken assumption breaks the stages that need it, is refused by name, and is warned of"
+    revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(SOURCE, locus="assumptions of the main theorem; how they are broken is ours")
     unread_prediction: ClassVar[str] = (
         "whether the warnings are right is measured inside `train`, against the same table"

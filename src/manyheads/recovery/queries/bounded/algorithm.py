@@ -28,12 +28,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.pairs.pairs import Pairs, Separation, separate_heads
+from manyheads.recovery.queries.pairs.pairs import Pairs, Separation, read_logits, separate_heads
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
@@ -238,7 +237,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     if heads == 0:
         net = PairNets(np.zeros((0, dim + 1)), np.zeros((0, dim)), np.zeros(()))
         return Base(pairs, probe, queries, start.scale, design, net, start.level, False)
-    slopes = np.linalg.lstsq(features, _read_logits(answers, values, pairs.shifts), rcond=None)[0].T
+    slopes = np.linalg.lstsq(features, read_logits(answers, values, pairs.shifts), rcond=None)[0].T
     net = fit_nets(design, flat, slopes, tolerance=1e-9)
     allowed = 10 * pairs.level(queries, probe, answers) * np.sqrt(flat.size) / np.linalg.norm(flat)
     if not net.residual <= allowed:
@@ -340,15 +339,6 @@ def assemble_layer(base: Base, followed: Followed, probes: Array, causal: bool) 
         key_bias = np.concatenate([key_bias, np.zeros((1, dim))])
         projection = np.concatenate([projection, rest[None]])
     return AttentionLayer(theta, projection, key_bias, base.pairs.sums.bias, causal=causal), lacking
-
-
-def _read_logits(answers: Array, values: Array, shifts: Array) -> Array:
-    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate."""
-    gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
-    best = np.argmin(np.abs(gates - 0.5), axis=1)
-    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
-    found: Array = logit(np.clip(chosen, 1e-3, 1 - 1e-3)) + shifts[best]
-    return found
 
 
 def _with_open_gates(answers: Array, probes: Array, sums: Sums) -> Array:

@@ -37,7 +37,7 @@ from scipy.special import expit, logit
 
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.refusals import DependentValuesError, HeadSeparationError
+from manyheads.recovery.refusals import DependentValuesError, FitError, HeadSeparationError
 
 Array = NDArray[np.float64]
 
@@ -46,6 +46,9 @@ SCALES = (1.0, 2.0, 1.5, 3.0)
 
 PROBES = 2
 """Probes at which heads are looked for; what is no layer at one is none at another."""
+
+MOST = 2500
+"""Unknown logits of one fit, heads times queries: a second for each step of the fit."""
 
 PROMISING = 0.03
 """Relative residual after fifteen steps below which a fit is finished; right starts are far below it."""
@@ -126,12 +129,25 @@ class Pairs:
     def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
         """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
 
-        Noise is relative to what depends on the tokens: the output bias does not count. Where the projections cancel in W_S the answers are small beside their terms, which a head's share of the probe
-        bounds, scaled up to the query.
+        Noise is relative to what depends on the tokens: the output bias does not count. Where the projections cancel
+        in W_S the answers are small beside their terms, which a head's share of the probe bounds, scaled up to the
+        query.
         """
         longer = 1 + np.sqrt(np.mean(queries**2) / np.mean(probe**2))
         parts = queries @ self.sums.projection, probe @ self.sums.projection, longer * np.asarray(answers)
         return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
+
+
+def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
+    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate.
+
+    Gates are read down to `least`.
+    """
+    gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
+    best = np.argmin(np.abs(gates - 0.5), axis=1)
+    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
+    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
+    return found
 
 
 class Separation(NamedTuple):
@@ -265,6 +281,13 @@ def _separate_at(
     """One probe: rank, pencils, start, fit."""
     queries, answers, singular, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
+    if heads * len(queries) > MOST:
+        raise FitError(
+            f"{heads} heads have {heads * len(queries)} logits in the fit that separates them: its time grows as the "
+            "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.pairs.pairs.MOST",
+            measured=float(heads * len(queries)),
+            threshold=float(MOST),
+        )
     level = pairs.level(queries, probe, answers)
     design = pairs.design(len(queries))
     flat = answers.reshape(-1, dim)

@@ -16,6 +16,10 @@ r or more sketch tokens, Theta_i of rank r is known:
 with orthonormal bases P and Q of the column space of Theta_i U^T and of the row space of U Theta_i; the two estimates
 of S are averaged. Both sketches hold U Theta_i U^T, and their disagreement measures the noise that decides the rank.
 
+Heads of rank one read one number of a token, so that a row shows no two weights. Their logits are read off pairs
+instead, where copies of q + v and q have one gate a head and the values v W_i are known: q^T Theta_i v + beta_i^T v for
+q in the basis and v in the sketch and the other way round, and for q = 0 (2 nu d + d calls).
+
 The weights are solved per head, from the answers in the coordinates O^+ of its output space (at most r unknowns), or
 jointly for all heads (at most d unknowns), which is the better conditioned and the dearer way.
 
@@ -33,9 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.pairs.output_spaces import Projections
+from manyheads.recovery.queries.pairs.pairs import Pairs, read_logits
 from manyheads.recovery.queries.pairs.slices import rank_by_gap
+from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.refusals import FitError, RankBudgetError
+from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
 
@@ -139,7 +145,7 @@ def read_rows(
     FitError
         Weights outside (0, 1), no scale of tokens at which logits are moderate, or logits that are not bilinear.
     """
-    reader = _Reader(oracle, bias, heads, settings, causal)
+    reader = _choose_reader(oracle, bias, heads, settings, causal)
     scale = reader.find_scale(rng)
     for _ in range(SHORTER):
         try:
@@ -153,7 +159,7 @@ def read_rows(
 
 
 def _read_at(
-    scale: float, reader: "_Reader", rng: np.random.Generator, settings: RowSettings, noise: float
+    scale: float, reader: "_Reader | _PairReader", rng: np.random.Generator, settings: RowSettings, noise: float
 ) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
@@ -197,6 +203,67 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
         )
 
 
+def _choose_reader(
+    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
+) -> "_Reader | _PairReader":
+    """Return the reader of rows, or that of pairs where rows do not show two weights of every head."""
+    count, dim = len(heads.projection), len(bias)
+    least = int(heads.ranks[heads.ranks > 0].min(initial=dim))
+    if least < 2 or (heads.readers is None and dim // count < 2):
+        return _PairReader(oracle, bias, heads, settings, causal)
+    return _Reader(oracle, bias, heads, settings, causal)
+
+
+class _PairReader:
+    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer.
+
+    Attributes
+    ----------
+    sketched
+        Sketch tokens of one group.
+    smallest
+        Smallest weight that was read.
+    """
+
+    sketched = 8
+
+    def __init__(
+        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
+    ):
+        self.heads, self.bias, self.smallest = heads, bias, 1.0
+        self.pairs = Pairs(oracle, Sums(heads.projection.sum(0), bias), 1, 4, causal)
+
+    def find_scale(self, rng: np.random.Generator) -> float:
+        """Return the scale of tokens at which the logits of random pairs are moderate."""
+        dim = len(self.bias)
+        queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))
+        scale = 1.0
+        for _ in range(12):
+            size = float(np.quantile(np.abs(self.logits(scale * queries, scale * probe)), 0.98))
+            if LOGITS[0] <= size <= LOGITS[1]:
+                break
+            # Logits are bilinear: beyond what can be read they are at least this large.
+            scale *= float(np.clip(np.sqrt(0.6 * LOGITS[1] / max(size, 1e-9)), 1 / 8, 8))
+        return scale
+
+    def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
+        """Return what `_Reader.ask` does."""
+        zero = np.zeros((1, len(self.bias)))
+        biases = self.logits(zero, basis)[:, 0]  # (d, m): beta . v
+        sketched = self.logits(zero, group)[:, 0]  # (g, m)
+        columns = self.logits(basis, group) - sketched[:, None]  # (g, d, m)
+        rows = self.logits(group, basis) - biases[:, None]  # (d, g, m)
+        return columns.transpose(2, 1, 0), rows.transpose(2, 1, 0), biases.T
+
+    def logits(self, queries: Array, probes: Array) -> Array:
+        """Read q^T Theta_i v + beta_i^T v (b, n, m) of all queries (n, d) and probes (b, d)."""
+        answers = self.pairs.respond(queries, probes)  # (b, n, K, d)
+        values = np.swapaxes(probes @ self.heads.projection, 0, 1)  # (b, m, d)
+        shifts = self.pairs.shifts
+        found = [read_logits(one, value, shifts, SMALLEST) for one, value in zip(answers, values, strict=True)]
+        return np.array(found)
+
+
 class _Reader:
     """Asks sequences and turns rows into logits."""
 
@@ -207,15 +274,8 @@ class _Reader:
         count, dim = len(heads.projection), len(bias)
         alive = heads.ranks[heads.ranks > 0]
         least = int(alive.min()) if len(alive) else 0
-        self.direct = bool(settings.direct or heads.readers is None or least < 2)
+        self.direct = bool(settings.direct or heads.readers is None)
         most = dim // count if self.direct else least
-        if most < 2:
-            raise RankBudgetError(
-                f"{count} heads in {dim} dimensions, some of rank {least}: rows show the weights of two tokens only "
-                "where every head has rank two, or there are two dimensions per head. Take the bounded method",
-                measured=float(most),
-                threshold=2.0,
-            )
         kept = max(2, round(settings.share * most))
         # Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
         self.sketched = max(1, round((np.sqrt(2) - 1) * kept))

@@ -32,6 +32,9 @@ from manyheads.recovery.results import Extracted
 SIZE = 0.9
 """Standard deviation of the logits that are read: larger ones leave some weights too small."""
 
+FAR = (4, 16, 64, 112)
+"""Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
+
 CLEAR = 0.05
 """Weight below which a direction is left out: its errors are twenty times those of the first direction."""
 
@@ -132,14 +135,18 @@ class _Extraction:
         log.run("sums", self._sums)
         log.run("values", self._values)
         layer = log.run("logits", self._logits)
-        return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer)
+        longest = layer.offsets if layer.turns is None else None
+        acts_on = "the tokens, offset by offset"
+        return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)
 
     def _sums(self, figures: dict[str, float]) -> None:
         sums = read_sums(self.oracle, self.oracle.dim)
         self.total, self.bias = sums
         probe = self.rng.standard_normal((1, 1, self.oracle.dim))
         expected = sums.read(probe[0])
-        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (np.linalg.norm(expected - sums.bias) + 1e-300)
+        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (
+            np.linalg.norm(expected - sums.bias) + 1e-300
+        )
         figures["linear"] = float(rest)
         if rest > max(1e-8, 1e3 * self.noise):
             raise NotALayer(
@@ -220,12 +227,18 @@ class _Extraction:
         figures.update(tokens=kept, sketches=few, rank=max(space.rank for space in spaces))
         cores = self._cores(spaces, ledger, [0, 2], figures)
         found = forms.find_turns(spaces, cores)
-        turns: Turns | None = found
         rest = forms.turned_residual(found, ledger)
         rest = {offset: rest[offset] for offset in rest if offset != 1}
         figures["turned"] = max(rest.values())
         listed = range(self.settings.offsets)
         if self.settings.turned and max(rest.values()) < max(1e-5, 1e4 * self.noise):
+            for offset in () if exact else FAR:
+                far = self._random(reader, {offset: needed}, kept)
+                more = self._cores(spaces, far, [offset], figures)
+                cores = [known | {offset: core[offset]} for known, core in zip(cores, more, strict=True)]
+                found = forms.refine_turns(spaces, found, cores)
+                figures[f"turned to {offset}"] = forms.turned_residual(found, far)[offset]
+            turns: Turns | None = found
             cores = [{t: core for t, core in known.items() if t in (0, 1, 2)} for known in cores]
         else:
             turns = None

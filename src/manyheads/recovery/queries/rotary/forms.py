@@ -15,7 +15,7 @@ forms, at offset 0 and beyond those that were asked about; its eigenvalues are e
 found, not needed. All of this without biases of queries and keys. Derived here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,10 @@ CUT = 1e-6
 
 NOTHING = 1e-8
 """Logits that are all below belong to a head that ignores the tokens."""
+
+
+SWEEPS = 300
+"""Alternating least squares of planes and cores."""
 
 
 def extend(tokens: Array) -> Array:
@@ -194,6 +198,32 @@ def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
         turn.append(step)
         first.append(_widen(known[1] @ space.right.T))
     return Turns(tuple(left), tuple(turn), tuple(first), tuple(np.zeros(space.rank) for space in spaces))
+
+
+def refine_turns(spaces: list[Spaces], turns: Turns, cores: list[dict[int, Array]]) -> Turns:
+    """Fit C_t = V diag(e^(i (t - 1) omega)) X to the cores at all offsets t >= 1, of heads that rotate planes.
+
+    Frequencies follow from the largest offset t: of those that explain its turn, the one nearest to what the first
+    offsets gave, whose error is divided by t - 1. V and X alternate as linear least squares.
+    """
+    turned, first = [], []
+    for space, turn, known in zip(spaces, turns.turn, cores, strict=True):
+        offsets = sorted(t for t in known if t >= 1)
+        values, v = np.linalg.eig(turn)
+        x = np.linalg.solve(v, known[1])
+        for _ in range(SWEEPS):
+            moved = (np.linalg.solve(v, known[offsets[-1]]) * x.conj()).sum(1)
+            steps = offsets[-1] - 1
+            rest = np.angle(moved) - steps * np.angle(values)
+            values = np.exp(1j * (np.angle(values) + (rest - 2 * np.pi * np.round(rest / (2 * np.pi))) / steps))
+            powers = [values[:, None] ** (t - 1) for t in offsets]
+            wide = np.concatenate([power * x for power in powers], axis=1)
+            v = np.linalg.lstsq(wide.T, np.concatenate([known[t] for t in offsets], axis=1).T, rcond=None)[0].T
+            tall = np.concatenate([v * power.T for power in powers])
+            x = np.linalg.lstsq(tall, np.concatenate([known[t] for t in offsets]), rcond=None)[0]
+        turned.append(np.linalg.solve(v.T, (v * values).T).T.real)
+        first.append(_widen((v @ x).real @ space.right.T))
+    return replace(turns, turn=tuple(turned), first=tuple(first))
 
 
 def turned_residual(turns: Turns, ledger: Ledger) -> dict[int, float]:
