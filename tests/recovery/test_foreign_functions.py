@@ -48,7 +48,7 @@ def test_a_bias_of_millions_is_no_part_of_the_error(rng):
     size = np.sqrt(np.mean(evaluate_layer(plain, rng.standard_normal((50, 4, 12))) ** 2))
     constant = 3e6 * size * rng.standard_normal(12)
     layer = AttentionLayer(plain.theta, plain.projection, plain.key_bias, constant, causal=True)
-    with pytest.raises(NotALayer, match="rounding of the answers"):
+    with pytest.raises(NotALayer, match="beyond their rounding"):
         extracted(layer, "float32")
     found = extracted(layer)
     assert found.heads == 3

@@ -34,7 +34,6 @@ from .oracle.oracle import Budget as Budget
 from .oracle.oracle import Counts as Counts
 from .oracle.oracle import Oracle as Oracle
 from .oracle.oracle import OracleSettings as OracleSettings
-from .oracle.query_cache import Answers as Answers
 from .passive.six_stages import learn_in_six_stages as learn_in_six_stages
 from .passive.stages.settings import LITERAL as LITERAL
 from .passive.stages.settings import StageSettings as StageSettings

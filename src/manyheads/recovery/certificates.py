@@ -23,6 +23,9 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.recovery.oracle.oracle import Oracle
 
+COARSE = 1e-3
+"""Mean squared rounding of the answers, relative to their variance, from which it counts as an error."""
+
 Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
 """A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""
 
@@ -103,8 +106,7 @@ class Certificate:
     Attributes
     ----------
     largest_error
-        E*: the largest of the errors, squared and relative to the variance of the answers; at least the rounding of
-        their floating-point type.
+        E*: the largest of the errors, squared and relative to the variance of the answers.
     median_error
         The median of the errors; an observation, no bound.
     exceeding
@@ -256,8 +258,9 @@ class SequenceErrors(NamedTuple):
 
     @property
     def relative(self) -> np.ndarray:
-        """Errors relative to the variance, none below the rounding of the answers."""
-        errors = np.maximum(self.squared, self.rounding)
+        """Errors relative to the variance; at least the rounding of the answers where that is coarse beside it."""
+        coarse = self.rounding > COARSE * self.variance
+        errors = np.maximum(self.squared, self.rounding) if coarse else self.squared
         return np.divide(errors, self.variance, out=np.where(errors > 0, np.inf, 0.0), where=self.variance > 0)
 
 
@@ -266,8 +269,8 @@ def sequence_errors(
 ) -> SequenceErrors:
     """Compare predictions with the answers to `count` sequences.
 
-    A rounded number errs by a uniform share of its last digit: eps^2 / 12 of its square. Where the variance of the
-    answers is smaller than that, rounding has removed what depends on the tokens, and no prediction of it is confirmed.
+    A rounded number errs by a uniform share of its last digit: eps^2 / 12 of its square. Where that is not small
+    beside the variance of the answers, rounding removes what depends on the tokens, and a prediction without it agrees.
     """
     stacks = draw(rng, count, oracle.dim)
     if sum(map(len, stacks)) != count:

@@ -27,7 +27,6 @@ from manyheads.recovery.certificates import (
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
-from manyheads.recovery.oracle.query_cache import Answers
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
@@ -200,8 +199,7 @@ def extract_layer(
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
-    answers = None if options.store is None else Answers(options.store)
-    oracle = Oracle(function, dim, options.oracle(), answers)
+    oracle = Oracle(function, dim, options.oracle(), options.store)
     _check_memory(oracle.dim, options)
     with oracle.showing():
         measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)

@@ -74,7 +74,7 @@ def test_noise_is_relative_to_what_depends_on_the_tokens(layer, rng, dtype, bias
 
 def test_rounding_that_hides_the_tokens_is_refused(layer, rng):
     for bias in (1e6, 1e9):  # a few digits are left, or none
-        with pytest.raises(NotALayer, match=r"rounding of the answers \(float32\) hides"):
+        with pytest.raises(NotALayer, match=r"beyond their rounding \(float32\)"):
             measure(lambda x, bias=bias: (layer(x) + bias).astype(np.float32), rng)
 
 

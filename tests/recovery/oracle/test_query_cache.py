@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import FileRefused
-from manyheads.recovery import Answers, Budget, Oracle, OracleSettings
+from manyheads.recovery import Budget, Oracle, OracleSettings
+from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.store.disk import StoreDamaged
 
@@ -32,10 +33,10 @@ PROBES = [(1, 1), (1, 2), (1, 5)]
 
 def test_nothing_is_asked_twice_whatever_the_batches(tmp_path, rng):
     x, z = rng.normal(size=(10, 3, 4)), rng.normal(size=(3, 2, 4))
-    first = Oracle(np.tanh, 4, answers=Answers(tmp_path))
+    first = Oracle(np.tanh, 4, store=tmp_path)
     whole, last = first(x, read="all"), first(z)
     function = Recorder(np.tanh)
-    again = Oracle(function, 4, OracleSettings(batch=6), Answers(tmp_path))
+    again = Oracle(function, 4, OracleSettings(batch=6), tmp_path)
     assert np.array_equal(again(x, read="all"), whole)
     assert np.array_equal(again(z), last)
     assert function.asked == PROBES
@@ -51,7 +52,7 @@ def test_the_same_question_asked_again_is_asked_again(tmp_path, rng):
     x = rng.normal(size=(2, 3, 4))
 
     def answers(folder):
-        oracle = Oracle(lambda x: x + 1e-3 * noise.normal(size=x.shape), 4, answers=Answers(folder))
+        oracle = Oracle(lambda x: x + 1e-3 * noise.normal(size=x.shape), 4, store=folder)
         return [oracle(x), oracle(x), oracle(x[:1], read="all")[:, -1]]
 
     one = answers(tmp_path)
@@ -65,8 +66,8 @@ def test_answers_keep_their_dtype_and_the_residual_is_taken_off_afterwards(tmp_p
         return (x + np.sin(x)).astype(np.float32)
 
     x = rng.normal(size=(3, 2, 4))
-    stored = Oracle(function, 4, answers=Answers(tmp_path))(x, read="all")
-    plain = Oracle(function, 4, OracleSettings(residual=True), Answers(tmp_path))(x, read="all")
+    stored = Oracle(function, 4, store=tmp_path)(x, read="all")
+    plain = Oracle(function, 4, OracleSettings(residual=True), tmp_path)(x, read="all")
     assert np.array_equal(stored - x, plain)
 
 
@@ -81,16 +82,16 @@ def test_answers_keep_their_dtype_and_the_residual_is_taken_off_afterwards(tmp_p
     ],
 )
 def test_answers_of_another_oracle_are_refused_and_left(tmp_path, function, dim, settings, word):
-    Oracle(np.tanh, 4, answers=Answers(tmp_path))(np.ones((2, 2, 4)))
+    Oracle(np.tanh, 4, store=tmp_path)(np.ones((2, 2, 4)))
     before = state(tmp_path)
     with pytest.raises(FileRefused, match=word):
-        Oracle(function, dim, settings, Answers(tmp_path))(np.ones((2, 2, dim)))
+        Oracle(function, dim, settings, tmp_path)(np.ones((2, 2, dim)))
     assert state(tmp_path) == before
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "header", "header gone", "add"])
 def test_a_damaged_store_is_named_and_left(tmp_path, damage):
-    Oracle(np.tanh, 4, answers=Answers(tmp_path))(np.ones((2, 2, 4)))
+    Oracle(np.tanh, 4, store=tmp_path)(np.ones((2, 2, 4)))
     data = next(tmp_path.glob("batches/*/answers.safetensors"))
     header = tmp_path / "oracle.json"
     if damage == "flip":
@@ -107,14 +108,14 @@ def test_a_damaged_store_is_named_and_left(tmp_path, damage):
         (data.parent / "more.safetensors").write_bytes(data.read_bytes())
     before = state(tmp_path)
     with pytest.raises(StoreDamaged, match=str(tmp_path)):
-        Oracle(np.tanh, 4, answers=Answers(tmp_path))(np.ones((2, 2, 4)))
+        Oracle(np.tanh, 4, store=tmp_path)(np.ones((2, 2, 4)))
     assert state(tmp_path) == before
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(FileRefused, match="no stored answers"):
-        Answers(tmp_path)
+        QueryCache(tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["raises", "budget"])
@@ -128,29 +129,27 @@ def test_what_was_answered_before_a_failure_stays(tmp_path, rng, ending):
         return calls(y)
 
     budget = Budget(calls=6 + 5) if ending == "budget" else Budget()
-    oracle = Oracle(
-        calls if ending == "budget" else fails, 3, OracleSettings(batch=4, budget=budget), Answers(tmp_path)
-    )
+    oracle = Oracle(calls if ending == "budget" else fails, 3, OracleSettings(batch=4, budget=budget), tmp_path)
     with pytest.raises(BudgetSpent if ending == "budget" else OracleError):
         oracle(x)
     function = Recorder(np.tanh)
-    again = Oracle(function, 3, OracleSettings(batch=4), Answers(tmp_path))
+    again = Oracle(function, 3, OracleSettings(batch=4), tmp_path)
     assert np.array_equal(again(x), np.tanh(x[:, -1]))
     assert function.asked == [*PROBES, (2, 2)]
 
 
 def test_of_two_that_ask_the_same_the_first_one_wins(tmp_path):
     x = np.ones((2, 2, 3))
-    Oracle(np.tanh, 3, answers=Answers(tmp_path))(2 * x)
-    one, two = Answers(tmp_path), Answers(tmp_path)
+    Oracle(np.tanh, 3, store=tmp_path)(2 * x)
+    one, two = QueryCache(tmp_path), QueryCache(tmp_path)
     one_key, two_key = one.keys(x, "last"), two.keys(x, "last")
     assert np.array_equal(one.keep(one_key, x[:, -1]), x[:, -1])
     assert np.array_equal(two.keep(two_key, 5 * x[:, -1]), x[:, -1])
-    assert len(Answers(tmp_path)) == len(one) == len(two) == 4
+    assert len(QueryCache(tmp_path)) == len(one) == len(two) == 4
 
 
 def test_a_file_is_no_store(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileRefused, match="is a file"):
-        Answers(tmp_path / "file")
+        QueryCache(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"

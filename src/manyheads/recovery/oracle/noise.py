@@ -36,8 +36,8 @@ PLAIN = 0.01
 """Relative change of an answer that is no rounding, unless more was measured: float16 has three digits."""
 
 HIDDEN = (
-    "the rounding of the answers ({}) hides their token-dependent part behind a much larger constant: take the output "
-    "bias off, or answer in a wider type"
+    "the answers do not depend on the tokens beyond their rounding ({}): no head reads the tokens, or an output bias "
+    "hides them; take it off, or answer in a wider type"
 )
 
 SMOOTH = 0.5

@@ -1,11 +1,12 @@
-"""The counted oracle: a layer that answers questions, what every question cost, and a word for each way it can fail.
+"""Oracle of a black-box function: batched, checked, counted and cached queries.
 
-A call is one sequence. Everything that extraction knows of a layer passes through here, so the counts of a recovery are
-complete by construction. What the user's function returns is checked before anyone computes with it.
+A call is one sequence. Every query of an extraction passes through here, so the counts of a recovery are complete. The
+answers of the user's function are checked for shape, dtype and finite numbers.
 """
 
 import contextlib
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,12 @@ import numpy as np
 
 from manyheads._arrays import COMPLEX, as_native, takes_arrays
 from manyheads.errors import UsageError
+from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.progress import announce
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
-    from manyheads.recovery.oracle.query_cache import Answers
 
 Read = Literal["last", "all"]
 
@@ -128,11 +129,13 @@ class Oracle:
         Token dimension d.
     settings
         How it is asked.
-    answers
-        Where answers are kept, so that an interrupted extraction asks nothing twice. None keeps none.
+    store
+        Folder of the query cache, so that an interrupted extraction asks nothing twice; None for no cache.
 
     Raises
     ------
+    FileRefused
+        The folder holds something else, or, when asked, the answers of another oracle.
     OracleError
         When asked: the function raised, or answered with another shape, another dtype, NaN or infinite numbers.
     BudgetSpent
@@ -156,14 +159,14 @@ class Oracle:
         function: Callable[[Any], Any],
         dim: int,
         settings: OracleSettings | None = None,
-        answers: "Answers | None" = None,
+        store: str | os.PathLike[str] | None = None,
     ):
         if not callable(function):
             raise UsageError(f"the oracle is a {type(function).__name__}: give a function (n, k, d) -> (n, k, d)")
         if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
             raise UsageError(f"dim = {dim!r}: give the token dimension, a whole number of at least 1")
         self.function, self.dim, self.settings = function, int(dim), settings or OracleSettings()
-        self.answers = answers
+        self.cache = None if store is None else QueryCache(store)
         self.answer_dtype: np.dtype | None = None
         self._tallies: dict[str, Counts] = {}
         self._name = "other"
@@ -265,18 +268,20 @@ class Oracle:
         return y
 
     def _answer(self, x: np.ndarray, read: Read) -> np.ndarray:
-        if self.answers is None:
+        if self.cache is None:
             return self._fresh(x, read)
-        self.answers.attach(self)
-        keys = self.answers.keys(x, read)
-        found = self.answers.find(keys)
+        if not self.cache.attached:
+            with self.stage("fingerprint"):
+                self.cache.attach(self.dim, self.settings.dtype, self.ask)
+        keys = self.cache.keys(x, read)
+        found = self.cache.find(keys)
         missing = np.array([answer is None for answer in found])
         if not missing.all():
             known = x[~missing]
             self._afford(*known.shape[:2])
             self._count(known, known.size if read == "all" else known[:, -1].size, len(known))
         if missing.any():
-            fresh = iter(self.answers.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
+            fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
             found = [next(fresh) if answer is None else answer for answer in found]
         return np.stack([answer for answer in found if answer is not None])
 

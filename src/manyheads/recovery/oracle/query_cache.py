@@ -1,6 +1,6 @@
-"""Stored answers: what an oracle has answered is never asked again, by nobody, not after a power cut either.
+"""Persistent query cache of an oracle: an interrupted extraction asks no sequence twice.
 
-Layout of a store, one folder a batch, complete or absent::
+Layout of a cache, one folder a batch, complete or absent::
 
     oracle.json                     whose answers these are: dimension, dtypes, answers to the probes; signed
     batches/<name>/answers.safetensors   keys (n, 32) and answers (n, d) or (n, k, d), in the dtype they came in
@@ -16,9 +16,9 @@ import hashlib
 import os
 import shutil
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from manyheads.study.store.disk import (
     write_signed,
 )
 
-if TYPE_CHECKING:
-    from manyheads.recovery.oracle.oracle import Oracle
-
 FORMAT = 1
 HEADER, MANIFEST, DATA = "oracle.json", "manifest.json", "answers.safetensors"
 REMEDY = "it is left as it is: delete it, or give another folder, to ask again"
@@ -47,8 +44,8 @@ CACHED = 16
 """Batches that are held in memory."""
 
 
-class Answers:
-    """A folder of answers of one oracle.
+class QueryCache:
+    """Folder of stored answers of one oracle.
 
     Parameters
     ----------
@@ -66,11 +63,14 @@ class Answers:
     --------
     >>> import tempfile
     >>> import numpy as np
-    >>> from manyheads.recovery import Answers, Oracle
-    >>> folder, x = tempfile.mkdtemp(), np.ones((5, 4, 3))
-    >>> y = Oracle(np.sin, 3, answers=Answers(folder))(x)
-    >>> again = Oracle(np.sin, 3, answers=Answers(folder))
-    >>> bool(np.array_equal(again(x), y)), again.counts["other"].stored
+    >>> cache = QueryCache(tempfile.mkdtemp())
+    >>> cache.attach(3, "float64", np.sin)
+    >>> x = np.ones((5, 4, 3))
+    >>> keys = cache.keys(x, "last")
+    >>> cache.find(keys)
+    [None, None, None, None, None]
+    >>> y = cache.keep(keys, np.sin(x[:, -1]))
+    >>> bool(np.array_equal(np.stack(cache.find(keys)), y)), len(cache)
     (True, 5)
     """
 
@@ -91,7 +91,7 @@ class Answers:
                 if not folder.name.startswith("."):
                     self._index_batch(folder.name)
         if self._index and HEADER not in inside:
-            raise StoreDamaged(f"{self.path / HEADER} is missing: nobody knows whose answers these are; {REMEDY}")
+            raise StoreDamaged(f"{self.path / HEADER} is missing: it names the oracle of these answers; {REMEDY}")
 
     def __len__(self) -> int:
         return len(self._index)
@@ -100,8 +100,15 @@ class Answers:
     def _batches(self) -> Path:
         return self.path / "batches"
 
-    def attach(self, oracle: "Oracle") -> None:
-        """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the store.
+    def attach(self, dim: int, dtype: str, ask: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
+
+        Parameters
+        ----------
+        dim, dtype
+            Dimension of the tokens, and the floating-point type in which they are handed over.
+        ask
+            Answers sequences (n, k, d) with all rows, past the cache.
 
         Raises
         ------
@@ -110,23 +117,16 @@ class Answers:
         """
         if self.attached:
             return
-        with oracle.stage("fingerprint"):
-            first = [oracle.ask(probe) for probe in _probes(oracle.dim)]
-            about: dict[str, Any] = {
-                "format": FORMAT,
-                "dim": oracle.dim,
-                "tokens": oracle.settings.dtype,
-                "dtype": str(first[0].dtype),
-            }
-            if (self.path / HEADER).exists():
-                self._compare(about, first)
-            else:
-                again = [oracle.ask(probe) for probe in _probes(oracle.dim)]
-                repeat, _ = _difference(first, again)
-                answers = [y.astype(np.float64).ravel().tolist() for y in first]
-                with room_on_disk(self.path):
-                    self._batches.mkdir(parents=True, exist_ok=True)
-                    write_signed(self.path / HEADER, about | {"repeat": repeat, "probes": answers})
+        first = [ask(probe) for probe in _probes(dim)]
+        about: dict[str, Any] = {"format": FORMAT, "dim": dim, "tokens": dtype, "dtype": str(first[0].dtype)}
+        if (self.path / HEADER).exists():
+            self._compare(about, first)
+        else:
+            repeat, _ = _difference(first, [ask(probe) for probe in _probes(dim)])
+            answers = [y.astype(np.float64).ravel().tolist() for y in first]
+            with room_on_disk(self.path):
+                self._batches.mkdir(parents=True, exist_ok=True)
+                write_signed(self.path / HEADER, about | {"repeat": repeat, "probes": answers})
         self.attached = True
 
     def _compare(self, about: dict[str, Any], answers: list[np.ndarray]) -> None:
@@ -221,7 +221,7 @@ class Answers:
 
 
 def _probes(dim: int) -> list[np.ndarray]:
-    """Return the questions that every oracle of a dimension is asked, the same ones for ever."""
+    """Return the fixed sequences that identify an oracle of a dimension."""
     rng = np.random.default_rng([1733, dim])
     return [rng.standard_normal((1, length, dim)) for length in PROBES]
 

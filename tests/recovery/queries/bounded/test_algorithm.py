@@ -14,7 +14,7 @@ from manyheads.recovery import (
     gpt_layer,
     planted_layer,
 )
-from manyheads.recovery.queries import bounded
+from manyheads.recovery.queries.bounded import algorithm as bounded
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.refinement import refine_layer
 from manyheads.recovery.queries.sigmoid_network import PairNets

@@ -132,7 +132,7 @@ def test_running_means_behind_a_norm_are_refused(rng):
 
 def test_an_oracle_that_is_not_causal_and_bad_settings_are_refused(rng):
     oracle = Oracle(lambda x: x, DIM, OracleSettings(causal=False))
-    with pytest.raises(UsageError, match="causal"):
+    with pytest.raises(NotALayer, match="causal"):
         extract_on_sphere(oracle, EPS, rng)
     with pytest.raises(UsageError, match="share"):
         SphereSettings(share=2.0)

@@ -47,8 +47,8 @@ SCALES = (1.0, 2.0, 1.5, 3.0)
 PROBES = 2
 """Probes at which heads are looked for; what is no layer at one is none at another."""
 
-MOST = 2500
-"""Unknown logits of one fit, heads times queries: a second for each step of the fit."""
+MOST = 3300
+"""Unknown logits of one fit, heads times queries: a second or two for each step of the fit."""
 
 PROMISING = 0.03
 """Relative residual after fifteen steps below which a fit is finished; right starts are far below it."""
