@@ -226,8 +226,8 @@ def judge(case: Case, seed: int, new: int) -> Outcome:
     certificate = found.certificate
     oracle = Oracle(case.function, case.dim, OracleSettings(residual=case.options.residual))
     rng = np.random.default_rng([seed, 9000])
-    errors, _ = sequence_errors(oracle, found.extracted, rng, new, GaussianSequences())
-    relative = errors / certificate.variance
+    errors = sequence_errors(oracle, found.extracted, rng, new, GaussianSequences())
+    relative = errors.squared / certificate.variance
     count = int((relative > certificate.largest_error).sum())
     bad = end == "accepted" and float(np.quantile(relative, 1 - certificate.exceeding)) > certificate.tolerance
     return Outcome(case.kind, end, word, certificate, found.heads, found.total.calls, count, new, bad)

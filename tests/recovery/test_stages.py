@@ -228,7 +228,7 @@ def test_too_few_rows_are_a_shortage(rng):
         ((np.ones((3, 2, 2)), np.ones((3, 2, 1))), ShapeError, "one shape"),
         ((np.ones((3, 1, 2)), np.ones((3, 1, 2))), UsageError, "one token"),
         ((np.full((3, 2, 2), np.nan), np.ones((3, 2, 2))), UsageError, "NaN"),
-        ((np.full((3, 2, 2), "a"), np.full((3, 2, 2), "a")), ShapeError, "real numbers"),
+        ((np.full((3, 2, 2), "a"), np.full((3, 2, 2), "a")), ShapeError, "numbers"),
         ([(np.ones((3, 2, 2)), np.ones((3, 2, 2))), (np.ones((3, 2, 4)), np.ones((3, 2, 4)))], ShapeError, "shards of"),
     ],
 )

@@ -6,8 +6,8 @@ from .certificates import certify as certify
 from .diagnostics import Assumptions as Assumptions
 from .diagnostics import assumptions as assumptions
 from .diagnostics import lattice_distance as lattice_distance
-from .extraction import ExtractionOptions as ExtractionOptions
 from .extraction import extract_layer as extract_layer
+from .extraction_options import ExtractionOptions as ExtractionOptions
 from .gauss_newton import Polished as Polished
 from .gauss_newton import PolishSettings as PolishSettings
 from .gauss_newton import polish as polish

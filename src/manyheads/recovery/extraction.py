@@ -1,13 +1,11 @@
-"""The front door of extraction: a function is asked, a method chosen, tried, verified; a layer or a refusal leaves.
+"""Extraction of an attention layer from queries, verified on held-out sequences.
 
-Nothing leaves unverified, whatever the method: on layers that were trained, heads can be exchanged between two probes
-with every internal check in order, and only fresh sequences show it (measured here).
+Every result is verified, whatever the method: on trained layers, heads can be exchanged between two probes while all
+internal checks pass, and only fresh sequences show it (measured here).
 """
 
 import dataclasses
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,15 +16,14 @@ from manyheads.recovery import methods
 from manyheads.recovery.certificates import (
     Certificate,
     Draw,
-    GaussianSequences,
     ShortSequences,
-    Verification,
     certify,
     sequence_errors,
 )
+from manyheads.recovery.extraction_options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
-from manyheads.recovery.oracle.oracle import Budget, Oracle, OracleSettings
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
@@ -43,79 +40,6 @@ VERIFIED = 64
 
 ACCURACY = 48
 """Sequences on which the contributions of heads are compared; the oracle is not asked about them."""
-
-CERTIFICATES = 2
-"""How often a certificate may be drawn; the confidence holds for all of them together."""
-
-
-@dataclass(frozen=True)
-class ExtractionOptions:
-    """What is known of the function, and what an extraction may cost.
-
-    Attributes
-    ----------
-    causal
-        Whether a token attends to itself and to earlier ones only; None finds out.
-    residual
-        Whether the function adds its input to what the layer gives: x + F(x) or x + F(LN(x)).
-    normalised
-        Whether the function normalises its tokens first, F(LN(x)); None finds out.
-    rotary
-        Whether queries and keys are turned by their positions.
-    stochastic
-        Accept a function that answers the same question differently each time, as noise.
-    accurate
-        Spend more calls on more digits.
-    tries
-        How many seeds a method is tried with.
-    verify, confidence, tolerance
-        Fresh sequences of the certificate, its confidence, and the largest relative squared error that is accepted.
-    distribution
-        Draws the sequences of the verification: what the certificate speaks of.
-    budget
-        What may be asked in all.
-    store
-        Folder in which answers are kept; an interrupted extraction goes on where it stopped, to the same bits.
-    dtype, batch, progress
-        As in `OracleSettings`.
-    """
-
-    causal: bool | None = None
-    residual: bool = False
-    normalised: bool | None = None
-    rotary: bool = False
-    stochastic: bool = False
-    accurate: bool = False
-    tries: int = 3
-    verify: int = 400
-    confidence: float = 1 - 1e-4
-    tolerance: float = 1e-6
-    distribution: Draw = field(default_factory=GaussianSequences)
-    budget: Budget = field(default_factory=Budget)
-    store: str | os.PathLike[str] | None = None
-    dtype: str = "float64"
-    batch: int = 1 << 14
-    progress: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tries, int | np.integer) or self.tries < 1:
-            raise UsageError(f"tries = {self.tries}: a method is tried with at least one seed")
-        self.verification()
-
-    def verification(self) -> Verification:
-        """Return how the result is verified."""
-        return Verification(self.verify, self.confidence, self.tolerance, self.distribution, CERTIFICATES)
-
-    def oracle(self) -> OracleSettings:
-        """Return how the function is asked."""
-        return OracleSettings(
-            causal=self.causal is not False,
-            residual=self.residual,
-            dtype=self.dtype,
-            batch=self.batch,
-            budget=self.budget,
-            progress=self.progress,
-        )
 
 
 def extract_layer(

@@ -5,18 +5,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from manyheads.errors import ManyheadsError
+from manyheads.recovery.extraction_options import ExtractionOptions
 from manyheads.recovery.oracle.noise import Noise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
-
-if TYPE_CHECKING:
-    from manyheads.recovery.extraction import ExtractionOptions
 
 EXACT = 1e-10
 """Noise up to which the design that divides by small differences is chosen."""
@@ -53,7 +51,7 @@ class Attempt:
     noise: float = 0.0
 
 
-def settle(settings: OracleSettings, options: "ExtractionOptions", measured: Noise) -> OracleSettings:
+def settle(settings: OracleSettings, options: ExtractionOptions, measured: Noise) -> OracleSettings:
     """Return the settings of the oracle with what was found out; refuse what contradicts the options.
 
     Raises
@@ -78,7 +76,7 @@ def settle(settings: OracleSettings, options: "ExtractionOptions", measured: Noi
     return dataclasses.replace(settings, causal=measured.causal)
 
 
-def plan_attempts(method: str, level: float, measured: Noise, options: "ExtractionOptions") -> list[Attempt]:
+def plan_attempts(method: str, level: float, measured: Noise, options: ExtractionOptions) -> list[Attempt]:
     """Return what is tried, in this order: the method with several seeds, then what may still help."""
     if method == "auto":
         method, reason = _choose(level, measured, options)
@@ -95,7 +93,7 @@ def plan_attempts(method: str, level: float, measured: Noise, options: "Extracti
     return plan
 
 
-def _choose(level: float, measured: Noise, options: "ExtractionOptions") -> tuple[str, str]:
+def _choose(level: float, measured: Noise, options: ExtractionOptions) -> tuple[str, str]:
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
     if options.normalised or (options.normalised is None and measured.normalised):

@@ -1,0 +1,86 @@
+"""Options of an extraction: what is known of the function, verification, budget and cache."""
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
+from manyheads.recovery.oracle.oracle import Budget, OracleSettings
+
+CERTIFICATES = 2
+"""Number of certificates that may be drawn; the confidence holds for all of them together."""
+
+MOST_TRIES = 1000
+"""Largest number of seeds of a method."""
+
+
+@dataclass(frozen=True)
+class ExtractionOptions:
+    """What is known of the function, and what an extraction may cost.
+
+    Attributes
+    ----------
+    causal
+        Whether a token attends to itself and to earlier ones only; None finds out.
+    residual
+        Whether the function adds its input to what the layer gives: x + F(x) or x + F(LN(x)).
+    normalised
+        Whether the function normalises its tokens first, F(LN(x)); None finds out.
+    rotary
+        Whether queries and keys are turned by their positions.
+    stochastic
+        Accept a function that answers the same question differently each time, as noise.
+    accurate
+        Spend more calls on more digits.
+    tries
+        How many seeds a method is tried with.
+    verify, confidence, tolerance
+        Fresh sequences of the certificate, its confidence, and the largest relative squared error that is accepted.
+    distribution
+        Draws the sequences of the verification: what the certificate speaks of.
+    budget
+        What may be asked in all.
+    store
+        Folder in which answers are kept; an interrupted extraction goes on where it stopped, to the same bits.
+    dtype, batch, progress
+        As in `OracleSettings`.
+    """
+
+    causal: bool | None = None
+    residual: bool = False
+    normalised: bool | None = None
+    rotary: bool = False
+    stochastic: bool = False
+    accurate: bool = False
+    tries: int = 3
+    verify: int = 400
+    confidence: float = 1 - 1e-4
+    tolerance: float = 1e-6
+    distribution: Draw = field(default_factory=GaussianSequences)
+    budget: Budget = field(default_factory=Budget)
+    store: str | os.PathLike[str] | None = None
+    dtype: str = "float64"
+    batch: int = 1 << 14
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tries, int | np.integer) or not 1 <= self.tries <= MOST_TRIES:
+            raise UsageError(f"tries = {self.tries}: a method is tried with 1 to {MOST_TRIES} seeds")
+        self.verification()
+
+    def verification(self) -> Verification:
+        """Return how the result is verified."""
+        return Verification(self.verify, self.confidence, self.tolerance, self.distribution, CERTIFICATES)
+
+    def oracle(self) -> OracleSettings:
+        """Return how the function is asked."""
+        return OracleSettings(
+            causal=self.causal is not False,
+            residual=self.residual,
+            dtype=self.dtype,
+            batch=self.batch,
+            budget=self.budget,
+            progress=self.progress,
+        )
