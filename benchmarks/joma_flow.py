@@ -23,27 +23,27 @@ def draw(activation):
     import numpy as np
 
     from manyheads.joma.systems.layer import draw_network, draw_upper
-    from manyheads.joma.task import Rule, Sizes, draw_setting
+    from manyheads.joma.task import Sizes, UpdateRule, draw_task
 
-    rng, sizes, rule = np.random.default_rng(0), Sizes(), Rule("exp", activation)
-    return draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng), rule
-
-
-def ours(task):
-    from manyheads.joma.systems.gradient_flow import Steps, flow
-
-    return flow(*task, Steps.until(HORIZON, STEP)).network.logits[-1]
+    rng, sizes, rule = np.random.default_rng(0), Sizes(), UpdateRule("exp", activation)
+    return draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng), rule
 
 
-def torch_loop(task):
+def ours(problem):
+    from manyheads.joma.systems.gradient_flow import FixedSteps, gradient_flow
+
+    return gradient_flow(*problem, FixedSteps.until(HORIZON, STEP)).network.logits[-1]
+
+
+def torch_loop(problem):
     import torch
 
     torch.set_num_threads(1)
-    network, setting, upper, rule = task
+    network, task, upper, rule = problem
     contexts, embeddings, asked, out = (
-        torch.tensor(a) for a in (setting.contexts, setting.token_embeddings, setting.query_embeddings, upper.upper)
+        torch.tensor(a) for a in (task.contexts, task.token_embeddings, task.query_embeddings, upper.upper)
     )
-    queries, labels = torch.tensor(setting.queries).long(), torch.tensor(setting.labels).long()
+    queries, labels = torch.tensor(task.queries).long(), torch.tensor(task.labels).long()
     phi = {"gelu": torch.nn.functional.gelu, "relu": torch.relu}[rule.activation]
 
     def downhill(z, w):
@@ -63,9 +63,9 @@ def torch_loop(task):
     return state[0].numpy()
 
 
-def timed(run, task):
+def timed(run, problem):
     start = time.process_time()
-    end = run(task)
+    end = run(problem)
     return time.process_time() - start, end
 
 
@@ -75,10 +75,10 @@ def main():
     print("| activation | ours | compilation | torch loop | torch over ours (spread) | difference of the ends |")
     print("|---|---|---|---|---|---|")
     for activation in ("gelu", "relu"):
-        task = draw(activation)
-        once, _ = timed(ours, task)
-        fast = [timed(ours, task) for _ in range(REPEATS)]
-        slow = [timed(torch_loop, task) for _ in range(REPEATS)]
+        problem = draw(activation)
+        once, _ = timed(ours, problem)
+        fast = [timed(ours, problem) for _ in range(REPEATS)]
+        slow = [timed(torch_loop, problem) for _ in range(REPEATS)]
         ratios = [b[0] / a[0] for a, b in zip(fast, slow, strict=True)]
         ours_time, torch_time = (statistics.median(t for t, _ in runs) for runs in (fast, slow))
         ratio = f"{torch_time / ours_time:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"

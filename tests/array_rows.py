@@ -14,7 +14,8 @@ from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.bigram.training.rounding import glimpse
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
-from manyheads.joma.task import Rule
+from manyheads.joma.task import Sizes, UpdateRule
+from manyheads.joma.task import draw_task as draw_joma_task
 
 TASK = bigram.draw_task(np.random.default_rng(0), 3, 8, 2)
 STATE = bigram.State(TASK.centred, np.float32(TASK.attention))
@@ -87,7 +88,7 @@ STEPPED = fixed(task=TASK, settings=STEPS, steps=2, seed=1)
 
 
 def mixture(rng):
-    return Mixture(rng.normal(size=(3, 2)), rng.dirichlet(np.ones(3)), rng.normal(size=3), spread=0.5)
+    return Mixture(rng.normal(size=(3, 2)), rng.dirichlet(np.ones(3)), rng.normal(size=3), std=0.5)
 
 
 OVERLAPS = row_coefficients(TASK, TASK.attention)
@@ -247,42 +248,54 @@ ROWS = {
     ),
     "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
-    "joma.drop_and_rise.correlate_within": ({"x": some(6), "y": some(6)}, fixed()),
-    "joma.drop_and_rise.cross_rises": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.cross_valleys": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.find_valley": ({"curves": some(4, 6)}, fixed()),
-    "joma.drop_and_rise.hold_last": ({"curves": some(4, 6)}, fixed()),
-    "joma.theory.gaussian_mixture.cloud_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.cloud_field": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.gaussian_weight_coefficient": (CLOUDS, fixed(curvature=lambda z: 2.0 + 0.0 * z)),
+    "joma.Task": (
+        {
+            "contexts": laws(4, 3),
+            "queries": tokens(2, 4),
+            "labels": tokens(2, 4),
+            "token_embeddings": of(np.eye(6)[:, :3]),
+            "query_embeddings": of(np.eye(6)[:, 3:5]),
+        },
+        fixed(),
+    ),
+    "joma.Task.take": ({"rows": of(np.array([0, 2]))}, fixed(on=draw_joma_task(Sizes(), np.random.default_rng(0)))),
+    "joma.text.summaries.within_group_spearman": ({"x": some(6), "y": some(6)}, fixed()),
+    "joma.drop_and_rise.cross_fitted_rise": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.cross_fitted_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.replicated_drop_and_rise": ({"curves": some(4, 6)}, fixed()),
+    "joma.drop_and_rise.forward_fill": ({"curves": some(4, 6)}, fixed()),
+    "joma.theory.gaussian_mixture.mixture_coefficients": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
+    "joma.theory.gaussian_mixture.expected_gradient": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
     "joma.theory.gaussian_mixture.gradient_covariance": (CLOUDS, fixed(activation=NONLINEARITIES["square"])),
-    "joma.theory.gaussian_mixture.predict_fluctuations": (
-        {"mixture": mixture, "start": positive(2), "times": exactly(0.0, 0.1)},
-        fixed(activation=NONLINEARITIES["identity"], decay=1.0),
+    "joma.theory.gaussian_mixture.linear_noise_approximation": (
+        {"mixture": mixture, "init": positive(2), "times": exactly(0.0, 0.1)},
+        fixed(activation=NONLINEARITIES["identity"], weight_decay=1.0),
     ),
-    "joma.theory.gaussian_mixture.relu_coefficients": (CLOUDS, fixed()),
-    "joma.theory.invariants.conserved": ({"logits": some(2, 4), "token_weights": some(4, 3)}, fixed(rule=Rule("exp"))),
-    "joma.theory.invariants.conserved_per_query": (
+    "joma.theory.invariants.conserved_quantity": (
+        {"logits": some(2, 4), "token_weights": some(4, 3)},
+        fixed(rule=UpdateRule("exp")),
+    ),
+    "joma.theory.invariants.per_query_quantity": (
         {"logits": some(2, 4), "token_weights": some(2, 4, 3)},
-        fixed(rule=Rule("exp", own_weights=True)),
+        fixed(rule=UpdateRule("exp", per_query_weights=True)),
     ),
-    "joma.theory.invariants.decayed": ({"start": some(4), "times": exactly(0.0, 1.0)}, fixed(rule=Rule("linear"))),
+    "joma.theory.invariants.decayed_quantity": (
+        {"initial": some(4), "times": exactly(0.0, 1.0)},
+        fixed(rule=UpdateRule("linear")),
+    ),
     "joma.theory.invariants.drift": (
         {"times": exactly(0.0, 1.0, 2.0), "logits": some(3, 2, 4), "token_weights": some(3, 4, 3)},
-        fixed(rule=Rule("exp")),
+        fixed(rule=UpdateRule("exp")),
     ),
-    "joma.theory.invariants.softmax_form": (
+    "joma.theory.invariants.softmax_relation": (
         {
             "times": exactly(0.0, 1.0, 2.0, 3.0),
             "logits": some(4, 1, 4),
             "token_weights": some(4, 4, 3),
             "mean_attention": laws(4, 4),
         },
-        fixed(rule=Rule("softmax")),
-    ),
-    "joma.theory.invariants.softmax_velocity": (
-        {"attention": laws(5, 4), "pulls": some(5, 3), "token_weights": some(4, 3)},
-        fixed(rule=Rule("softmax")),
+        fixed(rule=UpdateRule("softmax")),
     ),
     "joma.theory.latent_tree.Tree": (
         {
@@ -298,18 +311,15 @@ ROWS = {
     ),
     "joma.theory.rebound.entropy_curve": ({"targets": exactly(2.0, 1.0), "times": exactly(0.5, 1.0)}, fixed()),
     "joma.theory.rebound.entropy_of": ({"logits": some(2, 4)}, fixed()),
-    "joma.theory.rebound.entropy_rate": ({"logits": some(4), "velocity": some(4)}, fixed()),
-    "joma.theory.rebound.final_rank_slope": ({"wanted": some(4, 3), "start": some(4, 3)}, fixed()),
-    "joma.theory.rebound.late_gap": (
-        {"targets": exactly(2.0, 1.0), "log_deficits": lambda rng: tuple(rng.uniform(0.5, 1.5, (2, 3)))},
+    "joma.theory.rebound.final_rank_slope": ({"target": some(4, 3), "init": some(4, 3)}, fixed()),
+    "joma.theory.rebound.linear_entropy_curve": (
+        {"targets": exactly(2.0, 1.0), "fractions": exactly(0.2, 0.5)},
         fixed(),
     ),
-    "joma.theory.rebound.linear_entropy_curve": ({"targets": exactly(2.0, 1.0), "shares": exactly(0.2, 0.5)}, fixed()),
-    "joma.theory.rebound.measure_bounce": ({"curve": some(6)}, fixed()),
     "joma.theory.rebound.predict_approach": ({"targets": exactly(2.0, 1.0)}, fixed()),
     **{
         f"joma.theory.salient_first.{name}": ({"target": positive(3)}, fixed())
-        for name in ("affine_offset", "final_rate", "waiting_time")
+        for name in ("affine_offset", "final_rate")
     },
     "joma.theory.salient_first.deficit_ratio": (
         {"first": exactly(2.0), "second": exactly(1.0), "log_deficit": exactly(1.5)},
@@ -317,10 +327,10 @@ ROWS = {
     ),
     "joma.theory.salient_first.exact_time": ({"target": positive(3), "log_deficit": positive(3)}, fixed()),
     "joma.theory.salient_first.find_log_deficit": ({"target": positive(3), "time": positive(3)}, fixed()),
-    "joma.theory.scan_and_snap.gain": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
-    "joma.theory.scan_and_snap.gain_law": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
-    "joma.theory.scan_and_snap.snap_clock": (SNAP, fixed(classes=2)),
-    "joma.theory.scan_and_snap.snap_path": (SNAP, fixed(classes=2)),
+    "joma.theory.scan_and_snap.relative_gain": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
+    "joma.theory.scan_and_snap.relative_gain_law": ({"start": some(3), "logits": some(2, 3)}, fixed(first=0, second=1)),
+    "joma.theory.scan_and_snap.training_time": (SNAP, fixed(classes=2)),
+    "joma.theory.scan_and_snap.reduced_trajectory": (SNAP, fixed(classes=2)),
     "joma.theory.winner_take_all.blowup_time": ({"gains": positive(3)}, fixed()),
     "joma.theory.winner_take_all.common_ratio": ({"gains": positive(3), "weights": positive(3)}, fixed(scale=1.0)),
     "joma.theory.winner_take_all.frozen_weights": ({"gains": positive(3)}, fixed()),
@@ -397,16 +407,13 @@ EXPENSIVE = {
     "bigram.observe",
     "bigram.record",
     "bigram.simulate",
-    "joma.theory.gaussian_mixture.cloud_coefficients",
-    "joma.theory.gaussian_mixture.cloud_field",
-    "joma.theory.gaussian_mixture.gaussian_weight_coefficient",
+    "joma.theory.gaussian_mixture.mixture_coefficients",
+    "joma.theory.gaussian_mixture.expected_gradient",
     "joma.theory.gaussian_mixture.gradient_covariance",
-    "joma.theory.gaussian_mixture.predict_fluctuations",
-    "joma.theory.gaussian_mixture.relu_coefficients",
+    "joma.theory.gaussian_mixture.linear_noise_approximation",
     "joma.theory.rebound.entropy_curve",
-    "joma.theory.rebound.entropy_rate",
-    "joma.theory.scan_and_snap.snap_clock",
-    "joma.theory.scan_and_snap.snap_path",
+    "joma.theory.scan_and_snap.training_time",
+    "joma.theory.scan_and_snap.reduced_trajectory",
     "spectra.traced_stable_rank",
     "transformer.Transformer.__call__",
     "transformer.Transformer.record",
@@ -416,6 +423,7 @@ TRACED = "called by the layer, on what it has checked"
 OPAQUE = "takes no arrays: a model, a configuration, text or settings"
 FILES = "reads tensors from files; rows are whole numbers"
 EXEMPT = {
+    "joma.UpdateRule": "takes numbers",
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,
     "attention.Layer.logits": TRACED,

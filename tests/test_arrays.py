@@ -37,11 +37,21 @@ def is_checked(cls):
     return bool(written) and not issubclass(cls, BaseException) and not inspect.isabstract(cls)
 
 
+def elsewhere(package, name):
+    """Tell whether a public name is listed under the module that it comes from."""
+    module = getattr(getattr(package, name), "__module__", "").removeprefix("manyheads.")
+    return any(module == listed or module.startswith(f"{listed}.") for listed in WITHOUT_STUB)
+
+
 def modules():
     """Yield the public namespaces: what the stubs list, and modules of functions where there is no stub."""
     root = Path(manyheads.__file__).parent
     for stub in sorted(root.glob("*/__init__.pyi")):
-        yield stub.parent.name, importlib.import_module(f"manyheads.{stub.parent.name}").__all__
+        package = importlib.import_module(f"manyheads.{stub.parent.name}")
+        yield (
+            package.__name__.removeprefix("manyheads."),
+            [name for name in package.__all__ if not elsewhere(package, name)],
+        )
     for name in WITHOUT_STUB:
         path = root / name.replace(".", "/")
         inner = [f"{name}.{file.stem}" for file in sorted(path.glob("[!_]*.py"))] if path.is_dir() else [name]

@@ -1,6 +1,6 @@
 """Figures of the joint flow of logits and weights: theorem 1, theorem 2, and how fast the flow is.
 
-Every figure is the worst of its seeds; within a setting, seeds are vmapped.
+Every figure is the worst of its seeds; within a task, seeds are vmapped.
 """
 
 import time
@@ -12,33 +12,41 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.joma.systems.gradient_flow import Adaptive, Steps, descend, flow, flow_adaptively
+from manyheads.joma.systems.gradient_flow import (
+    AdaptiveSteps,
+    FixedSteps,
+    adaptive_gradient_flow,
+    gradient_descent,
+    gradient_flow,
+)
 from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
-from manyheads.joma.theory.invariants import conserved, conserved_per_query, decayed, softmax_form
+from manyheads.joma.task import Sizes, Task, UpdateRule, draw_task
+from manyheads.joma.theory.invariants import conserved_quantity, decayed_quantity, per_query_quantity, softmax_relation
 from manyheads.statistics import fit_exponent
 
 SMOOTH = ("identity", "gelu", "square")
 HORIZON = 40.0
 
 
-def draw(rule: Rule, sizes: Sizes, seeds: int) -> tuple[Network, Setting, CrossEntropy]:
-    """Draw one task for each seed, stacked; call with 64-bit types enabled."""
+def draw(rule: UpdateRule, sizes: Sizes, seeds: int) -> tuple[Network, Task, CrossEntropy]:
+    """Draw one problem for each seed, stacked; call with 64-bit types enabled."""
 
-    tasks = []
+    problems = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        tasks.append((draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)))
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
+        problems.append((draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
 
 
-def follow(rule: Rule, queries: int, seeds: int, contexts: int = 40, records: int = 50):
-    """Return logits, token weights and times of flows with a fixed step of 0.02, and the settings."""
+def follow(rule: UpdateRule, queries: int, seeds: int, contexts: int = 40, records: int = 50):
+    """Return logits, token weights and times of flows with a fixed step of 0.02, and the tasks."""
     with jax.enable_x64(True):
-        tasks = draw(rule, Sizes(queries=queries, contexts=contexts), seeds)
-        path = jax.vmap(lambda *task: flow(*task, rule, Steps.until(HORIZON, 0.02, records)))(*tasks)
-        weights = jax.vmap(token_weights)(tasks[1], path.network.weights)
-        return np.asarray(path.network.logits), np.asarray(weights), np.asarray(path.times), tasks[1]
+        problems = draw(rule, Sizes(queries=queries, contexts=contexts), seeds)
+        path = jax.vmap(lambda *problem: gradient_flow(*problem, rule, FixedSteps.until(HORIZON, 0.02, records)))(
+            *problems
+        )
+        weights = jax.vmap(token_weights)(problems[1], path.network.weights)
+        return np.asarray(path.network.logits), np.asarray(weights), np.asarray(path.times), problems[1]
 
 
 def departure(relation: np.ndarray) -> np.ndarray:
@@ -52,9 +60,9 @@ def conservation(folder: Path, activations: list[str], limit: float, seeds: int)
     for attention in ("linear", "exp"):
         for activation in activations:
             for queries in (1, 3):
-                rule = Rule(attention, activation)
+                rule = UpdateRule(attention, activation)
                 logits, weights, _, _ = follow(rule, queries, seeds)
-                cells.append(float(departure(conserved(rule, logits, weights)).max()))
+                cells.append(float(departure(conserved_quantity(rule, logits, weights)).max()))
                 moved = min(moved, float(departure(logits).min()))
     worst = max(cells)
     extent = f"worst of {len(cells)} settings; every path moves a logit by {moved:.2f} or more"
@@ -66,9 +74,9 @@ def single_query(folder: Path, seeds: int) -> Measured:
     errors = []
     for attention in ("linear", "exp"):
         for activation in SMOOTH:
-            rule = Rule(attention, activation)
+            rule = UpdateRule(attention, activation)
             logits, weights, _, _ = follow(rule, 3, seeds)
-            errors.extend(departure(conserved_per_query(rule, logits, weights)))
+            errors.extend(departure(per_query_quantity(rule, logits, weights)))
     low, high = min(errors), max(errors)
     return Measured(f"{low:.2f} to {high:.2f}", f"{len(errors)} paths", f"0-{seeds - 1}", bool(low > 0.1))
 
@@ -77,12 +85,12 @@ def events(folder: Path, seeds: int) -> Measured:
     """Measure the departure with a ReLU when gates are held between kinks."""
     worst, crossings = 0.0, 0
     for attention in ("linear", "exp"):
-        rule = Rule(attention, "relu")
+        rule = UpdateRule(attention, "relu")
         for seed in range(seeds):
             rng, sizes = np.random.default_rng(seed), Sizes()
-            task = draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
-            path = flow_adaptively(*task, rule, Adaptive(HORIZON, 10))
-            relation = conserved(rule, path.network.logits, token_weights(task[1], path.network.weights))
+            problem = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+            path = adaptive_gradient_flow(*problem, rule, AdaptiveSteps(HORIZON, 10))
+            relation = conserved_quantity(rule, path.network.logits, token_weights(problem[1], path.network.weights))
             worst, crossings = max(worst, float(departure(relation[None])[0])), crossings + int(path.crossings)
     return Measured(f"{worst:.1e}", f"{crossings} crossings of kinks", f"0-{seeds - 1}", worst < 1e-10)
 
@@ -91,15 +99,17 @@ def descent_order(folder: Path, rates: list[float], seeds: int) -> Measured:
     """Fit the order of the drift of plain gradient descent in its learning rate."""
     passed, figures = True, []
     for attention in ("linear", "exp"):
-        rule = Rule(attention, "gelu")
+        rule = UpdateRule(attention, "gelu")
         slips = []
         with jax.enable_x64(True):
-            tasks = draw(rule, Sizes(), seeds)
+            problems = draw(rule, Sizes(), seeds)
             for rate in rates:
-                steps = Steps(rate, round(HORIZON / rate), 1)
-                path = jax.vmap(lambda *task, rule=rule, steps=steps: descend(*task, rule, steps))(*tasks)
-                weights = jax.vmap(token_weights)(tasks[1], path.network.weights)
-                slips.append(departure(np.asarray(conserved(rule, path.network.logits, weights))))
+                steps = FixedSteps(rate, round(HORIZON / rate), 1)
+                path = jax.vmap(lambda *problem, rule=rule, steps=steps: gradient_descent(*problem, rule, steps))(
+                    *problems
+                )
+                weights = jax.vmap(token_weights)(problems[1], path.network.weights)
+                slips.append(departure(np.asarray(conserved_quantity(rule, path.network.logits, weights))))
         fit = fit_exponent(np.asarray(rates), np.stack(slips, axis=1))
         figures.append(f"{attention} {fit.exponent:.4f} [{fit.interval.low:.4f}, {fit.interval.high:.4f}]")
         passed = passed and bool(fit.interval.low > 0.95 and fit.interval.high < 1.05)
@@ -108,10 +118,10 @@ def descent_order(folder: Path, rates: list[float], seeds: int) -> Measured:
 
 def decay_law(folder: Path, decay: float, seeds: int) -> Measured:
     """Measure the departure from exp(-2 decay t) under linear attention with weight decay."""
-    rule, plain = Rule("linear", "gelu", decay=decay), Rule("linear", "gelu")
+    rule, plain = UpdateRule("linear", "gelu", weight_decay=decay), UpdateRule("linear", "gelu")
     logits, weights, times, _ = follow(rule, 1, seeds)
-    relation = conserved(plain, logits, weights)  # (seeds, S, M)
-    law = np.stack([decayed(rule, row[0], clock) for row, clock in zip(relation, times, strict=True)])
+    relation = conserved_quantity(plain, logits, weights)  # (seeds, S, M)
+    law = np.stack([decayed_quantity(rule, row[0], clock) for row, clock in zip(relation, times, strict=True)])
     worst = float(np.abs(relation - law).max())
     return Measured(f"{worst:.1e}", "all tokens and times", f"0-{seeds - 1}", worst < 1e-10)
 
@@ -120,18 +130,18 @@ def softmax(folder: Path, contexts: int, limit: float | None, seeds: int) -> Mea
     """Measure the softmax form: the moving mean against a limit, the fixed mean as a report."""
     moving, fixed, shapes, squares = [], [], [], []
     for activation in ("identity", "relu", "gelu"):
-        rule = Rule("softmax", activation)
+        rule = UpdateRule("softmax", activation)
         # Every step is kept: splines through every second one err by 3e-4 of a small movement where a ReLU has a kink.
-        logits, weights, times, settings = follow(rule, 1, seeds, contexts, records=2000)
+        logits, weights, times, tasks = follow(rule, 1, seeds, contexts, records=2000)
         with jax.enable_x64(True):
             means = np.asarray(
-                jax.vmap(lambda z, x, rule=rule: attend(rule, z, x).mean(1))(logits, np.asarray(settings.contexts))
+                jax.vmap(lambda z, x, rule=rule: attend(rule, z, x).mean(1))(logits, np.asarray(tasks.contexts))
             )
         for z, v, t, mean in zip(logits, weights, times, means, strict=True):
-            form = softmax_form(rule, t, z, v, mean)
-            moving.append(form.relative_error("integral"))
-            fixed.append(form.relative_error("constant"))
-            shapes.append(form.correlation("constant"))
+            form = softmax_relation(rule, t, z, v, mean)
+            moving.append(form.relative_error("moving_mean"))
+            fixed.append(form.relative_error("fixed_mean"))
+            shapes.append(form.correlation("fixed_mean"))
             squares.append(form.correlation("squares"))
     figure = f"moving mean {max(moving):.1e}; fixed mean {min(fixed):.2f} to {max(fixed):.2f}"
     extent = f"shape of the fixed mean {min(shapes):.3f} to {max(shapes):.3f}, of squares alone "
@@ -143,12 +153,12 @@ def speed(folder: Path, repeats: int) -> Measured:
     """Measure CPU seconds of the flow of the check of theorem 1, compilation excluded."""
     seconds = []
     for activation in ("gelu", "relu"):
-        rng, sizes, rule = np.random.default_rng(0), Sizes(), Rule("exp", activation)
-        task = draw_network(sizes, rule, rng), draw_setting(sizes, rng), draw_upper(sizes, rng)
-        flow(*task, rule, Steps.until(HORIZON))
+        rng, sizes, rule = np.random.default_rng(0), Sizes(), UpdateRule("exp", activation)
+        problem = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+        gradient_flow(*problem, rule, FixedSteps.until(HORIZON))
         for _ in range(repeats):
             start = time.process_time()
-            flow(*task, rule, Steps.until(HORIZON))
+            gradient_flow(*problem, rule, FixedSteps.until(HORIZON))
             seconds.append(time.process_time() - start)
     figure = f"{np.median(seconds):.2f} s, at most {max(seconds):.2f} s"
     return Measured(figure, "CPU time of 2,000 steps, 40 contexts, 24 neurons, gelu and relu", "0", max(seconds) < 2)

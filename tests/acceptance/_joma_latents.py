@@ -8,8 +8,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.systems.scan_and_snap import follow_snapping, make_cooccurrence
-from manyheads.joma.theory.scan_and_snap import snap_clock, snap_path
+from manyheads.joma.systems.scan_and_snap import make_cooccurrence, scan_and_snap_flow
+from manyheads.joma.theory.scan_and_snap import reduced_trajectory, training_time
 
 
 def tree_pairs(folder: Path, trees: int, samples: int) -> Measured:
@@ -39,12 +39,12 @@ def one_path(folder: Path, seeds: int, ratios: list[float], reach: float) -> Mea
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         own, common, classes = -np.sort(-rng.uniform(0.1, 1, 5)), rng.uniform(0.5, 1.5, 8), int(rng.integers(2, 9))
-        path = snap_path(own, common, classes, progress)
+        path = reduced_trajectory(own, common, classes, progress)
         expected = np.concatenate([np.tile(path.distinct, (1, classes)), path.common], 1)
         table = make_cooccurrence(np.tile(own, (classes, 1)), common)
         for ratio in ratios:
-            times = snap_clock(own, common, classes, progress, attention_rate=ratio)
-            flow = follow_snapping(table, times, attention_rate=ratio)
+            times = training_time(own, common, classes, progress, attention_learning_rate=ratio)
+            flow = scan_and_snap_flow(table, times, attention_learning_rate=ratio)
             worst = max(worst, float(np.abs(flow.logits - expected).max()))
     extent = f"largest error of a logit, {seeds} draws, ratios {ratios}, progress up to {reach:g}"
     return Measured(f"{worst:.1e}", extent, f"0-{seeds - 1}", bool(worst < 1e-6))

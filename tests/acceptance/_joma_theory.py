@@ -8,13 +8,14 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from tests.acceptance._lane import Figure, Measured
 
+from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.components import relax, relax_layer
-from manyheads.joma.systems.gaussian_mixture import Mixture, sampled_field
+from manyheads.joma.systems.gaussian_mixture import Mixture, sampled_gradient
 from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.theory.gaussian_mixture import cloud_field
+from manyheads.joma.theory.gaussian_mixture import expected_gradient
 from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccurrence, unroll
-from manyheads.joma.theory.rebound import BOUNCE, entropy_of, measure_bounce
+from manyheads.joma.theory.rebound import REBOUND, entropy_of
 from manyheads.joma.theory.salient_first import EXP, UNIFORM, affine_offset, exact_time, final_rate
 from manyheads.spectra import traced_stable_rank
 
@@ -29,8 +30,10 @@ def clouds(folder: Path, samples: int, seeds: int) -> Measured:
         mixture = Mixture(rng.normal(size=(3, 6)), np.array([0.5, 0.3, 0.2]), np.array([1.0, -0.6, 0.4]), 0.7, 0.2)
         v = rng.normal(size=6)
         for name in ("relu", "square", "tanh"):
-            found = sampled_field(mixture, v, NONLINEARITIES[name], samples, jax.random.key(seed))
-            score = float(np.abs((found.mean - cloud_field(mixture, v, NONLINEARITIES[name])) / found.error).max())
+            found = sampled_gradient(mixture, v, NONLINEARITIES[name], samples, jax.random.key(seed))
+            score = float(
+                np.abs((found.mean - expected_gradient(mixture, v, NONLINEARITIES[name])) / found.error).max()
+            )
             worst = max(worst, score)
             parts.append(f"{name} {score:.2f}")
     return Measured(f"{worst:.2f}", f"{', '.join(parts)}; {samples:,} samples", f"0-{seeds - 1}", worst < 4.5)
@@ -94,11 +97,11 @@ def rebound(folder: Path, vectors: int, seeds: int) -> Measured:
             with jax.enable_x64(True):
                 path = jax.vmap(lambda mu, law=law: relax(mu, jnp.asarray(times), law))(jnp.asarray(targets))
             logits = (targets[:, None] * np.expm1(-np.asarray(path))) ** 2 / 2
-            rises.append(measure_bounce(entropy_of(logits, targets[:, None] > 0)).rise)
-        shares.append(float((rises[0] > BOUNCE).mean()))
+            rises.append(drop_and_rise(entropy_of(logits, targets[:, None] > 0)).rise)
+        shares.append(float((rises[0] > REBOUND).mean()))
         without = max(without, float(rises[1].max()))
     figure = f"{np.mean(shares):.1%} with attention; largest rise without {without:.1e} nat"
-    passed = abs(float(np.mean(shares)) - 0.97) <= 0.03 and without <= BOUNCE
+    passed = abs(float(np.mean(shares)) - 0.97) <= 0.03 and without <= REBOUND
     extent = f"shares {min(shares):.1%} to {max(shares):.1%} over {seeds} draws of {vectors} vectors"
     return Measured(figure, extent, f"0-{seeds - 1}", passed)
 
@@ -113,10 +116,10 @@ def stable_rank(folder: Path, seeds: int) -> Measured:
         start = 0.02 * rng.normal(size=(24, 24))
         attended, held = (traced_stable_rank(relax_layer(wanted, start, times, kind)) for kind in ("exp", "uniform"))
         shown = shown or f"seed 0: {attended[0]:.2f} to {attended.min():.2f} to {attended[-1]:.2f}"
-        found = measure_bounce(attended)
+        found = drop_and_rise(attended)
         dips.append(float(found.drop))
         rises.append(float(found.rise))
-        without.append(float(measure_bounce(held).rise))
+        without.append(float(drop_and_rise(held).rise))
     least = f"least drop {min(dips):.2f}, least rise {min(rises):.2f}"
     figure = f"{shown}; {least}; without attention rise up to {max(without):.1e}"
     monotone = sum(rise < 1e-6 for rise in without)

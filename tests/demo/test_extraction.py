@@ -1,6 +1,6 @@
 """The chapter on extraction: the demo's own transformers are asked, and their weights come back."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,9 +9,10 @@ import pytest
 import xarray as xr
 
 from manyheads.data import read_characters
-from manyheads.demo import CHAPTERS, Scene, TextTraining
+from manyheads.demo import TextTraining
 from manyheads.demo import extraction as chapter
-from manyheads.demo.extraction import Extraction, asked_block
+from manyheads.demo.chapters import CHAPTERS, Scene
+from manyheads.demo.extraction import Extraction, block_oracle
 from manyheads.demo.text import stored_weights
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
@@ -32,6 +33,7 @@ def study(monkeypatch, tmp_path):
         return xr.Dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
 
     monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
+    monkeypatch.setattr(chapter, "finished_study", lambda finished: replace(SMALL, text=None))
     monkeypatch.setattr(chapter, "read_training", read)
     (tmp_path / "run.json").write_text("a stand-in")
     return Extraction(finished=tmp_path / "run.json", layer=0)
@@ -68,7 +70,7 @@ def test_other_trainings_are_refused(study, tmp_path):
     (tmp_path / "other.txt").write_text("another text " * 200)
     with pytest.raises(UsageError, match="another text"):
         Extraction(text=tmp_path / "other.txt", finished=study.finished, layer=0).inputs()
-    with pytest.raises(UsageError, match="layers count from 0"):
+    with pytest.raises(UsageError, match="layers are numbered from 0"):
         Extraction(finished=study.finished, layer=1).predict(None)
 
 
@@ -90,5 +92,5 @@ def test_a_transformer_of_another_form_is_not_asked():
 
     config = TransformerConfig(Shape(2, 2, 1), TokenInput(5), length=3, outputs=5, norm="none")
     model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0), np.float32)
-    with pytest.raises(UsageError, match="normalises first"):
-        asked_block(model, 0)
+    with pytest.raises(UsageError, match="pre-norm"):
+        block_oracle(model, 0)

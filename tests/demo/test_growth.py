@@ -6,7 +6,8 @@ import pytest
 import xarray as xr
 from scipy.special import logsumexp
 
-from manyheads.demo import CHAPTERS, Scene, growth
+from manyheads.demo import growth
+from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.growth import RARER, Growth
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Multiples, check_study, run
@@ -93,7 +94,7 @@ def test_a_text_of_one_character_is_learned(tmp_path):
 def test_what_does_not_do_is_refused_before_work(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("short " * 50)
-    with pytest.raises(UsageError, match="30 characters to test on"):
+    with pytest.raises(UsageError, match="30 held-out characters"):
         Growth(text=path).inputs()
     with pytest.raises(UsageError, match="samples=10000000"):
         Growth(pieces=10**7).inputs()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.demo import CHAPTERS, Scene, TextTraining
+from manyheads.demo import TextTraining
+from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.rebound import Rebound
 from manyheads.errors import UsageError
 from manyheads.study import check_study, run
@@ -50,7 +51,7 @@ def test_each_layer_gets_the_verdict_of_its_own_curve(rng):
     levels = xr.Dataset({"uniform": 3.1, "random_rank": 30.0})
     verdicts = Rebound().compare(levels, trained)
     assert [verdict.outcome for verdict in verdicts] == ["holds", "refuted", "refuted", "holds", "holds", "holds"]
-    assert all(verdict.claim.startswith(f"layer {n // 3}: ") for n, verdict in enumerate(verdicts))
+    assert all(verdict.claim.startswith(f"Layer {n // 3}: ") for n, verdict in enumerate(verdicts))
     assert verdicts[4].figure == pytest.approx(1.0, abs=0.05)
     assert len(Rebound().panels(levels, trained)) == 3
 

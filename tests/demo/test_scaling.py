@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from manyheads.demo import CHAPTERS, Scene, scaling
+from manyheads.demo import scaling
+from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.scaling import Scaling
 from manyheads.limits.systems.transformers import Motion
 from manyheads.study import Listing, run

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from manyheads.data import TextWindows, load_text, read_characters
-from manyheads.demo import CHAPTERS, Scene, TextTraining
-from manyheads.demo.observation import find_prose, write_on
+from manyheads.demo import TextTraining
+from manyheads.demo.chapters import CHAPTERS, Scene
+from manyheads.demo.sampling import continue_text, find_prose
 from manyheads.demo.text import trained_model
 from manyheads.errors import UsageError
-from manyheads.joma.text.record import look_at
+from manyheads.joma.text.record import held_out_starts, record_statistics
 from manyheads.study import Study, run
 
 SMALL = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
@@ -31,7 +32,7 @@ def test_the_prompt_is_the_window_with_the_most_letters(tmp_path):
 
 def test_writing_is_a_function_of_the_key(model):
     prompt = jnp.zeros(16, jnp.int32)
-    first, second, other = (write_on(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))
+    first, second, other = (continue_text(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))
     assert first.shape == (12,)
     assert (first == second).all()
     assert (first != other).any()
@@ -58,9 +59,9 @@ def test_a_trained_model_comes_back_from_its_run(tmp_path, seed):
     study = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=1)
     trained = run(study, 2, seed, store=tmp_path, progress=False)["trained"].to_dataset()
     _, (_, validation) = read_characters(None)
-    held_out = TextWindows(validation, 16, 2).cut(jnp.asarray(study._tested(validation)))
+    held_out = TextWindows(validation, 16, 2).cut(jnp.asarray(held_out_starts(validation, 16, 3)))
     for replicate in range(2):
-        loss = float(look_at(trained_model(study, trained, replicate), held_out)["validation_loss"])
+        loss = float(record_statistics(trained_model(study, trained, replicate), held_out)["validation_loss"])
         assert loss == pytest.approx(
             float(trained["validation_loss"].isel(cell=0, replicate=replicate, step=-1)), rel=1e-6
         )
@@ -68,7 +69,12 @@ def test_a_trained_model_comes_back_from_its_run(tmp_path, seed):
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"steps": 0}, "steps=0"), ({"heads": 0}, "heads=0"), ({"rate": 0.0}, "rate"), ({"batch": -1}, "batch")],
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"heads": 0}, "heads=0"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"batch": -1}, "batch"),
+    ],
 )
 def test_sizes_that_mean_nothing_are_refused_before_work(fields, words):
     with pytest.raises(UsageError, match=words):
@@ -78,7 +84,7 @@ def test_sizes_that_mean_nothing_are_refused_before_work(fields, words):
 def test_a_text_too_short_for_the_windows_is_refused_before_work(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("short " * 50)
-    with pytest.raises(UsageError, match="30 characters to test on") as caught:
+    with pytest.raises(UsageError, match="30 held-out characters") as caught:
         run(TextTraining(text=path), 1, store=tmp_path / "runs", progress=False)
     assert not (tmp_path / "runs").exists()
     asked = int(re.search(r"more than (\d+) characters", str(caught.value))[1])

@@ -49,10 +49,12 @@ SMALL = {
     "joma/rebound": (Rebound(vectors=2, resolution=0.5, steps=96), 2),
     "joma/latent-tree": (LatentTreeStudy(depth=3, samples=(64, 128)), 2),
     "joma/neurons": (
-        Neurons((8,), (8,), 6, leaves=9, keeps=(1.0,), width=8, layers=2, steps=150, batch=12, rate=0.01, tested=12),
+        Neurons(
+            (8,), (8,), 6, leaves=9, keeps=(1.0,), width=8, layers=2, steps=150, batch=12, learning_rate=0.01, tested=12
+        ),
         2,
     ),
-    "joma/scan-and-snap": (ScanAndSnap(ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
+    "joma/scan-and-snap": (ScanAndSnap(learning_rate_ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0), 2),
     # Trained in tests/demo/test_rebound.py as well, by the same compiled programs.
     "demo/text": (TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3), 2),
     "attention/costs": (Costs(width=8, heads=2, lengths=(4, 8, 16)), 2),
@@ -63,7 +65,7 @@ SMALL = {
     "joma/real-text": (
         RealText(
             depths=(1, 2),
-            rates=(1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
+            learning_rates=(1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
             key_dim=4,
             length=8,
             batch=2,
@@ -103,7 +105,7 @@ SMALL = {
             horizon=2.0,
             step=0.25,
             records=8,
-            rates=(0.2, 0.1),
+            learning_rates=(0.2, 0.1),
         ),
         2,
     ),

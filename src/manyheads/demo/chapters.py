@@ -1,7 +1,7 @@
-"""The chapters of the demo, as data: a study each, in the order in which they are shown.
+"""Chapters of the demo as data: one study each, in the order in which they are shown.
 
-A theory adds its chapter by adding a row. A chapter that looks at the demo's own trained transformer finds the folder
-of its run in the `Scene`.
+A theory adds a chapter by adding a row. A chapter on the trained transformers of the demo finds the folder of their run
+in the `Scene`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a chapter may look at.
+    """Inputs of a chapter.
 
     Attributes
     ----------
     text
-        The text that the demo trains on; None for Python's documentation.
+        Training text of the demo; None for Python's documentation.
     finished
-        The folders of the runs of the chapters before, by the study's name.
+        Folders of the runs of earlier chapters, by the name of the study.
     """
 
     text: Path | None
@@ -33,16 +33,16 @@ class Scene:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: what is asked, and the study that answers, made from the scene.
+    """One chapter: its heading and its study.
 
     Attributes
     ----------
     title, lead
         Heading and the sentences under it.
     study
-        Makes the study; called when the chapters before are finished.
+        Builds the study; called when the earlier chapters are finished.
     replicates
-        How many systems are trained.
+        Number of trained systems.
     """
 
     title: str
@@ -87,7 +87,7 @@ def _lags(scene: Scene) -> Study:
     from manyheads.bigram.studies.lags import PlantedLags
     from manyheads.data import load_text
 
-    most = len(load_text(scene.text).content)  # of a short text the pieces overlap, but there are never more of them
+    most = len(load_text(scene.text).content)  # pieces of a short text overlap
     return PlantedLags(text=scene.text, sizes=tuple(sorted({min(size, most) for size in (3000, 12_000)})), lags=16)
 
 
@@ -106,65 +106,62 @@ def _growth(scene: Scene) -> Study:
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
-        "A causal transformer is trained on a text, character by character. What it knows is measured against models "
-        "that count: how often each character follows the few before it. Its heads begin by looking at everything "
-        "alike, and then choose.",
+        "A causal transformer is trained on a text, character by character. Its loss is compared with that of "
+        "n-gram models, and the entropy of every attention head is recorded from uniform attention on.",
         _text,
         replicates=4,
     ),
     Chapter(
         "Drop and rebound",
-        "The same trainings, looked at again. A theory of how attention learns together with the MLP above it predicts "
-        "that a layer first narrows its view to what matters most and later widens it again. Here each "
-        "layer is asked.",
+        "The theory of the joint dynamics of attention and MLP predicts that the attention entropy of a layer drops"
+        " while it learns the most salient tokens, and rebounds later. This is tested for each layer of the same "
+        "trainings.",
         _rebound,
         replicates=4,
     ),
     Chapter(
-        "Its weights, from its answers",
-        "The upper attention layer of the same transformers, behind its LayerNorm and its residual connection, is only "
-        "asked: sequences go in, answers come out. From these its weights are computed, head by head. Fresh sequences "
-        "certify how far the result can be trusted, and real text, about which it was never asked, checks it.",
+        "Its weights from its outputs",
+        "The upper attention layer of the same transformers, behind its LayerNorm and its residual connection, is "
+        "queried as a black box. Its weights are computed from the outputs, head by head. The result is certified "
+        "on fresh sequences and compared with the transformer on real text.",
         _extraction,
         replicates=4,
     ),
     Chapter(
         "What is order worth?",
-        "Three networks with equally many weights must name the symbol that stands after a marker. Pooling throws the "
-        "order away, and how well anything can do without order is known exactly. Recurrence has to carry the answer "
-        "to the end. Attention looks it up.",
+        "Three networks with equally many weights recall the symbol after a marker. Pooling ignores order, and the "
+        "best accuracy without order is known exactly. A recurrent network carries the symbol to the end, attention"
+        " reads it where it stands.",
         _order,
         replicates=4,
     ),
     Chapter(
         "Which earlier characters count?",
-        "No transformer this time: one matrix says what a character makes of the next one, and every character has a "
-        "few lags at which it looks that matrix up. Fitted to the same text, this shows on which earlier positions the "
-        "next character depends, beside the mutual information of every position. Whether it can be believed is tested "
-        "on lags that were planted.",
+        "A sparse contextual bigram is fitted to the same text: one transition matrix, read at a few lags that "
+        "depend on the character. It shows on which earlier positions the next character depends, beside the mutual"
+        " information of every position, and is tested on planted lags.",
         _lags,
         replicates=4,
     ),
     Chapter(
         "What would a larger model need?",
-        "With twice the heads and twice the depth the same learning rate is another one: every weight moves the stream "
-        "farther. A theory of infinite limits says for each weight with which spread it should start and at which rate "
-        "it should learn, so that training goes on as in the small model. Both are trained here, with and without it.",
+        "A learning rate that is tuned at one size is not tuned at twice the heads and depth. The theory of "
+        "infinite limits gives the init std, the learning rate and the multiplier of each weight at the new size. "
+        "Models are trained here with these and without.",
         _scaling,
         replicates=6,
     ),
     Chapter(
         "And an infinitely large one?",
-        "The larger an attention block is, the less its training depends on the numbers that it was started with. In "
-        "the limit there is one course, and it can be computed without training anything. That is done here for a "
-        "small block and a few pieces of the text, and nothing is fitted. Then blocks of growing size are trained.",
+        "In the limit of infinite key dimension the training of an attention block does not depend on the draw of "
+        "its initialization and can be computed by mean-field theory, without training or fit. This is compared "
+        "with trained blocks of growing size.",
         _growth,
         replicates=8,
     ),
     Chapter(
         "What does attention cost?",
-        "FLOPs counted on the programs that run, against closed forms; how many products wait for each other; and the "
-        "time it takes, because FLOPs are not time.",
+        "FLOPs of the compiled programs against closed forms, sequential depth, and measured time.",
         _costs,
         replicates=3,
     ),

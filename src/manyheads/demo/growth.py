@@ -1,4 +1,4 @@
-"""`demo/growth`: the training of an infinitely large attention block, computed, and blocks that grow towards it."""
+"""`demo/growth`: training of attention blocks of growing key dimension, beside its infinite limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 from manyheads.data import build_vocabulary, load_text
 from manyheads.data.characters import UNKNOWN
-from manyheads.demo.observation import show_signs
+from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
@@ -23,7 +23,8 @@ from manyheads.limits.comparisons.mean_field import along, biases, distances, so
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Multiples, Panel, Source, Study, grid, spread_curve
+from manyheads.study.claims import Measure
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 COURSES = {"": "predicted", "_without": "predicted without feedback"}
@@ -32,7 +33,7 @@ RARER = "□"  # stands for every character that is not told apart
 
 @dataclass(frozen=True)
 class Growth(Study):
-    """Blocks of causal attention that learn a few pieces of a text, and what is computed of them beforehand.
+    """Blocks of causal attention trained on a few pieces of text, and their infinite limit.
 
     Attributes
     ----------
@@ -46,14 +47,14 @@ class Growth(Study):
         Pieces of the text, and characters of each.
     vocabulary
         Characters that are told apart, the most frequent ones; all others are one.
-    steps, rate, richness
+    steps, learning_rate, richness
         Of the training by gradient descent.
     blocks
         Blocks of one size that are trained in one replicate.
     """
 
     name: ClassVar[str] = "demo/growth"
-    claim: ClassVar[str] = "attention blocks train as was computed beforehand, the closer the larger they are"
+    claim: ClassVar[str] = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
     source: ClassVar[Source] = bordelon("the limit of infinite key dimension; its solution is derived here")
 
     text: Path | None = None
@@ -63,7 +64,7 @@ class Growth(Study):
     length: int = 8
     vocabulary: int = 16
     steps: int = 28
-    rate: float = 0.75
+    learning_rate: float = 0.75
     richness: float = 0.75
     blocks: int = 16
 
@@ -80,7 +81,9 @@ class Growth(Study):
 
     def problem(self) -> Problem:
         """Return what is trained."""
-        return _problem(self.text, self.pieces, self.length, self.vocabulary, self.steps, self.rate, self.richness)
+        return _problem(
+            self.text, self.pieces, self.length, self.vocabulary, self.steps, self.learning_rate, self.richness
+        )
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the sizes."""
@@ -116,36 +119,45 @@ class Growth(Study):
         }
         return xr.Dataset(variables, coords={"step": _updates(self.steps)})
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Ask how distances fall with the size, and how much the feedback is worth."""
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the power of the distance from the limit, and the effect of the response functions."""
         bias = -finite_size_bias(self.key_dims)
-        basis = f"a correction 1 + N^(-1/2) moves the power by {bias:.2f} over these sizes"
-        single, near, far = self.gaps(predicted, trained)
-        fit, control = (fit_exponent(self.key_dims, gaps) for gaps in (single, far))
+        basis = f"a correction 1 + N^(-1/2) changes the power by {bias:.2f} over these sizes"
+
+        def power(which: int) -> Measure:
+            def fitted(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+                fit = fit_exponent(self.key_dims, self.gaps(predicted, trained)[which])
+                return fit.exponent, fit.interval
+
+            return fitted
+
+        def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            _, near, far = self.gaps(predicted, trained)
+            return np.log(near[:, -1] / far[:, -1])
+
         return (
-            Verdict.from_interval(
-                "single blocks come closer to the prediction like N^(-1/2)",
-                fit.interval,
-                figure=fit.exponent,
+            Claim(
+                "The rms distance of the outputs of single blocks from the limit scales as N^(-1/2)",
+                power(0),
                 target=-0.5,
                 tolerance=bias,
                 basis=basis,
             ),
-            Verdict.from_samples(
-                f"at N = {self.key_dims[-1]} the mean block is nearer to the prediction than to that without feedback",
-                np.log(near[:, -1] / far[:, -1]),
+            Claim(
+                f"At N = {self.key_dims[-1]} the mean block is closer to the limit than to that without response "
+                "functions",
+                ratio,
                 target=0.0,
                 tolerance=(float("inf"), 0.0),
-                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+                basis="the logarithm of a ratio of distances is negative if the first is the smaller one",
             ),
-            Verdict.from_interval(
-                "control: the mean block comes closer to the prediction without feedback, like N^(-1/2) or faster",
-                control.interval,
-                figure=control.exponent,
+            Claim(
+                "The distance of the mean block from the limit without response functions scales as N^(-1/2) or faster",
+                power(2),
                 target=-0.5,
                 tolerance=(float("inf"), bias),
                 expected="refuted",
-                basis=basis + "; what approaches another course stops at the distance of the two",
+                basis=basis + "; a distance from another limit converges to that of the two limits",
             ),
         )
 
@@ -170,7 +182,7 @@ class Growth(Study):
         """Return what is seen, and what comes next, for every read-out."""
         problem = self.problem()
         symbols = build_vocabulary(load_text(self.text).content, self.vocabulary).symbols
-        signs = np.array([RARER if symbol == UNKNOWN else show_signs(symbol) for symbol in symbols])
+        signs = np.array([RARER if symbol == UNKNOWN else mark_whitespace(symbol) for symbol in symbols])
         seen = signs[problem.inputs[..., : problem.classes].argmax(-1)]  # (pieces, length)
         before = ["".join(piece[: place + 1]) for piece in seen for place in range(self.length)]
         return before, signs[problem.flat_targets.argmax(-1)].tolist()
@@ -257,6 +269,6 @@ def _updates(steps: int) -> tuple[str, np.ndarray, dict[str, str]]:
 
 @lru_cache(maxsize=4)
 def _problem(
-    text: Path | None, pieces: int, length: int, vocabulary: int, steps: int, rate: float, richness: float
+    text: Path | None, pieces: int, length: int, vocabulary: int, steps: int, learning_rate: float, richness: float
 ) -> Problem:
-    return text_problem(pieces, length, vocabulary, text, steps=steps, rate=rate, richness=richness, norm=True)
+    return text_problem(pieces, length, vocabulary, text, steps=steps, rate=learning_rate, richness=richness, norm=True)

@@ -1,29 +1,24 @@
-"""The pictures of `demo/text`: what its report shows."""
+"""Figures and tables of `demo/text`, from its stored values."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
 from manyheads.study import Curve, Lines, Listing, Panel, Picture, spread_curve
 
-if TYPE_CHECKING:
-    from manyheads.demo.text import TextTraining
+
+def text_panels(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int, updates: int) -> tuple[Panel, ...]:
+    """Draw loss, entropy and stable rank over training, one attention pattern, a sample and the costs."""
+    return (*_curves(predicted, cell, key_dim), _pattern(cell), _sample(cell), _cost(cell, updates))
 
 
-def text_panels(study: TextTraining, predicted: xr.Dataset, cell: xr.Dataset) -> tuple[Panel, ...]:
-    """Return loss, entropy and stable rank over training, one pattern, what the model writes, and what it costs."""
-    return (*_curves(study, predicted, cell), _pattern(cell), _sample(cell), _cost(study, cell))
-
-
-def _curves(study: TextTraining, predicted: xr.Dataset, cell: xr.Dataset) -> tuple[Lines, ...]:
+def _curves(predicted: xr.Dataset, cell: xr.Dataset, key_dim: int) -> tuple[Lines, ...]:
     steps = cell["step"].values
     ends = (float(steps[0]), float(steps[-1]))
     losses = [spread_curve(steps, cell["validation_loss"].values, "transformer, validation")]
     losses += [
-        Curve(ends, (float(level), float(level)), f"counting, {context} before", "predicted", context + 1)
+        Curve(ends, (float(level), float(level)), f"n-gram, context {context}", "predicted", context + 1)
         for context, level in zip(predicted["context"].values.tolist(), predicted["ngram"].values, strict=True)
     ]
     uniform = float(predicted["uniform"])
@@ -36,32 +31,33 @@ def _curves(study: TextTraining, predicted: xr.Dataset, cell: xr.Dataset) -> tup
     seeds = f"Mean over {cell.sizes['replicate']} seeds, bands from the smallest to the largest."
     return (
         Lines(
-            "Loss on text it has not seen",
+            "Loss on held-out text",
             "step",
             "cross-entropy [nat/character]",
             tuple(losses),
-            note=f"Dashed: what counting the characters before gives on the same text. {seeds}",
+            note=f"Dashed: n-gram models on the same characters. {seeds}",
         ),
         Lines(
             "Attention entropy, each head",
             "step",
             "entropy [nat]",
             tuple(entropies),
-            note="How many characters a head looks at: exp(entropy). One line a head, of the first seed.",
+            note="Mean over windows and positions; attention uniform over n characters has entropy ln n. One line "
+            "a head, of the first seed.",
         ),
         Lines(
             "Stable rank of the lower MLP matrix",
             "step",
             "stable rank",
             tuple(ranks),
-            note="How many directions the matrix really uses: squared Frobenius over squared spectral norm.",
+            note=f"Squared Frobenius over squared spectral norm. {seeds}",
         ),
         Lines(
             "Stable rank of query times key, each head",
             "step",
             "stable rank",
             tuple(_by_head(cell["query_key_rank"], steps)),
-            note=f"At most the key dimension, {study.key_dim}. One line a head, of the first seed.",
+            note=f"At most the key dimension, {key_dim}. One line a head, of the first seed.",
         ),
     )
 
@@ -72,9 +68,9 @@ def _pattern(cell: xr.Dataset) -> Picture:
     layer, head = np.unravel_index(sharpness.argmin(), sharpness.shape)
     names = tuple(first["snippet"].values.tolist())
     return Picture(
-        f"Where the sharpest head looks: layer {layer}, head {head}",
-        "character that is looked at",
-        "character that looks",
+        f"Attention of the head of lowest entropy: layer {layer}, head {head}",
+        "key",
+        "query",
         tuple(tuple(map(float, row)) for row in first["pattern"].values[layer, head]),
         value_label="attention",
         x_ticks=names,
@@ -85,36 +81,36 @@ def _pattern(cell: xr.Dataset) -> Picture:
 
 def _sample(cell: xr.Dataset) -> Listing:
     first = cell.isel(replicate=0)
-    rows = (("given", str(first["prompt"].values)), ("written", str(first["written"].values)))
+    rows = (("prompt", str(first["prompt"].values)), ("sampled", str(first["written"].values)))
     return Listing(
-        "What it writes",
+        "Sampled text",
         ("", "text"),
         rows,
-        note="Drawn character by character at temperature 0.6. ¶ is a line end.",
+        note="Temperature 0.6, first seed. ¶ is a line end.",
     )
 
 
-def _cost(study: TextTraining, cell: xr.Dataset) -> Listing:
+def _cost(cell: xr.Dataset, updates: int) -> Listing:
     weights = int(cell["weights"][0])
     step = int(cell["step_flops"][0])
     seconds = float(cell["seconds"].mean())
     rows = (
         ("weights", f"{weights:,}"),
         ("matrix-multiply FLOPs of a training step", f"{step:,}"),
-        ("of the whole training", f"{step * study.steps:.4g}"),
-        ("measured seconds, looking included", f"{seconds:.1f}"),
-        ("FLOPs a second", f"{step * study.steps / seconds:.3g}"),
+        ("of the whole training", f"{step * updates:.4g}"),
+        ("measured seconds, recording included", f"{seconds:.1f}"),
+        ("FLOPs a second", f"{step * updates / seconds:.3g}"),
     )
     return Listing(
-        "What it costs",
+        "Costs of training",
         ("quantity", "value"),
         rows,
-        note="Exact, forward and backward; a multiply-add counts two; masked pairs are counted, as they are run.",
+        note="Forward and backward, a multiply-add counted as two; masked pairs are counted, since they are computed.",
     )
 
 
 def _by_head(values: xr.DataArray, steps: np.ndarray) -> list[Curve]:
-    """Return one line a head of the first seed, coloured and named by layer: heads of two seeds are not the same."""
+    """Draw one line a head of the first seed, coloured by layer: heads of two seeds do not correspond."""
     return [
         Curve(
             tuple(map(float, steps)),

@@ -1,10 +1,10 @@
-"""`demo/rebound`: the demo's own training, looked at again, to see whose attention drops and comes back."""
+"""`demo/rebound`: drop and rebound of attention entropy and stable rank in the trainings of `demo/text`, by layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -12,42 +12,43 @@ import xarray as xr
 
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
-from manyheads.joma.drop_and_rise import Valley, cross_rises, cross_valleys, find_valley
+from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.studies.real_text import ROUNDING, RealText
-from manyheads.joma.theory.rebound import BOUNCE
+from manyheads.joma.theory.rebound import REBOUND
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, spread_curve
+from manyheads.study.claims import Measure
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import Unit, replicate_key
+from manyheads.study.verdicts import Expected
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SEEN = ("validation_loss", "entropy", "stable_rank")
-SAYS = {
-    "entropy of attention": "It drops while the most salient token is learned, and rises again as the others follow: "
-    "the slower a component is, the later it stops, so that the last entropy is approached from below.",
-    "stable rank of the lower MLP": "It dips for the same reason: one direction first, the others later.",
-    "what is assumed": "One layer, frozen orthonormal embeddings, what is worth attending to fixed, gradient flow at "
-    "a constant rate.",
-    "what it does not say": "Which of several layers rebounds, when, by how much, or what Adam, a falling rate, "
-    "positions and the residual stream do to it; nor that a rebound means a low loss (study joma/real-text).",
+STATISTICS = ("validation_loss", "entropy", "stable_rank")
+THEORY = {
+    "attention entropy": "It decreases while the most salient token is learned and increases as the others follow: "
+    "with rates that grow with salience the limit is approached from below.",
+    "stable rank of the lower MLP": "It drops and rises for the same reason: one direction first, then the others.",
+    "assumptions": "One layer, frozen orthonormal embeddings, fixed salience, gradient flow at a constant rate.",
+    "not covered": "Which of several layers rebounds, when and by how much; Adam, a learning-rate schedule, "
+    "positions and the residual stream; the validation loss (study joma/real-text).",
 }
 
 
 @dataclass(frozen=True)
 class Rebound(Study):
-    """Drop and rebound of entropy and stable rank, layer by layer, in runs of `demo/text`.
+    """Drop and rebound of attention entropy and stable rank, by layer, in runs of `demo/text`.
 
     Attributes
     ----------
     finished
-        ``run.json`` of a run of `demo/text` with the same seed and at least as many replicates: its trainings are read,
-        not repeated. Without it they are trained.
+        ``run.json`` of a run of `demo/text` with the same seed and at least as many replicates, whose trainings are
+        read; by default they are trained.
     """
 
     name: ClassVar[str] = "demo/rebound"
-    claim: ClassVar[str] = "in the demo's training the attention of the upper layer drops and rebounds; what else does?"
+    claim: ClassVar[str] = "Attention entropy of the upper layers drops and rebounds in the demo's training"
     source: ClassVar[Source] = replace(
         RealText.source, locus="figures 6 and 7: attention entropy and stable rank over training, by layer"
     )
@@ -55,7 +56,7 @@ class Rebound(Study):
     finished: Path | None = None
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the text that is, or was, trained on.
+        """Return the digest of the training text.
 
         Raises
         ------
@@ -67,13 +68,14 @@ class Rebound(Study):
         )
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the levels without training: uniform causal attention, a random matrix of the MLP's shape."""
-        length, width = self._sizes()
+        """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
+        study = self._training()
+        width = study.key_dim * study.heads
         return xr.Dataset(
             {
                 "uniform": (
                     (),
-                    causal_entropy_level(length),
+                    causal_entropy_level(study.length),
                     {"long_name": "entropy of uniform causal attention", "units": "nat"},
                 ),
                 "random_rank": (
@@ -85,35 +87,51 @@ class Rebound(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Return what was seen of the training with this key."""
+        """Return the statistics of the training with this key."""
         whole = (
             TextTraining().train(key, cell)
             if self.finished is None
             else read_training(open_trainings(self.finished), key)
         )
-        return whole[list(SEEN)]
+        return whole[list(STATISTICS)]
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Ask of every layer whether its entropy drops and rebounds, and whether its stable rank does."""
-        entropy, rank = _curves(trained)
-        ranks = rank / float(predicted["random_rank"])
-        verdicts = []
-        for layer in range(entropy.shape[1]):
-            attention, matrix = _measure(entropy[:, layer]), _measure(ranks[:, layer])
-            verdicts += [
-                _claim(f"layer {layer}: the entropy of its attention drops", attention.drop, "holds", "nat"),
-                _claim(f"layer {layer}: it then rebounds", attention.rebound, "holds", "nat"),
-                _claim(
-                    f"layer {layer}: the stable rank of its MLP drops and rebounds",
-                    np.minimum(matrix.drop, matrix.rebound),
-                    "refuted",
-                    "of the random level",
-                ),
+    def claims(self) -> tuple[Claim, ...]:
+        """Test drop and rebound of attention entropy and stable rank in every layer."""
+
+        def entropy(layer: int, part: str) -> Measure:
+            return lambda predicted, trained: getattr(replicated_drop_and_rise(_curves(trained)[0][:, layer]), part)
+
+        def rank(layer: int) -> Measure:
+            def smaller(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+                found = replicated_drop_and_rise(_curves(trained)[1][:, layer] / float(predicted["random_rank"]))
+                return np.minimum(found.drop, found.rise)
+
+            return smaller
+
+        def claim(words: str, measure: Measure, expected: Expected, unit: str) -> Claim:
+            return Claim(
+                words,
+                measure,
+                target=REBOUND,
+                tolerance=(0.0, float("inf")),
+                expected=expected,
+                resolution=ROUNDING,
+                basis=f"an inequality, from {REBOUND:g} {unit} on; minimum and rise are located on the other seeds, so "
+                "that noise gives zero",
+            )
+
+        claims = []
+        for layer in range(self._training().depth):
+            of, level = f"Layer {layer}: the", "of the random level"
+            claims += [
+                claim(f"{of} attention entropy drops", entropy(layer, "drop"), "holds", "nat"),
+                claim(f"{of} attention entropy rebounds", entropy(layer, "rise"), "holds", "nat"),
+                claim(f"{of} stable rank of the lower MLP matrix drops and rebounds", rank(layer), "refuted", level),
             ]
-        return tuple(verdicts)
+        return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show entropy and rank by layer with seeds as bands, and what the theory says of them."""
+        """Show entropy and stable rank by layer, and the statements of the theory."""
         entropy, rank = _curves(trained)
         steps = trained["step"].values
         uniform, random = (float(predicted[name]) for name in ("uniform", "random_rank"))
@@ -130,34 +148,36 @@ class Rebound(Study):
                 note,
                 ("a random matrix", random),
             ),
-            Listing("What the theory of joint dynamics says of such curves", ("of", "statement"), tuple(SAYS.items())),
+            Listing("Statements of the theory of joint dynamics", ("of", "statement"), tuple(THEORY.items())),
         )
 
-    def _sizes(self) -> tuple[int, int]:
-        """Return length of a window and width of the stream."""
-        if self.finished is None:
-            study = TextTraining()
-            return study.length, study.key_dim * study.heads
-        fields = open_trainings(self.finished).header["configuration"]
-        return int(fields["length"]), int(fields["key_dim"]) * int(fields["heads"])
+    def _training(self) -> TextTraining:
+        """Return the study whose trainings are read."""
+        return TextTraining() if self.finished is None else finished_study(self.finished)
+
+
+def finished_study(finished: Path) -> TextTraining:
+    """Rebuild the study of a run of `demo/text`, apart from its text and its training."""
+    fields = open_trainings(finished).header["configuration"]
+    return TextTraining(None, *(int(fields[name]) for name in ("key_dim", "heads", "depth", "length")))
 
 
 def open_trainings(finished: Path) -> RunStore:
-    """Return the run of `demo/text` whose ``run.json`` this is.
+    """Open a run of `demo/text` by its ``run.json``.
 
     Raises
     ------
     UsageError
-        It is a run of another study.
+        A run of another study.
     """
     runs = RunStore(finished.parent)
     if runs.header["study"] != TextTraining.name:
-        raise UsageError(f"{finished} holds a run of {runs.header['study']}: give one of {TextTraining.name}")
+        raise UsageError(f"{finished} holds a run of {runs.header['study']}: expected a run of {TextTraining.name}")
     return runs
 
 
 def read_training(runs: RunStore, key: jax.Array) -> xr.Dataset:
-    """Return the stored training with this key, checked.
+    """Read the stored training with this key.
 
     Raises
     ------
@@ -170,34 +190,15 @@ def read_training(runs: RunStore, key: jax.Array) -> xr.Dataset:
             return runs.read(unit)
         replicate += 1
     raise UsageError(
-        f"{runs.path} holds {replicate} replicates of seed {seed} and none with this key: ask for the same --seed and "
+        f"{runs.path} holds {replicate} replicates of seed {seed} and none with this key: use the same --seed and "
         "no more --replicates"
     )
 
 
 def _curves(trained: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return entropies, means over heads, and stable ranks, both (replicates, layers, steps)."""
+    """Return entropies, averaged over heads, and stable ranks, both (replicates, layers, steps)."""
     one, order = trained.isel(cell=0), ("replicate", "layer", "step")
     return one["entropy"].mean("head").transpose(*order).values, one["stable_rank"].transpose(*order).values
-
-
-def _measure(curves: NDArray[np.float64]) -> Valley:
-    # A single seed has no others that could name the place; its interval is infinite, and decides nothing.
-    # A rebound is the largest rise after a drop: a layer may narrow a second time and hide it.
-    return cross_valleys(curves)._replace(rebound=cross_rises(curves)) if len(curves) > 1 else find_valley(curves)
-
-
-def _claim(words: str, samples: NDArray[np.float64], expected: str, unit: str) -> Verdict:
-    return Verdict.from_samples(
-        words,
-        samples,
-        target=BOUNCE,
-        tolerance=(0.0, float("inf")),
-        expected=expected,  # type: ignore[arg-type]
-        resolution=ROUNDING,
-        basis=f"an inequality, from {BOUNCE:g} {unit} on; lowest point and rise are where the others have them, so "
-        "that noise gives zero",
-    )
 
 
 def _lines(

@@ -1,4 +1,4 @@
-"""`demo/scaling`: the demo's transformer at twice its heads and depth, with the table's numbers and with its own."""
+"""`demo/scaling`: updates of the demo's transformer at twice its heads and depth, scaled by the table and unscaled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
 from manyheads.limits.task import Lesson
-from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict, spread_curve
+from manyheads.study import Cell, Claim, Curve, Listing, Multiples, Panel, Source, Study, spread_curve
+from manyheads.study.claims import Measure
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
@@ -44,15 +45,18 @@ class Scaling(Study):
         The demo's shape, at which everything is tuned.
     length, batch
         Characters of a window, windows of a step.
-    rate
+    learning_rate
         Adam's learning rate at that shape.
     steps
         After how many updates it is looked at how far everything has moved.
     """
 
     name: ClassVar[str] = "demo/scaling"
-    claim: ClassVar[str] = "with the table's numbers a model of twice the heads and depth moves as the demo's own does"
+    claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
     source: ClassVar[Source] = bordelon("table 1: initial spreads, multipliers and learning rates for Adam")
+    unread_prediction: ClassVar[str] = (
+        "the prediction is the table itself; the claims test the growth of the updates that it implies"
+    )
 
     text: Path | None = None
     key_dim: int = 16
@@ -60,7 +64,7 @@ class Scaling(Study):
     depth: int = 2
     length: int = 32
     batch: int = 4
-    rate: float = 3e-3
+    learning_rate: float = 3e-3
     steps: tuple[int, ...] = (1, 2, 4, 8, 16)
 
     def inputs(self) -> dict[str, str]:
@@ -100,7 +104,9 @@ class Scaling(Study):
         schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
         lesson, recipe = self._lesson(), Recipe(epsilon=1e-8)
         moved = [
-            measure_motion(lesson, scheme, shape, recipe, self.rate, self.steps, key, fields=tuple(DRAWN))._asdict()
+            measure_motion(
+                lesson, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN)
+            )._asdict()
             for scheme in schemes.values()
         ]
         return xr.Dataset(
@@ -119,36 +125,40 @@ class Scaling(Study):
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the motions of both shapes, seed by seed, in doublings."""
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the rms updates of both shapes, seed by seed, in doublings."""
         p = Parametrization.complete_p(self.base)
         required, least = required_growth(p), least_growth(p)
         # One doubling of the heads and one of the depth: the tolerances of both axes add up.
         allowed = TOLERANCE["heads"] + TOLERANCE["depth"]
-        verdicts = []
+
+        def growth(name: str, scheme: str) -> Measure:
+            return lambda predicted, trained: self._growth(trained, name, scheme)
+
+        claims = []
         for name, words in DRAWN.items():
             target, lowest = _doublings(required[name]), _doublings(least[name])
             below = f", or {target - lowest:g} less while random parts count" if lowest < target else ""
-            verdicts.append(
-                Verdict.from_samples(
-                    f"with the table, {words} {_verb(words)} as in the demo's own model",
-                    self._growth(trained, name, "scaled"),
+            claims.append(
+                Claim(
+                    f"Scaled by the table, the rms update of {words} is that of the smaller model",
+                    growth(name, "scaled"),
                     target=target,
                     tolerance=(target - lowest + allowed, allowed),
                     basis=f"log2 of the ratio; powers are a half apart, so a quarter for each of two doublings{below}",
                 )
             )
-        verdicts.append(
-            Verdict.from_samples(
-                "with plain numbers, the residual stream moves as in the demo's own model",
-                self._growth(trained, "residual", "plain"),
+        claims.append(
+            Claim(
+                "Without the table, the rms update of the residual stream is that of the smaller model",
+                growth("residual", "plain"),
                 target=0.0,
                 tolerance=(_doublings(required["residual"]) - _doublings(least["residual"]) + allowed, allowed),
                 expected="refuted",
-                basis="the same range; a rate that was tuned here lets wider and deeper streams move farther",
+                basis="the same range; at an unscaled learning rate wider and deeper models have larger updates",
             )
         )
-        return tuple(verdicts)
+        return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the table, and how far everything moves step by step."""
@@ -192,10 +202,6 @@ class Scaling(Study):
 def _doublings(power: Power) -> float:
     """Return how many doublings a power makes of one doubling of the heads and one of the depth."""
     return power.heads + power.depth
-
-
-def _verb(words: str) -> str:
-    return "move" if words.endswith("s") else "moves"
 
 
 def _said(shape: Shape) -> str:

@@ -1,8 +1,9 @@
-"""`demo/text`: a small causal transformer learns a real text, and its heads are watched while it does."""
+"""`demo/text`: a small causal transformer trained on text, with attention entropy and stable rank over training."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,30 +15,27 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.costs import ModelShape, transformer_cost
-from manyheads.data import Split, TextWindows, Vocabulary, ngram_losses, read_characters
-from manyheads.demo.observation import find_prose, show_running, show_signs, write_on
+from manyheads.data import Split, Vocabulary, ngram_losses, read_characters
 from manyheads.demo.pictures import text_panels
+from manyheads.demo.sampling import continue_text, find_prose, join_lines, mark_whitespace
 from manyheads.errors import UsageError
-from manyheads.joma.text.record import look_at
-from manyheads.joma.text.transformers import character_config, digest_text
+from manyheads.joma.text.record import held_out_starts, recorded_dataset, train_and_record
+from manyheads.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.spectra import causal_entropy_level
-from manyheads.study import Cell, Panel, Source, Study, Verdict
-from manyheads.transformer.losses import cross_entropy
+from manyheads.study import Cell, Claim, Panel, Source, Study
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Snapshot, count_weights, train, with_weights
+from manyheads.transformer.training import Trained, count_weights, with_weights
 from manyheads.transformer.transformer import Transformer, initialise
 
-CONTEXTS = (0, 1, 2, 3)  # n-gram models that see so many characters
-WINDOWS = 64  # windows of the validation text on which transformer and n-grams are tested
-SHOWN = 40  # characters of the validation text whose attention is drawn
-WRITTEN = 240  # characters that the trained model writes
+CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
+SNIPPET = 40  # characters of the validation text whose attention pattern is kept
+SAMPLED = 240  # characters sampled from the trained model
 
 
 @dataclass(frozen=True)
 class TextTraining(Study):
-    """A small transformer learns more of a text than the two characters before tell.
+    """Validation loss of a small transformer against n-gram models, and statistics of its attention.
 
     Attributes
     ----------
@@ -51,14 +49,14 @@ class TextTraining(Study):
         Windows of a step.
     steps
         Updates.
-    rate
+    learning_rate
         Peak of Adam's learning rate: a linear warm-up over a twentieth of the steps, then a half cosine.
     snapshots
-        How often it is looked at.
+        How often the statistics are recorded.
     """
 
     name: ClassVar[str] = "demo/text"
-    claim: ClassVar[str] = "a small transformer learns more of a text than the two characters before tell"
+    claim: ClassVar[str] = "A small transformer predicts text better than bigram and trigram models"
     source: ClassVar[Source] = Source(
         "shannon1951",
         "Prediction and Entropy of Printed English",
@@ -79,24 +77,24 @@ class TextTraining(Study):
     length: int = 64
     batch: int = 8
     steps: int = 1200
-    rate: float = 1e-2
+    learning_rate: float = 1e-2
     snapshots: int = 24
 
     def __post_init__(self) -> None:
         Shape(self.key_dim, self.heads, self.depth)
         for name in ("length", "batch", "steps", "snapshots"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
-        if not self.rate > 0:
-            raise UsageError(f"rate={self.rate}: a learning rate is positive")
+                raise UsageError(f"{name}={getattr(self, name)}: expected 1 or more")
+        if not self.learning_rate > 0:
+            raise UsageError(f"learning_rate={self.learning_rate}: expected a positive number")
 
     @classmethod
     def full(cls) -> TextTraining:
-        """Return the study with a training long enough to overtake longer n-grams."""
-        return cls(steps=20_000, batch=16, rate=4e-3, snapshots=100)
+        """Return the study with a training long enough to overtake n-grams of longer context."""
+        return cls(steps=20_000, batch=16, learning_rate=4e-3, snapshots=100)
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the text, the default one included: it differs between releases of Python.
+        """Return the digest of the text, the default one included, which differs between releases of Python.
 
         Raises
         ------
@@ -110,10 +108,11 @@ class TextTraining(Study):
         return self.steps * self._step_flops(len(self._read()[0]))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the validation cross-entropy of n-gram models of the training text, and the level of no attention."""
+        """Return the validation cross-entropy of n-gram models, and the entropy of uniform attention."""
         vocabulary, (training, validation) = self._read()
-        # On the very characters on which the transformer is tested: 64 windows lie about 0.08 nat from the whole text.
-        tested = (self._tested(validation)[:, None] + np.arange(1, self.length + 1)).ravel()
+        # On the held-out characters of the transformer: 64 windows differ from the whole text by about 0.08 nat.
+        starts = held_out_starts(validation, self.length, max(CONTEXTS))
+        tested = (starts[:, None] + np.arange(1, self.length + 1)).ravel()
         losses = [
             ngram_losses(training, validation, len(vocabulary), context)[tested - context].mean()
             for context in CONTEXTS
@@ -127,118 +126,84 @@ class TextTraining(Study):
                     {"long_name": "entropy of uniform causal attention", "units": "nat"},
                 ),
             },
-            coords={"context": ("context", list(CONTEXTS), {"long_name": "characters that it sees"})},
+            coords={"context": ("context", list(CONTEXTS), {"long_name": "characters of context"})},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train once, measure between chunks of steps, and keep the trained weights."""
+        """Train once, record the statistics, and keep the trained weights."""
         vocabulary, (training, validation) = self._read()
         for_model, for_batches, for_writing = jax.random.split(key, 3)
         model = self._model(for_model, len(vocabulary))
-        held_out = TextWindows(validation, self.length, self.batch).cut(jnp.asarray(self._tested(validation)))
-
-        def look(snapshot: Snapshot) -> dict[str, np.ndarray]:
-            return {name: np.asarray(value) for name, value in look_at(snapshot.model, held_out).items()}
-
-        windows = TextWindows(training, self.length, self.batch)
-        every = max(1, self.steps // self.snapshots)
         start = time.perf_counter()
-        done = train(
+        done = train_and_record(
             model,
-            cross_entropy,
-            windows,
-            _optimiser(self.rate, self.steps),
+            (training, validation),
+            self.batch,
+            _optimizer(self.learning_rate, self.steps),
             self.steps,
             for_batches,
-            every=every,
-            measure=look,
+            every=max(1, self.steps // self.snapshots),
+            before=max(CONTEXTS),
         )
         seconds = time.perf_counter() - start
         prompt = find_prose(vocabulary, validation, self.length)
-        snippet = prompt[:SHOWN]
+        snippet = prompt[:SNIPPET]
         patterns = done.model.record(jnp.asarray(snippet)[None], patterns=True).layers.patterns[:, 0]  # (L, H, T, T)
-        written = write_on(done.model, jnp.asarray(prompt), for_writing, WRITTEN)
-        texts = {"prompt": (prompt, "what it was given"), "written": (np.asarray(written), "what it writes")}
+        written = continue_text(done.model, jnp.asarray(prompt), for_writing, SAMPLED)
+        texts = {"prompt": (prompt, "prompt"), "written": (np.asarray(written), "sampled continuation")}
         return self._dataset(done, np.asarray(patterns), seconds).assign(
             {
-                name: ((), show_running(vocabulary.decode(tokens)), {"long_name": meaning})
+                name: ((), join_lines(vocabulary.decode(tokens)), {"long_name": meaning})
                 for name, (tokens, meaning) in texts.items()
             }
             | {
                 "snippet": (
                     "query",
-                    list(show_signs(vocabulary.decode(snippet))),
-                    {"long_name": "characters looked at"},
+                    list(mark_whitespace(vocabulary.decode(snippet))),
+                    {"long_name": "characters of the pattern"},
                 )
             }
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the final validation loss with that of n-gram models, and the first entropies with no attention."""
-        final = trained["validation_loss"].isel(cell=0, step=-1).values
-        basis = "an inequality: the loss is below, or it is not; its error over seeds is in the interval"
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the final validation loss with that of n-gram models."""
+
+        def loss_of(context: int) -> Callable[[xr.Dataset], float]:
+            return lambda predicted: float(predicted["ngram"].sel(context=context))
+
         return tuple(
-            Verdict.from_samples(
-                f"it predicts better than counting what follows the {words} before",
-                final,
-                target=float(predicted["ngram"].sel(context=context)),
+            Claim(
+                f"The validation loss is lower than that of {model} model",
+                lambda predicted, trained: trained["validation_loss"].isel(cell=0, step=-1).values,
+                target=loss_of(context),
                 tolerance=(float("inf"), 0.0),
-                basis=basis,
+                basis="an inequality; its error over seeds is in the interval",
             )
-            for context, words in ((1, "one character"), (2, "two characters"))
+            for context, model in ((1, "a bigram"), (2, "a trigram"))
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show loss, entropy and stable rank over training, one pattern, what it writes, and what it costs."""
-        return text_panels(self, predicted, trained.isel(cell=0))
+        """Show loss, entropy and stable rank over training, one attention pattern, a sample and the costs."""
+        return text_panels(predicted, trained.isel(cell=0), self.key_dim, self.steps)
 
-    def _dataset(self, done: Any, patterns: np.ndarray, seconds: float) -> xr.Dataset:
-        steps = np.asarray([step for step, _ in done.measured])
-        series = {name: np.stack([seen[name] for _, seen in done.measured]) for name in done.measured[0][1]}
-        dims = {
-            "validation_loss": ("step",),
-            "entropy": ("step", "layer", "head"),
-            "stable_rank": ("step", "layer"),
-            "query_key_rank": ("step", "layer", "head"),
-        }
-        labels = {
-            "validation_loss": ("loss on held-out text", "nat"),
-            "entropy": ("attention entropy", "nat"),
-            "stable_rank": ("stable rank of the lower MLP matrix", "1"),
-            "query_key_rank": ("stable rank of query times key", "1"),
-        }
-        measured = {
-            name: (dims[name], series[name], dict(zip(("long_name", "units"), labels[name], strict=True)))
-            for name in dims
-        }
+    def _dataset(self, done: Trained, patterns: np.ndarray, seconds: float) -> xr.Dataset:
         size = len(self._read()[0])
-        return xr.Dataset(
-            measured
-            | {
+        return recorded_dataset(done).assign(
+            {
                 **stored_weights(done.model.weights),
                 "loss": ("update", done.losses, {"long_name": "training loss", "units": "nat"}),
                 "pattern": (("layer", "head", "query", "key"), patterns, {"long_name": "attention", "units": "1"}),
                 "weights": ((), count_weights(done.model), {"long_name": "number of weights", "units": "1"}),
                 "step_flops": ((), self._step_flops(size), {"long_name": "FLOPs of a training step", "units": "FLOP"}),
                 "seconds": ((), seconds, {"long_name": "time of the training", "units": "s", "deterministic": False}),
-            },
-            coords={
-                "step": ("step", steps, {"long_name": "step"}),
-                "layer": ("layer", np.arange(self.depth), {"long_name": "layer"}),
-                "head": ("head", np.arange(self.heads), {"long_name": "head"}),
-            },
+            }
         )
-
-    def _tested(self, validation: np.ndarray) -> np.ndarray:
-        """Return where the windows begin on which the loss is measured, behind the longest context."""
-        return np.linspace(max(CONTEXTS), len(validation) - self.length - 1, WINDOWS).astype(np.int32)
 
     def _read(self) -> tuple[Vocabulary, Split]:
         return read_characters(self.text)
 
     def _step_flops(self, vocabulary: int) -> int:
-        shape = ModelShape(self.depth, self.key_dim * self.heads, self.heads, vocabulary=vocabulary, causal=True)
-        return transformer_cost(shape, self.length, self.batch, training=True, convention="dense").flops
+        return step_flops(Shape(self.key_dim, self.heads, self.depth), vocabulary, self.length, self.batch)
 
     def _model(self, key: jax.Array, vocabulary: int) -> Transformer:
         config = character_config(Shape(self.key_dim, self.heads, self.depth), vocabulary, self.length)
@@ -246,7 +211,7 @@ class TextTraining(Study):
 
 
 def stored_weights(weights: Any) -> dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, str]]]:
-    """Return trained arrays as variables, each named like its place: ``weights.blocks.query``."""
+    """Collect trained arrays as variables, each named by its path: ``weights.blocks.query``."""
     variables = {}
     for path, leaf in jax.tree.leaves_with_path(weights):
         name = f"weights{jax.tree_util.keystr(path)}"
@@ -256,7 +221,7 @@ def stored_weights(weights: Any) -> dict[str, tuple[tuple[str, ...], np.ndarray,
 
 
 def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) -> Transformer:
-    """Rebuild a transformer that `demo/text` trained, from what its run holds.
+    """Rebuild a transformer from a run of `demo/text`.
 
     Parameters
     ----------
@@ -276,6 +241,6 @@ def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) 
 
 
 @lru_cache(maxsize=4)
-def _optimiser(rate: float, steps: int) -> optax.GradientTransformation:
-    """Return one object for equal arguments: training compiles once for each optimiser it is given."""
-    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, rate, steps // 20 + 1, steps, 0.05 * rate), b2=0.99)
+def _optimizer(peak: float, steps: int) -> optax.GradientTransformation:
+    """Build one object for equal arguments: training compiles once per optimizer."""
+    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, peak, steps // 20 + 1, steps, 0.05 * peak), b2=0.99)

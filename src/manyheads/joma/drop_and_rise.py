@@ -1,41 +1,39 @@
-"""Curves that fall and rise again: how deep, how far back, and whether that goes along with anything.
+"""Drop and rise of curves, by themselves or cross-fitted over replicates.
 
-The theory of joint dynamics predicts such curves for the entropy of attention and the stable rank of the MLP above it.
-Every curve that is not constant has a lowest point, and noise alone makes its ends lie above it. `find_valley` measures
-one curve; `cross_valleys` removes that bias where there are several of one kind. What is defined here is not printed in
-the paper, which shows curves.
+Attention entropy and stable rank drop and rise during training. Both ends of any curve lie above its minimum, by noise
+alone: `drop_and_rise` measures a curve with that bias, `replicated_drop_and_rise` without it, by locating the minimum
+of each replicate on the mean of the others. The definitions are not from the paper, which shows curves.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
-from manyheads._arrays import as_native, takes_arrays, takes_labels
+from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Array = NDArray[np.float64]
 
 
-class Valley(NamedTuple):
-    """The lowest point of curves (..., time) and their two ends above it, each of shape (...)."""
+class DropAndRise(NamedTuple):
+    """Heights of both ends of curves (..., time) above their minimum, each (...)."""
 
     drop: Array
-    """From the first value down to the lowest."""
-    rebound: Array
-    """From the lowest value up to the last."""
-    place: NDArray[np.intp]
-    """Index of the lowest value along time, the first one where it is reached several times."""
+    """First value minus minimum."""
+    rise: Array
+    """Last value minus minimum."""
+    argmin: NDArray[np.intp]
+    """Index of the minimum along time, the first one of several."""
 
 
 @takes_arrays
-def find_valley(curves: ArrayLike) -> Valley:
-    r"""Measure drop and rebound of each curve by itself.
+def drop_and_rise(curves: ArrayLike) -> DropAndRise:
+    r"""Measure drop and rise of each curve by itself.
 
-    .. math:: t^* = \arg\min_t v(t), \quad \text{drop} = v(0) - v(t^*), \quad \text{rebound} = v(T) - v(t^*)
+    .. math:: t^* = \arg\min_t v(t), \quad \text{drop} = v(0) - v(t^*), \quad \text{rise} = v(T) - v(t^*)
 
-    Neither is ever negative: on noise alone both are about its range. Use `cross_valleys` to test for one.
+    Both are nonnegative and on noise alone about its range: test with `replicated_drop_and_rise`.
 
     Parameters
     ----------
@@ -45,64 +43,75 @@ def find_valley(curves: ArrayLike) -> Valley:
     Raises
     ------
     ShapeError
-        No time.
+        The time axis is empty.
     UsageError
-        A curve is NaN in parts: see `hold_last`.
+        A curve is NaN in parts: see `forward_fill`.
 
     Examples
     --------
-    >>> valley = find_valley([[3.0, 1.0, 1.5, 2.0], [3.0, 2.0, 1.0, 0.5]])
-    >>> valley.drop.tolist(), valley.rebound.tolist(), valley.place.tolist()
+    >>> found = drop_and_rise([[3.0, 1.0, 1.5, 2.0], [3.0, 2.0, 1.0, 0.5]])
+    >>> found.drop.tolist(), found.rise.tolist(), found.argmin.tolist()
     ([2.0, 2.5], [1.0, 0.0], [1, 3])
     """
     values = _as_curves(curves)
-    place = np.where(np.isnan(values), np.inf, values).argmin(-1)
-    return Valley(*_ends(values, place), place)
+    index = np.where(np.isnan(values), np.inf, values).argmin(-1)
+    return DropAndRise(*_ends(values, index), index)
 
 
 @takes_arrays
-def cross_valleys(curves: ArrayLike) -> Valley:
-    """Measure drop and rebound of each replicate at the place where the mean of the *other* replicates is lowest.
+def cross_fitted_drop_and_rise(curves: ArrayLike) -> DropAndRise:
+    """Measure drop and rise of each replicate at the minimum of the mean of the *other* replicates.
 
-    A place that is chosen without the replicate makes both differences unbiased at that place: where curves only
-    fluctuate they are zero on average, whatever the noise's memory, and their spread over replicates gives an honest
-    interval. Where there is a valley the others miss its lowest point by their noise, so that both are a little too
-    small on average, never too large. They may be negative.
+    An index chosen without the replicate makes both differences unbiased at that index: on noise alone their mean is
+    zero, for any autocorrelation, and their standard deviation over replicates gives a valid interval. Where there is a
+    minimum, the noise of the others displaces it, so that both are slightly too small on average. They may be negative.
 
     Parameters
     ----------
     curves
-        (replicates, ..., time) of at least two replicates of one system.
+        (replicates, ..., time), at least two replicates of one system.
 
     Raises
     ------
     UsageError
-        A single replicate has no others; or a curve is NaN in parts.
+        A single replicate, or a curve that is NaN in parts.
 
     Examples
     --------
-    >>> valley = cross_valleys([[3.0, 1.0, 2.0], [3.0, 1.2, 1.1], [3.2, 1.0, 2.2]])
-    >>> valley.place.tolist(), valley.rebound.round(6).tolist()
+    >>> found = cross_fitted_drop_and_rise([[3.0, 1.0, 2.0], [3.0, 1.2, 1.1], [3.2, 1.0, 2.2]])
+    >>> found.argmin.tolist(), found.rise.round(6).tolist()
     ([1, 1, 1], [1.0, -0.1, 1.2])
     """
     values = _as_curves(curves)
     others = _mean_of_others(values)
-    place = np.where(np.isnan(others), np.inf, others).argmin(-1)
-    return Valley(*_ends(values, place), place)
+    index = np.where(np.isnan(others), np.inf, others).argmin(-1)
+    return DropAndRise(*_ends(values, index), index)
 
 
 @takes_arrays
-def cross_rises(curves: ArrayLike) -> Array:
-    """Measure by how much each replicate rises between the two moments between which the *others'* mean rises most.
+def replicated_drop_and_rise(curves: ArrayLike) -> DropAndRise:
+    """Measure the cross-fitted drop, and the largest cross-fitted rise after a drop, of each replicate.
 
-    The first moment is one at which the others' mean is lower than ever before, the start apart: what is measured is a
-    rise after a drop, and a second drop later on does not hide it, as it hides the rebound of `cross_valleys`. As there
-    the moments know nothing of the replicate: on noise alone the mean is zero. Where the others never rise it is zero.
+    A rise that is followed by a second drop counts as well, see `cross_fitted_rise`. A single replicate is measured by
+    itself, as `drop_and_rise` does.
+    """
+    if len(np.asarray(curves)) == 1:
+        return drop_and_rise(curves)
+    return cross_fitted_drop_and_rise(curves)._replace(rise=cross_fitted_rise(curves))
+
+
+@takes_arrays
+def cross_fitted_rise(curves: ArrayLike) -> Array:
+    """Measure the rise of each replicate between the two times between which the mean of the *others* rises most.
+
+    The first time is a running minimum of the mean of the others, not the first value: the rise follows a drop, and a
+    second drop does not hide it, as it does in `cross_fitted_drop_and_rise`. The times are independent of the
+    replicate, so the mean is zero on noise alone. Where the others never rise it is zero.
 
     Parameters
     ----------
     curves
-        (replicates, ..., time) of at least two replicates of one system.
+        (replicates, ..., time), at least two replicates of one system.
 
     Returns
     -------
@@ -112,14 +121,14 @@ def cross_rises(curves: ArrayLike) -> Array:
     Raises
     ------
     UsageError
-        A single replicate has no others; or a curve is NaN in parts.
+        A single replicate, or a curve that is NaN in parts.
 
     Examples
     --------
     Down, up, and down again:
 
     >>> curves = [[3.0, 1.0, 2.0, 0.5], [3.0, 1.2, 2.2, 0.4], [3.1, 1.0, 2.1, 0.6]]
-    >>> cross_rises(curves).round(6).tolist(), cross_valleys(curves).rebound.tolist()
+    >>> cross_fitted_rise(curves).round(6).tolist(), cross_fitted_drop_and_rise(curves).rise.tolist()
     ([1.0, 1.0, 1.1], [0.0, 0.0, 0.0])
     """
     values = _as_curves(curves)
@@ -137,14 +146,14 @@ def cross_rises(curves: ArrayLike) -> Array:
 
 
 @takes_arrays
-def hold_last(curves: ArrayLike) -> Array:
-    """Continue a curve that becomes infinite or NaN with its last finite value: what a run that diverged had reached.
+def forward_fill(curves: ArrayLike) -> Array:
+    """Replace all values from the first one that is not finite by the last finite value, as for a run that diverged.
 
-    A curve whose first value is not finite is that value throughout.
+    A curve whose first value is not finite keeps that value.
 
     Examples
     --------
-    >>> hold_last([2.0, 1.0, float("nan"), 3.0]).tolist()
+    >>> forward_fill([2.0, 1.0, float("nan"), 3.0]).tolist()
     [2.0, 1.0, 1.0, 1.0]
     """
     values = np.asarray(curves, np.float64)
@@ -153,81 +162,23 @@ def hold_last(curves: ArrayLike) -> Array:
     return np.where(alive, values, np.take_along_axis(values, last, -1))
 
 
-@takes_labels
-def correlate_within(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> float:
-    r"""Spearman's rank correlation within groups: ranks are taken, and centred, inside each of them.
-
-    .. math::
-        \rho = \frac{\sum_g \sum_{i \in g} (r_i - \bar r_g)(s_i - \bar s_g)}
-                    {\sqrt{\sum_g \sum_{i \in g} (r_i - \bar r_g)^2 \, \sum_g \sum_{i \in g} (s_i - \bar s_g)^2}}
-
-    What differs between groups has no part in it. With one group it is the usual coefficient; without ties and with
-    groups of one size it is the mean of the groups' coefficients. It has no interval of its own here: compute it for
-    each replicate.
-
-    Parameters
-    ----------
-    x, y
-        Pairs, shape (n,), finite.
-    groups
-        (n,) labels; `None` puts all pairs together.
-
-    Returns
-    -------
-    float
-        In [-1, 1]; 0 where x or y is constant within every group, for then no order is shared.
-
-    Raises
-    ------
-    ShapeError
-        Different lengths.
-    UsageError
-        NaN or infinite values, which have no rank.
-
-    Examples
-    --------
-    Higher with x inside both groups, lower from one to the next:
-
-    >>> x, y, groups = [1, 2, 3, 7, 8, 9], [7, 8, 9, 1, 2, 3], list("aaabbb")
-    >>> correlate_within(x, y, groups), round(correlate_within(x, y), 3)
-    (1.0, -0.543)
-    """
-    first, second = (np.asarray(as_native(value, name), np.float64) for name, value in (("x", x), ("y", y)))
-    labels = np.zeros(first.shape) if groups is None else np.asarray(groups)
-    if first.ndim != 1 or not first.shape == second.shape == labels.shape:
-        raise ShapeError(f"pairs of shape {first.shape} and {second.shape} in groups {labels.shape}: give three (n,)")
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise UsageError("NaN or infinite values have no rank: leave those pairs out, and say so")
-    r, s = _centred_ranks(first, labels), _centred_ranks(second, labels)
-    size = float(np.sqrt((r**2).sum() * (s**2).sum()))
-    return float(np.clip((r * s).sum() / size, -1.0, 1.0)) if size > 0 else 0.0
-
-
-def _centred_ranks(values: Array, labels: NDArray[Any]) -> Array:
-    ranks = np.empty(values.shape)
-    for label in np.unique(labels):
-        inside = labels == label
-        ranks[inside] = stats.rankdata(values[inside]) - (inside.sum() + 1) / 2
-    return ranks
-
-
 def _as_curves(curves: ArrayLike) -> Array:
     values = np.asarray(curves, np.float64)
     if values.ndim < 1 or not values.shape[-1]:
-        raise ShapeError(f"curves of shape {values.shape}: time, the last axis, holds no value")
+        raise ShapeError(f"curves of shape {values.shape}: expected values along time, the last axis")
     absent = np.isnan(values)
     if (absent.any(-1) & ~absent.all(-1)).any():
-        raise UsageError("some curves are NaN in parts: cut them, or continue them by hold_last")
+        raise UsageError("some curves are NaN in parts: cut them, or fill them with forward_fill")
     return values
 
 
 def _mean_of_others(values: Array) -> Array:
-    """Return for each replicate the mean of all but itself, of the same shape."""
+    """Average all replicates but one, for each of them, in the same shape."""
     if values.ndim < 2 or len(values) < 2:
-        raise UsageError(f"curves of shape {values.shape}: two replicates or more in front tell each other the place")
+        raise UsageError(f"curves of shape {values.shape}: expected two replicates or more along the first axis")
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def _ends(values: Array, place: NDArray[np.intp]) -> tuple[Array, Array]:
-    lowest = np.take_along_axis(values, place[..., None], -1)[..., 0]
+def _ends(values: Array, index: NDArray[np.intp]) -> tuple[Array, Array]:
+    lowest = np.take_along_axis(values, index[..., None], -1)[..., 0]
     return values[..., 0] - lowest, values[..., -1] - lowest

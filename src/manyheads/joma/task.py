@@ -1,4 +1,4 @@
-"""What one layer learns from, and how: contexts, queries, labels, frozen embeddings, and the rule of learning."""
+"""Task and update rule of one attention layer under an MLP: contexts, queries, labels and frozen embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads._arrays import check_arrays
+from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Attention: TypeAlias = Literal["linear", "exp", "softmax"]
@@ -29,18 +29,18 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a random task and the layer that learns it are.
+    """Sizes of a random task and of the layer that learns it.
 
     Attributes
     ----------
     tokens, queries
         Contextual tokens M and query tokens Q.
     contexts, classes
-        Samples N and what they are to be told apart into.
+        Samples N, and the number of labels.
     neurons, width
         Hidden neurons K and model dimension d >= M + Q.
     concentration
-        Of the Dirichlet law of the contexts: 1 is uniform on the simplex, large is nearly equal frequencies.
+        Of the Dirichlet distribution of the contexts: 1 is uniform on the simplex, large is nearly equal frequencies.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Sizes:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: give 1 or more")
         if not self.concentration > 0:
-            raise UsageError(f"concentration={self.concentration}: a Dirichlet law needs a positive one")
+            raise UsageError(f"concentration={self.concentration}: a Dirichlet distribution needs a positive one")
         directions = self.tokens + self.queries
         if self.width < directions:
             raise UsageError(
@@ -72,8 +72,8 @@ class Sizes:
             )
 
 
-class Rule(eqx.Module):
-    r"""The layer and how it learns.
+class UpdateRule(eqx.Module):
+    r"""Attention, activation and gradient flow of the layer.
 
     A sample with token frequencies x and query q gives the attention b, the features f and the hidden values h,
 
@@ -92,11 +92,11 @@ class Rule(eqx.Module):
         A name of `ACTIVATIONS`, or an elementwise JAX function. Events at kinks are known for "relu" alone.
     temperature
         T.
-    rate_ratio
-        r, the logits' learning rate over that of the weights.
-    decay
-        Weight decay, of both, multiplied by each one's learning rate as in plain SGD.
-    own_weights
+    learning_rate_ratio
+        r, the learning rate of the logits over that of the weights.
+    weight_decay
+        :math:`\lambda`, of both, multiplied by the learning rate of each as in plain SGD.
+    per_query_weights
         Whether every query has a matrix W of its own; otherwise they share one.
 
     Raises
@@ -108,9 +108,9 @@ class Rule(eqx.Module):
     attention: Attention = eqx.field(default="softmax", static=True)
     activation: str | Activation = eqx.field(default="relu", static=True)
     temperature: Any = 1.0
-    rate_ratio: Any = 1.0
-    decay: Any = 0.0
-    own_weights: bool = eqx.field(default=False, static=True)
+    learning_rate_ratio: Any = 1.0
+    weight_decay: Any = 0.0
+    per_query_weights: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self) -> None:
         if self.attention not in ATTENTIONS:
@@ -118,22 +118,23 @@ class Rule(eqx.Module):
         if isinstance(self.activation, str) and self.activation not in ACTIVATIONS:
             names = ", ".join(ACTIVATIONS)
             raise UsageError(f"activation={self.activation!r}: give one of {names}, or a function")
-        if not (self.temperature > 0 and self.rate_ratio > 0 and self.decay >= 0):
-            given = f"temperature={self.temperature}, rate_ratio={self.rate_ratio}, decay={self.decay}"
-            raise UsageError(f"{given}: the first two must be positive, the third not negative")
+        if not (self.temperature > 0 and self.learning_rate_ratio > 0 and self.weight_decay >= 0):
+            given = f"temperature={self.temperature}, learning_rate_ratio={self.learning_rate_ratio}"
+            given += f", weight_decay={self.weight_decay}"
+            raise UsageError(f"{given}: the first two must be positive, the third must not be negative")
 
-    def traced(self) -> Rule:
-        """Return the rule with its numbers as arrays: one compiled program then serves all temperatures and rates."""
+    def traced(self) -> UpdateRule:
+        """Convert the numbers to arrays, so that one compiled program serves all temperatures and rates."""
         return jax.tree.map(lambda number: jnp.asarray(number, float), self)
 
     @property
     def function(self) -> Activation:
-        """The activation as a function."""
+        """Activation as a function."""
         return ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
 
 
-class Setting(eqx.Module):
-    """N samples and the frozen embeddings: what is given before anything is learned.
+class Task(eqx.Module):
+    """N samples and the frozen embeddings.
 
     Attributes
     ----------
@@ -149,15 +150,15 @@ class Setting(eqx.Module):
     ShapeError
         Arrays that do not fit together.
     UsageError
-        Embeddings that are not orthonormal, or contexts that are no frequencies. Values are looked at where there are
-        any: within a traced function there are only shapes.
+        Embeddings that are not orthonormal, or contexts that are not frequencies. Within a traced function only shapes
+        are checked.
 
     Examples
     --------
-    >>> setting = draw_setting(Sizes(), np.random.default_rng(0))
-    >>> setting.contexts.shape, setting.token_embeddings.shape
+    >>> task = draw_task(Sizes(), np.random.default_rng(0))
+    >>> task.contexts.shape, task.token_embeddings.shape
     ((40, 12), (24, 12))
-    >>> eqx.tree_at(lambda s: s.token_embeddings, setting, 2 * setting.token_embeddings).checked()
+    >>> eqx.tree_at(lambda s: s.token_embeddings, task, 2 * task.token_embeddings).checked()
     Traceback (most recent call last):
         ...
     manyheads.errors.UsageError: embeddings are not orthonormal: [U_C, u]^T [U_C, u] is 3 from the identity. ...
@@ -172,8 +173,8 @@ class Setting(eqx.Module):
     def __check_init__(self) -> None:
         self.checked()
 
-    def checked(self) -> Setting:
-        """Return the setting if its assumptions are kept, and raise otherwise; for arrays that were exchanged."""
+    def checked(self) -> Task:
+        """Check the assumptions and return the task; call it after replacing an array."""
         samples, tokens = _shape(self.contexts, 2, "contexts (N, M)")
         width, embedded = _shape(self.token_embeddings, 2, "token_embeddings (d, M)")
         if embedded != tokens or _shape(self.query_embeddings, 2, "query_embeddings (d, Q)")[0] != width:
@@ -191,10 +192,11 @@ class Setting(eqx.Module):
         _check_values(*arrays)
         return self
 
-    def take(self, rows: Any) -> Setting:
-        """Return the samples of some rows, (B,), with the same embeddings."""
+    @takes_arrays
+    def take(self, rows: Any) -> Task:
+        """Select samples by row, (B,); the embeddings stay."""
         parts = (self.contexts[rows], self.queries[rows], self.labels[rows])
-        return Setting(*parts, self.token_embeddings, self.query_embeddings)
+        return Task(*parts, self.token_embeddings, self.query_embeddings)
 
 
 def _shape(array: Any, dimensions: int, name: str) -> tuple[int, ...]:
@@ -204,9 +206,9 @@ def _shape(array: Any, dimensions: int, name: str) -> tuple[int, ...]:
 
 
 def _check_values(
-    contexts: np.ndarray, queries: np.ndarray, labels: np.ndarray, tokens: np.ndarray, asked: np.ndarray
+    contexts: np.ndarray, queries: np.ndarray, labels: np.ndarray, tokens: np.ndarray, query_tokens: np.ndarray
 ) -> None:
-    frame = np.concatenate([tokens, asked], axis=1).astype(np.float64)  # (d, M + Q)
+    frame = np.concatenate([tokens, query_tokens], axis=1).astype(np.float64)  # (d, M + Q)
     error = float(np.abs(frame.T @ frame - np.eye(frame.shape[1])).max())
     if not error <= 64 * len(frame) * np.finfo(tokens.dtype).eps:
         raise UsageError(
@@ -214,18 +216,18 @@ def _check_values(
             "joint dynamics assumes frozen orthonormal embeddings: orthonormalise them (numpy.linalg.qr)"
         )
     if contexts.min() < 0 or np.abs(contexts.sum(1) - 1).max() > 1e-5:
-        raise UsageError("contexts are frequencies: not negative, and every row sums to one")
-    if queries.min() < 0 or queries.max() >= asked.shape[1] or labels.min() < 0:
-        raise UsageError(f"queries must lie in 0..{asked.shape[1] - 1} and labels must not be negative")
+        raise UsageError("contexts must be frequencies: nonnegative, with rows that sum to one")
+    if queries.min() < 0 or queries.max() >= query_tokens.shape[1] or labels.min() < 0:
+        raise UsageError(f"queries must lie in 0..{query_tokens.shape[1] - 1} and labels must not be negative")
 
 
-def draw_setting(sizes: Sizes, rng: np.random.Generator) -> Setting:
+def draw_task(sizes: Sizes, rng: np.random.Generator) -> Task:
     """Draw Dirichlet contexts, uniform queries and labels, and a random orthonormal frame of embeddings, in float64.
 
     On the host, so that nothing is compiled for it: to sweep over seeds, stack settings and vmap over them.
     """
     frame = np.linalg.qr(rng.normal(size=(sizes.width, sizes.tokens + sizes.queries)))[0]
-    return Setting(
+    return Task(
         rng.dirichlet(np.full(sizes.tokens, sizes.concentration), sizes.contexts),
         rng.integers(sizes.queries, size=sizes.contexts),
         rng.integers(sizes.classes, size=sizes.contexts),

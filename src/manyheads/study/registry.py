@@ -34,7 +34,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "demo/text": Entry(
         "manyheads.demo.text:TextTraining",
-        "a small transformer learns more of a text than the two characters before tell",
+        "A small transformer predicts text better than bigram and trigram models",
     ),
     "attention/costs": Entry(
         "manyheads.attention.studies.costs:Costs",
@@ -42,31 +42,31 @@ STUDIES: dict[str, Entry] = {
     ),
     "joma/clouds": Entry(
         "manyheads.joma.studies.clouds:Clouds",
-        "SGD on isotropic clouds follows theorem 3's flow, and strays from it as 1/sqrt(samples)",
+        "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)",
     ),
     "joma/salient-first": Entry(
         "manyheads.joma.studies.salient_first:SalientFirst",
-        "salient components are learned first: ln(1/deficit) = exp(mu²/2) t - B(mu), B in closed form",
+        "Salient components are learned first: ln(1/delta) = exp(mu^2/2) t - B(mu)",
     ),
     "joma/rebound": Entry(
         "manyheads.joma.studies.rebound:Rebound",
-        "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken",
+        "Attention entropy and stable rank drop, then rebound, as components saturate",
     ),
     "joma/latent-tree": Entry(
         "manyheads.joma.studies.latent_tree:LatentTreeStudy",
-        "leaves of a latent tree occur together as theorem 5 says: often for siblings, by chance afar",
+        "Leaves of a latent tree co-occur as theorem 5 says, with correlation rho^(2H)",
     ),
     "joma/neurons": Entry(
         "manyheads.joma.studies.neurons:Neurons",
-        "hidden neurons follow latents as well before training as after: a maximum over many neurons",
+        "Training does not raise the correlation of hidden neurons with latents (Table 1)",
     ),
     "joma/scan-and-snap": Entry(
         "manyheads.joma.studies.scan_and_snap:ScanAndSnap",
-        "attention scans distinct tokens by co-occurrence and snaps: one path for all learning rates, and no gain law",
+        "Attention logits of exchangeable next tokens follow one trajectory, then stop",
     ),
     "joma/real-text": Entry(
         "manyheads.joma.studies.real_text:RealText",
-        "on real text attention entropy drops: does it rebound, where, and does it tell of the loss?",
+        "Attention entropy of the bottom layer drops and rebounds in training on text",
     ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",
@@ -102,11 +102,11 @@ STUDIES: dict[str, Entry] = {
     ),
     "joma/invariants": Entry(
         "manyheads.joma.studies.invariants:Invariants",
-        "logits and weights keep a relation: exact for linear and exp attention, a shape for softmax",
+        "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)",
     ),
     "joma/winners": Entry(
         "manyheads.joma.studies.winners:Winners",
-        "with a linear activation one token takes all: which, when, and where the others stop",
+        "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",
     ),
     "limits/coordinate-check": Entry(
         "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",

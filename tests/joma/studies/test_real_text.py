@@ -9,10 +9,10 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.studies.real_text import RealText, adam_at
-from manyheads.joma.text.summaries import summarise
+from manyheads.joma.text.summaries import RunSummary
 from manyheads.study import Multiples
 
-DEPTHS, RATES, SEEDS, HEADS = (1, 2, 3), (0.001, 0.01, 0.1, 0.3), 6, 2
+DEPTHS, LEARNING_RATES, SEEDS, HEADS = (1, 2, 3), (0.001, 0.01, 0.1, 0.3), 6, 2
 STEPS = np.linspace(0, 1, 11)
 LEVELS = xr.Dataset({"uniform": 3.0, "random_rank": 20.0})
 
@@ -22,14 +22,14 @@ def curves(rng, rebound, best, bottom_ends=None):
 
     With `bottom_ends` the bottom layer falls to it at the highest rate. Ranks fall by half. Noise is 0.005.
     """
-    cells = [(depth, rate) for depth in DEPTHS for rate in RATES]
+    cells = [(depth, rate) for depth in DEPTHS for rate in LEARNING_RATES]
     entropy = np.full((len(cells), SEEDS, len(STEPS), max(DEPTHS), HEADS), np.nan)
     loss = np.empty((len(cells), SEEDS, len(STEPS)))
     rank = np.full(entropy.shape[:-1], np.nan)
     for cell, (depth, rate) in enumerate(cells):
         down = 3 - 4 * np.minimum(STEPS, 0.5) + 2 * rebound(depth, rate) * np.maximum(STEPS - 0.5, 0)
         entropy[cell, ..., :depth, :] = down[:, None, None]
-        if rate == max(RATES) and bottom_ends is not None:
+        if rate == max(LEARNING_RATES) and bottom_ends is not None:
             entropy[cell, ..., 0, :] = (3 + (bottom_ends - 3) * STEPS)[:, None]
         loss[cell] = best(depth, rate) + 2 * (1 - STEPS)
         rank[cell, ..., :depth] = 20 - 10 * STEPS[:, None]
@@ -45,14 +45,14 @@ def curves(rng, rebound, best, bottom_ends=None):
             "step": np.arange(len(STEPS)),
             "layer": np.arange(max(DEPTHS)),
             "depth": ("cell", [depth for depth, _ in cells]),
-            "rate": ("cell", [rate for _, rate in cells]),
+            "learning_rate": ("cell", [rate for _, rate in cells]),
         },
     )
 
 
 def rate_decides(rng, bottom_ends=None):
     """Rebound and loss both follow the rate; within a rate deeper means more rebound and *more* loss."""
-    order = {rate: place for place, rate in enumerate(RATES)}
+    order = {rate: place for place, rate in enumerate(LEARNING_RATES)}
     return curves(
         rng,
         lambda depth, rate: 0.3 + 0.2 * order[rate] + 0.05 * depth,
@@ -62,43 +62,53 @@ def rate_decides(rng, bottom_ends=None):
 
 
 def test_a_correlation_that_the_rate_makes_vanishes_within_it(rng):
-    found = summarise(rate_decides(rng), 20.0)
+    found = RunSummary(rate_decides(rng), 20.0)
     assert found.pooled.max() < -0.5
     assert found.within.min() > 0.5
-    assert found.best_rate == dict.fromkeys(DEPTHS, max(RATES))
+    assert found.best_learning_rate == dict.fromkeys(DEPTHS, max(LEARNING_RATES))
     # Between seeds there is noise only: 12 coefficients of 6 pairs have a mean of spread 0.13; 4.2 of them are 0.55.
     assert abs(found.within_cells.mean()) < 0.55
 
 
 def test_verdicts_follow_the_curves(rng):
     outcomes = {verdict.claim: verdict.outcome for verdict in RealText().compare(LEVELS, rate_decides(rng))}
-    assert outcomes["within a learning rate the bounce is highly correlated with low validation loss"] == "refuted"
+    assert (
+        outcomes[
+            "Within a learning rate the rebound of attention entropy is highly correlated with low validation loss"
+        ]
+        == "refuted"
+    )
     for layer in ("bottom", "top"):
-        assert outcomes[f"at the best rate the entropy of the {layer} layer drops"] == "holds"
-        assert outcomes[f"at the best rate the {layer} layer's entropy then rebounds"] == "holds"
-    assert outcomes["at the best rate the lower MLP's stable rank drops"] == "holds"
-    assert outcomes["at the best rate the lower MLP's stable rank then rebounds"] != "holds"
+        assert outcomes[f"At the best learning rate the attention entropy of the {layer} layer drops"] == "holds"
+        assert outcomes[f"At the best learning rate the attention entropy of the {layer} layer rebounds"] == "holds"
+    assert outcomes["At the best learning rate the stable rank of the lower MLP matrix drops"] == "holds"
+    assert outcomes["At the best learning rate the stable rank of the lower MLP matrix rebounds"] != "holds"
     collapsed = {verdict.claim: verdict.outcome for verdict in RealText().compare(LEVELS, rate_decides(rng, 0.001))}
-    assert collapsed["at the highest rate every head of the bottom layer ends one-hot"] == "holds"
+    assert collapsed["At the highest learning rate the attention of the bottom layer collapses to one-hot"] == "holds"
 
 
 def test_other_curves_get_other_verdicts(rng):
-    order = {rate: place for place, rate in enumerate(RATES)}
+    order = {rate: place for place, rate in enumerate(LEARNING_RATES)}
     trained = curves(
         rng,
         lambda depth, rate: 0.1 * order[rate] + 0.3 * depth,
         lambda depth, rate: 3 - 0.1 * order[rate] - 0.3 * depth,
     )
     outcomes = {verdict.claim: verdict.outcome for verdict in RealText().compare(LEVELS, trained)}
-    assert outcomes["within a learning rate the bounce is highly correlated with low validation loss"] == "holds"
-    assert outcomes["at the highest rate every head of the bottom layer ends one-hot"] == "refuted"
+    assert (
+        outcomes[
+            "Within a learning rate the rebound of attention entropy is highly correlated with low validation loss"
+        ]
+        == "holds"
+    )
+    assert outcomes["At the highest learning rate the attention of the bottom layer collapses to one-hot"] == "refuted"
 
 
 def test_a_diverged_run_counts_with_what_it_had(rng):
     trained = rate_decides(rng)
     trained["validation_loss"][0, 0, 6:] = np.nan
     trained["entropy"][0, 0, 6:] = np.nan
-    found = summarise(trained, 20.0)
+    found = RunSummary(trained, 20.0)
     assert found.best[0, 0] == trained["validation_loss"][0, 0, 5]
     assert np.isfinite(found.pooled).all()
 
@@ -106,7 +116,7 @@ def test_a_diverged_run_counts_with_what_it_had(rng):
 def test_small_multiples_show_every_depth_and_rate(rng):
     panels = RealText().panels(LEVELS, rate_decides(rng))
     entropy = next(panel for panel in panels if isinstance(panel, Multiples))
-    assert [len(row) for row in entropy.curves] == [len(RATES)] * len(DEPTHS)
+    assert [len(row) for row in entropy.curves] == [len(LEARNING_RATES)] * len(DEPTHS)
     for depth, row in zip(DEPTHS, entropy.curves, strict=True):
         assert all(len(plot) == depth + 1 for plot in row)  # the layers and the level of uniform attention
         assert all(len(curve.low) == len(STEPS) for plot in row for curve in plot[:-1])  # with bands over seeds
@@ -130,8 +140,8 @@ def test_the_rate_as_data_changes_nothing(rng):
     ("fields", "words"),
     [
         ({"depths": (2, 1)}, "rising order"),
-        ({"rates": (0.1,)}, "two or more"),
-        ({"rates": (0.0, 0.1)}, "positive"),
+        ({"learning_rates": (0.1,)}, "two or more"),
+        ({"learning_rates": (0.0, 0.1)}, "positive"),
         ({"depths": (0, 1)}, "positive integers"),
         ({"steps": 801}, "multiple"),
         ({"length": 1}, "length=1"),
@@ -145,5 +155,5 @@ def test_settings_that_mean_nothing_are_refused(fields, words):
 def test_a_text_too_short_is_refused_before_work(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("short " * 50)
-    with pytest.raises(UsageError, match="30 characters to test on"):
+    with pytest.raises(UsageError, match="30 held-out characters"):
         RealText(text=path).inputs()

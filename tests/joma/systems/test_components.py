@@ -7,7 +7,14 @@ import pytest
 from scipy.special import lambertw
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.components import Descent, invert_output, relax, relax_layer, train_components, train_layer
+from manyheads.joma.systems.components import (
+    TokenSGDOptions,
+    invert_output,
+    relax,
+    relax_layer,
+    train_components,
+    train_layer,
+)
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, exact_time, find_log_deficit
 
 
@@ -24,9 +31,9 @@ def test_softmax_only_changes_the_clock(rng):
 
 
 def test_a_layer_without_attention_goes_straight(rng):
-    wanted, start = rng.normal(size=(2, 3, 4))
-    found = relax_layer(wanted, start, np.array([0.7]), "uniform")[0]
-    np.testing.assert_allclose(found, wanted + (start - wanted) * np.exp(-0.7), rtol=1e-6, atol=1e-7)
+    target, init = rng.normal(size=(2, 3, 4))
+    found = relax_layer(target, init, np.array([0.7]), "uniform")[0]
+    np.testing.assert_allclose(found, target + (init - target) * np.exp(-0.7), rtol=1e-6, atol=1e-7)
 
 
 def test_the_output_is_inverted_as_lambert_says(rng):
@@ -42,22 +49,22 @@ def test_training_goes_to_its_law_as_the_rate_falls(loss, law, seed):
     targets, horizon, errors = np.array([0.8, 1.4]), 0.6, []
     with jax.enable_x64(True):
         for steps in (640, 1280):
-            training = Descent(horizon / steps, steps, share=1.0)
+            training = TokenSGDOptions(horizon / steps, steps, token_probability=1.0)
             found = train_components(jnp.asarray(targets), loss, training, jax.random.key(seed)).log_deficits[-1]
             errors.append(np.asarray(found) - find_log_deficit(targets, horizon, law))
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.1)
 
 
 def test_a_trained_layer_keeps_the_conserved_relation(rng, seed):
-    wanted, start = rng.normal(size=(3, 4)) * 0.5, rng.normal(size=(3, 4)) * 0.1
+    target, init = rng.normal(size=(3, 4)) * 0.5, rng.normal(size=(3, 4)) * 0.1
     with jax.enable_x64(True):
-        found = train_layer(jnp.asarray(wanted), jnp.asarray(start), Descent(1e-3, 3200), jax.random.key(seed))
+        found = train_layer(jnp.asarray(target), jnp.asarray(init), TokenSGDOptions(1e-3, 3200), jax.random.key(seed))
     logits, weights = np.asarray(found.logits), np.asarray(found.weights)
     drift = logits - (weights**2).sum(1) / 2
     assert np.abs(drift).max() < 5e-3 < np.abs(logits[-1] - logits[0]).max()
 
 
-@pytest.mark.parametrize("training", [Descent(0.1, 33), Descent(0.1, 32, share=0.0)])
+@pytest.mark.parametrize("training", [TokenSGDOptions(0.1, 33), TokenSGDOptions(0.1, 32, token_probability=0.0)])
 def test_impossible_trainings_are_refused(training):
     with pytest.raises(UsageError, match="steps must be"):
         train_components(jnp.ones(2), "matched", training, jax.random.key(0))
@@ -67,4 +74,4 @@ def test_unknown_names_are_refused():
     with pytest.raises(UsageError, match="expected one of exp, softmax"):
         relax_layer(np.eye(2), np.eye(2), np.ones(1), "none")
     with pytest.raises(UsageError, match="expected one of matched, squared"):
-        train_components(jnp.ones(2), "none", Descent(0.1, 32), jax.random.key(0))
+        train_components(jnp.ones(2), "none", TokenSGDOptions(0.1, 32), jax.random.key(0))

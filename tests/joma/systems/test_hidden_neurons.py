@@ -7,14 +7,13 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.joma.systems.hidden_neurons import (
+    LatentTask,
     NeuronScores,
-    NeuronSetting,
-    NeuronTable,
     best_correlations,
     pool_neurons,
     score_layers,
     swap_labels,
-    tabulate_neurons,
+    train_and_score,
 )
 from manyheads.joma.systems.latent_tree import HierarchyShape, draw_hierarchy
 from manyheads.transformer.scaling import standard_scaling
@@ -22,13 +21,14 @@ from manyheads.transformer.transformer import initialise
 
 # That of the contract row, under 64-bit types as there: it is compiled once for both.
 SIZES = HierarchyShape((8, 8, 6), leaves=9)
-SETTING = NeuronSetting(SIZES, width=8, layers=2, steps=150, batch=12, rate=0.01, tested=12)
+TASK = LatentTask(SIZES, width=8, layers=2, steps=150, batch=12, learning_rate=0.01, tested=12)
 
 
 @pytest.fixture(scope="module")
-def table(seed):
+def scores(seed):
     with jax.enable_x64(True):
-        return tabulate_neurons(SETTING, jax.random.split(jax.random.key(seed), 4))
+        scores = [train_and_score(TASK, key) for key in jax.random.split(jax.random.key(seed), 4)]
+    return NeuronScores(*(np.stack(seeds) for seeds in zip(*scores, strict=True)))
 
 
 def test_best_correlations_are_those_of_numpy(rng):
@@ -52,9 +52,9 @@ def test_a_planted_neuron_is_found_in_its_layer_and_level(rng):
 
 
 def test_pooling_leaves_padding_out(seed):
-    config = SETTING.config
+    config = TASK.config
     model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
-    batch = draw_hierarchy(SETTING.hierarchy, jax.random.key(seed)).draw(jax.random.key(seed + 1), 3)
+    batch = draw_hierarchy(TASK.hierarchy, jax.random.key(seed)).draw(jax.random.key(seed + 1), 3)
     pooled = np.asarray(pool_neurons(model, batch)[0])
     for row in range(3):
         there = np.asarray(batch.shown[row])
@@ -62,8 +62,7 @@ def test_pooling_leaves_padding_out(seed):
         np.testing.assert_allclose(pooled[:, row], np.asarray(alone)[:, 0].max(1), rtol=1e-4, atol=1e-5)
 
 
-def test_the_table_has_all_controls_and_the_network_learns(table):
-    scores = table.scores
+def test_the_table_has_all_controls_and_the_network_learns(scores):
     for name in NeuronScores._fields[:5]:
         values = getattr(scores, name)
         assert values.shape == (4, 2)
@@ -83,30 +82,13 @@ def test_no_label_is_swapped_for_itself(seed):
         assert (swapped != np.arange(4)).all()
 
 
-def test_intervals_and_gains_are_those_of_the_differences():
-    trained = np.array([[0.9, 0.5], [0.8, 0.6], [0.85, 0.4]])
-    table = NeuronTable(NeuronScores(trained, trained - 0.1, trained, trained, trained, np.ones(3)))
-    gain = table.gains("untrained")
-    assert [round(each.mean, 6) for each in gain] == [0.1, 0.1]
-    assert all(each.interval.width < 1e-9 for each in gain)
-    interval = table.intervals()["trained"][1]
-    assert interval.contains(0.5)
-    # Student's quantile at 99% and two degrees of freedom is 9.925.
-    assert interval.width == pytest.approx(2 * 9.925 * 0.1 / 3**0.5, rel=1e-3)
-    assert len(table.intervals()["accuracy"]) == 1
-    with pytest.raises(UsageError, match="choose one of untrained"):
-        table.gains("trained")
-
-
 def test_settings_that_mean_nothing_are_refused():
     for change, says in (
-        ({"layers": 1}, "2 levels of latents"),
-        ({"hierarchy": HierarchyShape((5,), leaves=6)}, "lies between"),
-        ({"hierarchy": HierarchyShape((5, 1), leaves=6)}, "one label"),
-        ({"tested": 5}, "twice or more"),
+        ({"layers": 1}, "for each of 2 levels"),
+        ({"hierarchy": HierarchyShape((5,), leaves=6)}, "between the leaves"),
+        ({"hierarchy": HierarchyShape((5, 1), leaves=6)}, "two labels or more"),
+        ({"tested": 5}, "twice the 6 labels"),
         ({"steps": 0}, "positive"),
     ):
         with pytest.raises(UsageError, match=says):
-            NeuronSetting(**({"hierarchy": SETTING.hierarchy, "layers": 2, "tested": 12} | change))
-    with pytest.raises(UsageError, match="two seeds"):
-        tabulate_neurons(SETTING, jax.random.split(jax.random.key(0), 1))
+            LatentTask(**({"hierarchy": TASK.hierarchy, "layers": 2, "tested": 12} | change))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.joma.text.record import look_at
+from manyheads.joma.text.record import record_statistics
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 
@@ -20,7 +20,7 @@ def model(seed):
 
 def test_entropy_is_that_of_the_recorded_patterns(model, seed):
     tokens = jax.random.randint(jax.random.key(seed), (3, 17), 0, 50, jnp.int32)
-    seen = look_at(model, (tokens[:, :-1], tokens[:, 1:]))
+    seen = record_statistics(model, (tokens[:, :-1], tokens[:, 1:]))
     patterns = np.asarray(model.record(tokens[:, :-1], patterns=True).layers.patterns, np.float64)  # (L, B, H, T, T)
     rows = -np.where(patterns > 0, patterns * np.log(np.where(patterns > 0, patterns, 1)), 0).sum(-1)
     np.testing.assert_allclose(seen["entropy"], rows.mean((1, 3)), atol=2e-6)
@@ -28,7 +28,7 @@ def test_entropy_is_that_of_the_recorded_patterns(model, seed):
 
 
 def test_stable_ranks_are_those_of_the_singular_values(model):
-    seen = look_at(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
+    seen = record_statistics(model, tuple(jnp.zeros((2, 4, 16), jnp.int32)))
     blocks = jax.tree.map(np.asarray, model.weights.blocks)
     for layer in range(2):
         values = np.linalg.svd(blocks.mlp_in[layer].astype(float), compute_uv=False)

@@ -7,7 +7,7 @@ import pytest
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.latent_tree import binary_tree
-from manyheads.joma.theory.latent_tree import Tree, cooccurrence, heights, marginals, predict_cooccurrence, unroll
+from manyheads.joma.theory.latent_tree import Tree, heights, marginals, predict_cooccurrence, unroll
 
 
 def draw_tree(rng, count=6):
@@ -57,7 +57,7 @@ def test_siblings_are_close_and_strangers_independent():
 def test_the_closed_form_needs_a_symmetric_transition():
     stray = np.array([[0.8, 0.2], [0.1, 0.9]])
     tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, stray, stray))
-    assert abs(cooccurrence(tree)[0, 1] - predict_cooccurrence(0.8, 1, 2)) > 0.01
+    assert abs(marginals(tree, {1: 1})[1][2][1] - predict_cooccurrence(0.8, 1, 2)) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError
+from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.systems.components import relax
 from manyheads.joma.theory.rebound import (
-    BOUNCE,
+    REBOUND,
     entropy_curve,
     entropy_of,
-    entropy_rate,
     final_rank_slope,
-    late_gap,
     linear_entropy_curve,
-    measure_bounce,
     predict_approach,
 )
-from manyheads.joma.theory.salient_first import EXP, LINEAR, UNIFORM, exact_time, find_log_deficit
+from manyheads.joma.theory.salient_first import EXP, LINEAR, UNIFORM, exact_time
 
 TIMES = np.concatenate([[0.0], np.geomspace(1e-2, 60, 90)])
 
@@ -30,13 +28,6 @@ def test_entropy_is_its_definition(rng):
     np.testing.assert_allclose(entropy_of(logits, np.arange(5) < 2), entropy_of(logits[:, :2]), rtol=1e-12)
 
 
-def test_its_rate_is_minus_the_covariance(rng):
-    s, ds = rng.normal(size=(2, 6))
-    step = 1e-6
-    slope = (entropy_of(s + step * ds) - entropy_of(s - step * ds)) / (2 * step)
-    assert float(entropy_rate(s, ds)) == pytest.approx(float(slope), abs=1e-8)
-
-
 def test_exact_curves_are_those_of_the_solver(rng):
     targets = rng.uniform(0.5, 3, 4)
     times = np.array([0.1, 0.5, 2.0, 20.0])
@@ -45,17 +36,17 @@ def test_exact_curves_are_those_of_the_solver(rng):
 
 
 def test_the_final_slope_of_the_stable_rank_is_a_difference_quotient(rng):
-    wanted, start = rng.normal(size=(2, 4, 3))
+    target, init = rng.normal(size=(2, 4, 3))
 
     def rank(passed):
-        layer = start + passed * (wanted - start)
+        layer = init + passed * (target - init)
         return (layer**2).sum() / np.linalg.norm(layer, 2) ** 2
 
     slope = (rank(1 + 1e-6) - rank(1 - 1e-6)) / 2e-6
-    assert final_rank_slope(wanted, start) == pytest.approx(slope / (2 * rank(1.0)), abs=1e-7)
-    assert final_rank_slope(wanted, -start) == pytest.approx(-final_rank_slope(wanted, start))
+    assert final_rank_slope(target, init) == pytest.approx(slope / (2 * rank(1.0)), abs=1e-7)
+    assert final_rank_slope(target, -init) == pytest.approx(-final_rank_slope(target, init))
     with pytest.raises(ShapeError, match="one shape"):
-        final_rank_slope(wanted, start[:2])
+        final_rank_slope(target, init[:2])
 
 
 def test_entropy_ends_on_the_side_that_leading_order_says(rng):
@@ -76,19 +67,10 @@ def test_with_attention_nearly_all_rebound_and_without_none(rng):
         for law in (EXP, UNIFORM):
             deficits = jax.vmap(lambda mu, law=law: relax(mu, jnp.asarray(TIMES), law))(jnp.asarray(targets))
             logits = (targets[:, None] * np.expm1(-np.asarray(deficits))) ** 2 / 2
-            rises[law.name] = measure_bounce(entropy_of(logits, targets[:, None] > 0)).rise
-    assert 0.94 <= (rises["exp"] > BOUNCE).mean() <= 1
+            rises[law.name] = drop_and_rise(entropy_of(logits, targets[:, None] > 0)).rise
+    assert 0.94 <= (rises["exp"] > REBOUND).mean() <= 1
     assert rises["uniform"].max() < 1e-12
     shares = 1 - np.geomspace(1, 1e-7, 60)
     for count in (2, 7, 19):
         for mu in rng.uniform(0.5, 3, (7, count)):
-            assert measure_bounce(linear_entropy_curve(mu, shares)).rise < 1e-12
-
-
-def test_the_late_gap_is_the_difference_of_logits(rng):
-    targets, time = (2.0, 1.2), rng.uniform(0.2, 3)
-    deficits = find_log_deficit(targets, time)
-    v = -np.asarray(targets) * np.expm1(-deficits)
-    direct = (v[0] ** 2 - v[1] ** 2) / 2 - (targets[0] ** 2 - targets[1] ** 2) / 2
-    assert float(late_gap(targets, tuple(deficits))) == pytest.approx(direct, rel=1e-10)
-    assert late_gap(targets, tuple(find_log_deficit(targets, 40.0))) > 0
+            assert drop_and_rise(linear_entropy_curve(mu, shares)).rise < 1e-12

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.joma.systems.scan_and_snap import _slopes, follow_snapping, make_cooccurrence, mix_tokens
-from manyheads.joma.theory.scan_and_snap import gain, gain_law, snap_clock, snap_path
+from manyheads.joma.systems.scan_and_snap import _slopes, make_cooccurrence, scan_and_snap_flow
+from manyheads.joma.theory.scan_and_snap import reduced_trajectory, relative_gain, relative_gain_law, training_time
 
 PROGRESS = np.array([0.0, 0.05, 0.1, 0.2, 1.0, 4.0, 10.0])
 
@@ -20,15 +20,15 @@ def profile(seed):
 
 @pytest.fixture(scope="module")
 def path(profile):
-    return snap_path(*profile, PROGRESS)
+    return reduced_trajectory(*profile, PROGRESS)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_the_whole_flow_follows_the_path_and_its_clock(profile, path, ratio):
     own, common, classes = profile
-    rates = {"decoder_rate": 0.7, "attention_rate": 0.7 * ratio}
-    times = snap_clock(*profile, PROGRESS, **rates)
-    flow = follow_snapping(make_cooccurrence(np.tile(own, (classes, 1)), common), times, **rates)
+    rates = {"decoder_learning_rate": 0.7, "attention_learning_rate": 0.7 * ratio}
+    times = training_time(*profile, PROGRESS, **rates)
+    flow = scan_and_snap_flow(make_cooccurrence(np.tile(own, (classes, 1)), common), times, **rates)
     expected = np.concatenate([np.tile(path.distinct, (1, classes)), path.common], 1)
     np.testing.assert_allclose(flow.logits, expected, atol=1e-7)
     assert flow.losses[0] == pytest.approx(np.log(classes))
@@ -49,10 +49,12 @@ def test_the_start_of_the_path(profile, path):
 
 def test_the_gain_law_is_exact_for_an_aligned_decoder_and_of_first_order_in_truth(profile, path):
     own = profile[0]
-    aligned = snap_path(*profile, PROGRESS, aligned=True)
-    np.testing.assert_allclose(gain(own, aligned.distinct, 0, 2), gain_law(own, aligned.distinct, 0, 2), rtol=1e-9)
-    error = gain_law(own, path.distinct, 0, 2) - gain(own, path.distinct, 0, 2)
-    growth = gain(own, path.distinct, 0, 2) - gain(own, path.distinct[0], 0, 2)
+    aligned = reduced_trajectory(*profile, PROGRESS, aligned=True)
+    np.testing.assert_allclose(
+        relative_gain(own, aligned.distinct, 0, 2), relative_gain_law(own, aligned.distinct, 0, 2), rtol=1e-9
+    )
+    error = relative_gain_law(own, path.distinct, 0, 2) - relative_gain(own, path.distinct, 0, 2)
+    growth = relative_gain(own, path.distinct, 0, 2) - relative_gain(own, path.distinct[0], 0, 2)
     relative = error[1:] / growth[1:]
     assert relative[2] / relative[1] == pytest.approx(4, rel=0.05)  # order two
     assert relative[-1] > 0.1
@@ -68,7 +70,7 @@ def test_the_gap_stops_and_under_the_law_it_does_not(profile):
 
 
 def _both(profile, progress):
-    return [snap_path(*profile, progress, aligned=aligned) for aligned in (False, True)]
+    return [reduced_trajectory(*profile, progress, aligned=aligned) for aligned in (False, True)]
 
 
 def test_slopes_are_the_gradient_of_the_loss(rng):
@@ -89,40 +91,30 @@ def test_slopes_are_the_gradient_of_the_loss(rng):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
-def test_attention_is_a_softmax_over_a_long_context(rng):
-    """Frequencies of a context of a million tokens in place of probabilities: equal to the rounding of both."""
-    counts = rng.multinomial(10**6, [0.5, 0.3, 0.2])
-    logits = rng.normal(size=3)
-    scores = np.repeat(logits, counts)
-    softmax = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-    by_token = np.add.reduceat(softmax, np.concatenate([[0], np.cumsum(counts)[:-1]]))
-    np.testing.assert_allclose(mix_tokens(counts[None] / 10**6, logits)[0], by_token, rtol=1e-9)
-
-
 def test_what_cannot_be_meant_is_refused(profile):
     own, common, classes = profile
     for arguments, says in (
-        ((own, common, 1, [1.0]), "one next token"),
+        ((own, common, 1, [1.0]), "two next tokens"),
         ((-own, common, classes, [1.0]), "positive numbers"),
-        ((own, common, classes, [1.0, 1.0]), "rise"),
-        ((own, common, classes, [-1.0]), "not negative"),
+        ((own, common, classes, [1.0, 1.0]), "rising"),
+        ((own, common, classes, [-1.0]), "nonnegative"),
     ):
         with pytest.raises(UsageError, match=says):
-            snap_path(*arguments)
-    with pytest.raises(ShapeError, match="give"):
-        snap_path(own[None], common, classes, [1.0])
+            reduced_trajectory(*arguments)
+    with pytest.raises(ShapeError, match="expected"):
+        reduced_trajectory(own[None], common, classes, [1.0])
     with pytest.raises(UsageError, match="both must be positive"):
-        snap_clock(own, common, classes, [1.0], attention_rate=0.0)
+        training_time(own, common, classes, [1.0], attention_learning_rate=0.0)
     with pytest.raises(UsageError, match="largest double"):
-        snap_clock(own, common, classes, PROGRESS, attention_rate=1e-6)
+        training_time(own, common, classes, PROGRESS, attention_learning_rate=1e-6)
     table = make_cooccurrence([[1.0, 0.5], [1.0, 0.5]], [1.0])
     for times in ([-1.0], [2.0, 1.0], []):
         with pytest.raises(UsageError, match="times"):
-            follow_snapping(table, times)
-    with pytest.raises(UsageError, match="add up to one"):
-        follow_snapping(table._replace(probabilities=table.probabilities * 2), [1.0])
+            scan_and_snap_flow(table, times)
+    with pytest.raises(UsageError, match="sum to one"):
+        scan_and_snap_flow(table._replace(probabilities=table.probabilities * 2), [1.0])
     with pytest.raises(UsageError, match="both must be positive"):
-        follow_snapping(table, [1.0], decoder_rate=-1.0)
+        scan_and_snap_flow(table, [1.0], decoder_learning_rate=-1.0)
     with pytest.raises(UsageError, match="two or more"):
         make_cooccurrence([[1.0]], [1.0])
     with pytest.raises(ShapeError, match="K, D"):
@@ -134,4 +126,4 @@ def test_a_path_that_does_not_end_is_no_result(profile, monkeypatch):
 
     monkeypatch.setattr(module, "STEPS", 16)
     with pytest.raises(CertificateError, match="16 steps"):
-        snap_path(*profile, [0.0, 5.0, 50.0])  # another number of moments: traced anew
+        reduced_trajectory(*profile, [0.0, 5.0, 50.0])  # another number of moments: traced anew

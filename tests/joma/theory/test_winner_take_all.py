@@ -7,9 +7,9 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.gradient_flow import Adaptive, flow_adaptively
-from manyheads.joma.systems.layer import ConstantPull, Network, token_weights
-from manyheads.joma.task import Rule, Sizes, draw_setting
+from manyheads.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
+from manyheads.joma.systems.layer import LinearLoss, Network, token_weights
+from manyheads.joma.task import Sizes, UpdateRule, draw_task
 from manyheads.joma.theory.winner_take_all import (
     blowup_time,
     common_ratio,
@@ -46,13 +46,13 @@ def test_linear_attention_solves_its_equations(rng):
 
 
 def test_the_layer_follows_the_law_to_its_blow_up(rng):
-    sizes, rule = Sizes(tokens=5, contexts=7, neurons=1, width=6), Rule("exp", "identity", 0.8, 0.5)
+    sizes, rule = Sizes(tokens=5, contexts=7, neurons=1, width=6), UpdateRule("exp", "identity", 0.8, 0.5)
     s = sharpness(rule)
-    setting, pull = draw_setting(sizes, rng), 0.5 + rng.normal(size=(7, 1))
-    gains, start = (pull * setting.contexts).mean(0), Network(np.zeros((1, 5)), np.zeros((6, 1)))
-    until = Adaptive(2 * blowup_time(gains, s), 4, 1e-12, 1e-14, limit=6.0)
-    path = flow_adaptively(start, setting, ConstantPull(pull), rule, until)
-    v = token_weights(setting, path.network.weights)[..., 0]
+    task, gradients = draw_task(sizes, rng), 0.5 + rng.normal(size=(7, 1))
+    gains, start = (gradients * task.contexts).mean(0), Network(np.zeros((1, 5)), np.zeros((6, 1)))
+    until = AdaptiveSteps(2 * blowup_time(gains, s), 4, 1e-12, 1e-14, limit=6.0)
+    path = adaptive_gradient_flow(start, task, LinearLoss(gradients), rule, until)
+    v = token_weights(task, path.network.weights)[..., 0]
     assert bool(path.stopped)
     assert abs(path.times[-1] / reaching_time(gains, 6.0, s) - 1) < 1e-9
     assert np.abs(v[1] - weights_at(gains, path.times[1:2], s)[0]).max() < 1e-9
@@ -74,6 +74,10 @@ def test_what_breaks_an_assumption_is_refused():
         weights_at([1.0, 0.5], [10.0])
     with pytest.raises(UsageError, match="not all zero"):
         blowup_time([0.0, 0.0])
-    for rule in (Rule("softmax", "identity"), Rule("exp", "relu"), Rule("exp", "identity", decay=0.1)):
+    for rule in (
+        UpdateRule("softmax", "identity"),
+        UpdateRule("exp", "relu"),
+        UpdateRule("exp", "identity", weight_decay=0.1),
+    ):
         with pytest.raises(UsageError, match="erf law assumes"):
             sharpness(rule)

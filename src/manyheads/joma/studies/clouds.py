@@ -1,12 +1,9 @@
-"""`joma/clouds`: a neuron trained by SGD on samples of isotropic clouds, beside the flow of theorem 3.
-
-Not only where the neuron goes is predicted, but also how far single samples throw it off the way.
-"""
+"""`joma/clouds`: a neuron trained by SGD on an isotropic mixture, beside the flow of theorem 3 and its fluctuations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,33 +13,33 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.activations import find_nonlinearity
-from manyheads.joma.systems.gaussian_mixture import Mixture, Training, train_neuron
-from manyheads.joma.theory.gaussian_mixture import predict_fluctuations
+from manyheads.joma.systems.gaussian_mixture import Mixture, SGDOptions, train_neuron
+from manyheads.joma.theory.gaussian_mixture import linear_noise_approximation
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Claim, Lines, Panel, Source, Study, grid, spread_curve
 
-CENTRES = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
-SHARES = (0.5, 0.3, 0.2)
+MEANS = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
+PROBABILITIES = (0.5, 0.3, 0.2)
 GRADIENTS = (1.0, -0.6, 0.4)
-START = (0.3, 0.6, 0.2, 0.4)
+INIT = (0.3, 0.6, 0.2, 0.4)
 OFFSET = 0.2
 SNAPSHOTS = 16
 
 
 @dataclass(frozen=True)
 class Clouds(Study):
-    """Path of a really trained neuron against the gradient flow, by the number of samples it is trained on.
+    """Weights of neurons trained by SGD against the gradient flow, by number of samples.
 
     Attributes
     ----------
     samples
-        Samples of one training, each seen once and alone: powers of two from 64, in rising order.
+        Samples of one training, each used once with batch size one: powers of two from 64, in rising order.
     horizon
         Time of the flow; the learning rate is the horizon over the number of samples.
-    spread
-        Standard deviation of the clouds.
-    decay
-        Weight decay.
+    std
+        Standard deviation of the mixture components.
+    weight_decay
+        Of SGD.
     neurons
         Independent trainings in one replicate.
     activation
@@ -50,14 +47,14 @@ class Clouds(Study):
     """
 
     name: ClassVar[str] = "joma/clouds"
-    claim: ClassVar[str] = "SGD on isotropic clouds follows theorem 3's flow, and strays from it as 1/sqrt(samples)"
+    claim: ClassVar[str] = "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)"
     source: ClassVar[Source] = replace(SOURCE, locus="theorem 3; the fluctuations are derived here")
     vectorised: ClassVar[bool] = True
 
     samples: tuple[int, ...] = (4096, 16384, 65536)
     horizon: float = 6.0
-    spread: float = 0.7
-    decay: float = 0.5
+    std: float = 0.7
+    weight_decay: float = 0.5
     neurons: int = 64
     activation: str = "relu"
 
@@ -65,8 +62,10 @@ class Clouds(Study):
         powers = all(size >= 64 and size & (size - 1) == 0 for size in self.samples)
         if len(self.samples) < 2 or not powers or list(self.samples) != sorted(set(self.samples)):
             raise UsageError(f"samples={self.samples}: expected two powers of two or more, from 64, in rising order")
-        if not (self.horizon > 0 and self.spread > 0 and self.decay >= 0) or self.neurons < 2:
-            raise UsageError(f"{self}: horizon and spread must be positive, decay zero or more, neurons two or more")
+        if not (self.horizon > 0 and self.std > 0 and self.weight_decay >= 0) or self.neurons < 2:
+            raise UsageError(
+                f"{self}: horizon and std must be positive, weight_decay zero or more, neurons two or more"
+            )
         find_nonlinearity(self.activation)
 
     @classmethod
@@ -79,94 +78,99 @@ class Clouds(Study):
         return grid(samples=self.samples)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the flow, the variance of SGD about it over the rate, and the bias of its steps over the rate."""
+        """Return the flow, and the variance and bias of SGD about it over the learning rate."""
         times = np.linspace(0, self.horizon, SNAPSHOTS + 1)
         mixture, activation = self._mixture(), find_nonlinearity(self.activation)
-        found = predict_fluctuations(mixture, activation, np.asarray(START), times, self.decay)
+        found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
-        names = {"time": ("time", times, {"long_name": "time, steps × rate"})}
+        names = {"time": ("time", times, {"long_name": "time, steps × learning rate"})}
         path, one = ("time", "coordinate"), {"units": "1"}
         return xr.Dataset(
             {
                 "path": (path, found.path, {"long_name": "weights of the flow", **one}),
-                "variance": (path, variance, {"long_name": "variance of SGD over the rate", **one}),
-                "bias": (path, found.bias, {"long_name": "bias of finite steps over the rate", **one}),
+                "variance": (path, variance, {"long_name": "variance of SGD over the learning rate", **one}),
+                "bias": (path, found.bias, {"long_name": "bias of finite steps over the learning rate", **one}),
             },
             coords=names,
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train independent neurons on fresh samples, one at a time."""
+        """Train independent neurons on fresh samples with batch size one."""
         size = int(cell["samples"])
-        training = Training(self.horizon / size, size, decay=self.decay, snapshots=SNAPSHOTS)
+        training = SGDOptions(self.horizon / size, size, weight_decay=self.weight_decay, snapshots=SNAPSHOTS)
         keys = jax.random.split(jax.random.fold_in(key, self.samples.index(size)), self.neurons)
         mixture = jax.tree.map(jnp.asarray, self._mixture())
-        activation, start = find_nonlinearity(self.activation), jnp.asarray(START, jnp.float64)
+        activation, start = find_nonlinearity(self.activation), jnp.asarray(INIT, jnp.float64)
         paths = jax.vmap(lambda each: train_neuron(mixture, activation, start, training, each))(keys)
         attributes = {"long_name": "weights of trained neurons", "units": "1"}
         times = np.linspace(0, self.horizon, SNAPSHOTS + 1)
         return xr.Dataset(
             {"path": (("neuron", "time", "coordinate"), paths, attributes)},
-            coords={"time": ("time", times, {"long_name": "time, steps × rate"})},
+            coords={"time": ("time", times, {"long_name": "time, steps × learning rate"})},
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the distance from the flow with its rate and its size, and the mean path with the flow."""
-        away = (trained["path"] - predicted["path"]).isel(time=slice(1, None))
-        squares = (away**2).sum("coordinate").mean(("neuron", "time")).transpose("replicate", "cell").values
-        fit = fit_exponent(np.asarray(self.samples), squares**0.5)
-        rate = self.horizon / self.samples[-1]
-        variance = predicted["variance"].isel(time=slice(1, None))
-        count = trained.sizes["replicate"] * self.neurons
-        mean = away.isel(cell=-1).mean(("neuron", "replicate")) - rate * predicted["bias"].isel(time=slice(1, None))
-        scores = np.abs(mean / (rate * variance / count) ** 0.5)
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the order and the size of the fluctuations, and the mean against the flow."""
+        learning_rate = self.horizon / self.samples[-1]
+
+        def order(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            fit = fit_exponent(np.asarray(self.samples), _squares(predicted, trained) ** 0.5)
+            return fit.exponent, fit.interval
+
+        def size(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            expected = float(learning_rate * _after(predicted["variance"]).sum("coordinate").mean())
+            return _squares(predicted, trained)[:, -1] / expected
+
+        def score(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            count = trained.sizes["replicate"] * self.neurons
+            away = _after(trained["path"] - predicted["path"]).isel(cell=-1).mean(("neuron", "replicate"))
+            mean = away - learning_rate * _after(predicted["bias"])
+            return float(np.abs(mean / (learning_rate * _after(predicted["variance"]) / count) ** 0.5).max())
+
         return (
-            Verdict.from_interval(
-                "the distance from the flow falls as the square root of the number of samples",
-                fit.interval,
-                figure=fit.exponent,
+            Claim(
+                "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
+                order,
                 target=-0.5,
                 tolerance=0.1,
-                basis="linear noise; terms of the next order are some hundredths of the shortest training's distance",
+                basis="linear noise; the next order is some hundredths of the distance of the shortest training",
             ),
-            Verdict.from_samples(
-                "its mean square is what the covariance of one sample's gradient says",
-                squares[:, -1] / float(rate * variance.sum("coordinate").mean()),
+            Claim(
+                "Its mean square is that of the linear-noise approximation",
+                size,
                 target=1.0,
                 tolerance=0.3,
                 basis="linear noise at the longest training; three tenths for the chance of a few hundred neurons",
             ),
-            Verdict.exact(
-                "the mean path of the longest training is the flow, in standard errors",
-                float(scores.max()),
+            Claim(
+                "The mean weights of the longest training are those of the gradient flow (largest z-score)",
+                score,
                 target=0.0,
                 tolerance=6.0,
-                basis=f"{scores.size} scores: 5.3 is passed once in ten thousand runs; the rest is left to curvature",
+                basis=f"{SNAPSHOTS * len(INIT)} scores: 5.3 is exceeded once in ten thousand runs; the rest is left to "
+                "curvature",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the paths, and the distance by the number of samples."""
+        """Show the weights, and the distance from the flow by number of samples."""
         times = predicted["time"].values
         curves = []
-        for which in range(len(START)):
+        for which in range(len(INIT)):
             found = trained["path"].isel(cell=0, coordinate=which).transpose("replicate", "neuron", "time").values
             flow = predicted["path"].isel(coordinate=which).values
             curves.append(spread_curve(times, found.reshape(-1, len(times)), f"weight {which + 1}", group=which))
             curves.append(spread_curve(times, flow[None], f"weight {which + 1}, theory", "predicted", which))
-        away = (trained["path"] - predicted["path"]).isel(time=slice(1, None))
-        distance = (away**2).sum("coordinate").mean(("neuron", "time")).transpose("replicate", "cell").values ** 0.5
+        distance = _squares(predicted, trained) ** 0.5
         sizes = np.asarray(self.samples, float)
-        law = (
-            self.horizon / sizes * float(predicted["variance"].isel(time=slice(1, None)).sum("coordinate").mean())
-        ) ** 0.5
+        law = (self.horizon / sizes * float(_after(predicted["variance"]).sum("coordinate").mean())) ** 0.5
         return (
             Lines(
                 f"Weights of neurons trained on {self.samples[0]:,} samples",
-                "time [steps × rate]",
+                "time [steps × learning rate]",
                 "weight",
                 tuple(curves),
-                note="Bands reach over all neurons of all replicates; dashed, the flow of theorem 3.",
+                note="Bands range over all neurons of all replicates; dashed, the flow of theorem 3.",
             ),
             Lines(
                 "Distance from the flow",
@@ -175,9 +179,20 @@ class Clouds(Study):
                 (spread_curve(sizes, distance, "trained"), spread_curve(sizes, law[None], "theory", "predicted")),
                 log_x=True,
                 log_y=True,
-                note="Over neurons and times. Dashed: from the covariance of one sample's gradient, nothing is fitted.",
+                note="Root mean square over neurons and times. Dashed: linear-noise approximation, without fit.",
             ),
         )
 
     def _mixture(self) -> Mixture:
-        return Mixture(np.asarray(CENTRES), np.asarray(SHARES), np.asarray(GRADIENTS), self.spread, OFFSET)
+        return Mixture(np.asarray(MEANS), np.asarray(PROBABILITIES), np.asarray(GRADIENTS), self.std, OFFSET)
+
+
+def _after(values: xr.DataArray) -> xr.DataArray:
+    """Leave out the initialization."""
+    return values.isel(time=slice(1, None))
+
+
+def _squares(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+    """Return the mean squared distance from the flow, (replicates, samples)."""
+    away = _after(trained["path"] - predicted["path"])
+    return (away**2).sum("coordinate").mean(("neuron", "time")).transpose("replicate", "cell").values

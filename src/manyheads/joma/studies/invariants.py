@@ -1,12 +1,13 @@
-"""`joma/invariants`: what logits and weights keep while both follow the gradient, and where the relation is none.
+"""`joma/invariants`: conserved quantities of theorem 1 under gradient flow, weight decay and gradient descent.
 
-One layer learns random labels from random contexts behind a fixed upper layer. Equalities are held to rounding, forms
-that are no equalities to what they are: the relation of a single query among several, and the softmax form on ordinary
-contexts, are refuted and reported with how far they fail.
+One layer is trained on random labels of random contexts behind a fixed upper layer. Equalities are tested to rounding;
+forms that are not equalities, the quantity of a single query among several and the softmax form on ordinary contexts,
+are refuted with the size of their error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,55 +17,50 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, select_cells, softmax_relations
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.gradient_flow import Path, Steps, descend, flow
+from manyheads.joma.systems.gradient_flow import FixedSteps, Trajectory, gradient_descent, gradient_flow
 from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.task import Rule, Setting, Sizes, draw_setting
+from manyheads.joma.task import Sizes, Task, UpdateRule, draw_task
 from manyheads.joma.theory.invariants import (
-    SoftmaxForm,
-    conserved,
-    conserved_per_query,
-    decayed,
+    conserved_quantity,
+    decayed_quantity,
     drift,
-    softmax_form,
+    per_query_quantity,
 )
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Claim, Panel, Source, Study, grid
+from manyheads.study.claims import Measure
 
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
-FORMS = ("integral", "constant", "squares")
-UNRELATED = 0.708  # 99% point of the size of the correlation of twelve unrelated pairs
-DRIFTING = "gelu"  # descent and decay are looked at with this activation
+UNRELATED = 0.708  # 99% quantile of the absolute correlation of twelve independent pairs
 
 
 @dataclass(frozen=True)
 class Invariants(Study):
-    """Linear and exp attention conserve a relation exactly; softmax attention conserves its shape.
+    """Drift of the quantities that theorem 1 conserves, and error of its softmax form.
 
     Attributes
     ----------
     activations
-        Of the hidden layer, gelu among them.
+        Of the hidden layer, including gelu.
     tokens, queries, contexts, neurons
         Size of the task; `queries` is the larger of two numbers of queries, the other is one.
     horizon, step, records
-        The flow's end, the length of a step, and how many states are kept.
-    rates
-        Learning rates of plain gradient descent, over the same horizon.
-    decay
-        Weight decay of the law under decay.
+        End time, step length, and number of states kept.
+    learning_rates
+        Of gradient descent, over the same horizon.
+    weight_decay
+        Of the flow with weight decay.
     """
 
     name: ClassVar[str] = "joma/invariants"
-    claim: ClassVar[str] = "logits and weights keep a relation: exact for linear and exp attention, a shape for softmax"
+    claim: ClassVar[str] = "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)"
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
     )
-    unread_prediction: ClassVar[str] = (
-        "a conserved relation predicts zero and order one, which stand as targets in the claims"
-    )
-    # Not vectorised: one program for each attention and activation serves all cells and replicates, while a vectorised
-    # study compiles one for every cell, which takes longer than to run them.
+    # Not vectorised: one program per attention and activation serves all cells and replicates, while a vectorised study
+    # compiles one per cell, which takes longer than running them.
     activations: tuple[str, ...] = ("identity", "gelu", "relu")
     tokens: int = 12
     queries: int = 3
@@ -72,15 +68,15 @@ class Invariants(Study):
     neurons: int = 24
     horizon: float = 40.0
     step: float = 0.02
-    records: int = 2000  # every step: splines through fewer err by 1e-4 of the movement at a ReLU's kinks
-    rates: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05, 0.025)
-    decay: float = 0.02
+    records: int = 2000  # every step: splines through fewer have relative errors of 1e-4 at the kinks of a ReLU
+    learning_rates: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05, 0.025)
+    weight_decay: float = 0.02
 
     def __post_init__(self) -> None:
-        if DRIFTING not in self.activations or self.queries < 2 or self.contexts < 2 or len(self.rates) < 2:
+        if DRIFTING not in self.activations or self.queries < 2 or self.contexts < 2 or len(self.learning_rates) < 2:
             raise UsageError(
-                f"activations={self.activations}, queries={self.queries}, contexts={self.contexts}, rates={self.rates}:"
-                f" {DRIFTING} must be an activation, and two or more are needed of each of the others"
+                f"activations={self.activations}, queries={self.queries}, contexts={self.contexts}, learning_rates="
+                f"{self.learning_rates}: expected {DRIFTING} among the activations, and two or more of the others"
             )
 
     @classmethod
@@ -102,269 +98,235 @@ class Invariants(Study):
         return diagonal + normalised
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return what each relation is to deviate by, and the order of its drift under descent."""
-        zero = {"long_name": "departure from the conserved relation", "units": "1"}
+        """Return the drift under gradient flow, zero, and its order in the learning rate under gradient descent."""
+        zero = {"long_name": "drift of the conserved quantity", "units": "1"}
         order = {"long_name": "order of the drift in the learning rate", "units": "1"}
-        return xr.Dataset({"departure": ((), 0.0, zero), "order": ((), 1.0, order)})
+        return xr.Dataset({"drift": ((), 0.0, zero), "order": ((), 1.0, order)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Follow one layer, under flow, under flow with decay, and under descent at every rate."""
-        rule = Rule(str(cell["attention"]), str(cell["activation"]))  # type: ignore[arg-type]
-        task = self._task(rule, key, int(cell["queries"]), int(cell["contexts"]))
-        setting = task[1]
-        path = flow(*task, rule, Steps.until(self.horizon, self.step, self.records))
-        weights, logits = token_weights(setting, path.network.weights), path.network.logits
-        alone = conserved_per_query(rule, logits, weights)
+        """Train one layer by gradient flow, with weight decay, and by gradient descent at every learning rate."""
+        rule = UpdateRule(str(cell["attention"]), str(cell["activation"]))  # type: ignore[arg-type]
+        problem = self._problem(rule, key, int(cell["queries"]), int(cell["contexts"]))
+        task = problem[1]
+        path = gradient_flow(*problem, rule, FixedSteps.until(self.horizon, self.step, self.records))
+        weights, logits = token_weights(task, path.network.weights), path.network.logits
+        alone = per_query_quantity(rule, logits, weights)
         squares = (weights**2).sum(-1)  # (S, M)
         observed = {
-            "departure": _largest(drift(rule, path.times, logits, weights)),
-            "single": _largest(alone - alone[:1]),
-            "moved": _largest(logits - logits[:1]),
-            "grown": _largest(squares - squares[:1]) / (1 if rule.attention == "linear" else 2),
-            "fall": path.losses[0] - path.losses[-1],
+            "drift": _largest(drift(rule, path.times, logits, weights)),
+            "per_query_drift": _largest(alone - alone[:1]),
+            "logit_change": _largest(logits - logits[:1]),
+            "square_change": _largest(squares - squares[:1]) / (1 if rule.attention == "linear" else 2),
+            "loss_decrease": path.losses[0] - path.losses[-1],
         }
         return xr.Dataset(
             {name: ((), value, ATTRIBUTES[name]) for name, value in observed.items()}
-            | self._unsteady(task, rule, int(cell["queries"]))
-            | self._states(rule, setting, path, squares),
+            | self._unsteady(problem, rule, int(cell["queries"]))
+            | self._states(rule, task, path, squares),
             coords={
                 "time": ("time", np.linspace(0, self.horizon, self.records + 1), {"long_name": "time"}),
                 "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
-                "rate": ("rate", np.asarray(self.rates), {"long_name": "learning rate"}),
+                "learning_rate": ("learning_rate", np.asarray(self.learning_rates), {"long_name": "learning rate"}),
             },
         )
 
-    def _task(self, rule: Rule, key: jax.Array, queries: int, contexts: int) -> tuple[Network, Setting, CrossEntropy]:
-        """Draw a task in arrays of one size: a single query is one that all contexts ask, a single context repeated."""
+    def _problem(
+        self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int
+    ) -> tuple[Network, Task, CrossEntropy]:
+        """Draw a problem in arrays of one size: a single query stands in all contexts, a single context is repeated."""
         sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
         for_setting, for_network, for_upper = np.random.default_rng(np.asarray(jax.random.key_data(key))).spawn(3)
-        drawn = draw_setting(sizes, for_setting)
+        drawn = draw_task(sizes, for_setting)
         rows = np.zeros(self.contexts, int) if contexts == 1 else np.arange(self.contexts)
-        asked = drawn.queries if queries > 1 else np.zeros(self.contexts, int)
+        query_tokens = drawn.queries if queries > 1 else np.zeros(self.contexts, int)
         frame = drawn.token_embeddings, drawn.query_embeddings
-        setting = Setting(drawn.contexts[rows], asked, drawn.labels[rows], *frame)
-        return draw_network(sizes, rule, for_network), setting, draw_upper(sizes, for_upper)
+        task = Task(drawn.contexts[rows], query_tokens, drawn.labels[rows], *frame)
+        return draw_network(sizes, rule, for_network), task, draw_upper(sizes, for_upper)
 
-    def _unsteady(self, task: tuple[Network, Setting, CrossEntropy], rule: Rule, queries: int) -> dict[str, Any]:
-        """Return the departures under descent and under decay; NaN in the cells where they are not looked at."""
-        slips, withered = np.full(len(self.rates), np.nan), np.nan
+    def _unsteady(self, problem: tuple[Network, Task, CrossEntropy], rule: UpdateRule, queries: int) -> dict[str, Any]:
+        """Measure the drift under descent and the error under decay; NaN in the cells that do without."""
+        drifts, errors = np.full(len(self.learning_rates), np.nan), np.nan
         if rule.attention != "softmax" and rule.activation == DRIFTING and queries == 1:
-            paths = [descend(*task, rule, Steps(rate, round(self.horizon / rate), 1)) for rate in self.rates]
-            slips = np.stack([_departure(rule, task[1], path) for path in paths])
-            falling = replace(rule, decay=self.decay)
-            path = flow(*task, falling, Steps.until(self.horizon, self.step, self.records))
-            # Exp attention has no law to ask the library for: its relation is held against linear attention's.
-            relation = conserved(rule, path.network.logits, token_weights(task[1], path.network.weights))  # (S, M)
-            law = decayed(Rule("linear", decay=self.decay), relation[0], path.times)
-            withered = _largest(relation - law)
+            paths = [
+                gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
+                for rate in self.learning_rates
+            ]
+            drifts = np.stack([_drift(rule, problem[1], path) for path in paths])
+            falling = replace(rule, weight_decay=self.weight_decay)
+            path = gradient_flow(*problem, falling, FixedSteps.until(self.horizon, self.step, self.records))
+            # The library has no law for exp attention: its quantity is compared with the law of linear attention.
+            relation = conserved_quantity(
+                rule, path.network.logits, token_weights(problem[1], path.network.weights)
+            )  # (S, M)
+            law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
+            errors = _largest(relation - law)
         return {
-            "slip": ("rate", slips, ATTRIBUTES["slip"]),
-            "withered": ((), withered, ATTRIBUTES["withered"]),
+            "descent_drift": ("learning_rate", drifts, ATTRIBUTES["descent_drift"]),
+            "decay_error": ((), errors, ATTRIBUTES["decay_error"]),
         }
 
-    def _states(self, rule: Rule, setting: Setting, path: Path, squares: np.ndarray) -> dict[str, Any]:
-        """Return what the softmax form is made of: logits, summed squares, mean attention; NaN for other attention."""
+    def _states(self, rule: UpdateRule, task: Task, path: Trajectory, squares: np.ndarray) -> dict[str, Any]:
+        """Return the terms of the softmax form: logits, summed squares, mean attention; NaN for other attention."""
         states = dict.fromkeys(STATES, np.full(squares.shape, np.nan))
         if rule.attention == "softmax":
             logits = path.network.logits[:, 0]  # (S, M)
-            mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(setting.contexts)).mean(1))
+            mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(task.contexts)).mean(1))
             states = {"logits": logits, "squares": squares, "attention": mean}
         return {f"state_{name}": (("time", "token"), value, STATES[name]) for name, value in states.items()}
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Hold equalities to rounding, forms that are none to a tenth, shapes to chance."""
-        return (*self._equalities(trained), *self._unsteady_verdicts(trained), *self._softmax_verdicts(trained))
+    def claims(self) -> tuple[Claim, ...]:
+        """Test equalities to rounding, forms that are no equalities to a tenth, and shapes against chance."""
+        return (*self._equalities(), *self._descent_and_decay(), *self._softmax())
 
-    def _equalities(self, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        diagonal = _where(trained, trained["attention"] != "softmax")
-        smooth, kinked = (_where(diagonal, (diagonal["activation"] == "relu") == is_relu) for is_relu in (False, True))
-        several = _where(diagonal, diagonal["queries"] > 1)
-        share = (several["single"] / several["grown"]).min("cell").values
-        verdicts = [
-            Verdict.exact(
-                "with linear and exp attention the relation, summed over queries, is conserved (smooth activations)",
-                float(smooth["departure"].max()),
-                target=0.0,
+    def _equalities(self) -> tuple[Claim, ...]:
+        def drift(relu: bool) -> Measure:
+            def largest(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+                diagonal = select_cells(trained, trained["attention"] != "softmax")
+                return float(select_cells(diagonal, (diagonal["activation"] == "relu") == relu)["drift"].max())
+
+            return largest
+
+        def per_query(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            several = select_cells(trained, (trained["attention"] != "softmax") & (trained["queries"] > 1))
+            return (several["per_query_drift"] / several["square_change"]).min("cell").values
+
+        claims = [
+            Claim(
+                "Gradient flow conserves sum_q z_q^2 - |v|^2 (linear attention) and sum_q z_q - |v|^2/2 (exp "
+                "attention) for smooth activations",
+                drift(relu=False),
+                target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
                 basis="an equality: rounding, and the fourth power of the step, leave less",
             ),
-            Verdict.from_samples(
-                "every query keeps the relation by itself, although all share their weights",
-                share,
-                target=0.0,
+            Claim(
+                "Each of several queries with shared weights conserves its own quantity",
+                per_query,
+                target=_no_drift,
                 tolerance=0.1,
                 expected="refuted",
                 resolution=SMOOTH_LIMIT,
-                basis="a tenth of the movement of the relation's other side, in the cell where it fails least",
+                basis="a tenth of the change of the squared weights, in the cell of the smallest drift",
             ),
         ]
-        if kinked.sizes["cell"]:
-            claim = "with a ReLU it is conserved up to what a fixed step makes of kinks"
-            basis = "a step over a kink errs by a multiple of its square"
-            figure = float(kinked["departure"].max())
-            verdicts.append(Verdict.exact(claim, figure, target=0.0, tolerance=KINK_LIMIT, basis=basis))
-        return tuple(verdicts)
+        if "relu" in self.activations:
+            claims.append(
+                Claim(
+                    "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
+                    drift(relu=True),
+                    target=_no_drift,
+                    tolerance=KINK_LIMIT,
+                    basis="the error of a step over a kink is a multiple of its square",
+                )
+            )
+        return tuple(claims)
 
-    def _unsteady_verdicts(self, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        orders = {}
-        for attention in ("linear", "exp"):
-            slips = self._drifting(trained, attention)["slip"].values  # (replicates, rates)
-            orders[attention] = fit_exponent(np.asarray(self.rates), np.maximum(slips, 1e-300))
-        decay = "under weight decay the relation of {} attention decays like exp(-2 decay t)"
-        withered = [self._drifting(trained, attention)["withered"].values for attention in ("linear", "exp")]
+    def _descent_and_decay(self) -> tuple[Claim, ...]:
+        def order(attention: str) -> Measure:
+            def fitted(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+                drifts = drifting_cell(trained, attention)["descent_drift"].values  # (replicates, learning rates)
+                fit = fit_exponent(np.asarray(self.learning_rates), np.maximum(drifts, 1e-300))
+                return fit.exponent, fit.interval
+
+            return fitted
+
+        def decay_error(attention: str) -> Callable[[xr.Dataset], np.ndarray]:
+            return lambda trained: drifting_cell(trained, attention)["decay_error"].values
+
+        linear, exp = decay_error("linear"), decay_error("exp")
+        decay = "Under weight decay lambda the conserved quantity of {} attention decays as exp(-2 lambda t)"
         return (
             *(
-                Verdict.from_interval(
-                    f"plain gradient descent drifts from it in proportion to the learning rate ({attention})",
-                    fit.interval,
-                    figure=fit.exponent,
-                    target=1.0,
+                Claim(
+                    f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
+                    order(attention),
+                    target=lambda predicted: float(predicted["order"]),
                     tolerance=0.05,
-                    basis="order one; the next order changes the slope by a multiple of the rate",
+                    basis="order one; the next order changes the slope by a multiple of the learning rate",
                 )
-                for attention, fit in orders.items()
+                for attention in ("linear", "exp")
             ),
-            Verdict.exact(
+            Claim(
                 decay.format("linear"),
-                float(withered[0].max()),
-                target=0.0,
+                lambda predicted, trained: float(linear(trained).max()),
+                target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
                 basis="an equality: both sides are quadratic and shrink together",
             ),
-            Verdict.from_samples(
+            Claim(
                 decay.format("exp"),
-                withered[1],
-                target=0.0,
+                lambda predicted, trained: exp(trained),
+                target=_no_drift,
                 tolerance=0.01,
                 expected="refuted",
                 resolution=SMOOTH_LIMIT,
-                basis="one side is linear and shrinks at half the other's rate: logits are of size 0.2",
+                basis="one side is linear and shrinks at half the rate of the other; logits are of size 0.2",
             ),
         )
 
-    def _softmax_verdicts(self, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        softmax = _where(trained, trained["attention"] == "softmax")
-        single, many = (self._forms(trained, contexts) for contexts in (1, self.contexts))
-        exact = [form.relative_error("integral") for form in single.ravel()]
-        errors = np.vectorize(lambda form: form.relative_error("constant"))(many)  # (activations, replicates)
-        shapes = np.vectorize(lambda form: form.correlation("constant"))(many)
+    def _softmax(self) -> tuple[Claim, ...]:
+        def sum_drift(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            return float(select_cells(trained, trained["attention"] == "softmax")["drift"].max())
+
+        def single_context(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            return max(form.relative_error("moving_mean") for form in softmax_relations(trained, 1).ravel())
+
+        def errors(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            forms = softmax_relations(trained, self.contexts)  # (activations, replicates)
+            return np.vectorize(lambda form: form.relative_error("fixed_mean"))(forms).mean(0)
+
+        def correlations(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            forms = softmax_relations(trained, self.contexts)
+            return np.vectorize(lambda form: form.correlation("fixed_mean"))(forms).mean(0)
+
         return (
-            Verdict.exact(
-                "the sum of a query's logits is conserved under softmax attention",
-                float(softmax["departure"].max()),
-                target=0.0,
+            Claim(
+                "Softmax attention conserves the sum of the logits of each query",
+                sum_drift,
+                target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
-                basis="an equality: shifting all logits changes nothing",
+                basis="an equality: attention is invariant under a shift of all logits",
             ),
-            Verdict.exact(
-                "with one context the softmax form, its mean attention moving, is exact",
-                max(exact),
-                target=0.0,
+            Claim(
+                "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
+                single_context,
+                target=_no_drift,
                 tolerance=INTEGRAL_LIMIT,
-                basis="an equality: left are the integral's splines, whose error is of order two at a kink",
+                basis="an equality up to the splines of the integral, whose error is of order two at a kink",
             ),
-            Verdict.from_samples(
-                "with ordinary contexts the softmax form gives the logits' movement",
-                errors.mean(0),
-                target=0.0,
+            Claim(
+                "With many contexts theorem 1 gives the change of the logits of softmax attention",
+                errors,
+                target=_no_drift,
                 tolerance=0.1,
                 expected="refuted",
                 resolution=INTEGRAL_LIMIT,
-                basis="a tenth of the movement",
+                basis="a tenth of the change",
             ),
-            Verdict.from_samples(
-                "with ordinary contexts the softmax form has the shape of the logits' movement",
-                shapes.mean(0),
+            Claim(
+                "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
+                correlations,
                 target=1.0,
                 tolerance=(1 - UNRELATED, np.inf),
                 resolution=INTEGRAL_LIMIT,
-                basis=f"a correlation over tokens above {UNRELATED}, which one in a hundred unrelated pairs of vectors "
-                "of twelve numbers reaches",
+                basis=f"a correlation over tokens above {UNRELATED}, the 99% quantile for independent vectors of "
+                "twelve numbers",
             ),
         )
 
-    def _drifting(self, trained: xr.Dataset, attention: str) -> xr.Dataset:
-        chosen = (trained["attention"] == attention) & (trained["activation"] == DRIFTING) & (trained["queries"] == 1)
-        return _where(trained, chosen).isel(cell=0)
-
-    def _forms(self, trained: xr.Dataset, contexts: int) -> np.ndarray:
-        """Return the softmax form of every activation and replicate, objects (activations, replicates)."""
-        chosen = _where(trained, (trained["attention"] == "softmax") & (trained["contexts"] == contexts))
-        return np.array(
-            [
-                [_form(chosen.isel(cell=cell, replicate=replicate)) for replicate in range(chosen.sizes["replicate"])]
-                for cell in range(chosen.sizes["cell"])
-            ],
-            dtype=object,
-        )
-
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show departures by cell, the drift by rate, and the softmax forms."""
-        return (_table(trained), self._drift_panel(trained), self._movement(trained), self._softmax_table(trained))
-
-    def _drift_panel(self, trained: xr.Dataset) -> Panel:
-        curves = []
-        for group, attention in enumerate(("linear", "exp")):
-            slips = self._drifting(trained, attention)["slip"].values
-            curves.append(spread_curve(self.rates, slips, f"{attention} attention", group=group))
-            line = tuple(float(slips[:, 0].mean() * rate / self.rates[0]) for rate in self.rates)
-            curves.append(Curve(self.rates, line, "" if group else "order one", "predicted", group))
-        return Lines(
-            "Plain gradient descent leaves the relation",
-            "learning rate",
-            f"departure at time {self.horizon:g}",
-            tuple(curves),
-            log_x=True,
-            log_y=True,
-            note="Bands reach over replicates. Dashed: in proportion to the rate, through the largest.",
-        )
-
-    def _movement(self, trained: xr.Dataset) -> Panel:
-        """Show the token whose logit moves most, first replicate, one context and many, against both forms."""
-        curves = []
-        for group, contexts in enumerate((1, self.contexts)):
-            form = self._forms(trained, contexts)[self.activations.index(DRIFTING), 0]
-            token = int(np.abs(form.moved[-1]).argmax())
-            times, name = tuple(map(float, trained["time"].values[::10])), f"{contexts} context{'s' * (contexts > 1)}"
-            for array, label, role in ((form.moved, "logit", "trained"), (form.constant, "theorem", "predicted")):
-                line = tuple(map(float, array[::10, token]))
-                curves.append(Curve(times, line, f"{name}, {label}", role, group))  # type: ignore[arg-type]
-        return Lines(
-            f"Softmax attention, {DRIFTING}: movement of one logit",
-            "time",
-            "change since the start",
-            tuple(curves),
-            note="The token that moves most, first replicate. Dashed: theorem 1 with the mean attention of the start.",
-        )
-
-    def _softmax_table(self, trained: xr.Dataset) -> Panel:
-        rows = []
-        for contexts in (1, self.contexts):
-            for activation, forms in zip(self.activations, self._forms(trained, contexts), strict=True):
-                errors = {name: [form.relative_error(name) for form in forms] for name in FORMS}
-                shapes = {name: [form.correlation(name) for form in forms] for name in ("constant", "squares")}
-                cells = [f"{max(errors['integral']):.1g}", _extent(errors["constant"])]
-                rows.append(
-                    (f"{contexts}", activation, *cells, _extent(shapes["constant"]), _extent(shapes["squares"]))
-                )
-        columns = ("contexts", "activation", "moving mean: error", "fixed mean: error", "its shape", "squares alone")
-        return Listing(
-            "Theorem 1 for softmax attention",
-            columns,
-            tuple(rows),
-            note="Errors over the movement, shapes as correlations over tokens; median and range over replicates, the "
-            "largest in the first column. Squares alone: without the mean-attention term.",
-        )
+        """Show the drift by cell and by learning rate, and theorem 1 for softmax attention."""
+        return invariant_panels(trained)
 
 
 ATTRIBUTES = {
-    "departure": {"long_name": "largest departure from the conserved relation", "units": "1"},
-    "single": {"long_name": "largest departure from the relation of one query alone", "units": "1"},
-    "moved": {"long_name": "largest movement of a logit", "units": "1"},
-    "grown": {"long_name": "largest movement of the relation's other side", "units": "1"},
-    "fall": {"long_name": "fall of the loss", "units": "nat"},
-    "slip": {"long_name": "departure under gradient descent", "units": "1"},
-    "withered": {"long_name": "largest departure from exponential decay", "units": "1"},
+    "drift": {"long_name": "largest drift of the conserved quantity", "units": "1"},
+    "per_query_drift": {"long_name": "largest drift of the quantity of one query alone", "units": "1"},
+    "logit_change": {"long_name": "largest change of a logit", "units": "1"},
+    "square_change": {"long_name": "largest change of the squared weights in the quantity", "units": "1"},
+    "loss_decrease": {"long_name": "decrease of the loss", "units": "nat"},
+    "descent_drift": {"long_name": "drift under gradient descent", "units": "1"},
+    "decay_error": {"long_name": "largest distance from exponential decay", "units": "1"},
 }
 STATES = {
     "logits": {"long_name": "logits under softmax attention", "units": "1"},
@@ -373,49 +335,14 @@ STATES = {
 }
 
 
+def _no_drift(predicted: xr.Dataset) -> float:
+    return float(predicted["drift"])
+
+
 def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max())
 
 
-def _departure(rule: Rule, setting: Setting, path: Path) -> float:
-    weights = token_weights(setting, path.network.weights)
+def _drift(rule: UpdateRule, task: Task, path: Trajectory) -> float:
+    weights = token_weights(task, path.network.weights)
     return _largest(drift(rule, path.times, path.network.logits, weights))
-
-
-def _where(data: xr.Dataset, chosen: xr.DataArray) -> xr.Dataset:
-    return data.isel(cell=np.flatnonzero(chosen.values))
-
-
-def _form(cell: xr.Dataset) -> SoftmaxForm:
-    """Return theorem 1 along one path; only sums over neurons enter, so one neuron with their root stands for all."""
-    rule = Rule("softmax", str(cell["activation"].item()))
-    logits, weights = cell["state_logits"].values[:, None], np.sqrt(np.abs(cell["state_squares"].values))[..., None]
-    return softmax_form(rule, cell["time"].values, logits, weights, cell["state_attention"].values)
-
-
-def _table(trained: xr.Dataset) -> Panel:
-    rows = []
-    for number in range(trained.sizes["cell"]):
-        cell = trained.isel(cell=number)
-        several = int(cell["queries"]) > 1
-        alone = _extent((cell["single"] / cell["grown"]).values) if several else ""
-        rows.append(
-            (
-                *(str(cell[name].item()) for name in ("attention", "activation", "queries", "contexts")),
-                f"{float(cell['departure'].max()):.1e}",
-                _extent(cell["moved"].values),
-                alone,
-            )
-        )
-    return Listing(
-        "What is conserved",
-        ("attention", "activation", "queries", "contexts", "departure", "logits moved", "one query alone"),
-        tuple(rows),
-        note="Departure from the conserved relation (sum of the logits for softmax), the largest of all replicates, "
-        "tokens and times. One query alone: departure over the movement of the other side. Median and range.",
-    )
-
-
-def _extent(values: Any) -> str:
-    low, middle, high = np.quantile(np.asarray(values, float), [0, 0.5, 1])
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"

@@ -1,14 +1,13 @@
-"""`joma/neurons`: whether training makes hidden neurons follow the latents of the data.
+"""`joma/neurons`: correlation of hidden neurons with the latents of hierarchical data (Table 1), with controls.
 
-Transformers of several layers learn the label of hierarchical data with known latents. The correlation of each latent
-with its best hidden neuron stands beside the same figure before training, after training on labels that mean nothing,
-against permuted latents, and in the other layers.
+The correlation of each latent with its best hidden neuron is compared with that before training, after training on
+random labels, with the latents of another label, and in the other layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -16,40 +15,41 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.hidden_neurons import NeuronSetting, train_and_score
+from manyheads.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.joma.systems.latent_tree import HierarchyShape
-from manyheads.study import Cell, Listing, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Claim, Listing, Panel, Source, Study
+from manyheads.study.claims import Measure
 
 SCORES = {
-    "trained": "after training",
-    "untrained": "before training",
-    "shuffled": "after training on labels drawn anew",
-    "permuted": "against the latents of another label",
-    "other_layers": "in the other layers, trained",
+    "trained": "trained",
+    "untrained": "untrained",
+    "shuffled": "trained on random labels",
+    "permuted": "latents of another label",
+    "other_layers": "other layers, trained",
 }
-COUNTS = 0.1  # the smallest rise that a table of two digits with spreads up to 0.05 over seeds could be about
+RISE = 0.1  # the smallest difference that a table of two digits with standard deviations up to 0.05 can show
 
 
 @dataclass(frozen=True)
 class Neurons(Study):
-    """The published statistic is high without any training, and training does not raise it.
+    """Statistic of Table 1 after training, with its controls.
 
     Attributes
     ----------
     lower, upper
-        Latents of the lowest and of the next level, one entry a hierarchy.
+        Latents of the lowest and of the next level, one entry per hierarchy.
     labels, parts, leaves
         Labels, parts of a token, and tokens of the data.
     keeps
-        Transition probabilities of an edge; each below one is tried on the first hierarchy.
-    width, layers, steps, batch, rate
+        Transition probabilities of an edge; those below one are applied to the first hierarchy.
+    width, layers, steps, batch, learning_rate
         The transformer and its training with Adam.
     tested
-        Sequences on which correlations are measured.
+        Sequences on which the correlations are measured.
     """
 
     name: ClassVar[str] = "joma/neurons"
-    claim: ClassVar[str] = "hidden neurons follow latents as well before training as after: a maximum over many neurons"
+    claim: ClassVar[str] = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
     source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
     revision: ClassVar[int] = 2
 
@@ -63,35 +63,35 @@ class Neurons(Study):
     layers: int = 3
     steps: int = 200
     batch: int = 32
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     tested: int = 480
 
     def __post_init__(self) -> None:
         if not self.lower or len(self.lower) != len(self.upper):
-            raise UsageError(f"lower={self.lower}, upper={self.upper}: give both, one entry a hierarchy")
+            raise UsageError(f"lower={self.lower}, upper={self.upper}: expected one entry per hierarchy in both")
         if not self.keeps or self.keeps[0] != 1.0:
-            raise UsageError(f"keeps={self.keeps}: the first is 1, the published data")
+            raise UsageError(f"keeps={self.keeps}: expected 1 first, as in the published data")
         for cell in self.cells():
-            self._setting(cell)  # refuses sizes that do not fit
+            self._task(cell)  # checks the sizes
 
     @classmethod
     def full(cls) -> Neurons:
         """Return the study at the published width and rate."""
-        return cls(width=1024, steps=5000, batch=128, rate=1e-4, parts=3, tested=1280)
+        return cls(width=1024, steps=5000, batch=128, learning_rate=1e-4, parts=3, tested=1280)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return every hierarchy, and the first one again where edges may fail."""
+        """Return every hierarchy, and the first one with transition probabilities below one."""
         cells = [Cell(hierarchy=position, keep=1.0) for position in range(len(self.lower))]
         return (*cells, *(Cell(hierarchy=0, keep=keep) for keep in self.keeps[1:]))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return what the published reading of the table implies: training makes the correlation."""
-        about = {"long_name": "rise by training that the table would be about", "units": "1"}
-        return xr.Dataset({"rise": ((), COUNTS, about)})
+        """Return the smallest rise by training that the reading of the published table implies."""
+        about = {"long_name": "smallest rise by training that the table can show", "units": "1"}
+        return xr.Dataset({"rise": ((), RISE, about)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train one network on its labels and one on labels drawn anew, and score both."""
-        scores = train_and_score(self._setting(cell), key)
+        """Train one network on its labels and one on random labels, and score both."""
+        scores = train_and_score(self._task(cell), key)
         values = {
             name: ("level", np.asarray(getattr(scores, name), np.float64), {"long_name": text, "units": "1"})
             for name, text in SCORES.items()
@@ -100,61 +100,75 @@ class Neurons(Study):
         level = ("level", [0, 1], {"long_name": "level of latents"})
         return xr.Dataset({**values, "accuracy": accuracy}, coords={"level": level})
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare the trained network with its controls, seed by seed, averaged over the cells."""
-        published = trained.isel(cell=np.flatnonzero(trained["keep"].values == 1.0))
-        rise = float(predicted["rise"])
 
-        def gap(level: int, control: str) -> np.ndarray:
-            return np.asarray((trained["trained"] - trained[control]).sel(level=level).mean("cell").values)
-
-        def implied(level: int, control: str, claim: str) -> Verdict:
-            basis = "a table of two digits, with spreads over seeds up to 0.05, is about a tenth or more"
-            return Verdict.from_samples(
-                claim, gap(level, control), target=rise, tolerance=(0.0, np.inf), expected="refuted", basis=basis
+        def gap(level: int, control: str) -> Measure:
+            return lambda predicted, trained: (
+                (trained["trained"] - trained[control]).sel(level=level).mean("cell").values
             )
 
-        def equal(level: int, claim: str) -> Verdict:
-            basis = "the rise that the table would be about, either way"
-            return Verdict.from_samples(claim, gap(level, "untrained"), target=0.0, tolerance=rise, basis=basis)
+        def rise(predicted: xr.Dataset) -> float:
+            return float(predicted["rise"])
 
-        def above(level: int, claim: str) -> Verdict:
-            basis = "an inequality, replicate by replicate: the maximum over neurons is in both"
-            return Verdict.from_samples(claim, gap(level, "permuted"), target=0.0, tolerance=(0.0, np.inf), basis=basis)
+        def implied(level: int, control: str, claim: str) -> Claim:
+            return Claim(
+                claim,
+                gap(level, control),
+                target=rise,
+                tolerance=(0.0, np.inf),
+                expected="refuted",
+                basis="a table of two digits with standard deviations up to 0.05 shows differences from a tenth on",
+            )
+
+        def equal(level: int, claim: str) -> Claim:
+            basis = "the smallest difference that the table can show, either way"
+            return Claim(claim, gap(level, "untrained"), target=0.0, tolerance=rise, basis=basis)
+
+        def above(level: int, claim: str) -> Claim:
+            basis = "an inequality, replicate by replicate: both are maxima over the same neurons"
+            return Claim(claim, gap(level, "permuted"), target=0.0, tolerance=(0.0, np.inf), basis=basis)
+
+        def accuracy(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return trained.isel(cell=np.flatnonzero(trained["keep"].values == 1.0))["accuracy"].mean("cell").values
 
         return (
-            Verdict.from_samples(
-                "the networks learn the published task",
-                published["accuracy"].mean("cell").values,
+            Claim(
+                "The networks learn the published task",
+                accuracy,
                 target=1.0,
                 tolerance=(0.2, 0.0 + 1 / self.labels),
-                resolution=1 / (self.labels * published.sizes["cell"]),
-                basis=f"four labels of five, where chance is one of {self.labels}: whatever training brings is there",
+                resolution=1 / (self.labels * len(self.lower)),
+                basis=f"four labels of five, where chance is one of {self.labels}: the effects of training are present",
             ),
-            implied(0, "untrained", "training makes the neurons of the first layer follow the lowest latents"),
-            implied(1, "untrained", "training makes the neurons of the second layer follow the next latents"),
-            implied(0, "shuffled", "it is the labels that make neurons follow the lowest latents"),
-            implied(1, "shuffled", "it is the labels that make neurons follow the next latents"),
-            equal(0, "before training the correlation with the lowest latents is the same to a tenth"),
-            equal(1, "before training the correlation with the next latents is the same to a tenth"),
-            above(0, "neurons follow the lowest latents better than those of another label"),
-            above(1, "neurons follow the next latents better than those of another label"),
-            implied(1, "other_layers", "the next latents are followed in the second layer and not in the others"),
+            implied(
+                0, "untrained", "Training raises the correlation of neurons of the first layer with latents of level 0"
+            ),
+            implied(
+                1, "untrained", "Training raises the correlation of neurons of the second layer with latents of level 1"
+            ),
+            implied(0, "shuffled", "Training on the labels, not on random ones, raises the correlation with level 0"),
+            implied(1, "shuffled", "Training on the labels, not on random ones, raises the correlation with level 1"),
+            equal(0, "Before training the correlation with level 0 is the same to a tenth"),
+            equal(1, "Before training the correlation with level 1 is the same to a tenth"),
+            above(0, "The correlation with latents of level 0 exceeds that with the latents of another label"),
+            above(1, "The correlation with latents of level 1 exceeds that with the latents of another label"),
+            implied(1, "other_layers", "The second layer correlates with level 1 more than the other layers do"),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the table with its controls, mean and spread over replicates."""
+        """Show the table with its controls, mean and standard deviation over replicates."""
 
         def entry(values: xr.DataArray) -> str:
-            spread = float(values.std("replicate", ddof=1)) if values.sizes["replicate"] > 1 else 0.0
-            return f"{float(values.mean('replicate')):.2f} ± {spread:.2f}"
+            std = float(values.std("replicate", ddof=1)) if values.sizes["replicate"] > 1 else 0.0
+            return f"{float(values.mean('replicate')):.2f} ± {std:.2f}"
 
         tables = []
         for level in (0, 1):
             rows = []
             for position, cell in enumerate(self.cells()):
                 here = trained.isel(cell=position)
-                sizes = self._setting(cell).hierarchy.sizes
+                sizes = self._task(cell).hierarchy.sizes
                 values = (entry(here[name].sel(level=level)) for name in SCORES)
                 rows.append((f"{sizes[0]}, {sizes[1]}", f"{cell['keep']:g}", entry(here["accuracy"]), *values))
             tables.append(
@@ -163,13 +177,15 @@ class Neurons(Study):
                     ("latents", "keep", "accuracy", *SCORES.values()),
                     tuple(rows),
                     note=f"Layer {level} of {self.layers}, {4 * self.width} neurons; mean and standard deviation over "
-                    "replicates. The published table shows the first of these columns.",
+                    "replicates. The published table has the column of trained networks.",
                 )
             )
         return tuple(tables)
 
-    def _setting(self, cell: Cell) -> NeuronSetting:
+    def _task(self, cell: Cell) -> LatentTask:
         position = int(cell["hierarchy"])
         sizes = (self.lower[position], self.upper[position], self.labels)
         shape = HierarchyShape(sizes, self.parts, self.leaves, keep=float(cell["keep"]))
-        return NeuronSetting(shape, self.width, self.layers, self.steps, self.batch, rate=self.rate, tested=self.tested)
+        return LatentTask(
+            shape, self.width, self.layers, self.steps, self.batch, learning_rate=self.learning_rate, tested=self.tested
+        )

@@ -1,46 +1,56 @@
-"""`joma/rebound`: attention entropy and stable rank fall and rise again, and in which systems they do not.
+"""`joma/rebound`: drop and rebound of attention entropy and stable rank (figures 4 and 7).
 
-Four flows and two networks. In the flows saturating components race each other, or one after another with no end. The
-networks are one layer of attention under an MLP, trained by SGD: on a regression, whose answers are finite, and on a
-classification by cross-entropy, which always wants more.
+In the flows components saturate at different rates, at one rate, or not at all. The networks are one layer of attention
+under an MLP, trained by SGD: on a regression, whose targets are finite, and by cross-entropy, whose targets are not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from scipy.special import erfinv
 
 from manyheads.errors import UsageError
+from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.components import DYNAMICS, Descent, relax, relax_layer, train_layer
-from manyheads.joma.systems.gradient_flow import Steps, descend
-from manyheads.joma.systems.layer import CrossEntropy, Network, token_weights
-from manyheads.joma.task import Rule, Setting
-from manyheads.joma.theory.rebound import BOUNCE, Bounce, entropy_of, final_rank_slope
-from manyheads.joma.theory.salient_first import EXP, UNIFORM, Law
+from manyheads.joma.systems.components import DYNAMICS, relax_layer
+from manyheads.joma.systems.rebound import (
+    COMPONENTS,
+    HORIZONS,
+    RANDOM_HORIZONS,
+    RECORDS,
+    SALIENCES,
+    blowup_fractions,
+    draw_layer,
+    record_times,
+    straight_layers,
+    target_entropies,
+    train_classification,
+    train_regression,
+)
+from manyheads.joma.theory.rebound import (
+    REBOUND,
+    entropy_curve,
+    entropy_of,
+    linear_entropy_curve,
+    predict_approach,
+)
+from manyheads.joma.theory.salient_first import EXP, REGRESSION, UNIFORM
 from manyheads.spectra import traced_stable_rank
-from manyheads.study import Cell, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Claim, Lines, Listing, Panel, Source, Study, grid, spread_curve
+from manyheads.study.claims import Measure
+from manyheads.study.verdicts import Expected
 
 SYSTEMS = {
     **{name: f"flow: {label}" for name, label in DYNAMICS.items()},
     "regression": "trained: regression",
     "classification": "trained: classification",
 }
-COMPONENTS = 19  # the largest number of components of a random vector; the smallest is two
-SALIENCES = (0.5, 3.0)
-SIDE = 24  # neurons and tokens of the layer
-HORIZONS = {"exp": 12.0, "softmax": 60.0, "uniform": 12.0, "linear": 3.0}  # of the layer
-RANDOM_HORIZONS = {"exp": 60.0, "softmax": 3000.0, "uniform": 60.0}  # of the random vectors
-RECORDS = 96
-CLASSES = 8
-RISE = 0.05  # of the stable rank: a rise; it is about 1.3 where there is attention
+RISE = 0.05  # smallest change of the stable rank that counts
 
 
 @dataclass(frozen=True)
@@ -52,19 +62,15 @@ class Rebound(Study):
     vectors
         Random vectors of targets in each replicate: 2 to 19 components, uniform in [0.5, 3].
     resolution
-        Learning rate of the regression times its fastest component's final rate.
+        Learning rate of the regression times the final rate of its fastest component.
     steps
         Updates of the classification.
     """
 
     name: ClassVar[str] = "joma/rebound"
-    claim: ClassVar[str] = (
-        "attention entropy and stable rank drop and rebound, as saturating salient tokens are overtaken"
-    )
-    source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; why, and when not, is derived here")
-    unread_prediction: ClassVar[str] = (
-        "the sides are signs, and each claim states its own; shares and stable ranks have no prediction"
-    )
+    claim: ClassVar[str] = "Attention entropy and stable rank drop, then rebound, as components saturate"
+    source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; the conditions are derived here")
+    revision: ClassVar[int] = 2
     # Not vectorised: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240
     resolution: float = 0.25
@@ -87,144 +93,194 @@ class Rebound(Study):
         return grid(system=tuple(SYSTEMS))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return what theory says of each system: from which side entropy comes to its end (-1: it has rebounded)."""
-        sides = {"exp": -1, "softmax": -1, "uniform": 1, "linear": 1, "regression": -1, "classification": 1}
-        attributes = {"long_name": "side from which entropy comes to its end", "units": "1"}
+        """Return the side from which the entropy of each system approaches its limit (-1: it rebounds), and curves.
+
+        The curves are exact, for one vector of targets at equal distances; of the trained networks, the regression has
+        finite targets and its own rate law, and the cross-entropy has none, as a linear activation has none.
+        """
+        targets = np.linspace(*SALIENCES, COMPONENTS)
+        linear = linear_entropy_curve(targets, blowup_fractions())
+        above = int(np.sign(linear[-2] - linear[-1]))  # decreasing to the end
+        laws = {"exp": EXP, "softmax": EXP, "uniform": UNIFORM, "regression": REGRESSION}
+        sides = [predict_approach(targets, laws[name]) if name in laws else above for name in SYSTEMS]
+        curves = [entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
+        side = {"long_name": "side from which entropy approaches its limit", "units": "1"}
+        entropy = {"long_name": "attention entropy of one vector of targets", "units": "nat"}
         return xr.Dataset(
-            {"side": ("system", [sides[name] for name in SYSTEMS], attributes)}, {"system": list(SYSTEMS)}
+            {
+                "side": ("system", sides, side),
+                "reference_entropy": (("dynamics", "record"), np.stack([*curves, linear]), entropy),
+            },
+            coords={
+                "system": list(SYSTEMS),
+                "dynamics": ["exp", "uniform", "linear"],
+                "record": ("record", np.arange(RECORDS + 1), {"long_name": "record"}),
+            },
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Let one system run: its entropy, the stable rank of its lower layer, and how often the entropy bounces."""
+        """Run one system; measure its entropy, stable rank, and the share of entropies that rebound."""
         system, rng = str(cell["system"]), np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        entropies, straight, risen, agree = np.zeros((0, RECORDS + 1)), np.nan, np.nan, np.nan
+        entropies, line_error, rising, agreement = np.zeros((0, RECORDS + 1)), np.nan, np.nan, np.nan
         if system in DYNAMICS:
-            entropies = self._vectors(system, rng)
-            wanted, start = _random_layer(rng)
-            weights = relax_layer(wanted, start, _clock(HORIZONS[system]), system)  # type: ignore[arg-type]
+            entropies = target_entropies(system, self.vectors, rng)
+            target, init = draw_layer(rng)
+            weights = relax_layer(target, init, record_times(HORIZONS[system]), system)  # type: ignore[arg-type]
             logits = (weights**2).sum(1) / 2
             if system == "uniform":
-                passed = -np.expm1(-_clock(HORIZONS[system]))[:, None, None]
-                straight = np.abs(weights - start - passed * (wanted - start)).max()
-                risen, agree = _straight_layers(rng, self.vectors)
+                passed = -np.expm1(-record_times(HORIZONS[system]))[:, None, None]
+                line_error = np.abs(weights - init - passed * (target - init)).max()
+                rising, agreement = straight_layers(rng, self.vectors)
         else:
-            logits, weights = self._regression(rng) if system == "regression" else self._classification(rng)
+            logits, weights = (
+                train_regression(self.resolution, rng)
+                if system == "regression"
+                else train_classification(self.steps, rng)
+            )
         entropy, rank = (np.asarray(curve) for curve in _curves(logits, weights))
-        bounces = _bounce(entropies if len(entropies) else entropy[None])
-        (drop, rise), (rank_drop, rank_rise) = (np.concatenate(_bounce(curve[None])) for curve in (entropy, rank))
+        measured = drop_and_rise(entropies if len(entropies) else entropy)
+        (drop, rise, _), (rank_drop, rank_rise, _) = (drop_and_rise(curve) for curve in (entropy, rank))
         nat, one = {"units": "nat"}, {"units": "1"}
-        share, size = (bounces.rise > BOUNCE).mean(), bounces.rise.mean()
+        share, size = (measured.rise > REBOUND).mean(), measured.rise.mean()
         return xr.Dataset(
             {
                 "entropy": ("record", entropy, {"long_name": "attention entropy", **nat}),
                 "stable_rank": ("record", rank, {"long_name": "stable rank of the lower layer", **one}),
-                "bounced": ((), share, {"long_name": f"share of entropies that rise by {BOUNCE:g} nat", **one}),
-                "bounce": ((), size, {"long_name": "mean rise of the entropy", **nat}),
+                "rebounded": ((), share, {"long_name": f"share of entropies that rebound by {REBOUND:g} nat", **one}),
+                "mean_rise": ((), size, {"long_name": "mean rise of the entropy", **nat}),
                 "drop": ((), drop, {"long_name": "drop of the layer's entropy", **nat}),
                 "rise": ((), rise, {"long_name": "rise of the layer's entropy", **nat}),
                 "rank_drop": ((), rank_drop, {"long_name": "drop of the stable rank", **one}),
                 "rank_rise": ((), rank_rise, {"long_name": "rise of the stable rank", **one}),
-                "straight": ((), straight, {"long_name": "departure of weights from a straight line", **one}),
-                "risen": ((), risen, {"long_name": "share of layers without attention whose stable rank rises", **one}),
-                "agree": (
+                "line_error": ((), line_error, {"long_name": "distance of the weights from a straight line", **one}),
+                "rising": (
                     (),
-                    agree,
-                    {"long_name": "share of layers that rise at the end if and only if theory says so", **one},
+                    rising,
+                    {"long_name": "share of layers without attention whose stable rank rises", **one},
+                ),
+                "agreement": (
+                    (),
+                    agreement,
+                    {"long_name": "share of layers whose final slope has the predicted sign", **one},
                 ),
             },
             coords={"record": ("record", np.arange(RECORDS + 1), {"long_name": "record"})},
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare shares of bounces, the sign pattern of the stable rank, and the two networks."""
-        value = {name: _of(trained, name) for name in SYSTEMS}
-        attended = np.concatenate([value[name]["bounced"].values for name in ("exp", "softmax")])
-        held = np.concatenate([value[name]["bounced"].values for name in ("uniform", "linear")])
-        ranks = {name: value[name]["rank_rise"].values for name in SYSTEMS}
-        regression, classification = value["regression"], value["classification"]
+    def claims(self) -> tuple[Claim, ...]:
+        """Test shares of rebounds, the sign pattern of the stable rank, and the two networks."""
+
+        def figure(system: str, name: str) -> Measure:
+            return lambda predicted, trained: _of(trained, system)[name].values
+
+        def expected_below(system: str) -> Callable[[xr.Dataset], Expected]:
+            return lambda predicted: "holds" if system in _systems(predicted, -1) else "refuted"
+
+        def largest_share(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            flows = [name for name in _systems(predicted, 1) if name in DYNAMICS]
+            return float(np.abs(np.concatenate([_of(trained, name)["rebounded"].values for name in flows])).max())
+
+        def difference(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            shares = (_of(trained, name)["rebounded"].values for name in ("exp", "softmax"))
+            return float(np.abs(np.subtract(*shares)).max())
+
+        def smallest(systems: Callable[[xr.Dataset], list[str]], *names: str) -> Measure:
+            return lambda predicted, trained: float(
+                min(_of(trained, system)[name].values.min() for system in systems(predicted) for name in names)
+            )
+
+        def attended(predicted: xr.Dataset) -> list[str]:
+            return [name for name in _systems(predicted, -1) if name in DYNAMICS]
+
+        def relative_rise(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            found = _of(trained, "classification")
+            return found["rise"].values / found["drop"].values
+
+        infinite = float("inf")
         return (
-            Verdict.from_samples(
-                f"flows with attention: entropy rebounds by {BOUNCE:g} nat in 97% of random target vectors",
-                attended[: len(attended) // 2],
+            Claim(
+                f"Under exp attention the entropy rebounds by {REBOUND:g} nat for 97% of random targets",
+                figure("exp", "rebounded"),
                 target=0.97,
-                tolerance=(0.03, float("inf")),
+                tolerance=(0.03, infinite),
+                expected=expected_below("exp"),
                 resolution=1e-9,
                 basis="97% +- 3%: at least 94%, as no share exceeds one; all rebound unless their targets are equal, "
-                "and how many by less than this was measured once",
+                "and the share below this size was measured once",
             ),
-            Verdict.exact(
-                "flows without attention or saturation: no entropy rebounds",
-                float(np.abs(held).max()),
+            Claim(
+                "Without attention, and under a linear activation, no entropy rebounds",
+                largest_share,
                 target=0.0,
                 tolerance=1e-12,
-                basis="entropy falls as long as larger logits climb faster: proved for both",
+                basis="entropy decreases while larger logits grow faster: proved for both",
             ),
-            Verdict.exact(
-                "softmax attention and exp attention bounce in the same vectors: only the clock differs",
-                float(np.abs(np.subtract(*np.split(attended, 2))).max()),
+            Claim(
+                "Entropy rebounds for the same targets under softmax and exp attention",
+                difference,
                 target=0.0,
                 tolerance=2.5 / self.vectors,
-                basis="a record may fall to either side of the least entropy: two vectors at the edge of the level",
+                basis="the minimum may lie between records: two vectors at the edge of the level",
             ),
-            Verdict.exact(
-                "flows with attention: the lower layer's stable rank falls, then rises",
-                float(
-                    min(min(ranks[name].min(), value[name]["rank_drop"].values.min()) for name in ("exp", "softmax"))
-                ),
+            Claim(
+                "With attention the stable rank of the lower layer drops and rebounds",
+                smallest(attended, "rank_rise", "rank_drop"),
                 target=RISE,
-                tolerance=(0.0, float("inf")),
+                tolerance=(0.0, infinite),
                 basis="a sign: the smallest drop and rise over all replicates are far from zero",
             ),
-            Verdict.exact(
-                "flow without attention: the lower layer goes straight from its start to its end",
-                float(value["uniform"]["straight"].max()),
+            Claim(
+                "Without attention the lower layer moves on a straight line",
+                lambda predicted, trained: float(_of(trained, "uniform")["line_error"].max()),
                 target=0.0,
                 tolerance=1e-6,
-                basis="one rate for all weights; the integrator errs by 1e-8 a step",
+                basis="one rate for all weights; the integrator has errors of 1e-8 per step",
             ),
-            Verdict.from_samples(
-                "flows without attention: the stable rank of no layer rises",
-                value["uniform"]["risen"].values,
+            Claim(
+                "Without attention the stable rank never rises",
+                figure("uniform", "rising"),
                 target=0.0,
                 tolerance=0.1,
                 resolution=1e-9,
                 expected="refuted",
-                basis="theory has half of them rise at the end, as the start is as likely as its negative; a tenth of "
-                "the layers is far from half",
+                basis="in theory half of the layers rise at the end, as the initialization is symmetric; a tenth is "
+                "far from half",
             ),
-            Verdict.exact(
-                "without attention it rises at the end if the start leans more on the end's first direction than on it",
-                float(value["uniform"]["agree"].min()),
+            Claim(
+                "Without attention the final slope of the stable rank has the sign of u^T W v/sigma_1 - <B, W>/|B|^2 "
+                "at the initialization W",
+                lambda predicted, trained: float(_of(trained, "uniform")["agreement"].min()),
                 target=1.0,
                 tolerance=1.5 / self.vectors,
-                basis="the sign of its slope at the end of a straight line; one layer of a replicate may be too close",
+                basis="the sign of the slope at the end of a straight line; one layer of a replicate may be too close",
             ),
-            Verdict.exact(
-                "network trained on a regression: entropy and stable rank fall, then rise",
-                float(min(regression[part].values.min() for part in ("drop", "rise", "rank_drop", "rank_rise"))),
+            Claim(
+                "In a network trained on a regression entropy and stable rank drop and rebound",
+                smallest(lambda predicted: ["regression"], "drop", "rise", "rank_drop", "rank_rise"),
                 target=0.02,
-                tolerance=(0.0, float("inf")),
-                basis="a sign, beyond what noise of the batches moves",
+                tolerance=(0.0, infinite),
+                expected=expected_below("regression"),
+                basis="a sign, beyond the noise of the batches",
             ),
-            Verdict.from_samples(
-                "network trained on a classification: entropy rises by a tenth of its drop or more",
-                classification["rise"].values / classification["drop"].values,
+            Claim(
+                "In a network trained by cross-entropy the entropy rebounds by a tenth of its drop",
+                relative_rise,
                 target=0.1,
-                tolerance=(0.0, float("inf")),
-                basis="what batches move is some hundredths; a rebound as in the flows is a third or more",
-                expected="refuted",
+                tolerance=(0.0, infinite),
+                basis="the noise of the batches is some hundredths; rebounds of the flows are a third or more",
+                expected=expected_below("classification"),
             ),
-            Verdict.from_samples(
-                "network trained on a classification: entropy falls by a quarter of a nat or more",
-                classification["drop"].values,
+            Claim(
+                "In a network trained by cross-entropy the entropy drops by a quarter of a nat",
+                figure("classification", "drop"),
                 target=0.25,
-                tolerance=(0.0, float("inf")),
-                basis="a sign: so that the missing rise is not one of attention that never moved",
+                tolerance=(0.0, infinite),
+                basis="a sign: the missing rebound is not that of attention that does not change",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show entropies and stable ranks, and a table of drops and rises."""
+        """Show entropies and stable ranks, the predicted entropy, and a table of drops and rises."""
         steps = np.arange(RECORDS + 1) / RECORDS
         shown: list[Panel] = []
         for title, name, label in (
@@ -237,50 +293,30 @@ class Rebound(Study):
                     for group, system in enumerate(systems)
                 )
                 axis = "record, logarithmic in time" if part == "flows" else "record"
-                note = "Bands reach over replicates. Records are shares of each system's own time."
+                note = "Bands range over replicates. Records are fractions of the time of each system."
                 shown.append(Lines(f"{title}: {part}", axis, label, curves, note=note))
         rows = tuple(
             (label, *(f"{float(_of(trained, system)[name].mean()):.3g}" for name in COLUMNS))
             for system, label in SYSTEMS.items()
         )
-        note = "Bounced and rise of random vectors where there are any; then the layer's entropy and stable rank."
+        note = "Share and rise of random target vectors, if any; then entropy and stable rank of the layer."
+        curves = tuple(
+            spread_curve(steps, values[None], SYSTEMS[name], "predicted", group)
+            for group, (name, values) in enumerate(
+                zip(predicted["dynamics"].values.tolist(), predicted["reference_entropy"].values, strict=True)
+            )
+        )
+        level = "Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time."
+        shown.append(Lines("Predicted attention entropy", "record", "entropy [nat]", curves, note=level))
         return (
             *shown,
             Listing("Drops and rises, means over replicates", ("system", *COLUMNS.values()), rows, note=note),
         )
 
-    def _vectors(self, system: str, rng: np.random.Generator) -> np.ndarray:
-        """Return the entropy of random vectors of targets in time, (vectors, RECORDS + 1)."""
-        targets = _random_targets(rng, self.vectors)
-        if system == "linear":  # the erf solution: shares of the time of blow-up, up to a winner of weight five
-            shares = np.concatenate([[0.0], 1 - np.geomspace(1.0, 6e-7, RECORDS)])
-            reach = shares[:, None] * (targets / targets.max(-1, keepdims=True))[:, None]  # (V, T, M)
-            logits = erfinv(reach) ** 2
-        else:
-            law = UNIFORM if system == "uniform" else EXP
-            deficits = _relax_all(targets, _clock(RANDOM_HORIZONS[system]), system == "softmax", law)
-            logits = (targets[:, None] * np.expm1(-np.asarray(deficits))) ** 2 / 2
-        return np.asarray(_entropies(logits, targets > 0))
-
-    def _regression(self, rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
-        wanted, start = map(jnp.asarray, _random_layer(rng))
-        rate = self.resolution / ((1 + 2.5**2) * float(np.exp(2.5**2)))  # the largest column has a norm of 2.2 or so
-        steps = RECORDS * -(-int(8.0 / rate) // RECORDS)
-        path = train_layer(wanted, start, Descent(rate, steps, 0.5, RECORDS), _fresh_key(rng))
-        return path.logits, path.weights
-
-    def _classification(self, rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
-        setting = _topics(rng)
-        network = Network(np.zeros((1, SIDE)), 0.1 * rng.normal(size=(SIDE + 1, SIDE)))
-        upper = CrossEntropy(4 * SIDE**-0.5 * rng.normal(size=(CLASSES, SIDE)))
-        steps = Steps(0.5, max(1, self.steps // RECORDS), RECORDS)
-        path = descend(network, setting, upper, Rule("softmax", "relu"), steps, (_fresh_key(rng), 32)).network
-        return path.logits[:, 0], token_weights(setting, np.asarray(path.weights))
-
 
 COLUMNS = {
-    "bounced": "bounced",
-    "bounce": "mean rise",
+    "rebounded": "share with rebound",
+    "mean_rise": "mean rise",
     "drop": "entropy drop",
     "rise": "entropy rise",
     "rank_drop": "rank drop",
@@ -294,64 +330,9 @@ def _curves(logits: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array
     return entropy_of(logits), traced_stable_rank(weights)
 
 
-@jax.jit
-def _entropies(logits: jax.Array, present: jax.Array) -> jax.Array:
-    return entropy_of(logits, present[:, None])
-
-
-@partial(jax.jit, static_argnames="law")
-def _relax_all(targets: jax.Array, clock: jax.Array, normalised: jax.Array, law: Law) -> jax.Array:
-    return jax.vmap(lambda mu: relax(mu, clock, law, normalised))(targets)
-
-
-def _bounce(curves: np.ndarray) -> Bounce:
-    lowest = curves.min(-1)
-    return Bounce(curves[..., 0] - lowest, curves[..., -1] - lowest)
-
-
-def _fresh_key(rng: np.random.Generator) -> jax.Array:
-    return jax.random.key(int(rng.integers(2**62)))
-
-
-def _clock(horizon: float) -> np.ndarray:
-    return np.concatenate([[0.0], np.geomspace(1e-2, horizon, RECORDS)])
-
-
-def _random_targets(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw vectors of 2 to 19 uniform targets, the rest zero, shape (count, 19)."""
-    sizes = rng.integers(2, COMPONENTS + 1, size=(count, 1))
-    return np.where(np.arange(COMPONENTS) < sizes, rng.uniform(*SALIENCES, size=(count, COMPONENTS)), 0.0)
-
-
-def _random_layer(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw what a layer wants (neuron k wants token k, with falling salience, and a little of all), and its start."""
-    salience = 0.5 + 1.6 * np.exp(-np.arange(SIDE) / 4.0)
-    wanted = np.diag(salience) + 0.05 * rng.normal(size=(SIDE, SIDE))
-    return wanted, 0.02 * rng.normal(size=(SIDE, SIDE))
-
-
-def _straight_layers(rng: np.random.Generator, count: int) -> tuple[float, float]:
-    """Return shares of straight lines: whose stable rank rises, and whose last step goes as theory says."""
-    passed = -np.expm1(-_clock(HORIZONS["uniform"]))[:, None, None]
-    rises, ends, predicted = [], [], []
-    for _ in range(count):
-        wanted, start = _random_layer(rng)
-        path = start + passed * (wanted - start)
-        ranks = (path**2).sum((1, 2)) / np.linalg.norm(path, 2, axis=(1, 2)) ** 2
-        rises.append(ranks[-1] > ranks.min())
-        ends.append(ranks[-1] > ranks[-2])
-        predicted.append(final_rank_slope(wanted, start) > 0)
-    return float(np.mean(rises)), float(np.mean(np.equal(ends, predicted)))
-
-
-def _topics(rng: np.random.Generator, count: int = 2048) -> Setting:
-    """Draw contexts of random tokens and of the one that names the class, which is the rarer the later the class."""
-    labels = rng.integers(CLASSES, size=count)
-    noise = rng.dirichlet(np.ones(SIDE), count)
-    share = (0.5 * np.exp(-labels / 4.0) * rng.uniform(0.5, 1.0, count))[:, None]
-    frame = np.linalg.qr(rng.normal(size=(SIDE + 1, SIDE + 1)))[0]
-    contexts = noise * (1 - share) + share * np.eye(SIDE)[labels]
-    return Setting(contexts, np.zeros(count, int), labels, frame[:, :SIDE], frame[:, SIDE:])
+def _systems(predicted: xr.Dataset, side: int) -> list[str]:
+    """Return the systems whose entropy theory has approach its limit from this side."""
+    return predicted["system"].values[predicted["side"].values == side].tolist()
 
 
 def _of(trained: xr.Dataset, system: str) -> xr.Dataset:

@@ -1,13 +1,13 @@
-"""`joma/salient-first`: components are learned in the order of their salience, at the times that theory computes.
+"""`joma/salient-first`: order and times in which components of different salience are learned (theorem 4).
 
-One neuron and its attention are trained by SGD. With the loss that theorem 4 silently assumes, times and rates are the
-theorem's; with the squared loss the order is the same, and the rates are others, just as computable.
+One neuron and its attention are trained by SGD. With the loss whose gradient flow is that of theorem 4, times and rates
+are those of the theorem; with the squared loss the order is the same, at the rates of its own law.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,23 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.components import LOSSES, Descent, train_components
+from manyheads.joma.systems.components import LOSSES, TokenSGDOptions, train_components
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, deficit_ratio, exact_time, final_rate
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, grid
+from manyheads.study.claims import Measure
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
 LAWS = {"matched": EXP, "squared": REGRESSION}
-EARLY, LATE = 6.0, 12.0  # log deficits between which a slope is read off: deficits of 2e-3 and 6e-6
-SHARE = 0.9  # of the tokens in a batch
+EARLY, LATE = 6.0, 12.0  # log deficits between which the slope is measured: deficits of 2e-3 and 6e-6
+TOKEN_PROBABILITY = 0.9  # that a token is in a batch
 RECORDS = 1024
 LEVELS = np.linspace(0.25, LATE, 32)
-PAIRED = 3.0  # log deficit of the second component at which it is compared with the third
+PAIRED = 3.0  # log deficit of the second component at which the ratio with the third is measured
 
 
 @dataclass(frozen=True)
 class SalientFirst(Study):
-    """Times, rates and order in which trained components reach their targets, beside theorem 4.
+    """Times, rates and order in which trained components converge, beside theorem 4.
 
     Attributes
     ----------
@@ -40,13 +41,11 @@ class SalientFirst(Study):
     squared_targets
         mu under the squared loss, rising; rates there grow as exp(mu²), so these are smaller.
     resolution
-        Learning rate times the fastest component's final rate: how far the fastest deficit shrinks in one step.
+        Learning rate times the final rate of the fastest component: the relative decrease of its deficit per step.
     """
 
     name: ClassVar[str] = "joma/salient-first"
-    claim: ClassVar[str] = (
-        "salient components are learned first: ln(1/deficit) = exp(mu²/2) t - B(mu), B in closed form"
-    )
+    claim: ClassVar[str] = "Salient components are learned first: ln(1/delta) = exp(mu^2/2) t - B(mu)"
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 4; exact time, offset and the law of the squared loss are derived here"
     )
@@ -62,7 +61,7 @@ class SalientFirst(Study):
             if not 0 < values[0] < values[1] < values[2] <= 4:
                 raise UsageError(f"{name}={values}: expected three positive targets in rising order, 4 at most")
         if not 0 < self.resolution <= 0.2:
-            raise UsageError(f"resolution={self.resolution}: a step must shrink deficits by a fifth at most")
+            raise UsageError(f"resolution={self.resolution}: expected a number in (0, 0.2]")
 
     @classmethod
     def full(cls) -> SalientFirst:
@@ -106,13 +105,13 @@ class SalientFirst(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train one neuron with its attention, and read off when its components have come how far."""
+        """Train one neuron with its attention, and measure when its components reach each log deficit."""
         loss = str(cell["loss"])
         targets = self._targets(loss)
         training = self._training(loss)
         found = train_components(jnp.asarray(targets, jnp.float64), loss, training, key)
-        clock = jnp.linspace(0.0, training.rate * training.steps, RECORDS + 1)
-        # Deficits only shrink: the fastest runs into the last digit, beyond all levels, and is held there.
+        clock = jnp.linspace(0.0, training.learning_rate * training.steps, RECORDS + 1)
+        # Deficits decrease; the fastest reaches rounding, beyond all levels, and is held there.
         deficits = jax.lax.cummax(jnp.where(jnp.isfinite(found.log_deficits), found.log_deficits, 30.0), axis=0)
         times = jax.vmap(lambda column: jnp.interp(LEVELS, column, clock), 1)(deficits)  # (component, level)
         early, late = (jax.vmap(lambda c, at=at: jnp.interp(at, c, clock), 1)(deficits) for at in (EARLY, LATE))
@@ -135,21 +134,41 @@ class SalientFirst(Study):
             coords={"level": ("level", LEVELS, {"long_name": "log deficit ln(1/δ)"})},
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare slopes, offsets, times, the order and the overshoot."""
-        steps = self.resolution / SHARE
-        bias = f"a step takes ln(1 - x) for x, x up to {steps:.2g}; 2% for chance and what the law leaves out"
+    def claims(self) -> tuple[Claim, ...]:
+        """Test slopes, offset, order and overshoot."""
+        steps = self.resolution / TOKEN_PROBABILITY
+        bias = f"a step takes ln(1 - x) for x, x up to {steps:.2g}; 2% for chance and the remainder of the affine law"
         slack = steps + 0.02
-        mean = {loss: self._cell(trained, loss) for loss in LOSSES}
-        theory = {loss: predicted.sel(loss=loss) for loss in LOSSES}
-        squared = np.asarray(self.squared_targets)
-        order = mean["squared"]["late_time"].values  # (replicate, component)
-        offsets = mean["matched"]["late_time"].values * theory["matched"]["rate"].values - LATE
+
+        def slope(loss: str, which: int) -> Measure:
+            def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+                slopes = self._cell(trained, loss)["slope"].values[:, which]
+                return slopes / predicted.sel(loss=loss)["rate"].values[which]
+
+            return ratio
+
+        def offset(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            theory = predicted.sel(loss="matched")
+            offsets = self._cell(trained, "matched")["late_time"].values * theory["rate"].values - LATE
+            return offsets[:, 1] / theory["offset"].values[1]
+
+        def exponential(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            target = np.asarray(self.squared_targets)[2]
+            return self._cell(trained, "squared")["slope"].values[:, 2] / np.exp(target**2 / 2)
+
+        def lead(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            times = self._cell(trained, "squared")["late_time"].values  # (replicate, component)
+            return np.diff(-np.log(times), axis=1).min(1)
+
+        def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return self._cell(trained, "matched")["ratio"].values
+
         return (
             *(
-                Verdict.from_samples(
-                    f"{LOSS_NAMES[loss]}: the component of target {self._targets(loss)[which]:g} relaxes at r(mu)",
-                    mean[loss]["slope"].values[:, which] / theory[loss]["rate"].values[which],
+                Claim(
+                    f"Under the {LOSS_NAMES[loss]} ln(1/delta) of target {self._targets(loss)[which]:g} grows at the "
+                    "final rate r(mu) of its law",
+                    slope(loss, which),
                     target=1.0,
                     tolerance=slack,
                     basis=bias,
@@ -157,54 +176,57 @@ class SalientFirst(Study):
                 for loss in LOSSES
                 for which in (0, 2)
             ),
-            Verdict.from_samples(
-                "matched loss: the delay of the middle component is the offset B of theory",
-                offsets[:, 1] / theory["matched"]["offset"].values[1],
+            Claim(
+                "Under the matched loss the offset of ln(1/delta) of the middle target is B(mu)",
+                offset,
                 target=1.0,
-                tolerance=slack * (1 + LATE / float(theory["matched"]["offset"].values[1])),
+                tolerance=lambda predicted: (
+                    slack * (1 + LATE / float(predicted["offset"].sel(loss="matched").values[1]))
+                ),
                 basis=f"{bias}; relative to B, an error of the whole time counts (B + L)/B times",
             ),
-            Verdict.from_samples(
-                "squared loss: theorem 4's rate exp(mu²/2) holds for the largest target",
-                mean["squared"]["slope"].values[:, 2] / np.exp(squared[2] ** 2 / 2),
+            Claim(
+                "Under the squared loss ln(1/delta) of the largest target grows at rate exp(mu^2/2) of theorem 4",
+                exponential,
                 target=1.0,
                 tolerance=slack,
-                basis=f"{bias}; the rate of this loss is (1 + mu²) exp(mu²)",
+                basis=f"{bias}; the rate of this loss is (1 + mu^2) exp(mu^2)",
                 expected="refuted",
             ),
-            Verdict.from_samples(
-                "squared loss: the more salient a component, the earlier it is learned",
-                np.diff(-np.log(order), axis=1).min(1),
+            Claim(
+                "Under the squared loss components are learned in the order of their salience",
+                lead,
                 target=0.1,
                 tolerance=(0.0, float("inf")),
-                basis="an inequality: each arrives a tenth earlier at least than the next less salient one",
+                basis="an inequality: each converges a tenth earlier at least than the next less salient one",
             ),
-            Verdict.from_samples(
-                "matched loss: the limit of the ratio of log deficits bounds the ratio at all times",
-                mean["matched"]["ratio"].values,
-                target=float(predicted["ratio_limit"]),
+            Claim(
+                "Under the matched loss the ratio of log deficits is bounded by its limit exp((mu_j^2 - mu_k^2)/2)",
+                ratio,
+                target=lambda predicted: float(predicted["ratio_limit"]),
                 tolerance=(float("inf"), 0.0),
-                basis="an inequality; theory has the ratio pass its limit where the larger target waits less",
+                basis="an inequality; in theory the ratio exceeds its limit if the waiting time of the larger target "
+                "is the shorter one",
                 expected="refuted",
             ),
-            Verdict.from_samples(
-                "matched loss: it passes its limit as far as the exact times say",
-                mean["matched"]["ratio"].values,
-                target=float(predicted["ratio"]),
-                tolerance=2 * slack * float(predicted["ratio"]),
+            Claim(
+                "Under the matched loss the ratio of log deficits is that of the exact learning times",
+                ratio,
+                target=lambda predicted: float(predicted["ratio"]),
+                tolerance=lambda predicted: 2 * slack * float(predicted["ratio"]),
                 basis=f"{bias}; two times are compared",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show log deficits in time, trained on predicted, and the rates."""
+        """Show log deficits over time and the rates of the affine law."""
         shown: list[Panel] = []
         for loss in LOSSES:
             cell, theory = self._cell(trained, loss), predicted.sel(loss=loss)
             curves = []
             for which, target in enumerate(self._targets(loss)):
                 times = cell["time"].values[:, which]  # (replicate, level)
-                # Times are what is measured: a band would lie along the axis, so every replicate is drawn.
+                # Times are measured, so a band would lie along the axis: every replicate is drawn.
                 curves += [
                     Curve(tuple(row), tuple(LEVELS.tolist()), f"μ = {target:g}" if not number else "", group=which)
                     for number, row in enumerate(times.tolist())
@@ -213,12 +235,12 @@ class SalientFirst(Study):
                 curves.append(Curve(expected, tuple(LEVELS.tolist()), f"μ = {target:g}, theory", "predicted", which))
             shown.append(
                 Lines(
-                    f"{LOSS_NAMES[loss].capitalize()}: how close components have come",
-                    "time [steps × rate]",
+                    f"{LOSS_NAMES[loss].capitalize()}: log deficits",
+                    "time [steps × learning rate]",
                     "ln(1/δ)",
                     tuple(curves),
                     log_x=True,
-                    note="One solid line a replicate. Each becomes straight in time: e^(mu²/2) t - B, or its own rate.",
+                    note="One solid line per replicate; dashed, exact times of theory.",
                 )
             )
         rows = tuple(
@@ -240,11 +262,11 @@ class SalientFirst(Study):
     def _targets(self, loss: str) -> tuple[float, float, float]:
         return self.targets if loss == "matched" else self.squared_targets
 
-    def _training(self, loss: str) -> Descent:
+    def _training(self, loss: str) -> TokenSGDOptions:
         mu, law = self._targets(loss), LAWS[loss]
         rate = self.resolution / float(final_rate(mu[2], law))
         horizon = 1.1 * float(exact_time(mu[0], LATE, law))
-        return Descent(rate, RECORDS * -(-int(horizon / rate) // RECORDS), SHARE, RECORDS)
+        return TokenSGDOptions(rate, RECORDS * -(-int(horizon / rate) // RECORDS), TOKEN_PROBABILITY, RECORDS)
 
     def _cell(self, trained: xr.Dataset, loss: str) -> xr.Dataset:
         found = trained.isel(cell=int(np.flatnonzero(trained["loss"].values == loss)[0]))

@@ -1,7 +1,4 @@
-"""Activations as the theory of clouds needs them: the function, its derivative, and where the derivative jumps.
-
-A quadrature that knows the jumps is exact on both sides of them; one that does not loses all its digits.
-"""
+"""Activations with their derivatives and kinks, for the quadratures of theorem 3."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,14 +13,14 @@ from manyheads.joma.task import ACTIVATIONS
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """A function of one variable for `jax.numpy` arrays, elementwise.
+    """Elementwise activation for `jax.numpy` arrays.
 
     Attributes
     ----------
     name
-        What it is called; two of one name and the same kinks are the same.
+        Identity: nonlinearities of equal names and kinks are equal.
     value
-        phi. It keeps the dtype of its argument.
+        phi, which keeps the dtype of its argument.
     kinks
         Arguments at which the derivative jumps, in rising order.
 
@@ -38,7 +35,7 @@ class Nonlinearity:
     kinks: tuple[float, ...] = ()
 
     def derivative(self, x: Any) -> Any:
-        """Return phi', elementwise, by differentiating phi."""
+        """Differentiate phi elementwise."""
         x = jnp.asarray(x)
         return jax.jvp(self.value, (x,), (jnp.ones_like(x),))[1]
 
@@ -50,12 +47,12 @@ NONLINEARITIES = {name: Nonlinearity(name, value, KINKS.get(name, ())) for name,
 
 
 def find_nonlinearity(name: str) -> Nonlinearity:
-    """Return one of `NONLINEARITIES` by name.
+    """Look up one of `NONLINEARITIES` by name.
 
     Raises
     ------
     UsageError
-        No such activation; the message lists those that there are.
+        No such activation; the message lists all.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""The finite systems of theorem 4: components and lower layers that are integrated, and components that are trained.
+"""Systems of theorem 4: relaxing components and lower layers, integrated as flows or trained by SGD.
 
-The flows are solved by diffrax and know nothing of the quadratures of `manyheads.joma.theory.salient_first`.
+The flows are solved by diffrax, independently of the quadratures of `manyheads.joma.theory.salient_first`.
 """
 
 from functools import partial
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from manyheads._arrays import on_host, takes_arrays, to_numpy
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError
-from manyheads.joma.theory.salient_first import EXP, Law
+from manyheads.joma.systems.recording import record_states
+from manyheads.joma.theory.salient_first import EXP, RateLaw
 
 Dynamics = Literal["exp", "softmax", "uniform", "linear"]
 
@@ -23,12 +24,12 @@ DYNAMICS: dict[str, str] = {
     "uniform": "attention held uniform",
     "linear": "linear activation",
 }
-"""What a lower layer learns under: the first two saturate with attention, the third without, the fourth never ends."""
+"""Dynamics of a lower layer: the first two saturate with attention, the third without, the fourth never saturates."""
 
 
 @takes_arrays
-def relax(targets: Any, times: Any, law: Law = EXP, normalised: Any = False) -> Any:
-    r"""Log deficits of components that relax to their targets, from :math:`\dot L = r(\mu(1 - e^{-L}))`.
+def relax(targets: Any, times: Any, law: RateLaw = EXP, normalised: Any = False) -> Any:
+    r"""Integrate the log deficits of components that relax to their targets, :math:`\dot L = r(\mu(1 - e^{-L}))`.
 
     Parameters
     ----------
@@ -37,9 +38,9 @@ def relax(targets: Any, times: Any, law: Law = EXP, normalised: Any = False) -> 
     times
         Rising, from zero or later, shape (T,).
     law
-        How attention speeds up a component.
+        Rate law of a component.
     normalised
-        Whether the rates are divided by their mean over the components that have a target, as in softmax attention; a
+        Whether the rates are divided by their mean over the components with a target, as in softmax attention; a
         boolean, traced or not.
 
     Returns
@@ -59,7 +60,7 @@ def relax(targets: Any, times: Any, law: Law = EXP, normalised: Any = False) -> 
 
 
 @partial(jax.jit, static_argnames="law")
-def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: Law) -> jax.Array:
+def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: RateLaw) -> jax.Array:
     present = targets > 0
 
     def rates(t: Any, deficit: jax.Array, args: Any) -> jax.Array:
@@ -71,20 +72,20 @@ def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: Law
 
 
 @takes_arrays
-def relax_layer(wanted: Any, start: Any, times: Any, dynamics: Dynamics = "exp") -> Any:
-    r"""Lower layers on their way to what they want: :math:`\dot W = (B - W) \circ r(z)`.
+def relax_layer(target: Any, init: Any, times: Any, dynamics: Dynamics = "exp") -> Any:
+    r"""Integrate a lower layer that relaxes to its target, :math:`\dot W = (B - W) \circ r(z)`.
 
-    The logit of token m is :math:`z_m = \tfrac12 \sum_k w_{km}^2`, the conserved relation of theorem 1.
+    The logit of token m is :math:`z_m = \tfrac12 \sum_k w_{km}^2`, as theorem 1 has it.
 
     Parameters
     ----------
-    wanted, start
+    target, init
         B and W(0), neurons by tokens, shape (K, M).
     times
         Rising, from zero or later, shape (T,).
     dynamics
-        "exp": r = exp(z), the conserved relation of exp attention; "softmax": M softmax(z); "uniform": 1; "linear":
-        the pull B never fades, :math:`\dot W = B \circ M \mathrm{softmax}(z)`, as behind a linear activation.
+        "exp": r = exp(z); "softmax": r = M softmax(z); "uniform": r = 1; "linear": without saturation,
+        :math:`\dot W = B \circ M \mathrm{softmax}(z)`, as behind a linear activation.
 
     Returns
     -------
@@ -100,42 +101,42 @@ def relax_layer(wanted: Any, start: Any, times: Any, dynamics: Dynamics = "exp")
     """
     if dynamics not in DYNAMICS:
         raise UsageError(f"dynamics={dynamics!r}: expected one of {', '.join(DYNAMICS)}")
-    return _followed(_relax_layer, (wanted, start, times, *map(float, SWITCHES[dynamics])), ())
+    return _followed(_relax_layer, (target, init, times, *map(float, SWITCHES[dynamics])), ())
 
 
 SWITCHES = {"exp": (1, 0, 1), "softmax": (1, 1, 1), "uniform": (0, 0, 1), "linear": (1, 1, 0)}
-"""Whether attention learns, whether it is normalised, whether components saturate: numbers, so that one compiled
-program serves all dynamics."""
+"""Whether attention learns, is normalised, and components saturate: as numbers, so that one compiled program serves
+all dynamics."""
 
 
 @jax.jit
 def _relax_layer(
-    wanted: jax.Array, start: jax.Array, times: jax.Array, learns: jax.Array, normalised: jax.Array, fades: jax.Array
+    target: jax.Array, init: jax.Array, times: jax.Array, learns: jax.Array, normalised: jax.Array, saturates: jax.Array
 ) -> jax.Array:
     def rates(t: Any, weights: jax.Array, args: Any) -> jax.Array:
         z = learns * (weights**2).sum(0) / 2  # (M,)
         mean = jax.nn.logsumexp(z) - jnp.log(z.size)
-        return (wanted - fades * weights) * jnp.exp(z - normalised * mean)
+        return (target - saturates * weights) * jnp.exp(z - normalised * mean)
 
-    return _solve(rates, start, times, (1e-8, 1e-10))
+    return _solve(rates, init, times, (1e-8, 1e-10))
 
 
 def _followed(function: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...]) -> Any:
-    """Call in double precision for NumPy arrays, without `follows_caller`: diffrax checks its times while tracing."""
+    """Run NumPy arrays in double precision, without `follows_caller`: diffrax checks its times while tracing."""
     if not on_host(arrays):
         return function(*map(jnp.asarray, arrays), *settings)
     with double_precision():
         return to_numpy(function(*(jnp.asarray(array, jnp.float64) for array in arrays), *settings))
 
 
-def _solve(rates: Any, start: jax.Array, times: jax.Array, tolerances: tuple[float, float]) -> jax.Array:
+def _solve(rates: Any, init: jax.Array, times: jax.Array, tolerances: tuple[float, float]) -> jax.Array:
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(rates),
         diffrax.Dopri8(),
         t0=0.0,
         t1=times[-1],
         dt0=None,
-        y0=start,
+        y0=init,
         saveat=diffrax.SaveAt(ts=times),
         stepsize_controller=diffrax.PIDController(rtol=tolerances[0], atol=tolerances[1]),
         max_steps=1 << 16,
@@ -143,43 +144,43 @@ def _solve(rates: Any, start: jax.Array, times: jax.Array, tolerances: tuple[flo
     return solution.ys
 
 
-class Descent(NamedTuple):
-    """How components are trained.
+class TokenSGDOptions(NamedTuple):
+    """SGD in which every token is in a batch with some probability.
 
     Attributes
     ----------
-    rate
-        Learning rate of logits and weights, in units in which `rate * steps` is the time of the flow.
+    learning_rate
+        Of logits and weights; `learning_rate * steps` is the time of the flow.
     steps
         Updates, a multiple of `snapshots`.
-    share
-        Probability with which a token is in the batch of one update.
+    token_probability
+        Probability that a token is in the batch of one update.
     snapshots
-        How often the components are kept, the start not counted.
+        Number of states kept, initialization not counted.
     """
 
-    rate: float
+    learning_rate: float
     steps: int
-    share: float = 0.5
+    token_probability: float = 0.5
     snapshots: int = 32
 
 
 class TrainedComponents(NamedTuple):
-    """The path of trained components, each of shape (snapshots + 1, M).
+    """Trajectory of trained components, each array (snapshots + 1, M).
 
     Attributes
     ----------
-    logits, weights, answers
+    logits, weights, outputs
         z, v and h = v exp(z).
     log_deficits
-        ln(1/delta) of the weight that would give the answer on the conserved relation, :math:`u e^{u^2/2} = h`. At a
-        finite rate z - v²/2 is conserved up to an error of the order of the rate, so that v itself does not end at mu;
-        what the loss fits is the answer.
+        ln(1/delta) of the weight u that gives the output on the conserved manifold, :math:`u e^{u^2/2} = h`. At finite
+        learning rate z - v²/2 is conserved up to an error of that order, so v itself does not converge to mu; the loss
+        fits the output.
     """
 
     logits: jax.Array
     weights: jax.Array
-    answers: jax.Array
+    outputs: jax.Array
     log_deficits: jax.Array
 
 
@@ -205,25 +206,24 @@ def invert_output(output: jax.Array) -> jax.Array:
 
 
 @takes_arrays
-def train_components(targets: jax.Array, loss: str, training: Descent, key: jax.Array) -> TrainedComponents:
-    r"""Train one neuron and its attention logits on contexts of one token, and return its path.
+def train_components(targets: jax.Array, loss: str, training: TokenSGDOptions, key: jax.Array) -> TrainedComponents:
+    r"""Train one neuron and its attention logits on contexts of a single token.
 
-    A context holds token l alone; exp attention passes :math:`e^{z_l}` of it on, and the neuron answers
-    :math:`h_l = v_l e^{z_l}`. Both z and v start at zero and are trained by SGD; every token is in a batch with the
-    given probability. The losses of an answer:
+    A context holds token l alone, exp attention weights it by :math:`e^{z_l}`, and the output is
+    :math:`h_l = v_l e^{z_l}`. Both z and v are initialized at zero and trained by SGD. The losses of an output:
 
     * "matched": :math:`\ell(h) = \sup_u [u h - (e^{u^2/2} - 1)] - \mu h`, convex, with
-      :math:`\ell'(h) = \sqrt{W(h^2)} - \mu` (Lambert's W). Since the conserved relation makes
-      :math:`h = v e^{v^2/2}`, its gradient flow is theorem 4's :math:`\dot v = (\mu - v) e^{v^2/2}` exactly. For small
-      answers it is the squared loss, for large ones it grows as :math:`h (2 \ln h)^{1/2}`. Found here.
-    * "squared": :math:`\tfrac12 (h - \mu e^{\mu^2/2})^2`, with the same solution and the law
+      :math:`\ell'(h) = \sqrt{W(h^2)} - \mu` (Lambert's W). By theorem 1 :math:`h = v e^{v^2/2}`: its gradient flow is
+      that of theorem 4, :math:`\dot v = (\mu - v) e^{v^2/2}`, exactly. For small outputs it is the squared loss, for
+      large ones it grows as :math:`h (2 \ln h)^{1/2}`. Derived here.
+    * "squared": :math:`\tfrac12 (h - \mu e^{\mu^2/2})^2`, with the same minimum and the rate law
       `manyheads.joma.theory.salient_first.REGRESSION`.
 
-    Can be traced; gradients are taken by JAX from the loss.
+    Traceable; gradients are those of the loss.
 
     Examples
     --------
-    >>> train_components(jnp.ones(3), "matched", Descent(0.01, 64), jax.random.key(0)).answers.shape
+    >>> train_components(jnp.ones(3), "matched", TokenSGDOptions(0.01, 64), jax.random.key(0)).outputs.shape
     (33, 3)
     """
     if loss not in LOSSES:
@@ -233,75 +233,75 @@ def train_components(targets: jax.Array, loss: str, training: Descent, key: jax.
 
 
 @partial(jax.jit, static_argnames=("loss", "training"))
-def _train_components(targets: jax.Array, key: jax.Array, loss: str, training: Descent) -> TrainedComponents:
+def _train_components(targets: jax.Array, key: jax.Array, loss: str, training: TokenSGDOptions) -> TrainedComponents:
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, v = state
         h = v * jnp.exp(z)
         if loss == "squared":
             losses = (h - targets * jnp.exp(targets**2 / 2)) ** 2 / 2
         else:
-            u = jax.lax.stop_gradient(invert_output(h))  # where the supremum is: its own derivative does not count
+            u = jax.lax.stop_gradient(
+                invert_output(h)
+            )  # the maximiser: by the envelope theorem its derivative drops out
             losses = u * h - jnp.expm1(u**2 / 2) - targets * h
-        return (seen * losses).sum() / training.share
+        return (seen * losses).sum() / training.token_probability
 
     logits, weights = _descend(total, (jnp.zeros_like(targets), jnp.zeros_like(targets)), key, training)
-    answers = weights * jnp.exp(logits)
-    return TrainedComponents(logits, weights, answers, -jnp.log1p(-invert_output(answers) / targets))
+    outputs = weights * jnp.exp(logits)
+    return TrainedComponents(logits, weights, outputs, -jnp.log1p(-invert_output(outputs) / targets))
 
 
 class TrainedLayer(NamedTuple):
-    """The path of a trained layer: attention logits (snapshots + 1, M) and lower weights (snapshots + 1, K, M)."""
+    """Trajectory of a trained layer: attention logits (snapshots + 1, M) and lower weights (snapshots + 1, K, M)."""
 
     logits: jax.Array
     weights: jax.Array
 
 
 @takes_arrays
-def train_layer(wanted: jax.Array, start: jax.Array, training: Descent, key: jax.Array) -> TrainedLayer:
-    r"""Train K neurons and their shared attention logits by SGD to answer each token as a layer of weights B would.
+def train_layer(target: jax.Array, init: jax.Array, training: TokenSGDOptions, key: jax.Array) -> TrainedLayer:
+    r"""Train K neurons and their shared attention logits by SGD on the outputs of a layer of weights B.
 
-    A context holds token m alone, exp attention passes :math:`e^{z_m}` of it on, and the loss is
-    :math:`\tfrac12 \sum_k (w_{km} e^{z_m} - b_{km} e^{|b_m|^2/2})^2`: regression, with the solution W = B on the
-    conserved relation :math:`z_m = \tfrac12 \sum_k w_{km}^2`, where the logits start as well. Can be traced.
+    A context holds token m alone, exp attention weights it by :math:`e^{z_m}`, and the loss is
+    :math:`\tfrac12 \sum_k (w_{km} e^{z_m} - b_{km} e^{|b_m|^2/2})^2`: regression, with its minimum at W = B
+    on the conserved manifold :math:`z_m = \tfrac12 \sum_k w_{km}^2`, where the logits are initialized. Traceable.
 
     Examples
     --------
-    >>> train_layer(jnp.eye(3), jnp.zeros((3, 3)), Descent(0.01, 64), jax.random.key(0)).weights.shape
+    >>> train_layer(jnp.eye(3), jnp.zeros((3, 3)), TokenSGDOptions(0.01, 64), jax.random.key(0)).weights.shape
     (33, 3, 3)
     """
     _check(training)
-    return _train_layer(jnp.asarray(wanted), jnp.asarray(start), key, training)
+    return _train_layer(jnp.asarray(target), jnp.asarray(init), key, training)
 
 
 @partial(jax.jit, static_argnames="training")
-def _train_layer(wanted: jax.Array, start: jax.Array, key: jax.Array, training: Descent) -> TrainedLayer:
-    answers = wanted * jnp.exp((wanted**2).sum(0) / 2)  # (K, M)
+def _train_layer(target: jax.Array, init: jax.Array, key: jax.Array, training: TokenSGDOptions) -> TrainedLayer:
+    outputs = target * jnp.exp((target**2).sum(0) / 2)  # (K, M)
 
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, weights = state
-        return (seen * (weights * jnp.exp(z) - answers) ** 2).sum() / (2 * training.share)
+        return (seen * (weights * jnp.exp(z) - outputs) ** 2).sum() / (2 * training.token_probability)
 
-    states = _descend(total, ((start**2).sum(0) / 2, start), key, training)
+    states = _descend(total, ((init**2).sum(0) / 2, init), key, training)
     return TrainedLayer(*states)
 
 
-def _check(training: Descent) -> None:
-    if training.steps % training.snapshots or training.steps < 1 or not 0 < training.share <= 1:
-        raise UsageError(f"{training}: steps must be a positive multiple of snapshots, and share lie in (0, 1]")
+def _check(training: TokenSGDOptions) -> None:
+    if training.steps % training.snapshots or training.steps < 1 or not 0 < training.token_probability <= 1:
+        raise UsageError(f"{training}: steps must be a positive multiple of snapshots, token_probability in (0, 1]")
 
 
-def _descend(total: Any, start: Any, key: jax.Array, training: Descent) -> Any:
-    """Descend with a random part of the tokens in every step, and return the states with the start in front."""
-    tokens, each = start[0].size, training.steps // training.snapshots
+def _descend(total: Any, init: Any, key: jax.Array, training: TokenSGDOptions) -> Any:
+    """Run SGD with a random subset of the tokens in every step and record the states."""
+    tokens, each = init[0].size, training.steps // training.snapshots
 
     def step(state: Any, seen: jax.Array) -> tuple[Any, None]:
         slopes = jax.grad(total)(state, seen)
-        return jax.tree.map(lambda weight, slope: weight - training.rate * slope, state, slopes), None
+        return jax.tree.map(lambda weight, slope: weight - training.learning_rate * slope, state, slopes), None
 
-    def block(state: Any, part: jax.Array) -> tuple[Any, Any]:
-        seen = jax.random.bernoulli(part, training.share, (each, tokens)).astype(start[0].dtype)
-        state, _ = jax.lax.scan(step, state, seen)
-        return state, state
+    def block(state: Any, part: jax.Array) -> Any:
+        seen = jax.random.bernoulli(part, training.token_probability, (each, tokens)).astype(init[0].dtype)
+        return jax.lax.scan(step, state, seen)[0]
 
-    _, path = jax.lax.scan(block, start, jax.random.split(key, training.snapshots))
-    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), start, path)
+    return record_states(block, init, jax.random.split(key, training.snapshots))

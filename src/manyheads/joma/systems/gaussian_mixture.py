@@ -1,4 +1,4 @@
-"""Isotropic clouds of inputs, and one neuron that is really trained on samples of them."""
+"""Isotropic mixtures of inputs, and one neuron trained on their samples by SGD."""
 
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -12,111 +12,115 @@ from manyheads._arrays import check_arrays, takes_arrays, to_numpy
 from manyheads._settings import double_precision
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.activations import Nonlinearity
+from manyheads.joma.systems.recording import record_states
 
-CHUNK = 1 << 16  # samples that `sampled_field` holds at a time
+CHUNK = 1 << 16  # samples that `sampled_gradient` holds at a time
 
-Shape = Literal["gaussian", "sphere"]
+Distribution = Literal["gaussian", "sphere"]
 
 
 class Mixture(eqx.Module):
-    r"""Clouds of inputs :math:`x = \bar x_j + s\,\xi` with a backpropagated gradient :math:`a_j` on each.
+    r"""Mixture of isotropic inputs :math:`x = \bar x_j + s\,\xi`, with a gradient :math:`a_j` per component.
 
     Attributes
     ----------
-    centres
+    means
         :math:`\bar x_j`, shape (C, d), d >= 2.
-    shares
+    probabilities
         :math:`p_j`, shape (C,): positive, adding up to one.
     gradients
-        :math:`a_j`, shape (C,): minus the derivative of the loss with respect to the neuron's output.
-    spread
-        s > 0: the standard deviation of every coordinate about the centre.
+        :math:`a_j`, shape (C,): minus the derivative of the loss with respect to the output of the neuron.
+    std
+        s > 0: standard deviation of every coordinate about the mean.
     offset
-        c: what the query token adds to the pre-activation.
-    shape
+        c: contribution of the query token to the pre-activation.
+    distribution
         "gaussian", or "sphere": the noise lies on the sphere of radius :math:`s \sqrt d`, with the same covariance.
 
     Raises
     ------
     ShapeError, UsageError
-        Arrays that do not fit together, shares that are no probabilities, a spread that is not positive.
+        Arrays that do not fit together, probabilities that do not sum to one, or a std that is not positive.
 
     Examples
     --------
-    >>> clouds = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), spread=0.3)
-    >>> clouds.draw(jax.random.key(0), 3)[0].shape
+    >>> mixture = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.3)
+    >>> mixture.draw(jax.random.key(0), 3)[0].shape
     (3, 2)
     """
 
-    centres: Any = eqx.field(converter=check_arrays)
-    shares: Any = eqx.field(converter=check_arrays)
+    means: Any = eqx.field(converter=check_arrays)
+    probabilities: Any = eqx.field(converter=check_arrays)
     gradients: Any = eqx.field(converter=check_arrays)
-    spread: Any = eqx.field(converter=check_arrays)
+    std: Any = eqx.field(converter=check_arrays)
     offset: Any = eqx.field(default=0.0, converter=check_arrays)
-    shape: Shape = eqx.field(default="gaussian", static=True)
+    distribution: Distribution = eqx.field(default="gaussian", static=True)
 
     def __check_init__(self) -> None:
-        centres, shares = np.shape(self.centres), np.shape(self.shares)
-        if len(centres) != 2 or centres[1] < 2 or shares != centres[:1] or np.shape(self.gradients) != shares:
+        means, probabilities = np.shape(self.means), np.shape(self.probabilities)
+        gradients = np.shape(self.gradients)
+        if len(means) != 2 or means[1] < 2 or probabilities != means[:1] or gradients != probabilities:
             raise ShapeError(
-                f"centres {centres}, shares {shares}, gradients {np.shape(self.gradients)}: expected (C, d) with d of "
-                "two or more, (C,) and (C,)"
+                f"means {means}, probabilities {probabilities}, gradients {gradients}: expected (C, d) with d of two "
+                "or more, (C,) and (C,)"
             )
-        if self.shape not in ("gaussian", "sphere"):
-            raise UsageError(f"shape={self.shape!r}: the clouds are isotropic, 'gaussian' or 'sphere'")
-        if isinstance(self.shares, jax.core.Tracer):
+        if self.distribution not in ("gaussian", "sphere"):
+            raise UsageError(f"distribution={self.distribution!r}: expected an isotropic one, 'gaussian' or 'sphere'")
+        if isinstance(self.probabilities, jax.core.Tracer):
             return
-        total = float(np.sum(self.shares))
-        if not (np.all(np.asarray(self.shares) > 0) and abs(total - 1) < 1e-6):
-            raise UsageError(f"shares={self.shares}: expected positive shares that add up to 1, not to {total:g}")
-        if not self.spread > 0:
-            raise UsageError(f"spread={self.spread}: expected a positive standard deviation")
+        total = float(np.sum(self.probabilities))
+        if not (np.all(np.asarray(self.probabilities) > 0) and abs(total - 1) < 1e-6):
+            raise UsageError(
+                f"probabilities={self.probabilities}: expected positive numbers that add up to 1, not to {total:g}"
+            )
+        if not self.std > 0:
+            raise UsageError(f"std={self.std}: expected a positive standard deviation")
 
     @property
     def dim(self) -> int:
-        """Return d, the number of coordinates."""
-        return int(np.shape(self.centres)[1])
+        """Number of coordinates d."""
+        return int(np.shape(self.means)[1])
 
     def draw(self, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        """Draw inputs (count, d) and the gradients (count,) that belong to their clouds, in the centres' dtype."""
-        which, noise = jax.random.split(key)
-        centres = jnp.asarray(self.centres)
-        cloud = jax.random.choice(which, centres.shape[0], (count,), p=jnp.asarray(self.shares))
-        xi = jax.random.normal(noise, (count, self.dim), centres.dtype)
-        if self.shape == "sphere":
+        """Draw inputs (count, d) and the gradients (count,) of their components, in the dtype of the means."""
+        for_component, for_noise = jax.random.split(key)
+        means = jnp.asarray(self.means)
+        component = jax.random.choice(for_component, means.shape[0], (count,), p=jnp.asarray(self.probabilities))
+        xi = jax.random.normal(for_noise, (count, self.dim), means.dtype)
+        if self.distribution == "sphere":
             xi = xi * (self.dim / (xi**2).sum(-1, keepdims=True)) ** 0.5
-        return centres[cloud] + self.spread * xi, jnp.asarray(self.gradients)[cloud]
+        return means[component] + self.std * xi, jnp.asarray(self.gradients)[component]
 
 
-class SampledField(NamedTuple):
-    """A mean gradient over samples and the standard error of each coordinate, both of shape (d,)."""
+class SampledGradient(NamedTuple):
+    """Mean gradient over samples and the standard error of each coordinate, both (d,)."""
 
     mean: np.ndarray
     error: np.ndarray
 
 
 @takes_arrays
-def sampled_field(
+def sampled_gradient(
     mixture: Mixture, weights: Any, activation: Nonlinearity, samples: int, key: jax.Array
-) -> SampledField:
-    r"""Mean of :math:`a\,\phi'(v \cdot x + c)\,x` over fresh samples: what theorem 3 says in closed form.
+) -> SampledGradient:
+    r"""Estimate the mean of :math:`a\,\phi'(v \cdot x + c)\,x`, the gradient of theorem 3, from fresh samples.
 
     Parameters
     ----------
     weights
         v, shape (d,).
     samples
-        How many; rounded up to whole chunks of 65536 where it is more than one chunk.
+        Number of samples; rounded up to whole chunks of 65536 if there are several.
 
     Examples
     --------
     >>> from manyheads.joma.systems.activations import NONLINEARITIES
-    >>> clouds = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), spread=0.3)
-    >>> sampled_field(clouds, np.ones(2), NONLINEARITIES["identity"], 1000, jax.random.key(0)).mean.shape
+    >>> mixture = Mixture(np.eye(2), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.3)
+    >>> sampled_gradient(mixture, np.ones(2), NONLINEARITIES["identity"], 1000, jax.random.key(0)).mean.shape
     (2,)
     """
     if samples < 2:
-        raise UsageError(f"samples={samples}: expected two or more, a standard error needs them")
+        raise UsageError(f"samples={samples}: expected two or more for a standard error")
     size = min(samples, CHUNK)
     chunks = -(-samples // size)
     with double_precision():
@@ -124,7 +128,7 @@ def sampled_field(
         sums, squares = to_numpy(_sums(host, jnp.asarray(weights, jnp.float64), key, activation, size, chunks))
     count = size * chunks
     mean = sums / count
-    return SampledField(mean, np.sqrt(np.maximum(squares / count - mean**2, 0) / (count - 1)))
+    return SampledGradient(mean, np.sqrt(np.maximum(squares / count - mean**2, 0) / (count - 1)))
 
 
 @partial(jax.jit, static_argnames=("activation", "size", "chunks"))
@@ -134,77 +138,75 @@ def _sums(mixture: Mixture, v: Any, key: jax.Array, activation: Nonlinearity, si
         terms = (a * activation.derivative(x @ v + mixture.offset))[:, None] * x  # (size, d)
         return (carry[0] + terms.sum(0), carry[1] + (terms**2).sum(0)), None
 
-    start = (jnp.zeros_like(v), jnp.zeros_like(v))
-    return jax.lax.scan(add, start, jax.random.split(key, chunks))[0]
+    zeros = (jnp.zeros_like(v), jnp.zeros_like(v))
+    return jax.lax.scan(add, zeros, jax.random.split(key, chunks))[0]
 
 
-class Training(NamedTuple):
-    """How the neuron is trained: plain SGD on fresh samples.
+class SGDOptions(NamedTuple):
+    r"""Plain SGD on fresh samples.
 
     Attributes
     ----------
-    rate
-        Step size; `steps * rate` is the time of the gradient flow.
+    learning_rate
+        `steps * learning_rate` is the time of the gradient flow.
     steps
         Updates, a multiple of `snapshots`.
     batch
         Samples of one update.
-    decay
-        Weight decay, part of the loss as decay/2 |v|².
+    weight_decay
+        :math:`\lambda`, in the loss as :math:`\lambda/2\, |v|^2`.
     snapshots
-        How often the weights are kept, the start not counted.
+        Number of states kept, initialization not counted.
     """
 
-    rate: float
+    learning_rate: float
     steps: int
     batch: int = 1
-    decay: float = 0.0
+    weight_decay: float = 0.0
     snapshots: int = 16
 
 
 @takes_arrays
 def train_neuron(
-    mixture: Mixture, activation: Nonlinearity, start: Any, training: Training, key: jax.Array
+    mixture: Mixture, activation: Nonlinearity, init: Any, training: SGDOptions, key: jax.Array
 ) -> jax.Array:
-    r"""Train one neuron by SGD and return its path, shape (snapshots + 1, d).
+    r"""Train one neuron by SGD and return its weights, shape (snapshots + 1, d).
 
     .. math:: \mathcal L(v) = -\mathbb E\,[a\,\phi(v \cdot x + c)] + \frac{\lambda}{2} |v|^2,
 
-    which is the neuron of theorem 3 with its stationary backpropagated gradient a; the decay, an addition of ours,
-    gives it somewhere to end. Can be traced; gradients are taken by JAX from the loss, not from the theorem.
+    the neuron of theorem 3 with its stationary backpropagated gradient a; the weight decay is added here, so that the
+    weights converge. Traceable; gradients are those of the loss, not of the theorem.
 
     Examples
     --------
     >>> from manyheads.joma.systems.activations import NONLINEARITIES
-    >>> clouds = Mixture(np.eye(2, dtype=np.float32), np.array([0.5, 0.5]), np.array([1.0, -1.0]), spread=0.3)
-    >>> start = np.ones(2, np.float32)
-    >>> train_neuron(clouds, NONLINEARITIES["relu"], start, Training(0.01, 32), jax.random.key(0)).shape
+    >>> mixture = Mixture(np.eye(2, dtype=np.float32), np.array([0.5, 0.5]), np.array([1.0, -1.0]), std=0.3)
+    >>> init = np.ones(2, np.float32)
+    >>> train_neuron(mixture, NONLINEARITIES["relu"], init, SGDOptions(0.01, 32), jax.random.key(0)).shape
     (17, 2)
     """
     if training.steps % training.snapshots or training.steps < 1:
         raise UsageError(f"steps={training.steps}: expected a positive multiple of snapshots={training.snapshots}")
-    if not training.rate > 0 or training.batch < 1:
-        raise UsageError(f"rate={training.rate}, batch={training.batch}: expected positive numbers")
-    return _train(mixture, jnp.asarray(start), key, activation, training)
+    if not training.learning_rate > 0 or training.batch < 1:
+        raise UsageError(f"learning_rate={training.learning_rate}, batch={training.batch}: expected positive numbers")
+    return _train(mixture, jnp.asarray(init), key, activation, training)
 
 
 @partial(jax.jit, static_argnames=("activation", "training"))
 def _train(
-    mixture: Mixture, start: jax.Array, key: jax.Array, activation: Nonlinearity, training: Training
+    mixture: Mixture, init: jax.Array, key: jax.Array, activation: Nonlinearity, training: SGDOptions
 ) -> jax.Array:
     def loss(v: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
-        return -(a * activation.value(x @ v + mixture.offset)).mean() + training.decay / 2 * (v**2).sum()
+        return -(a * activation.value(x @ v + mixture.offset)).mean() + training.weight_decay / 2 * (v**2).sum()
 
     def step(v: jax.Array, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return (v - training.rate * jax.grad(loss)(v, *batch)).astype(v.dtype), None
+        return (v - training.learning_rate * jax.grad(loss)(v, *batch)).astype(v.dtype), None
 
     each = training.steps // training.snapshots
 
-    def block(v: jax.Array, part: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def block(v: jax.Array, part: jax.Array) -> jax.Array:
         x, a = mixture.draw(part, each * training.batch)  # drawn together: one draw a step costs more than the step
         batches = x.reshape(each, training.batch, -1), a.reshape(each, training.batch)
-        v, _ = jax.lax.scan(step, v, batches)
-        return v, v
+        return jax.lax.scan(step, v, batches)[0]
 
-    _, path = jax.lax.scan(block, start, jax.random.split(key, training.snapshots))
-    return jnp.concatenate([start[None], path])
+    return record_states(block, init, jax.random.split(key, training.snapshots))

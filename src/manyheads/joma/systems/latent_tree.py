@@ -1,13 +1,12 @@
-r"""Hierarchical data with known latents: random trees sampled from the top, and tokens that are sets of tokens.
+r"""Hierarchical data with known latents: the latent tree of theorem 5 and the token hierarchy of Table 1.
 
-Two generators, both with the ground truth beside the data:
+Both generators return the latents beside the data:
 
-* `LatentTree`: the hierarchical latent tree of theorem 5. A label picks the state of the top latent, every child draws
-  its state from its parent's by a transition matrix, and the leaves are what is seen. `list_tokens` turns binary leaves
-  into a sequence: the leaves that are on.
-* `TokenHierarchy`: the data on which multilayer transformers are trained for Table 1. Every token of a level is a
-  random set of p tokens of the level below, the label is a token of the top level, and the sequence lists the leaves
-  that the label reaches.
+* `LatentTree`: a label determines the distribution of the top latent, every child draws its state given its parent by a
+  transition matrix, and the leaves are observed. `list_tokens` converts binary leaves to the sequence of those that
+  are on.
+* `TokenHierarchy`: every token of a level is a random set of p tokens of the level below, the label is a token of the
+  top level, and the sequence lists the leaves that the label reaches.
 
 Source: Tian, Wang, Zhang, Chen, Du, "JoMA: Demystifying Multilayer Transformers via JOint Dynamics of MLP and
 Attention", section 5 and Table 1 (arXiv 2310.00535); the sets of tokens follow the authors' published configuration,
@@ -28,7 +27,7 @@ from manyheads._arrays import takes_arrays
 from manyheads.data.draws import draw_integers, draw_vectors
 from manyheads.errors import UsageError
 
-STOCHASTIC = 1e-9  # how far the entries of a row of probabilities may add up from one
+STOCHASTIC = 1e-9  # tolerance of the sum of a row of probabilities
 
 
 class TreeBatch(NamedTuple):
@@ -86,10 +85,10 @@ class LatentTree:
 
     def __post_init__(self) -> None:
         if not self.branching or min(self.branching) < 1:
-            raise UsageError(f"branching={self.branching}: give one positive number of children a level of edges")
+            raise UsageError(f"branching={self.branching}: expected one positive number of children per level of edges")
         if len(self.transitions) != len(self.branching):
             raise UsageError(
-                f"{len(self.transitions)} transitions for {len(self.branching)} levels of edges: give one a level"
+                f"{len(self.transitions)} transitions for {len(self.branching)} levels of edges: expected one a level"
             )
         states = check_stochastic("top", self.top)
         for level, matrix in enumerate(self.transitions):
@@ -126,9 +125,9 @@ def _draw_tree(tree: LatentTree, key: jax.Array, size: int) -> TreeBatch:
 
 
 def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[float, ...] = (-1.0, 1.0)) -> LatentTree:
-    r"""Make theorem 5's tree: binary latents and the transition :math:`\tfrac12(1\pm\rho)` at every edge.
+    r"""Build the tree of theorem 5: binary latents and the transition :math:`\tfrac12(1\pm\rho)` at every edge.
 
-    State 1 stands for s = +1 (the token is there), state 0 for s = -1.
+    State 1 stands for s = +1 (the token is present), state 0 for s = -1.
 
     Parameters
     ----------
@@ -152,7 +151,7 @@ def binary_tree(branching: tuple[int, ...], correlation: float, bias: tuple[floa
                 "number in [-1, 1]"
             )
     same, other = (1 + correlation) / 2, 1 - (1 + correlation) / 2
-    # Rounded where subtraction left an error: a row of tenths reads as tenths.
+    # Rounded, so that a row of tenths reads as tenths.
     other = round(other, 15)
     top = tuple((round(1 - (1 + each) / 2, 15), (1 + each) / 2) for each in bias)
     return LatentTree(branching, (((same, other), (other, same)),) * len(branching), top)
@@ -165,7 +164,7 @@ def list_tokens(active: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
     Parameters
     ----------
     active
-        (B, M) booleans, at most `length` of them true in a row; beyond that the smallest tokens are lost.
+        (B, M) booleans, at most `length` of them true in a row; beyond that the smallest tokens are dropped.
     length
         Places of a sequence.
 
@@ -188,7 +187,7 @@ def list_tokens(active: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
 
 
 class HierarchyBatch(NamedTuple):
-    """Sequences of a token hierarchy and their ground truth; the losses read the first two.
+    """Sequences of a token hierarchy and their latents; losses read the first two fields.
 
     Attributes
     ----------
@@ -210,7 +209,7 @@ class HierarchyBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class HierarchyShape:
-    """The sizes of a token hierarchy.
+    """Sizes of a token hierarchy.
 
     Attributes
     ----------
@@ -219,17 +218,17 @@ class HierarchyShape:
     parts
         Tokens of the level below in each token: p.
     leaves
-        Tokens that are seen; padding is one more.
+        Observed tokens; padding is one more.
     length
         Places of a sequence; None for as many leaves as a label can reach.
     keep
-        Probability that an active token passes on to one of its parts; 1 is the published, deterministic hierarchy.
+        Probability that an active token activates one of its parts; 1 is the published, deterministic hierarchy.
 
     Raises
     ------
     UsageError
-        More parts than the level below has tokens, more tokens than there are different sets, sequences that can
-        overflow, or a transition probability outside [0, 1].
+        More parts than tokens below, more tokens than different sets, sequences that can overflow, or a transition
+        probability outside [0, 1].
 
     Examples
     --------
@@ -265,7 +264,7 @@ class HierarchyShape:
 
     @property
     def reach(self) -> int:
-        """The most leaves that a label can reach."""
+        """Largest number of leaves that a label can reach."""
         return min(self.leaves, self.parts ** len(self.sizes))
 
     @property
@@ -280,7 +279,7 @@ class HierarchyShape:
 
 
 class TokenHierarchy(eqx.Module):
-    """A drawn hierarchy: which tokens of the level below each token consists of.
+    """Drawn hierarchy: the parts of each token in the level below.
 
     Attributes
     ----------
@@ -301,12 +300,12 @@ class TokenHierarchy(eqx.Module):
     shape: HierarchyShape = eqx.field(static=True)
 
     def draw(self, key: jax.Array, size: int) -> HierarchyBatch:
-        """Draw uniform labels, up to a bias below 2^-32, and what they reach."""
+        """Draw uniform labels, up to a bias below 2^-32, and their sequences."""
         for_labels, for_edges = jax.random.split(key)
         return self.expand(draw_integers(for_labels, (size,), self.shape.labels), for_edges)
 
     def expand(self, labels: jax.Array, key: jax.Array) -> HierarchyBatch:
-        """Go down from labels (B,) to sequences; the key decides which edges pass on, where `keep` is below one."""
+        """Expand labels (B,) to sequences; the key draws the active edges if `keep` is below one."""
         return _expand(self, labels, key)
 
 
@@ -330,8 +329,8 @@ def _expand(hierarchy: TokenHierarchy, labels: jax.Array, key: jax.Array) -> Hie
 def draw_hierarchy(shape: HierarchyShape, key: jax.Array) -> TokenHierarchy:
     """Draw a hierarchy: at each level different sets, uniform among all choices of different sets; traceable.
 
-    All sets of a level are drawn at once, and those that equal an earlier one again, until none does. The procedure
-    looks at equality only, so it treats all sets alike and its result is uniform.
+    All sets of a level are drawn at once, and those that equal an earlier one are redrawn until none does. Only
+    equality matters, so all sets are treated alike and the result is uniform.
     """
     below, parts = shape.leaves, []
     for level, size in enumerate(shape.sizes):
@@ -356,13 +355,13 @@ def _different_sets(key: jax.Array, size: int, below: int, chosen: int) -> jax.A
         counts = sets.astype(jnp.int32)
         return key, sets, jnp.tril(counts @ counts.T == chosen, -1).any(1)  # (size,), equal to an earlier one
 
-    # The first draw is one of a set that is missing too: one generator, which takes long to compile, serves all.
+    # The first draw is a redraw of all sets: the generator, which compiles slowly, is compiled once.
     start = (key, jnp.zeros((size, below), bool), jnp.ones(size, bool))
     return jax.lax.while_loop(lambda state: state[2].any(), again, start)[1]
 
 
 def check_stochastic(name: str, matrix: tuple[tuple[float, ...], ...]) -> int:
-    """Return the number of columns of a row-stochastic matrix.
+    """Check a row-stochastic matrix and return its number of columns.
 
     Raises
     ------
@@ -387,6 +386,6 @@ def check_stochastic(name: str, matrix: tuple[tuple[float, ...], ...]) -> int:
 
 
 def _step(draws: jax.Array, parents: jax.Array, matrix: tuple[tuple[float, ...], ...]) -> jax.Array:
-    """Choose a state for each parent from its row of a transition matrix by numbers that are uniform in [0, 1)."""
+    """Sample a state given each parent by its row of a transition matrix, from uniform numbers in [0, 1)."""
     edges = jnp.asarray(np.cumsum(np.asarray(matrix, np.float64), axis=1)[:, :-1], jnp.float32)  # (states, states - 1)
     return (draws[..., None] >= edges[parents]).sum(-1).astype(jnp.int32)

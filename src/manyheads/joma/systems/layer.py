@@ -1,6 +1,6 @@
-"""The layer of finite size as it really learns: its forward pass, losses behind it, and the gradient's field.
+"""Attention layer under an MLP: forward pass, losses on the hidden values, and the vector field of gradient flow.
 
-`manyheads.joma.systems.gradient_flow` follows the field in time.
+`manyheads.joma.systems.gradient_flow` integrates the field.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
-from manyheads.joma.task import Rule, Setting, Sizes
+from manyheads.joma.task import Sizes, Task, UpdateRule
 
-Loss: TypeAlias = Callable[[jax.Array, Setting], jax.Array]
+Loss: TypeAlias = Callable[[jax.Array, Task], jax.Array]
 
 
 class Network(eqx.Module):
-    """What is learned.
+    """Trained parameters of the layer.
 
     Attributes
     ----------
     logits
         z, (Q, M).
     weights
-        W, (d, K) shared by all queries, or (Q, d, K), one for each.
+        W, (d, K) shared by all queries, or (Q, d, K), one per query.
     """
 
     logits: Any
@@ -36,35 +36,37 @@ class Network(eqx.Module):
 
 
 class CrossEntropy(eqx.Module):
-    """Mean cross-entropy of classes read from the hidden values by a fixed upper layer, (C, K); in nats."""
+    """Mean cross-entropy, in nats, of classes read out by a fixed upper layer, (C, K)."""
 
     upper: Any
 
-    def __call__(self, hidden: jax.Array, setting: Setting) -> jax.Array:
-        """Return the loss of hidden values (N, K)."""
+    def __call__(self, hidden: jax.Array, task: Task) -> jax.Array:
+        """Compute the loss of hidden values (N, K)."""
         scores = jax.nn.log_softmax(hidden @ self.upper.T)  # (N, C)
-        return -jnp.take_along_axis(scores, setting.labels[:, None], axis=1).mean()
+        return -jnp.take_along_axis(scores, task.labels[:, None], axis=1).mean()
 
 
-class ConstantPull(eqx.Module):
-    """A loss whose gradient never changes, -mean_n g_n . h_n: the stationary gradient of theorem 2; g is (N, K)."""
+class LinearLoss(eqx.Module):
+    """Loss -mean_n g_n . h_n with constant gradients g, (N, K): the stationary gradient of theorem 2."""
 
-    pulls: Any
+    gradients: Any
 
-    def __call__(self, hidden: jax.Array, setting: Setting) -> jax.Array:
-        """Return the loss of hidden values (N, K)."""
-        if hidden.shape != self.pulls.shape:
-            raise ShapeError(f"pulls {self.pulls.shape}: expected one for each of the hidden values {hidden.shape}")
-        return -(hidden * self.pulls).sum(-1).mean()
+    def __call__(self, hidden: jax.Array, task: Task) -> jax.Array:
+        """Compute the loss of hidden values (N, K)."""
+        if hidden.shape != self.gradients.shape:
+            raise ShapeError(
+                f"gradients {self.gradients.shape}: expected the shape of the hidden values, {hidden.shape}"
+            )
+        return -(hidden * self.gradients).sum(-1).mean()
 
 
 def draw_network(
-    sizes: Sizes, rule: Rule, rng: np.random.Generator, spread: tuple[float, float] = (0.2, 0.3)
+    sizes: Sizes, rule: UpdateRule, rng: np.random.Generator, std: tuple[float, float] = (0.2, 0.3)
 ) -> Network:
-    """Draw normal logits and weights with the given standard deviations, float64; linear attention starts about one."""
-    logits = spread[0] * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
-    own = (sizes.queries,) if rule.own_weights else ()
-    return Network(logits, spread[1] * rng.normal(size=(*own, sizes.width, sizes.neurons)))
+    """Draw normal logits and weights with the given standard deviations, float64; linear attention: mean 1."""
+    logits = std[0] * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
+    own = (sizes.queries,) if rule.per_query_weights else ()
+    return Network(logits, std[1] * rng.normal(size=(*own, sizes.width, sizes.neurons)))
 
 
 def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
@@ -73,8 +75,8 @@ def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
 
 
 @takes_arrays
-def attend(rule: Rule, logits: jax.Array, contexts: jax.Array) -> jax.Array:
-    """Return the attention b, (..., M), of logits and frequencies (..., M)."""
+def attend(rule: UpdateRule, logits: jax.Array, contexts: jax.Array) -> jax.Array:
+    """Compute the attention b, (..., M), from logits and frequencies (..., M)."""
     scaled = logits / rule.temperature
     if rule.attention == "linear":
         return scaled * contexts
@@ -83,40 +85,37 @@ def attend(rule: Rule, logits: jax.Array, contexts: jax.Array) -> jax.Array:
     return jax.nn.softmax(scaled + jnp.log(contexts), axis=-1)  # frequency 0: log is -inf, attention exactly 0
 
 
-def forward(network: Network, setting: Setting, rule: Rule) -> tuple[jax.Array, jax.Array]:
-    """Return the attention b (N, M) and what goes into the activation, W^T f, (N, K)."""
-    logits, weights, queries = jnp.asarray(network.logits), jnp.asarray(network.weights), jnp.asarray(setting.queries)
-    if weights.ndim != 2 + rule.own_weights:
-        raise ShapeError(f"weights {weights.shape} with own_weights={rule.own_weights}: expected (d, K) or (Q, d, K)")
-    b = attend(rule, logits[queries], jnp.asarray(setting.contexts))  # (N, M)
-    f = b @ setting.token_embeddings.T + jnp.asarray(setting.query_embeddings).T[queries]  # (N, d)
-    return b, jnp.einsum("nd,ndk->nk", f, weights[queries]) if rule.own_weights else f @ weights
+def forward(network: Network, task: Task, rule: UpdateRule) -> tuple[jax.Array, jax.Array]:
+    """Compute the attention b (N, M) and the pre-activations W^T f, (N, K)."""
+    logits, weights, queries = jnp.asarray(network.logits), jnp.asarray(network.weights), jnp.asarray(task.queries)
+    if weights.ndim != 2 + rule.per_query_weights:
+        raise ShapeError(
+            f"weights {weights.shape} with per_query_weights={rule.per_query_weights}: expected (d, K) or (Q, d, K)"
+        )
+    b = attend(rule, logits[queries], jnp.asarray(task.contexts))  # (N, M)
+    f = b @ task.token_embeddings.T + jnp.asarray(task.query_embeddings).T[queries]  # (N, d)
+    return b, jnp.einsum("nd,ndk->nk", f, weights[queries]) if rule.per_query_weights else f @ weights
 
 
 @takes_arrays
-def objective(network: Network, setting: Setting, loss: Loss, rule: Rule, gates: jax.Array | None = None) -> jax.Array:
-    """Return the loss; with `gates` (N, K), booleans, the ReLU is open where they say and not where its input does."""
-    _, before = forward(network, setting, rule)
-    return loss(rule.function(before) if gates is None else jnp.where(gates, before, 0.0), setting)
+def objective(network: Network, task: Task, loss: Loss, rule: UpdateRule, gates: jax.Array | None = None) -> jax.Array:
+    """Compute the loss; booleans `gates` (N, K) replace the ReLU's own gates."""
+    _, preactivations = forward(network, task, rule)
+    hidden = rule.function(preactivations) if gates is None else jnp.where(gates, preactivations, 0.0)
+    return loss(hidden, task)
 
 
 @takes_arrays
-def field(network: Network, setting: Setting, loss: Loss, rule: Rule, gates: jax.Array | None = None) -> Network:
-    """Return the time derivative of logits and weights under gradient flow with the rule's ratio and decay."""
-    downhill = jax.grad(objective)(network, setting, loss, rule, gates)
+def vector_field(network: Network, task: Task, loss: Loss, rule: UpdateRule, gates: jax.Array | None = None) -> Network:
+    """Compute the time derivative of logits and weights under gradient flow with weight decay."""
+    gradient = jax.grad(objective)(network, task, loss, rule, gates)
     return Network(
-        -rule.rate_ratio * (downhill.logits + rule.decay * network.logits),
-        -(downhill.weights + rule.decay * network.weights),
+        -rule.learning_rate_ratio * (gradient.logits + rule.weight_decay * network.logits),
+        -(gradient.weights + rule.weight_decay * network.weights),
     )
 
 
-def pulls(network: Network, setting: Setting, loss: Loss, rule: Rule) -> jax.Array:
-    """Return g phi', (N, K): minus N times the derivative of the loss by each sample's input to the activation."""
-    _, before = forward(network, setting, rule)
-    return -len(before) * jax.grad(lambda a: loss(rule.function(a), setting))(before)
-
-
 @takes_arrays
-def token_weights(setting: Setting, weights: Any) -> Any:
-    """Return what the neurons read of each token, U_C^T W: (..., d, K) becomes (..., M, K)."""
-    return setting.token_embeddings.T @ weights
+def token_weights(task: Task, weights: Any) -> Any:
+    """Project the weights on the token embeddings, v = U_C^T W: (..., d, K) becomes (..., M, K)."""
+    return task.token_embeddings.T @ weights

@@ -1,15 +1,15 @@
-r"""Scan and Snap's system: one query, K next tokens, contexts so long that frequencies are probabilities.
+r"""One-layer attention of Scan and Snap (Tian et al. 2023): one query, K next tokens, contexts of infinite length.
 
 The next token n is uniform over K. Its contexts hold token l with probability :math:`P_{nl}`; a token that occurs with
-one next token only is *distinct*, one that occurs with all of them *common*. Attention reweights by its logits, the
-normalised mixture is read by a linear decoder, and both learn the cross-entropy of the next token:
+a single next token is *distinct*, one that occurs with all of them *common*. Attention reweights by its logits, a
+linear decoder reads the normalized mixture, and both are trained on the cross-entropy of the next token:
 
 .. math:: f_n = \frac{P_n \circ e^{z}}{\|P_n \circ e^{z}\|}, \qquad
           \mathcal L = -\frac1K \sum_n \log \mathrm{softmax}(Y f_n)_n, \qquad
           \dot Y = -\eta_Y \nabla_Y \mathcal L, \quad \dot z = -\eta_Z \nabla_z \mathcal L, \quad Y(0) = 0, z(0) = 0.
 
 Source: Tian, Wang, Chen, Du, "Scan and Snap: Understanding Training Dynamics and Token Composition in 1-layer
-Transformer", sections 3 and 4 (arXiv 2305.16380). What the flow does is in `manyheads.joma.theory.scan_and_snap`.
+Transformer", sections 3 and 4 (arXiv 2305.16380). The solution of the flow is in `manyheads.joma.theory.scan_and_snap`.
 """
 
 from typing import Any, NamedTuple
@@ -24,20 +24,20 @@ from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
-MASS = 1e-9  # how far the probabilities of a context may add up from one
+ROUNDING = 1e-9  # tolerance of the sum of the probabilities of a context
 PRECISION = 1e-11  # local errors of the integrator, relative and absolute
-STEPS = 100_000  # most steps of the integrator
+STEPS = 100_000  # largest number of integrator steps
 
 
 class Cooccurrence(NamedTuple):
-    """How often tokens stand in the contexts of each next token.
+    """Co-occurrence of tokens with each next token.
 
     Attributes
     ----------
     probabilities
-        (K, M), rows add up to one.
+        (K, M), rows sum to one.
     distinct
-        (K, M) booleans: tokens that occur with that next token and with no other.
+        (K, M) booleans: tokens that occur with that next token only.
     """
 
     probabilities: np.ndarray
@@ -51,15 +51,15 @@ class Cooccurrence(NamedTuple):
 
 @takes_arrays
 def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
-    """Lay out K next tokens, each with D distinct tokens of its own, and C tokens that they have in common.
+    """Build the table of K next tokens with D distinct tokens each and C common tokens.
 
     Parameters
     ----------
     distinct
         (K, D) positive weights of the distinct tokens; token n D + i belongs to next token n.
     common
-        (C,) positive weights of the common tokens, which come last: the same for every next token before each row is
-        divided by its sum. With rows of equal sums the next tokens are exchangeable.
+        (C,) positive weights of the common tokens, which come last: the same for every next token before rows are
+        normalized. With rows of equal sums the next tokens are exchangeable.
 
     Raises
     ------
@@ -76,10 +76,10 @@ def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
     """
     own, shared = np.asarray(distinct, np.float64), np.asarray(common, np.float64)
     if own.ndim != 2 or shared.ndim != 1:
-        raise ShapeError(f"weights of shapes {own.shape} and {shared.shape}: give (K, D) and (C,)")
+        raise ShapeError(f"weights of shapes {own.shape} and {shared.shape}: expected (K, D) and (C,)")
     classes, count = own.shape
     if classes < 2 or not (own > 0).all() or not (shared > 0).all():
-        raise UsageError(f"{classes} next tokens: give two or more, and positive weights for all their tokens")
+        raise UsageError(f"{classes} next tokens: expected two or more, with positive weights of all tokens")
     table = np.zeros((classes, classes * count + len(shared)))
     for row in range(classes):
         table[row, row * count : (row + 1) * count] = own[row]
@@ -88,13 +88,13 @@ def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
     return Cooccurrence(table / table.sum(1, keepdims=True), belongs)
 
 
-class Snapping(NamedTuple):
-    """The flow at some times.
+class ScanAndSnapTrajectory(NamedTuple):
+    """Gradient flow at some times.
 
     Attributes
     ----------
     times
-        (n,), in units of 1 over the learning rates.
+        (n,).
     logits
         (n, M), of attention.
     decoder
@@ -110,69 +110,61 @@ class Snapping(NamedTuple):
 
 
 @takes_arrays
-def follow_snapping(
-    cooccurrence: Cooccurrence, times: Any, *, decoder_rate: float = 1.0, attention_rate: float = 1.0
-) -> Snapping:
-    """Follow the flow from zero, in double precision and in the logarithm of time: it slows down exponentially.
+def scan_and_snap_flow(
+    cooccurrence: Cooccurrence, times: Any, *, decoder_learning_rate: float = 1.0, attention_learning_rate: float = 1.0
+) -> ScanAndSnapTrajectory:
+    """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially.
 
     Parameters
     ----------
     cooccurrence
-        The data.
+        The data distribution.
     times
         (n,), rising and not negative.
-    decoder_rate, attention_rate
+    decoder_learning_rate, attention_learning_rate
         Learning rates of Y and of z.
 
     Raises
     ------
     UsageError
-        Probabilities that are not, times that do not rise, or rates that are not positive.
+        Rows that are not probabilities, times that do not rise, or learning rates that are not positive.
     CertificateError
-        A time that the integrator does not reach.
+        The integrator does not reach the last time.
 
     Examples
     --------
     >>> table = make_cooccurrence([[0.4, 0.2], [0.4, 0.2]], [0.4])
-    >>> path = follow_snapping(table, [0.0, 10.0])
+    >>> path = scan_and_snap_flow(table, [0.0, 10.0])
     >>> [bool(step) for step in np.sign(path.logits[-1]) == [1, 1, 1, 1, -1]]
     [True, True, True, True, True]
     """
     table, moments = np.asarray(cooccurrence.probabilities, np.float64), np.asarray(times, np.float64)
-    if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > MASS:
+    if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > ROUNDING:
         raise UsageError(
-            f"probabilities of shape {table.shape}: give (K, M), not negative, with rows that add up to one"
+            f"probabilities of shape {table.shape}: expected (K, M), nonnegative, with rows that sum to one"
         )
     if moments.ndim != 1 or not len(moments) or moments[0] < 0 or (np.diff(moments) <= 0).any():
-        raise UsageError("times: give one or more that rise and are not negative")
-    if not (decoder_rate > 0 and attention_rate > 0):
-        raise UsageError(f"decoder_rate={decoder_rate}, attention_rate={attention_rate}: both must be positive")
+        raise UsageError("times: expected one or more, rising and nonnegative")
+    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
+        raise UsageError(
+            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
+            "both must be positive"
+        )
     with double_precision():
-        rates = jnp.array([decoder_rate, attention_rate], jnp.float64)
-        *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), rates)
+        learning_rates = jnp.array([decoder_learning_rate, attention_learning_rate], jnp.float64)
+        *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), learning_rates)
         decoder, logits, losses = (np.asarray(part) for part in state)
     if not bool(ended):
         raise CertificateError(
-            f"{STEPS:,} steps do not reach the time {moments[-1]:g}: ask for less", measured=0.0, threshold=1.0
+            f"{STEPS:,} steps do not reach the time {moments[-1]:g}: ask for a shorter time",
+            measured=0.0,
+            threshold=1.0,
         )
-    return Snapping(moments, logits, decoder, losses)
-
-
-@takes_arrays
-def mix_tokens(probabilities: Any, logits: Any) -> Any:
-    """Return the attention of each next token's contexts: rows of P e^z, each divided by its sum.
-
-    Examples
-    --------
-    >>> mix_tokens(np.array([[0.5, 0.5]]), np.array([0.0, np.log(3.0)])).round(12).tolist()
-    [[0.25, 0.75]]
-    """
-    raised = probabilities * np.exp(logits)
-    return raised / raised.sum(-1, keepdims=True)
+    return ScanAndSnapTrajectory(moments, logits, decoder, losses)
 
 
 def _residual(scores: jax.Array) -> jax.Array:
-    """Identity minus softmax, row by row, without cancellation on the diagonal where the task is all but solved."""
+    """Identity minus softmax, row by row, without cancellation on the diagonal late in training."""
     classes = scores.shape[0]
     own = jnp.eye(classes, dtype=bool)
     others = jnp.where(own, 0, jax.nn.softmax(scores, axis=1))
@@ -180,30 +172,30 @@ def _residual(scores: jax.Array) -> jax.Array:
 
 
 def _slopes(table: jax.Array, decoder: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    raised = table * jnp.exp(logits - logits.max())  # (K, M); a common factor does not count
+    raised = table * jnp.exp(logits - logits.max())  # (K, M); a common factor cancels
     features = raised / jnp.linalg.norm(raised, axis=1, keepdims=True)
     residual = _residual(features @ decoder.T) / len(table)  # (K contexts, K next tokens)
-    pull = residual @ decoder  # (K, M)
-    inward = features * (pull - features * (features * pull).sum(1, keepdims=True))
-    return residual.T @ features, inward.sum(0)
+    backward = residual @ decoder  # (K, M)
+    tangential = features * (backward - features * (features * backward).sum(1, keepdims=True))
+    return residual.T @ features, tangential.sum(0)
 
 
 @eqx.filter_jit
-def _follow(table: jax.Array, moments: jax.Array, rates: jax.Array) -> tuple[jax.Array, ...]:
+def _follow(table: jax.Array, moments: jax.Array, learning_rates: jax.Array) -> tuple[jax.Array, ...]:
     classes, tokens = table.shape
 
     def field(moment: Any, state: tuple[jax.Array, jax.Array], _: Any) -> tuple[jax.Array, jax.Array]:
         slopes = _slopes(table, *state)
-        return jnp.exp(moment) * rates[0] * slopes[0], jnp.exp(moment) * rates[1] * slopes[1]
+        return jnp.exp(moment) * learning_rates[0] * slopes[0], jnp.exp(moment) * learning_rates[1] * slopes[1]
 
-    start = (jnp.zeros((classes, tokens), jnp.float64), jnp.zeros(tokens, jnp.float64))
+    init = (jnp.zeros((classes, tokens), jnp.float64), jnp.zeros(tokens, jnp.float64))
     found = diffrax.diffeqsolve(
         diffrax.ODETerm(field),
         diffrax.Dopri8(),
         0.0,
         moments[-1] + 1e-9,
         1e-3,
-        start,
+        init,
         saveat=diffrax.SaveAt(ts=moments),
         stepsize_controller=diffrax.PIDController(rtol=PRECISION, atol=PRECISION),
         max_steps=STEPS,

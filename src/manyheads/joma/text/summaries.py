@@ -1,122 +1,172 @@
-"""What many runs on a text say together: valleys by layer, and how rebounds go along with the validation loss."""
+"""Statistics of many runs on a text: drop and rise by layer, and rank correlations with the validation loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
-from manyheads.joma.drop_and_rise import Valley, correlate_within, cross_rises, cross_valleys, find_valley, hold_last
+from manyheads._arrays import as_native, takes_labels
+from manyheads.errors import ShapeError, UsageError
+from manyheads.joma.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
 
 Array = NDArray[np.float64]
 
-EARLY = (0.1, 0.2, 0.4)  # shares of a run after which its end is guessed
+EARLY = (0.1, 0.2, 0.4)  # fractions of a run after which its final loss is predicted
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Statistics of runs in cells (depth, rate), with C cells, R replicates and up to L layers.
+@dataclass(frozen=True, eq=False)
+class RunSummary:
+    """Statistics of trained runs in cells (depth, learning rate): C cells, R replicates, up to L layers, S steps.
+
+    Each is computed when it is read. A run that diverged counts with its last finite values. Rank correlations are
+    computed per seed, so that their standard deviation over seeds gives an interval.
 
     Attributes
     ----------
-    depth, rate
-        (C,) of each cell.
-    best
-        (C, R), the lowest validation loss of a run.
-    entropy, rank
-        Valleys (C, R, L) of each run by itself: entropy in nat, mean over heads; stable rank as a share of a random
-        matrix's. NaN where a network has no such layer.
-    final
-        (C, R, L), the last entropy.
-    pooled, within
-        (R,), rank correlation of rebound (mean over layers) and best loss, over all cells and inside each rate.
-    pooled_top, within_top
-        The same with the rebound of the top layer.
-    within_cells
-        (C,), the same over the replicates of each cell, where only the seed differs.
-    early_loss, early_rebound
-        (R,) for each share of `EARLY`: rank correlation of the best loss of the whole run with the loss and with the
-        rebound at that moment.
-    best_rate
-        The rate of the lowest mean best loss, by depth.
-    bottom, top, ranks
-        At the best rate, each replicate at the places that the others name, mean over depths (R,): entropy of the
-        bottom layer; of the top layer where there are several; stable rank, mean over layers. A rebound is the largest
-        rise after a drop here, whatever follows: see `cross_rises`.
-    bottom_at_highest
-        (R,), last entropy of the bottom layer at the highest rate, mean over depths.
+    trained
+        `validation_loss`, `entropy` and `stable_rank` over `step`.
+    random_rank
+        Stable rank of a random matrix, in units of which stable ranks are measured.
     """
 
-    depth: NDArray[np.int64]
-    rate: Array
-    best: Array
-    entropy: Valley
-    rank: Valley
-    final: Array
-    pooled: Array
-    within: Array
-    pooled_top: Array
-    within_top: Array
-    within_cells: Array
-    early_loss: dict[float, Array]
-    early_rebound: dict[float, Array]
-    best_rate: dict[int, float]
-    bottom: Valley
-    top: Valley
-    ranks: Valley
-    bottom_at_highest: Array
+    trained: xr.Dataset
+    random_rank: float
+
+    @cached_property
+    def depth(self) -> NDArray[np.int64]:
+        """Depth of each cell, (C,)."""
+        return self.trained["depth"].values.astype(int)
+
+    @cached_property
+    def learning_rate(self) -> Array:
+        """Learning rate of each cell, (C,)."""
+        return self.trained["learning_rate"].values.astype(float)
+
+    @cached_property
+    def entropies(self) -> Array:
+        """Attention entropy in nat, mean over heads, which are exchangeable: (C, R, L, S)."""
+        entropy = self.trained["entropy"].mean("head").transpose("cell", "replicate", "layer", "step")
+        return forward_fill(entropy.values)
+
+    @cached_property
+    def ranks(self) -> Array:
+        """Stable rank over that of a random matrix, (C, R, L, S)."""
+        rank = self.trained["stable_rank"].transpose("cell", "replicate", "layer", "step")
+        return forward_fill(rank.values) / self.random_rank
+
+    @cached_property
+    def losses(self) -> Array:
+        """Validation loss, (C, R, S)."""
+        return forward_fill(self.trained["validation_loss"].transpose("cell", "replicate", "step").values)
+
+    @cached_property
+    def best(self) -> Array:
+        """Lowest validation loss of each run, (C, R)."""
+        return self.losses.min(-1)
+
+    @cached_property
+    def entropy(self) -> DropAndRise:
+        """Drop and rise of the entropy of each run by itself, (C, R, L); NaN for absent layers."""
+        return drop_and_rise(self.entropies)
+
+    @cached_property
+    def rank(self) -> DropAndRise:
+        """Drop and rise of the stable rank of each run by itself, (C, R, L); NaN for absent layers."""
+        return drop_and_rise(self.ranks)
+
+    @cached_property
+    def rise(self) -> Array:
+        """Rise of the entropy, mean over layers, (C, R)."""
+        return np.nanmean(self.entropy.rise, -1)
+
+    @cached_property
+    def top_rise(self) -> Array:
+        """Rise of the entropy of the top layer, (C, R)."""
+        return np.take_along_axis(self.entropy.rise, self.depth[:, None, None] - 1, -1)[..., 0]
+
+    @property
+    def pooled(self) -> Array:
+        """Rank correlation of rise and best loss over all cells, (R,)."""
+        return _by_seed(self.rise, self.best)
+
+    @property
+    def within(self) -> Array:
+        """Rank correlation of rise and best loss within each learning rate, (R,)."""
+        return _by_seed(self.rise, self.best, self.learning_rate)
+
+    @property
+    def pooled_top(self) -> Array:
+        """Rank correlation of the rise of the top layer and best loss over all cells, (R,)."""
+        return _by_seed(self.top_rise, self.best)
+
+    @property
+    def within_top(self) -> Array:
+        """Rank correlation of the rise of the top layer and best loss within each learning rate, (R,)."""
+        return _by_seed(self.top_rise, self.best, self.learning_rate)
+
+    @property
+    def within_cells(self) -> Array:
+        """Rank correlation of rise and best loss over the replicates of each cell, (C,)."""
+        return _by_seed(self.rise.T, self.best.T)
+
+    def early_loss(self, fraction: float) -> Array:
+        """Correlate the ranks of the best loss and of the loss after a fraction of the run, (R,)."""
+        return _by_seed(self.losses[..., self._until(fraction)], self.best)
+
+    def early_rise(self, fraction: float) -> Array:
+        """Correlate the ranks of the best loss and of the rise within a fraction of the run, (R,)."""
+        measured = drop_and_rise(self.entropies[..., : self._until(fraction) + 1])
+        return _by_seed(np.nanmean(measured.rise, -1), self.best)
+
+    def _until(self, fraction: float) -> int:
+        return max(1, round(fraction * (self.losses.shape[-1] - 1)))
+
+    @cached_property
+    def best_learning_rate(self) -> dict[int, float]:
+        """Learning rate of the lowest mean best loss, by depth."""
+        return best_learning_rates(self.depth, self.learning_rate, self.best)
+
+    @cached_property
+    def _at_best(self) -> list[int]:
+        """Cells at the best learning rate, one per depth."""
+        best = self.best_learning_rate
+        return [int(np.flatnonzero((self.depth == n) & (self.learning_rate == best[n]))[0]) for n in best]
+
+    @property
+    def bottom(self) -> DropAndRise:
+        """Replicated drop and rise of the entropy of the bottom layer at the best learning rate, depths averaged."""
+        return _mean_over_depths([self.entropies[cell, :, 0] for cell in self._at_best])
+
+    @property
+    def top(self) -> DropAndRise:
+        """Replicated drop and rise of the entropy of the top layer of several, as for `bottom`."""
+        deep = [cell for cell in self._at_best if self.depth[cell] > 1]
+        return _mean_over_depths([self.entropies[cell, :, self.depth[cell] - 1] for cell in deep])
+
+    @property
+    def mean_rank(self) -> DropAndRise:
+        """Replicated drop and rise of the stable rank, averaged over layers, as for `bottom`."""
+        return _mean_over_depths([self.ranks[cell, :, : self.depth[cell]].mean(1) for cell in self._at_best])
+
+    @property
+    def bottom_at_highest(self) -> Array:
+        """Last entropy of the bottom layer at the highest learning rate, mean over depths, (R,)."""
+        return self.entropies[self.learning_rate == self.learning_rate.max(), :, 0, -1].mean(0)
 
 
-def summarise(trained: xr.Dataset, random_rank: float) -> Summary:
-    """Compute the statistics of trained runs: `validation_loss`, `entropy` and `stable_rank` over `step`.
-
-    A run that diverged counts with what it had reached. The rank correlations are computed seed by seed, so that their
-    spread over seeds gives an interval; those over the replicates of a cell are computed cell by cell.
-    """
-    lead = ("cell", "replicate")
-    loss = hold_last(trained["validation_loss"].transpose(*lead, "step").values)  # (C, R, S)
-    by_layer = trained["entropy"].mean("head").transpose(*lead, "layer", "step")  # heads of a layer are exchangeable
-    entropy = hold_last(by_layer.values)  # (C, R, L, S)
-    rank = hold_last(trained["stable_rank"].transpose(*lead, "layer", "step").values) / random_rank
-    depth, rate = trained["depth"].values.astype(int), trained["rate"].values.astype(float)
-
-    best, valley = loss.min(-1), find_valley(entropy)
-    rebound = np.nanmean(valley.rebound, -1)  # (C, R)
-    top = np.take_along_axis(valley.rebound, depth[:, None, None] - 1, -1)[..., 0]
-    moments = {share: max(1, round(share * (loss.shape[-1] - 1))) for share in EARLY}
-    so_far = {share: np.nanmean(find_valley(entropy[..., : until + 1]).rebound, -1) for share, until in moments.items()}
-    chosen = choose_rates(depth, rate, best)
-    at_best = [int(np.flatnonzero((depth == layers) & (rate == chosen[layers]))[0]) for layers in chosen]
-    return Summary(
-        depth=depth,
-        rate=rate,
-        best=best,
-        entropy=valley,
-        rank=find_valley(rank),
-        final=entropy[..., -1],
-        pooled=_by_seed(rebound, best),
-        within=_by_seed(rebound, best, rate),
-        pooled_top=_by_seed(top, best),
-        within_top=_by_seed(top, best, rate),
-        within_cells=_by_seed(rebound.T, best.T),
-        early_loss={share: _by_seed(loss[..., until], best) for share, until in moments.items()},
-        early_rebound={share: _by_seed(so_far[share], best) for share in moments},
-        best_rate=chosen,
-        bottom=_mean_valley([entropy[cell, :, 0] for cell in at_best]),
-        top=_mean_valley([entropy[cell, :, depth[cell] - 1] for cell in at_best if depth[cell] > 1]),
-        ranks=_mean_valley([rank[cell, :, : depth[cell]].mean(1) for cell in at_best]),
-        bottom_at_highest=entropy[rate == rate.max(), :, 0, -1].mean(0),
-    )
-
-
-def choose_rates(depth: NDArray[np.int64], rate: Array, best: Array) -> dict[int, float]:
-    """Return the rate whose runs reach the lowest loss on average, for each depth.
+def best_learning_rates(depth: NDArray[np.int64], rate: Array, best: Array) -> dict[int, float]:
+    """Find the learning rate with the lowest mean loss for each depth.
 
     Examples
     --------
-    >>> choose_rates(np.array([1, 1, 2, 2]), np.array([0.1, 0.2, 0.1, 0.2]), np.array([[3.0], [2.0], [1.0], [4.0]]))
+    >>> loss = np.array([[3.0], [2.0], [1.0], [4.0]])
+    >>> best_learning_rates(np.array([1, 1, 2, 2]), np.array([0.1, 0.2, 0.1, 0.2]), loss)
     {1: 0.2, 2: 0.1}
     """
     mean = best.mean(-1)
@@ -125,19 +175,71 @@ def choose_rates(depth: NDArray[np.int64], rate: Array, best: Array) -> dict[int
 
 def _by_seed(x: Array, y: Array, groups: Array | None = None) -> Array:
     """Correlate along the first axis, column by column: (C, R), (C, R) -> (R,)."""
-    return np.array([correlate_within(a, b, groups) for a, b in zip(x.T, y.T, strict=True)])
+    return np.array([within_group_spearman(a, b, groups) for a, b in zip(x.T, y.T, strict=True)])
 
 
-def _mean_valley(curves: list[Array]) -> Valley:
-    """Return the mean over depths of the drops and rises of (R, S) curves, each replicate where the others say."""
-    # A single seed has no others. It decides nothing in any case: its interval is infinite.
-    if len(curves[0]) == 1:
-        parts = [find_valley(curve) for curve in curves]
-        rises = [part.rebound for part in parts]
-    else:
-        parts, rises = [cross_valleys(curve) for curve in curves], [cross_rises(curve) for curve in curves]
-    return Valley(
+def _mean_over_depths(curves: list[Array]) -> DropAndRise:
+    """Average the drops and rises of (R, S) curves over depths."""
+    parts = [replicated_drop_and_rise(curve) for curve in curves]
+    return DropAndRise(
         np.mean([part.drop for part in parts], 0),
-        np.mean(rises, 0),
-        np.asarray([part.place for part in parts]),
+        np.mean([part.rise for part in parts], 0),
+        np.asarray([part.argmin for part in parts]),
     )
+
+
+@takes_labels
+def within_group_spearman(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> float:
+    r"""Compute Spearman's rank correlation within groups, with ranks taken and centred inside each group.
+
+    .. math::
+        \rho = \frac{\sum_g \sum_{i \in g} (r_i - \bar r_g)(s_i - \bar s_g)}
+                    {\sqrt{\sum_g \sum_{i \in g} (r_i - \bar r_g)^2 \, \sum_g \sum_{i \in g} (s_i - \bar s_g)^2}}
+
+    Differences between groups do not contribute. With one group it is the usual coefficient; without ties and with
+    groups of one size it is the mean of the coefficients of the groups. Compute it per replicate for an interval.
+
+    Parameters
+    ----------
+    x, y
+        Pairs, shape (n,), finite.
+    groups
+        (n,) labels; `None` puts all pairs together.
+
+    Returns
+    -------
+    float
+        In [-1, 1]; 0 where x or y is constant within every group.
+
+    Raises
+    ------
+    ShapeError
+        Different lengths.
+    UsageError
+        NaN or infinite values.
+
+    Examples
+    --------
+    Higher with x inside both groups, lower from one to the next:
+
+    >>> x, y, groups = [1, 2, 3, 7, 8, 9], [7, 8, 9, 1, 2, 3], list("aaabbb")
+    >>> within_group_spearman(x, y, groups), round(within_group_spearman(x, y), 3)
+    (1.0, -0.543)
+    """
+    first, second = (np.asarray(as_native(value, name), np.float64) for name, value in (("x", x), ("y", y)))
+    labels = np.zeros(first.shape) if groups is None else np.asarray(groups)
+    if first.ndim != 1 or not first.shape == second.shape == labels.shape:
+        raise ShapeError(f"pairs of shape {first.shape} and {second.shape} in groups {labels.shape}: give three (n,)")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise UsageError("NaN or infinite values have no rank: expected finite pairs, leave the others out")
+    r, s = _centred_ranks(first, labels), _centred_ranks(second, labels)
+    size = float(np.sqrt((r**2).sum() * (s**2).sum()))
+    return float(np.clip((r * s).sum() / size, -1.0, 1.0)) if size > 0 else 0.0
+
+
+def _centred_ranks(values: Array, labels: NDArray[Any]) -> Array:
+    ranks = np.empty(values.shape)
+    for label in np.unique(labels):
+        inside = labels == label
+        ranks[inside] = stats.rankdata(values[inside]) - (inside.sum() + 1) / 2
+    return ranks

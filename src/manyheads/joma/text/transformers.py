@@ -1,9 +1,10 @@
-"""The small transformers of characters that are watched while they learn a text, and what the text must hold."""
+"""Transformers of characters: configuration, cost of a training step, and the identity of their text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from manyheads.costs import ModelShape, transformer_cost
 from manyheads.data import load_text, read_characters
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
@@ -12,7 +13,7 @@ from manyheads.transformer.shape import Shape
 
 
 def character_config(shape: Shape, vocabulary: int, length: int) -> TransformerConfig:
-    """Return a causal pre-norm transformer with ReLU that predicts the next of `vocabulary` characters in a window.
+    """Configure a causal pre-norm transformer with ReLU that predicts the next of `vocabulary` characters.
 
     Examples
     --------
@@ -30,8 +31,14 @@ def character_config(shape: Shape, vocabulary: int, length: int) -> TransformerC
     )
 
 
+def step_flops(shape: Shape, vocabulary: int, length: int, batch: int) -> int:
+    """Count the matrix-multiply FLOPs of a training step, masked pairs included, as they are computed."""
+    model = ModelShape(shape.depth, shape.key_dim * shape.heads, shape.heads, vocabulary=vocabulary, causal=True)
+    return transformer_cost(model, length, batch, training=True, convention="dense").flops
+
+
 def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, str]:
-    """Return what a study on a text depends on: its SHA-256, the default text included, which Python's releases change.
+    """Hash the text of a study, the default one included, which differs between releases of Python.
 
     Parameters
     ----------
@@ -40,12 +47,12 @@ def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, st
     length
         Characters of a window.
     before
-        Characters that must lie before the first window to be tested on.
+        Characters that must lie before the first held-out window.
 
     Raises
     ------
     UsageError
-        The text cannot be read, or the tenth of it that is tested on holds no window and the character that follows.
+        The text cannot be read, or its held-out tenth is shorter than a window and the character that follows.
 
     Examples
     --------
@@ -56,7 +63,7 @@ def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, st
     held_out = len(read_characters(path)[1].validation)
     if held_out <= reach:
         raise UsageError(
-            f"{text.name} leaves {held_out} characters to test on: give a text of more than {10 * (reach + 1)} "
-            "characters, or a shorter --length"
+            f"{text.name} leaves {held_out} held-out characters, too few for a window: give a text of more than "
+            f"{10 * (reach + 1)} characters, or a shorter --length"
         )
     return {"text": text.sha256}

@@ -1,1 +1,1 @@
-"""What the theory of joint MLP and attention dynamics predicts, one idea a file."""
+"""Theorems of joint MLP and attention dynamics, one a file."""

@@ -1,4 +1,4 @@
-r"""Theorem 5: how often two leaves of a hierarchical binary latent tree are on together.
+r"""Theorem 5: co-occurrence of two leaves in a hierarchical binary latent tree (HBLT).
 
 Dictionary: latents :math:`s = \pm 1`, the transition :math:`\tfrac12(1 \pm \rho)` at every binary edge, depth L (L - 1
 binary edges from the top latent to a leaf, and the label above), :math:`\rho_0 = \mathbb E_{y_0}[P(s=-1|y_0) -
@@ -7,8 +7,8 @@ P(s=+1|y_0)]`, and H the height of the lowest common ancestor of leaves l and m.
 
 .. math:: P(y_l = 1 \mid y_m = 1) = \frac12\,\frac{1 + \rho^{2H} - 2 \rho^{L-1} \rho_0}{1 - \rho^{L-1} \rho_0}.
 
-It holds at any branching, since only the path between the leaves enters. `Tree` and `marginals` solve arbitrary trees
-exactly by message passing and know nothing of the formula; neither does a transition have to be symmetric there.
+It holds for any branching, since only the path between the leaves enters. `Tree` and `marginals` solve arbitrary trees
+exactly by message passing, independently of the formula and without symmetric transitions.
 
 Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 5;
 message passing: Pearl (1982), Reverend Bayes on inference engines.
@@ -37,7 +37,7 @@ ROUNDING = 1e-9  # how far a row of probabilities may add up from one
 def predict_cooccurrence(
     correlation: ArrayLike, height: ArrayLike, depth: ArrayLike, imbalance: ArrayLike = 0.0
 ) -> Array:
-    r"""Probability that a leaf is on, given that another leaf is: theorem 5.
+    r"""Compute the probability that a leaf is on, given that another leaf is on.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def predict_cooccurrence(
     depth
         L >= 2.
     imbalance
-        rho_0 in [-1, 1]: positive where the top latent is rather off than on.
+        rho_0 in [-1, 1]: positive if the top latent is off more often than on.
 
     Returns
     -------
@@ -58,8 +58,8 @@ def predict_cooccurrence(
     Raises
     ------
     UsageError
-        A correlation or imbalance for which the transition leaves [0, 1], a height outside the tree, or a leaf that is
-        never on, so that nothing can be conditioned on it.
+        A correlation or imbalance for which a transition probability leaves [0, 1], a height outside the tree, or a
+        leaf that is never on.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def predict_cooccurrence(
         raise UsageError(f"height={height!r}, depth={depth!r}: expected whole numbers with 1 <= height <= depth - 1")
     tilt = rho ** (length - 1) * rho0
     if np.any(tilt >= 1):
-        raise UsageError("the leaf is never on: the correlation and the imbalance are both extreme")
+        raise UsageError("the leaf is never on at this correlation and imbalance: expected a smaller one of either")
     return np.asarray((1 + rho ** (2 * h) - 2 * tilt) / (2 * (1 - tilt)))
 
 
@@ -134,11 +134,11 @@ class Tree:
 
     @property
     def leaves(self) -> Array:
-        """Return the nodes without children, in rising order."""
+        """Nodes without children, in rising order."""
         return np.setdiff1d(np.arange(len(self.parents)), self.parents)
 
     def height(self, first: int, second: int) -> int:
-        """Return how many edges the first of two nodes is below their lowest common ancestor."""
+        """Count the edges from the first of two nodes up to their lowest common ancestor."""
         above = self._path(second)
         return next(steps for steps, node in enumerate(self._path(first)) if node in above)
 
@@ -150,7 +150,7 @@ class Tree:
 
 
 def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Array, ...]]:
-    """Probability of the evidence, and of every state of every node given it, by message passing.
+    """Compute the probability of the evidence, and of every state of every node given it, by message passing.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
         local[node] = np.eye(sizes[node])[state]
     below = [factor.copy() for factor in local]  # P(evidence at and below the node | its state)
     upward: list[Array] = [np.ones(0)] * count
-    for node in range(count - 1, 0, -1):  # children have larger numbers: all of them have reported already
+    for node in range(count - 1, 0, -1):  # children have larger numbers, so their messages are complete
         upward[node] = _transition(tree, node) @ below[node]  # (S_parent,)
         below[tree.parents[node]] *= upward[node]
     above = [np.asarray(tree.root, np.float64)]  # P(state of the node, evidence elsewhere)
@@ -195,28 +195,13 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
         above.append((above[parent] * siblings[node]) @ _transition(tree, node))
     likelihood = float(above[0] @ below[0])
     if not likelihood > 0:
-        raise UsageError(f"evidence {dict(evidence)} has probability zero: nothing can be conditioned on it")
+        raise UsageError(f"evidence {dict(evidence)} has probability zero: expected evidence that can occur")
     joint = [up * down for up, down in zip(above, below, strict=True)]
     return likelihood, tuple(each / each.sum() for each in joint)
 
 
-def cooccurrence(tree: Tree, state: int = 1) -> Array:
-    """Matrix of P(leaf l is in the state | leaf m is), by message passing on any tree, shape (leaves m, leaves l).
-
-    Examples
-    --------
-    >>> flip = np.array([[0.9, 0.1], [0.1, 0.9]])
-    >>> tree = Tree(np.array([-1, 0, 0]), np.array([0.5, 0.5]), (None, flip, flip))
-    >>> cooccurrence(tree).round(12).tolist()
-    [[1.0, 0.82], [0.82, 1.0]]
-    """
-    leaves = tree.leaves
-    rows = [[given[leaf][state] for leaf in leaves] for given in (marginals(tree, {m: state})[1] for m in leaves)]
-    return np.asarray(rows)
-
-
 def unroll(tree: LatentTree) -> Tree:
-    """Write the generator's tree out node by node: node 0 is the label, node 1 the top latent, the leaves come last.
+    """Convert a `LatentTree` to a `Tree`: node 0 is the label, node 1 the top latent, the leaves come last.
 
     Examples
     --------
@@ -236,7 +221,7 @@ def unroll(tree: LatentTree) -> Tree:
 
 
 def heights(branching: tuple[int, ...]) -> Array:
-    """Height of the lowest common ancestor of every two leaves of a regular tree, shape (leaves, leaves).
+    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree, (leaves, leaves).
 
     Examples
     --------
@@ -244,7 +229,7 @@ def heights(branching: tuple[int, ...]) -> Array:
     [[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]]
     """
     if not branching or min(branching) < 1:
-        raise UsageError(f"branching={branching}: expected one positive number a level")
+        raise UsageError(f"branching={branching}: expected one positive number per level")
     leaf = np.arange(math.prod(branching))
     found = np.zeros((len(leaf), len(leaf)), int)
     for up in range(len(branching)):
@@ -260,7 +245,7 @@ def _transition(tree: Tree, node: int) -> Array:
 
 
 def _products_without_one(tree: Tree, local: list[Array], upward: list[Array]) -> list[Array]:
-    """For each node, the parent's own evidence times the messages of its siblings, without a division by zero."""
+    """Multiply, for each node, the evidence of its parent and the messages of its siblings, without division."""
     children: list[list[int]] = [[] for _ in tree.parents]
     for node in range(1, len(tree.parents)):
         children[tree.parents[node]].append(node)

@@ -1,21 +1,20 @@
-r"""Theorem 4: salient features are learned first, with the exact time and the exact affine law.
+r"""Theorem 4: salient components are learned first; exact learning times and the affine law of the log deficit.
 
 Dictionary: a component v starts at zero and goes to its target :math:`\mu > 0` by
 
 .. math:: \dot v = (\mu - v)\,r(v), \qquad \delta = 1 - v/\mu,
 
-where r is the factor by which attention speeds it up; theorem 4 has :math:`r = e^{v^2/2}` (exp attention whose logits
-obey the conserved relation :math:`z = v^2/2`). In the *log deficit* :math:`L = \ln(1/\delta)` the flow is
-:math:`\dot L = r(\mu(1 - e^{-L}))`, never stiff and exact to the last digit however small the deficit. Hence, for any
-law with r smooth and positive on [0, mu],
+with the rate r that attention gives it; theorem 4 has :math:`r = e^{v^2/2}` (exp attention, :math:`z = v^2/2` by
+theorem 1). In the *log deficit* :math:`L = \ln(1/\delta)` the flow is :math:`\dot L = r(\mu(1 - e^{-L}))`, which is
+not stiff and keeps its digits for any deficit. Hence, for any rate law r that is smooth and positive on [0, mu],
 
 .. math::
     t(\delta) = \frac{1}{r(\mu)} \Big[\ln\frac1\delta
     + \int_\delta^1 \Big(\frac{r(\mu)}{r(\mu(1-s))} - 1\Big) \frac{ds}{s} \Big],
     \qquad \ln\frac1\delta = r(\mu)\,t - B(\mu) + O(\delta),
 
-with the *offset* :math:`B = \int_0^1` of the same integrand. The paper prints the ratio of two log deficits up to
-constants; the exact time, the offset, the laws beside exp attention, and the rule for overshooting are derived here.
+with the *offset* :math:`B = \int_0^1` of the same integrand. The paper gives the ratio of two log deficits up to
+constants; the exact time, the offset, the other rate laws, and the condition for overshooting are derived here.
 
 Tian et al. (2023), JoMA: Demystifying multilayer transformers via joint dynamics of MLP and attention, theorem 4.
 """
@@ -43,16 +42,15 @@ NEWTON_STEPS = 60
 
 
 @dataclass(frozen=True)
-class Law:
-    """How attention speeds up a component: the logarithm of r(v; mu).
+class RateLaw:
+    """Rate law of a component, by the logarithm of r(v; mu).
 
     Attributes
     ----------
     name
-        What it is called; two laws of one name are the same.
+        Identity: laws of equal names are equal.
     log_rate
-        ln r, elementwise, as a function of v and mu and of the array module (`numpy` or `jax.numpy`) that they are of.
-        It must not fall with v.
+        ln r, elementwise, a function of v, mu and their array module (`numpy` or `jax.numpy`), nondecreasing in v.
 
     Examples
     --------
@@ -74,25 +72,22 @@ def _regression(v: Any, mu: Any, xp: ModuleType) -> Any:
     return v**2 + xp.log1p(mu * (mu + v) / 2 * quotient)
 
 
-EXP = Law("exp", lambda v, mu, xp: v**2 / 2 + 0 * mu)
-"""Theorem 4: exp attention; softmax attention as well, up to a change of time that all components share."""
+EXP = RateLaw("exp", lambda v, mu, xp: v**2 / 2 + 0 * mu)
+"""Theorem 4: exp attention, and softmax attention up to a change of time common to all components."""
 
-UNIFORM = Law("uniform", lambda v, mu, xp: 0 * (v + mu))
-"""Attention that does not learn: every component relaxes at the rate one."""
+UNIFORM = RateLaw("uniform", lambda v, mu, xp: 0 * (v + mu))
+"""Attention that does not learn: every component relaxes at rate one."""
 
-LINEAR = Law("linear", lambda v, mu, xp: xp.log1p(v**2) / 2 + 0 * mu)
-"""Linear attention that starts at z = 1: z² - v² is conserved, so r = (1 + v²)^(1/2)."""
+LINEAR = RateLaw("linear", lambda v, mu, xp: xp.log1p(v**2) / 2 + 0 * mu)
+"""Linear attention initialized at z = 1: z² - v² is conserved, so r = (1 + v²)^(1/2)."""
 
-REGRESSION = Law("regression", _regression)
+REGRESSION = RateLaw("regression", _regression)
 """Exp attention under a squared loss on h = v exp(v²/2): r = e^{v²/2} (mu e^{mu²/2} - v e^{v²/2}) / (mu - v)."""
-
-LAWS = {law.name: law for law in (EXP, UNIFORM, LINEAR, REGRESSION)}
-"""The laws, by name."""
 
 
 @takes_arrays
-def final_rate(target: ArrayLike, law: Law = EXP) -> Array:
-    r"""Slope r(mu) of the affine law, e^{mu²/2} for exp attention.
+def final_rate(target: ArrayLike, law: RateLaw = EXP) -> Array:
+    r"""Compute the slope r(mu) of the affine law, e^{mu²/2} for exp attention.
 
     Examples
     --------
@@ -104,8 +99,8 @@ def final_rate(target: ArrayLike, law: Law = EXP) -> Array:
 
 
 @takes_arrays
-def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
-    r"""Time at which a component that starts at zero has come to :math:`v = \mu (1 - e^{-L})`, by quadrature.
+def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) -> Array:
+    r"""Compute by quadrature when a component that starts at zero reaches :math:`v = \mu (1 - e^{-L})`.
 
     Parameters
     ----------
@@ -122,7 +117,7 @@ def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Arr
     Raises
     ------
     UsageError
-        Targets or deficits outside of their ranges.
+        Targets or deficits outside their ranges.
     CertificateError
         Two quadratures, one of twice as many points, differ by more than 1e-12 relative.
 
@@ -142,8 +137,8 @@ def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Arr
 
 
 @takes_arrays
-def affine_offset(target: ArrayLike, law: Law = EXP) -> Array:
-    r"""Offset B of the affine law :math:`\ln(1/\delta) = r(\mu)\,t - B(\mu)`; what is left out is below mu² delta.
+def affine_offset(target: ArrayLike, law: RateLaw = EXP) -> Array:
+    r"""Compute the offset B of the affine law :math:`\ln(1/\delta) = r(\mu)\,t - B(\mu)`; the rest is below mu² delta.
 
     .. math:: B(\mu) = \int_0^1 \frac{e^{\mu^2 (s - s^2/2)} - 1}{s}\,ds \quad \text{(exp attention)}
 
@@ -157,33 +152,18 @@ def affine_offset(target: ArrayLike, law: Law = EXP) -> Array:
 
 
 @takes_arrays
-def waiting_time(target: ArrayLike, law: Law = EXP) -> Array:
-    r"""Time :math:`\tau = B(\mu)/r(\mu)` that a component loses before it relaxes at its final rate.
+def find_log_deficit(target: ArrayLike, time: ArrayLike, law: RateLaw = EXP) -> Array:
+    r"""Invert `exact_time`: the log deficit L = ln(1/delta) at a time, v = mu (1 - exp(-L)).
 
-    :math:`t = \tau(\mu) + \ln(1/\delta)/r(\mu)`. For exp attention it is largest near mu = 1.87, which is why ratios
-    between large targets overshoot (`deficit_ratio`).
-
-    Examples
-    --------
-    >>> waiting_time([1.0, 2.0, 3.0]).round(3).tolist()
-    [0.534, 0.859, 0.617]
-    """
-    return affine_offset(target, law) / final_rate(target, law)
-
-
-@takes_arrays
-def find_log_deficit(target: ArrayLike, time: ArrayLike, law: Law = EXP) -> Array:
-    r"""Log deficit ln(1/delta) at a time: the inverse of `exact_time`, so v = mu (1 - exp(-L)).
-
-    Newton's iteration from the larger of two lower bounds, t r(0) and r(mu) t - B: the time is a concave function of
-    the log deficit where r does not fall, so the iteration rises to the solution and cannot pass it.
+    Newton's iteration from the larger of two lower bounds, t r(0) and r(mu) t - B. The time is a concave function of
+    the log deficit where r is nondecreasing, so the iteration converges monotonically.
 
     Raises
     ------
     UsageError
-        Negative times, or targets outside of their range.
+        Negative times, or targets outside their range.
     CertificateError
-        The iteration did not settle.
+        The iteration did not converge.
 
     Examples
     --------
@@ -202,18 +182,21 @@ def find_log_deficit(target: ArrayLike, time: ArrayLike, law: Law = EXP) -> Arra
         if np.all(np.abs(step) <= 1e-12 * (1 + found)):
             return found
     worst = float(np.max(np.abs(step) / (1 + found)))
-    raise CertificateError("the log deficit did not settle: split the times", measured=worst, threshold=1e-12)
+    raise CertificateError(
+        "the Newton iteration for the log deficit did not converge: split the times", measured=worst, threshold=1e-12
+    )
 
 
 @takes_arrays
-def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, law: Law = EXP) -> Array:
-    r"""Ratio of two log deficits, :math:`\ln(1/\delta_j)/\ln(1/\delta_k)`, when the second one's is `log_deficit`.
+def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) -> Array:
+    r"""Compute the ratio of two log deficits, :math:`\ln(1/\delta_j)/\ln(1/\delta_k)`, if the second is `log_deficit`.
 
     It goes to :math:`r(\mu_j)/r(\mu_k)`, which is :math:`e^{(\mu_j^2 - \mu_k^2)/2}` for exp attention, slowly:
 
     .. math:: \frac{L_j}{L_k} = \frac{r_j}{r_k} \Big[1 + \frac{r_k\,(\tau_k - \tau_j)}{L_k}\Big] + O(\delta).
 
-    So the limit is no bound at finite times: it is passed wherever the *waiting time* of j is the shorter one.
+    with the *waiting time* :math:`\tau = B/r`. The limit is no bound at finite times: it is exceeded wherever the
+    waiting time of j is the shorter one. For exp attention :math:`\tau` is largest near mu = 1.87.
 
     Examples
     --------
@@ -229,12 +212,14 @@ def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, l
 def _targets(target: ArrayLike) -> Array:
     mu = np.asarray(target, np.float64)
     if not np.all((mu > 0) & (mu <= LARGEST)):
-        raise UsageError(f"target={target!r}: expected positive targets of at most {LARGEST:g}; mirror negative ones")
+        raise UsageError(
+            f"target={target!r}: expected positive targets of at most {LARGEST:g}; flip the sign of negative ones"
+        )
     return mu
 
 
-def _offset(mu: Array, deficit: Array, law: Law) -> Array:
-    """Return the integral of (r(mu)/r(mu (1 - s)) - 1)/s from the deficit to one, elementwise."""
+def _offset(mu: Array, deficit: Array, law: RateLaw) -> Array:
+    """Integrate (r(mu)/r(mu (1 - s)) - 1)/s from the deficit to one, elementwise."""
     if mu.size == 0:
         return np.zeros(mu.shape)
     panels = math.ceil(2 + 2 * float(mu.max()))
@@ -242,15 +227,15 @@ def _offset(mu: Array, deficit: Array, law: Law) -> Array:
     error = float(np.max(np.abs(fine - coarse) / (1 + np.abs(fine))))
     if not error <= TOLERANCE:
         raise CertificateError(
-            f"the quadrature of the law {law.name!r} did not converge", measured=error, threshold=TOLERANCE
+            f"the quadrature of the rate law {law.name!r} did not converge", measured=error, threshold=TOLERANCE
         )
     return fine
 
 
-def _integral(mu: Array, deficit: Array, law: Law, panels: int) -> Array:
-    nodes, shares = np.polynomial.legendre.leggauss(ORDER)
+def _integral(mu: Array, deficit: Array, law: RateLaw, panels: int) -> Array:
+    nodes, quadrature = np.polynomial.legendre.leggauss(ORDER)
     places = ((np.arange(panels)[:, None] + (1 + nodes) / 2) / panels).ravel()  # in (0, 1)
-    weights = np.tile(shares / 2 / panels, panels)
+    weights = np.tile(quadrature / 2 / panels, panels)
     width = (1 - deficit)[..., None]
     s = deficit[..., None] + width * places  # (..., points)
     end = mu[..., None]

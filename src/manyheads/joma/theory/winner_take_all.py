@@ -1,11 +1,11 @@
-r"""Theorem 2: with a linear activation and a gradient that does not change, one token takes all.
+r"""Theorem 2: winner-take-all attention under a linear activation and a stationary gradient.
 
 Dictionary (the paper's letter, the field's name)
 -------------------------------------------------
 ======================  ===============================================================================================
-v, (M,)                 what the one neuron reads of each token; starts at zero
-z, (M,)                 attention logits; start at zero (exp) or at one (linear)
-:math:`\Delta`          gain of each token, E[g x]: its frequency weighted by the gradient from above, constant
+v, (M,)                 token weights of the single neuron, zero at initialization
+z, (M,)                 attention logits, initially zero (exp) or one (linear)
+:math:`\Delta`          gain of each token, E[g x]: frequency weighted by the backpropagated gradient, constant
 s                       sharpness, :math:`r/T^2` from the learning-rate ratio r and the temperature T; 1 in the paper
 ======================  ===============================================================================================
 
@@ -14,13 +14,14 @@ Exp attention: :math:`\dot v_l = \Delta_l e^{z_l/T}` and, by theorem 1, :math:`z
 .. math:: \dot v_l = \Delta_l e^{s v_l^2/2}, \qquad
           \operatorname{erf}(v_l \sqrt{s/2}) = \sqrt{2s/\pi}\, \Delta_l t,
 
-because :math:`\int_0^v e^{-s u^2/2} du = \sqrt{\pi/(2s)} \operatorname{erf}(v \sqrt{s/2})`. All tokens keep the ratio
-:math:`\operatorname{erf}(v_l\sqrt{s/2})/\Delta_l` in common. At :math:`t^* = \sqrt{\pi/(2s)}/\max|\Delta|` the largest
-gain blows up; the others stop where they are at that time, and the attention is one-hot.
+because :math:`\int_0^v e^{-s u^2/2} du = \sqrt{\pi/(2s)} \operatorname{erf}(v \sqrt{s/2})`. The ratio
+:math:`\operatorname{erf}(v_l\sqrt{s/2})/\Delta_l` is the same for all tokens. At
+:math:`t^* = \sqrt{\pi/(2s)}/\max|\Delta|` the weight of the largest gain diverges, the other weights stay finite, and
+the attention is one-hot.
 
-Source: Tian, Wang, Zhang, Chen, Du, "JoMA", ICLR 2024 (arXiv 2310.00535), theorem 2. The closed time, the losers'
-limits, the sharpness and the solution for linear attention are derived here; so is the scale :math:`\sqrt{s/2}` of the
-argument.
+Source: Tian, Wang, Zhang, Chen, Du, "JoMA", ICLR 2024 (arXiv 2310.00535), theorem 2. The blow-up time, the limits
+of the other weights, the sharpness, the scale :math:`\sqrt{s/2}` and the solution for linear attention are derived
+here.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ from scipy.special import erf, erfinv
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
-from manyheads.joma.task import Rule
+from manyheads.joma.task import UpdateRule
 
 Array = NDArray[np.float64]
 
 
-def sharpness(rule: Rule) -> float:
-    """Return s = r/T² of a layer for which the theorem holds.
+def sharpness(rule: UpdateRule) -> float:
+    """Compute s = r/T² of a layer that satisfies the assumptions of the theorem.
 
     Raises
     ------
     UsageError
         Softmax or linear attention, an activation other than the identity, or weight decay.
     """
-    if rule.attention != "exp" or rule.activation != "identity" or rule.decay:
+    if rule.attention != "exp" or rule.activation != "identity" or rule.weight_decay:
         raise UsageError(
-            f"attention={rule.attention!r}, activation={rule.activation!r}, decay={rule.decay}: the erf law assumes "
-            "exp attention, a linear activation and no decay"
+            f"attention={rule.attention!r}, activation={rule.activation!r}, weight_decay={rule.weight_decay}: the "
+            "erf law assumes exp attention, the identity activation and no weight decay"
         )
-    return rule.rate_ratio / rule.temperature**2
+    return rule.learning_rate_ratio / rule.temperature**2
 
 
 @takes_arrays
 def blowup_time(gains: ArrayLike, s: float = 1.0) -> float:
-    r"""Return :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the largest gain's weight is infinite.
+    r"""Compute :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the weight of the largest gain diverges.
 
     Raises
     ------
     UsageError
-        No gain, or none that differs from zero: nothing ever moves.
+        No gain, or only zeros.
 
     Examples
     --------
@@ -82,13 +83,13 @@ def _checked(gains: ArrayLike, s: float) -> Array:
 
 @takes_arrays
 def reaching_time(gains: ArrayLike, level: float, s: float = 1.0) -> float:
-    r"""Return when the largest :math:`|v|` reaches a level, :math:`\operatorname{erf}(\sqrt{s/2}\, level)\, t^*`."""
+    r"""Compute when the largest :math:`|v|` reaches a level: :math:`\operatorname{erf}(\sqrt{s/2}\, level)\, t^*`."""
     return float(erf(level * math.sqrt(s / 2))) * blowup_time(gains, s)
 
 
 @takes_arrays
 def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
-    r"""Return :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)` from a start at zero.
+    r"""Compute :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)`; v(0) = 0.
 
     Parameters
     ----------
@@ -108,15 +109,15 @@ def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
     delta, t = _checked(gains, s), np.asarray(times, np.float64)
     end = blowup_time(delta, s)
     if t.max(initial=0) >= end:
-        raise UsageError(f"time {t.max():.6g}: the solution ends in a blow-up at {end:.6g}")
+        raise UsageError(f"time {t.max():.6g}: expected times before the blow-up at {end:.6g}")
     return np.asarray(math.sqrt(2 / s) * erfinv(math.sqrt(2 * s / math.pi) * np.multiply.outer(t, delta)))
 
 
 @takes_arrays
 def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
-    r"""Return where every weight is at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
+    r"""Compute the weights at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
 
-    Infinite for the winner, and for whoever ties with it.
+    Infinite for the largest gain, ties included.
 
     Examples
     --------
@@ -129,7 +130,7 @@ def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
 
 @takes_arrays
 def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
-    r"""Return how far :math:`\operatorname{erf}(scale \cdot v_l)/\Delta_l` is from one number: its range over its mean.
+    r"""Compute the range over tokens of :math:`\operatorname{erf}(scale \cdot v_l)/\Delta_l` over its mean.
 
     Zero in theory at scale :math:`\sqrt{s/2}`.
     """
@@ -139,14 +140,14 @@ def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
 
 @takes_arrays
 def linear_attention_at(
-    gains: ArrayLike, times: ArrayLike, start: float = 1.0, rate_ratio: float = 1.0
+    gains: ArrayLike, times: ArrayLike, init: float = 1.0, learning_rate_ratio: float = 1.0
 ) -> tuple[Array, Array]:
-    r"""Return v and z under linear attention (T = 1), :math:`\dot v = \Delta z, \dot z = r \Delta v`: no blow-up.
+    r"""Compute v and z under linear attention (T = 1), :math:`\dot v = \Delta z, \dot z = r \Delta v`: no blow-up.
 
     .. math:: v_l = \frac{z_0}{\sqrt r} \sinh(\sqrt r \Delta_l t), \qquad z_l = z_0 \cosh(\sqrt r \Delta_l t)
 
-    Nobody freezes either. Derived here; arrays (S, M).
+    No weight converges. Derived here; arrays (S, M).
     """
-    delta, root = _checked(gains, rate_ratio), math.sqrt(rate_ratio)
+    delta, root = _checked(gains, learning_rate_ratio), math.sqrt(learning_rate_ratio)
     phase = root * np.multiply.outer(np.asarray(times, np.float64), delta)
-    return np.asarray(start / root * np.sinh(phase)), np.asarray(start * np.cosh(phase))
+    return np.asarray(init / root * np.sinh(phase)), np.asarray(init * np.cosh(phase))

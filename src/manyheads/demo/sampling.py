@@ -1,4 +1,4 @@
-"""What is shown of a text and of a transformer that learned it: a prompt, what it writes, signs for white space."""
+"""Sampling from a trained transformer of characters, and display of text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from manyheads.transformer.transformer import Transformer
 
 
 @eqx.filter_jit
-def write_on(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) -> jax.Array:
-    """Let the model go on after a prompt, at temperature 0.6, seeing the last window only."""
+def continue_text(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) -> jax.Array:
+    """Sample `count` characters after a prompt at temperature 0.6, given the last window."""
 
     def step(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = model(window[None])[0, -1] / 0.6
@@ -26,7 +26,7 @@ def write_on(model: Transformer, prompt: jax.Array, key: jax.Array, count: int) 
 
 
 def find_prose(vocabulary: Vocabulary, tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return the window with the most letters among many: a text may begin with a table."""
+    """Find the window with the most letters among 500, since a text may begin with a table."""
     starts = np.linspace(0, len(tokens) - length, 500).astype(int)
     return max((tokens[start : start + length] for start in starts), key=lambda window: _letters(vocabulary, window))
 
@@ -35,11 +35,11 @@ def _letters(vocabulary: Vocabulary, window: np.ndarray) -> int:
     return sum(symbol.isalpha() for symbol in vocabulary.decode(window))
 
 
-def show_signs(text: str) -> str:
-    """Show spaces and line ends, one sign for each character."""
+def mark_whitespace(text: str) -> str:
+    """Replace spaces and line ends by visible signs, character by character."""
     return text.replace(" ", "·").replace("\n", "¶")
 
 
-def show_running(text: str) -> str:
-    """Show a text in one paragraph, its line ends as signs."""
+def join_lines(text: str) -> str:
+    """Join a text to one paragraph, with a sign for each line end."""
     return re.sub(r" *\n\s*", " ¶ ", re.sub(r" {2,}", " ", text)).strip()

@@ -1,0 +1,12 @@
+from .drop_and_rise import replicated_drop_and_rise as replicated_drop_and_rise
+from .task import Task as Task
+from .task import UpdateRule as UpdateRule
+from .task import draw_task as draw_task
+from .theory.gaussian_mixture import expected_gradient as expected_gradient
+from .theory.invariants import conserved_quantity as conserved_quantity
+from .theory.latent_tree import predict_cooccurrence as predict_cooccurrence
+from .theory.rebound import entropy_curve as entropy_curve
+from .theory.salient_first import affine_offset as affine_offset
+from .theory.salient_first import exact_time as exact_time
+from .theory.winner_take_all import blowup_time as blowup_time
+from .theory.winner_take_all import weights_at as weights_at
