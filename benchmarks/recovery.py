@@ -81,14 +81,14 @@ def users(*layer):
     def loss(weights):
         return jnp.mean((apply(weights, x) - y) ** 2) / jnp.mean(y**2)
 
-    optimiser, slope = optax.lbfgs(memory_size=30), optax.value_and_grad_from_state(loss)
+    optimizer, slope = optax.lbfgs(memory_size=30), optax.value_and_grad_from_state(loss)
 
     @jax.jit
     def run(weights, state, steps):
         def step(carry):
             weights, state, count, _ = carry
             value, gradient = slope(weights, state=state)
-            change, state = optimiser.update(gradient, state, weights, value=value, grad=gradient, value_fn=loss)
+            change, state = optimizer.update(gradient, state, weights, value=value, grad=gradient, value_fn=loss)
             return optax.apply_updates(weights, change), state, count + 1, value
 
         return jax.lax.while_loop(
@@ -102,11 +102,11 @@ def users(*layer):
         return jnp.asarray(theta), jnp.asarray(rng.normal(size=theta.shape) / dim**0.5)
 
     first = start()
-    jax.block_until_ready(run(first, optimiser.init(first), 1))  # compiles
+    jax.block_until_ready(run(first, optimizer.init(first), 1))  # compiles
     begun, best, starts = time.process_time(), np.inf, 0
     while starts < STARTS and best > WANTED:
         weights = start()
-        found = run(weights, optimiser.init(weights), STEPS)[0]
+        found = run(weights, optimizer.init(weights), STEPS)[0]
         error = float(jnp.sum((apply(found, held_x) - held_y) ** 2) / jnp.sum(held_y**2))
         best, starts = min(best, error), starts + 1
     return {"seconds": time.process_time() - begun, "error": best, "starts": starts}

@@ -120,8 +120,11 @@ ROWS = {
     "attention.masked_softmax": ({"logits": some(3, 4), "allowed": booleans(3, 4)}, fixed()),
     "attention.padding": ({"lengths": tokens(4, 3)}, fixed()),
     # transformer
-    "transformer.Transformer.__call__": ({"x": tokens(5, 2, 4), "shown": booleans(2, 4)}, lambda: {"on": model()}),
-    "transformer.Transformer.record": ({"x": tokens(5, 2, 4), "shown": booleans(2, 4)}, lambda: {"on": model()}),
+    "transformer.Transformer.__call__": (
+        {"x": tokens(5, 2, 4), "padding_mask": booleans(2, 4)},
+        lambda: {"on": model()},
+    ),
+    "transformer.Transformer.record": ({"x": tokens(5, 2, 4), "padding_mask": booleans(2, 4)}, lambda: {"on": model()}),
     # data
     "data.TextWindows": ({"tokens": tokens(5, 30)}, fixed(length=4, size=2)),
     "data.TextWindows.cut": (

@@ -24,7 +24,7 @@ def right_model(p, family, shape, seed):
 
 
 def false_alarms(folder: Path, families: list[str], seeds: int) -> Measured:
-    """Audit right groups of every family at every shape it can take, for both optimisers."""
+    """Audit right groups of every family at every shape it can take, for both optimizers."""
     import torch
 
     alarms, numbers, models = [], 0, 0

@@ -36,7 +36,7 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
         Shape(8, 4, 2), TokenInput(size), length=32, outputs=size, causal=True, read_out="token", biases=True
     )
     scaling = standard_scaling(config.shape, config.inputs)
-    optimiser = optax.adam(3e-3, b2=0.99)
+    optimizer = optax.adam(3e-3, b2=0.99)
     found: list[AttentionLayer] = []
     for seed in range(seeds):
         for_model, for_batches = jax.random.split(jax.random.key(seed))
@@ -44,7 +44,7 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
             initialise(config, scaling, for_model),
             cross_entropy,
             TextWindows(training, 32, 32),
-            optimiser,
+            optimizer,
             steps,
             for_batches,
             every=steps // snapshots,

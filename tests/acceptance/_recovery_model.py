@@ -47,7 +47,7 @@ def train_gpt2(folder: Path, text: Path) -> None:
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05, betas=(0.9, 0.98))
     draws = torch.Generator().manual_seed(1)
 
     def batch(tokens) -> torch.Tensor:
@@ -56,13 +56,13 @@ def train_gpt2(folder: Path, text: Path) -> None:
 
     for step in range(STEPS):
         cosine = 0.5 * (1 + math.cos(math.pi * step / STEPS))
-        optimiser.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 60) * (0.05 + 0.95 * cosine)
+        optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 60) * (0.05 + 0.95 * cosine)
         windows = batch(training)
         loss = model(input_ids=windows, labels=windows).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         if step + 1 == EARLY:
             _keep(model, folder / "early")
         if (step + 1) % 200 == 0:

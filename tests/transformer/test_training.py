@@ -20,7 +20,7 @@ from manyheads.transformer.transformer import initialise
 SOURCE = RecallSource(Recall(length=3, symbols=2), 32)
 CONFIG = TransformerConfig(Shape(4, 2, 1), TokenInput(3), length=3, outputs=2, mlp_ratio=2, activation="relu")
 SCALING = standard_scaling(CONFIG.shape, CONFIG.inputs, CONFIG.mlp_ratio)
-OPTIMISER = optax.adam(1e-2)
+OPTIMIZER = optax.adam(1e-2)
 STEPS = 60
 
 
@@ -43,7 +43,7 @@ def build_small(key):
 
 @pytest.fixture(scope="module")
 def unchunked(seed):
-    return train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMISER, STEPS, jax.random.key(seed + 1))
+    return train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMIZER, STEPS, jax.random.key(seed + 1))
 
 
 def cheap_batches(key):
@@ -73,7 +73,7 @@ def test_chunks_change_nothing_bit_for_bit(unchunked, seed, every):
         build(jax.random.key(seed)),
         cross_entropy,
         SOURCE,
-        OPTIMISER,
+        OPTIMIZER,
         STEPS,
         jax.random.key(seed + 1),
         every=every,
@@ -90,7 +90,7 @@ def test_chunks_change_nothing_bit_for_bit(unchunked, seed, every):
 
 
 def test_other_keys_give_other_batches(unchunked, seed):
-    other = train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMISER, STEPS, jax.random.key(seed + 2))
+    other = train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMIZER, STEPS, jax.random.key(seed + 2))
     assert other.losses[0] != unchunked.losses[0]
 
 
@@ -111,11 +111,11 @@ def test_fit_follows_the_definition_of_a_step(seed):
 
 def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
     keys = jax.random.split(jax.random.key(seed), 2)
-    size = member_bytes(build_small, cross_entropy, cheap_batches, OPTIMISER, keys[0])
+    size = member_bytes(build_small, cross_entropy, cheap_batches, OPTIMIZER, keys[0])
     side_by_side, together = train_ensemble(
-        build_small, cross_entropy, cheap_batches, OPTIMISER, 3, keys, budget=2 * size
+        build_small, cross_entropy, cheap_batches, OPTIMIZER, 3, keys, budget=2 * size
     )
-    in_turn, apart = train_ensemble(build_small, cross_entropy, cheap_batches, OPTIMISER, 3, keys, budget=1)
+    in_turn, apart = train_ensemble(build_small, cross_entropy, cheap_batches, OPTIMIZER, 3, keys, budget=1)
     assert apart.shape == (2, 3)
     np.testing.assert_allclose(together, apart, rtol=1e-4)
     for got, expected in zip(jax.tree.leaves(side_by_side.weights), jax.tree.leaves(in_turn.weights), strict=True):
@@ -130,7 +130,7 @@ def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
 def test_member_bytes_grow_with_what_the_backward_pass_keeps():
     key = jax.random.key(0)
     small, large = (
-        member_bytes(build, cross_entropy, RecallSource(SOURCE.task, size), OPTIMISER, key) for size in (100, 1100)
+        member_bytes(build, cross_entropy, RecallSource(SOURCE.task, size), OPTIMIZER, key) for size in (100, 1100)
     )
     fixed = 4 * 4 * count_weights(build(key))  # weights, gradient, two moments
     assert small > fixed
@@ -166,7 +166,7 @@ def test_wrong_use_is_refused():
     model = build(jax.random.key(0))
     for steps, every in ((0, None), (3, 0)):
         with pytest.raises(UsageError, match="positive"):
-            train(model, cross_entropy, SOURCE, OPTIMISER, steps, jax.random.key(0), every=every)
+            train(model, cross_entropy, SOURCE, OPTIMIZER, steps, jax.random.key(0), every=every)
     with pytest.raises(ShapeError, match="answers"):
         cross_entropy(lambda x: jnp.zeros((2, 5, 3)), (None, jnp.zeros(2, int)))
     with pytest.raises(ShapeError, match="answers"):

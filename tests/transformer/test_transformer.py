@@ -373,7 +373,7 @@ def test_padding_has_no_influence_and_every_token_has(name, shown, rng):
         after = model(changed, rows)
         moved = np.abs(after - before).max(-1)
         assert (moved > 1e-8).all() if shown[place] else (moved == 0).all()
-        recorded = model.record(changed, patterns=True, shown=rows)
+        recorded = model.record(changed, patterns=True, padding_mask=rows)
         np.testing.assert_allclose(recorded.outputs, after, rtol=1e-12)
         assert (recorded.layers.patterns[..., ~shown] == 0).all()
 

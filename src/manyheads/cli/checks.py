@@ -42,7 +42,7 @@ LEAST_WORK = 1e7
 LENGTH = {"digits": 16, "text": 32}
 """Tokens of a sequence."""
 OVERHEAD = 1.5
-"""Peak memory of a compiled training over what its weights, optimiser and residuals are traced to take: 1.0 where
+"""Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
 weights dominate, 1.3 to 1.6 where the batch does."""
 
 

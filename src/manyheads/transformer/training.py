@@ -1,6 +1,6 @@
 """The one training loop: any model with `weights`, any loss, any source of batches, any optax transformation.
 
-A step is a pure function of the weights, the optimiser's state and the key folded with the number of the step. So the
+A step is a pure function of the weights, the optimizer's state and the key folded with the number of the step. So the
 result does not depend on how the steps are cut into chunks, and training can be looked at between chunks for free.
 """
 
@@ -68,14 +68,14 @@ def count_weights(model: Any) -> int:
 
 
 def fit(
-    model: M, loss: Loss, batches: Batches, optimiser: optax.GradientTransformation, steps: int, key: jax.Array
+    model: M, loss: Loss, batches: Batches, optimizer: optax.GradientTransformation, steps: int, key: jax.Array
 ) -> tuple[M, jax.Array]:
     """Train and return (model, losses (steps,)): traceable, to be mapped over keys, scalings and rates.
 
     The arguments are those of `train`, which computes the same and shows what happens on the way.
     """
-    state = (model.weights, optimiser.init(model.weights), jnp.zeros(steps))
-    weights, _, losses = _advance(model, loss, batches, optimiser, (state, 0, steps), key)
+    state = (model.weights, optimizer.init(model.weights), jnp.zeros(steps))
+    weights, _, losses = _advance(model, loss, batches, optimizer, (state, 0, steps), key)
     return with_weights(model, weights), losses
 
 
@@ -83,7 +83,7 @@ def train(
     model: M,
     loss: Loss,
     batches: Batches,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     steps: int,
     key: jax.Array,
     *,
@@ -93,8 +93,8 @@ def train(
     """Train in compiled chunks and measure between them.
 
     The chunks share one compiled program, whatever their length, so the result is the same bit for bit for every
-    value of `every`. A later call with equal `loss`, `batches` and `optimiser` objects and equal shapes compiles
-    nothing: make the optimiser once.
+    value of `every`. A later call with equal `loss`, `batches` and `optimizer` objects and equal shapes compiles
+    nothing: make the optimizer once.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def train(
         (model, batch) -> scalar; see `losses`.
     batches
         key -> batch, a pure function. Step t draws from the key folded with t.
-    optimiser
+    optimizer
         An optax transformation with its learning rate.
     steps
         Number of updates.
@@ -141,13 +141,13 @@ def train(
             losses = np.asarray(state[2])[:done]
             measured.append((done, measure(Snapshot(done, with_weights(model, state[0]), losses))))
 
-    state = (model.weights, *_begin(optimiser, model.weights, steps))
+    state = (model.weights, *_begin(optimizer, model.weights, steps))
     look(0, state)
     done = 0
     while done < steps:
         until = min(steps, done + (every or steps))
         # Bounds as arrays: they are traced, and all chunks run the same program.
-        state = _advance_compiled(model, loss, batches, optimiser, (state, jnp.int32(done), jnp.int32(until)), key)
+        state = _advance_compiled(model, loss, batches, optimizer, (state, jnp.int32(done), jnp.int32(until)), key)
         done = until
         look(done, state)
     return Trained(with_weights(model, state[0]), np.asarray(state[2]), measured)
@@ -157,7 +157,7 @@ def train_ensemble(
     build: Callable[[jax.Array], Any],
     loss: Loss,
     batches: Batches,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     steps: int,
     keys: jax.Array,
     *,
@@ -172,25 +172,25 @@ def train_ensemble(
     ----------
     build
         key -> model, a pure function.
-    loss, batches, optimiser, steps
+    loss, batches, optimizer, steps
         As for `train`.
     keys
         (members,) JAX keys.
     budget
-        Bytes that the weights, the optimiser's state and what the backward pass keeps may take together.
+        Bytes that the weights, the optimizer's state and what the backward pass keeps may take together.
 
     Returns
     -------
     tuple
         The models as one pytree with the members in front, and the losses (members, steps).
     """
-    side_by_side = max(1, min(len(keys), budget // member_bytes(build, loss, batches, optimiser, keys[0])))
+    side_by_side = max(1, min(len(keys), budget // member_bytes(build, loss, batches, optimizer, keys[0])))
 
     @jax.jit
     def run(keys: jax.Array) -> tuple[Any, jax.Array]:
         def member(key: jax.Array) -> tuple[Any, jax.Array]:
             for_model, for_batches = jax.random.split(key)
-            model, losses = fit(build(for_model), loss, batches, optimiser, steps, for_batches)
+            model, losses = fit(build(for_model), loss, batches, optimizer, steps, for_batches)
             return model.weights, losses
 
         return jax.lax.map(member, keys, batch_size=side_by_side if side_by_side > 1 else None)
@@ -203,10 +203,10 @@ def member_bytes(
     build: Callable[[jax.Array], Any],
     loss: Loss,
     batches: Batches,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     key: jax.Array,
 ) -> int:
-    """Count the bytes of one member: weights, gradients, optimiser state and residuals of the backward pass.
+    """Count the bytes of one member: weights, gradients, optimizer state and residuals of the backward pass.
 
     Traced, not run: nothing of that size is allocated.
     """
@@ -215,7 +215,7 @@ def member_bytes(
         model = build(key)
         batch = batches(key)
         _, backward = jax.vjp(lambda weights: loss(with_weights(model, weights), batch), model.weights)
-        return model.weights, optimiser.init(model.weights), backward
+        return model.weights, optimizer.init(model.weights), backward
 
     weights, state, backward = jax.eval_shape(held, key)
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((weights, weights, state, backward))]
@@ -226,17 +226,17 @@ def _advance(
     model: Any,
     loss: Loss,
     batches: Batches,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     span: tuple[tuple[Any, Any, jax.Array], Any, Any],
     key: jax.Array,
 ) -> tuple[Any, Any, jax.Array]:
-    """Take the steps from `span[1]` up to `span[2]` from the state (weights, optimiser state, losses)."""
+    """Take the steps from `span[1]` up to `span[2]` from the state (weights, optimizer state, losses)."""
 
     def step(number: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
         weights, memory, losses = state
         batch = batches(jax.random.fold_in(key, number))
         value, gradient = jax.value_and_grad(lambda trained: loss(with_weights(model, trained), batch))(weights)
-        updates, memory = optimiser.update(gradient, memory, weights)
+        updates, memory = optimizer.update(gradient, memory, weights)
         return optax.apply_updates(weights, updates), memory, losses.at[number].set(value.astype(losses.dtype))
 
     state, first, last = span
@@ -247,5 +247,5 @@ _advance_compiled = eqx.filter_jit(_advance)
 
 
 @eqx.filter_jit  # one program instead of one for each shape of an array
-def _begin(optimiser: optax.GradientTransformation, weights: Any, steps: int) -> tuple[Any, jax.Array]:
-    return optimiser.init(weights), jnp.zeros(steps)
+def _begin(optimizer: optax.GradientTransformation, weights: Any, steps: int) -> tuple[Any, jax.Array]:
+    return optimizer.init(weights), jnp.zeros(steps)

@@ -81,16 +81,16 @@ class Transformer(eqx.Module):
     config: TransformerConfig = eqx.field(static=True)
 
     @follows_caller
-    def __call__(self, x: jax.Array, shown: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, padding_mask: jax.Array | None = None) -> jax.Array:
         """Compute the outputs.
 
         Parameters
         ----------
         x
             (..., T) integers for tokens, (..., T, dim) for patches and vectors; T at most the configured length.
-        shown
+        padding_mask
             (..., T) booleans, True where there is a token and False on padding, on either side; `None` for no padding.
-            No token attends to padding, `"mean"` pools the shown tokens and `"last"` takes the last shown one. A token
+            No token attends to padding, `"mean"` pools the tokens and `"last"` takes the last one. A token
             keeps the place at which it stands: learned positions count from the left, padding included.
 
         Returns
@@ -101,22 +101,22 @@ class Transformer(eqx.Module):
         Raises
         ------
         ShapeError
-            `x` does not fit the configuration, or `shown` does not fit `x` or is not boolean.
+            `x` does not fit the configuration, or `padding_mask` does not fit `x` or is not boolean.
         """
-        return _outputs(self, x, shown)
+        return _outputs(self, x, padding_mask)
 
     @follows_caller
-    def record(self, x: jax.Array, patterns: bool = False, shown: jax.Array | None = None) -> Record:
+    def record(self, x: jax.Array, patterns: bool = False, padding_mask: jax.Array | None = None) -> Record:
         """Compute the outputs and keep what every block computed.
 
         Parameters
         ----------
-        x, shown
+        x, padding_mask
             As for a call. What is recorded at padding means nothing.
         patterns
             Keep the attention patterns too: L H T^2 numbers for every sequence.
         """
-        return _recorded(self, x, patterns, shown)
+        return _recorded(self, x, patterns, padding_mask)
 
     def _scales(self) -> Scaling:
         # Cast once: a float64 scalar must not lift float32 weights.
@@ -137,14 +137,14 @@ class Transformer(eqx.Module):
         return stream + scaling.multiplier["positional"] * positional[:tokens]
 
     def _block(
-        self, stream: jax.Array, block: Blocks, scaling: Scaling, shown: jax.Array | None
+        self, stream: jax.Array, block: Blocks, scaling: Scaling, padding_mask: jax.Array | None
     ) -> tuple[LayerRecord, jax.Array]:
         config = self.config
         pre, post = config.norm == "pre", config.norm == "post"
         gain = _scaled(block.attention_gain, scaling.multiplier["norm"])
         shift = _scaled(block.attention_shift, scaling.multiplier["norm"])
         z = normalise(stream, gain, shift, config) if pre else stream
-        layer, pattern = _attend(z, block, scaling, config, shown)
+        layer, pattern = _attend(z, block, scaling, config, padding_mask)
         stream = stream + scaling.branch * layer.attention
         stream = normalise(stream, gain, shift, config) if post else stream
         if block.mlp_in is None:
@@ -161,16 +161,16 @@ class Transformer(eqx.Module):
         stream = normalise(stream, gain, shift, config) if post else stream
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
 
-    def _read_out(self, stream: jax.Array, scaling: Scaling, shown: jax.Array | None) -> jax.Array:
+    def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
         weights, config = self.weights, self.config
         if config.norm == "pre":
             gain = _scaled(weights.final_gain, scaling.multiplier["final_norm"])
             shift = _scaled(weights.final_shift, scaling.multiplier["final_norm"])
             stream = normalise(stream, gain, shift, config)
         if config.read_out == "mean":
-            stream = stream.mean(-2) if shown is None else _mean_shown(stream, shown)  # (..., d)
+            stream = stream.mean(-2) if padding_mask is None else _mean_of_tokens(stream, padding_mask)  # (..., d)
         elif config.read_out == "last":
-            stream = stream[..., -1, :] if shown is None else _last_shown(stream, shown)
+            stream = stream[..., -1, :] if padding_mask is None else _last_token(stream, padding_mask)
         outputs = scaling.multiplier["unembedding"] * (stream @ weights.unembedding)
         outputs = _shifted(outputs, weights.unembedding_bias, scaling.multiplier["unembedding_bias"])
         return scaling.output * outputs
@@ -212,34 +212,34 @@ def normalise(
 # Compiled where they are called eagerly, so that a second call costs no compilation (an eager scan is compiled anew at
 # each call); inlined under a caller's trace.
 @functools.partial(jax.jit, inline=True)
-def _outputs(model: Transformer, x: jax.Array, shown: jax.Array | None) -> jax.Array:
+def _outputs(model: Transformer, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
     scaling = model._scales()
-    shown = _checked(shown, x, model.config)
+    padding_mask = _checked(padding_mask, x, model.config)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, None]:
-        return model._block(stream, block, scaling, shown)[0].stream, None
+        return model._block(stream, block, scaling, padding_mask)[0].stream, None
 
     stream, _ = jax.lax.scan(step, model._start(x, scaling), model.weights.blocks)
-    return model._read_out(stream, scaling, shown)
+    return model._read_out(stream, scaling, padding_mask)
 
 
 @functools.partial(jax.jit, inline=True, static_argnums=2)
-def _recorded(model: Transformer, x: jax.Array, patterns: bool, shown: jax.Array | None) -> Record:
+def _recorded(model: Transformer, x: jax.Array, patterns: bool, padding_mask: jax.Array | None) -> Record:
     scaling = model._scales()
-    shown = _checked(shown, x, model.config)
+    padding_mask = _checked(padding_mask, x, model.config)
     start = model._start(x, scaling)
 
     def step(stream: jax.Array, block: Blocks) -> tuple[jax.Array, LayerRecord]:
-        layer, pattern = model._block(stream, block, scaling, shown)
+        layer, pattern = model._block(stream, block, scaling, padding_mask)
         return layer.stream, layer._replace(patterns=pattern if patterns else None)
 
     stream, layers = jax.lax.scan(step, start, model.weights.blocks)
     logit = jnp.asarray(scaling.logit(model.config.shape.key_dim))
-    return Record(model._read_out(stream, scaling, shown), start, layers, logit)
+    return Record(model._read_out(stream, scaling, padding_mask), start, layers, logit)
 
 
 def _attend(
-    z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig, shown: jax.Array | None
+    z: jax.Array, block: Blocks, scaling: Scaling, config: TransformerConfig, padding_mask: jax.Array | None
 ) -> tuple[LayerRecord, jax.Array]:
     multiplier = scaling.multiplier
 
@@ -254,9 +254,9 @@ def _attend(
     scale = scaling.logit(config.shape.key_dim)
     logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
     earlier = causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])) if config.causal else True
-    if shown is not None:
+    if padding_mask is not None:
         # Padding in front of a causal sequence sees nothing: a row without any key, which attends to nothing.
-        pattern = masked_softmax(logits, earlier & shown[..., None, None, :])
+        pattern = masked_softmax(logits, earlier & padding_mask[..., None, None, :])
     else:
         # Every row keeps its own position, so the plain softmax never meets an empty row.
         logits = jnp.where(earlier, logits, -jnp.inf) if config.causal else logits
@@ -267,27 +267,27 @@ def _attend(
     return LayerRecord(z, queries, keys, values, attention, None, None, None), pattern
 
 
-def _checked(shown: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
+def _checked(padding_mask: jax.Array | None, x: jax.Array, config: TransformerConfig) -> jax.Array | None:
     """Refuse what does not say of every token whether it is there."""
-    if shown is None:
+    if padding_mask is None:
         return None
-    shown = jnp.asarray(shown)
+    padding_mask = jnp.asarray(padding_mask)
     tokens = x.shape if isinstance(config.inputs, TokenInput) else x.shape[:-1]
-    if shown.dtype != jnp.bool_ or shown.shape != tokens:
+    if padding_mask.dtype != jnp.bool_ or padding_mask.shape != tokens:
         raise ShapeError(
-            f"shown of shape {shown.shape} and type {shown.dtype}: give booleans of shape {tokens}, one a token, True "
-            "where there is one"
+            f"padding_mask of shape {padding_mask.shape} and type {padding_mask.dtype}: give booleans "
+            f"of shape {tokens}, one a token, True where there is a token"
         )
-    return shown
+    return padding_mask
 
 
-def _mean_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
-    count = jnp.maximum(shown.sum(-1, keepdims=True), 1).astype(stream.dtype)
-    return jnp.where(shown[..., None], stream, 0).sum(-2) / count
+def _mean_of_tokens(stream: jax.Array, padding_mask: jax.Array) -> jax.Array:
+    count = jnp.maximum(padding_mask.sum(-1, keepdims=True), 1).astype(stream.dtype)
+    return jnp.where(padding_mask[..., None], stream, 0).sum(-2) / count
 
 
-def _last_shown(stream: jax.Array, shown: jax.Array) -> jax.Array:
-    last = shown.shape[-1] - 1 - jnp.argmax(shown[..., ::-1], axis=-1)  # (...)
+def _last_token(stream: jax.Array, padding_mask: jax.Array) -> jax.Array:
+    last = padding_mask.shape[-1] - 1 - jnp.argmax(padding_mask[..., ::-1], axis=-1)  # (...)
     return jnp.take_along_axis(stream, last[..., None, None], axis=-2)[..., 0, :]
 
 

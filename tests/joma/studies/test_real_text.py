@@ -1,4 +1,4 @@
-"""`joma/real-text`: its statistics on curves of known shape, its optimiser against optax's, and what it refuses."""
+"""`joma/real-text`: its statistics on curves of known shape, its optimizer against optax's, and what it refuses."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A problem is refused before any work where it cannot be solved, and its memory is that of the optimiser."""
+"""A problem is refused before any work where it cannot be solved, and its memory is that of the optimizer."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_solved_is_refused(fields, message):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_the_memory_is_what_the_optimiser_remembers(momentum, rng):
+def test_the_memory_is_what_the_optimizer_remembers(momentum, rng):
     problem = Problem(INPUTS, TARGETS, steps=7, momentum=momentum)
     gradients = rng.standard_normal(7)
     weight, velocity, path = 0.0, 0.0, []

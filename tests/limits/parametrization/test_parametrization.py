@@ -116,21 +116,21 @@ def test_complete_p_and_mup_are_members(base, shape):
     assert scaled == pytest.approx(fresh)
 
 
-def run(p, shape, optimiser, key, steps=6):
+def run(p, shape, optimizer, key, steps=6):
     """Train a causal model in double precision with the parametrization and return outputs and losses."""
     config = TransformerConfig(shape, TokenInput(7), 5, 7, causal=True, read_out="token", biases=True)
     scaling = jax.tree.map(jnp.float64, p.scaling(shape, config.inputs))
     table = p.table(shape)
     factors = jax.tree.map(jnp.float64, (table.column("rate"), table.column("epsilon")))
-    return _train(config, scaling, factors, optimiser, key, steps)
+    return _train(config, scaling, factors, optimizer, key, steps)
 
 
 @partial(jax.jit, static_argnums=(0, 3, 5))
-def _train(config, scaling, factors, optimiser, key, steps):
+def _train(config, scaling, factors, optimizer, key, steps):
     """Scheme and form are traced: one program for all of them."""
     model = initialise(config, scaling, key, jnp.float64)
     batch = jax.random.randint(key, (2, 4, 5), 0, 7)
-    tx = rescale(optimiser, roles(model.weights), *factors)
+    tx = rescale(optimizer, roles(model.weights), *factors)
 
     def step(state, _):
         weights, memory = state
@@ -143,7 +143,7 @@ def _train(config, scaling, factors, optimiser, key, steps):
 
 
 # An epsilon as large as the gradients and decay that is felt, so that both are tested.
-OPTIMISERS = {
+OPTIMIZERS = {
     "adam": optax.adamw(0.02, eps=1e-2, weight_decay=0.5),
     "sgd": optax.sgd(0.3, momentum=0.9),
 }
@@ -155,7 +155,7 @@ def test_both_forms_train_the_same_function(a, c, optimizer, seed):
     with jax.enable_x64(True):
         key = jax.random.key(seed)
         found = [
-            run(Parametrization(a, c, 2.0, optimizer, BASE, form=form), LARGER, OPTIMISERS[optimizer], key)
+            run(Parametrization(a, c, 2.0, optimizer, BASE, form=form), LARGER, OPTIMIZERS[optimizer], key)
             for form in ("effective", "multiplier")
         ]
         (outputs, losses), (other, others) = found
@@ -163,7 +163,7 @@ def test_both_forms_train_the_same_function(a, c, optimizer, seed):
         np.testing.assert_allclose(losses, others, rtol=1e-10)
         np.testing.assert_allclose(outputs, other, rtol=0, atol=1e-9 * float(jnp.abs(outputs).max()))
         # The comparison can fail: another rate of the queries alone is seen.
-        (_, plain) = run(Parametrization.mup(BASE, optimizer, a), LARGER, OPTIMISERS[optimizer], key)
+        (_, plain) = run(Parametrization.mup(BASE, optimizer, a), LARGER, OPTIMIZERS[optimizer], key)
         assert np.abs(np.asarray(plain) - np.asarray(losses)).max() > 1e-6
 
 
@@ -176,7 +176,7 @@ def test_every_scheme_trains_the_base_shape_alike_to_the_last_bit(optimizer, see
             Parametrization.mup(LARGER, optimizer),
             *(Parametrization(a, c, 1.0, optimizer, LARGER) for a, c in EXPONENTS),
         ]
-        outputs = [np.asarray(run(p, LARGER, OPTIMISERS[optimizer], key)[0]) for p in schemes]
+        outputs = [np.asarray(run(p, LARGER, OPTIMIZERS[optimizer], key)[0]) for p in schemes]
     for other in outputs[1:]:
         np.testing.assert_array_equal(outputs[0], other)
 

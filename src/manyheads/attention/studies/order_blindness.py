@@ -127,8 +127,8 @@ class OrderBlindness(Study):
         for_model, for_batches, for_test = jax.random.split(key, 3)
         model = self._model(str(cell["model"]), length, for_model)
         steps = self._steps(length)
-        optimiser = _optimiser(self.rate, steps)
-        done = train(model, cross_entropy, RecallSource(task, self.batch), optimiser, steps, for_batches)
+        optimizer = _optimizer(self.rate, steps)
+        done = train(model, cross_entropy, RecallSource(task, self.batch), optimizer, steps, for_batches)
         tokens, answers, lags = task.draw(for_test, TESTED)
         right = np.asarray(_guess(done.model, tokens) == answers)
         groups = np.minimum(np.asarray(lags) * BUCKETS // (length - 1), BUCKETS - 1)
@@ -300,8 +300,8 @@ class OrderBlindness(Study):
 
 
 @lru_cache(maxsize=16)
-def _optimiser(rate: float, steps: int) -> optax.GradientTransformation:
-    """Return one object for equal arguments: training compiles once for each optimiser it is given."""
+def _optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    """Return one object for equal arguments: training compiles once for each optimizer it is given."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10 + 1, steps, 0.05 * rate)
     return optax.adam(schedule, b2=0.99)
 

@@ -50,7 +50,7 @@ Rule = Literal["scaled", "constant", "adam"]
 
 
 class SoftmaxState(NamedTuple):
-    r"""The network: `value`, :math:`W = V - \mu 1^\top`, (N, N) float64; logits float32; the optimiser's memory.
+    r"""The network: `value`, :math:`W = V - \mu 1^\top`, (N, N) float64; logits float32; the optimizer's memory.
 
     `positions` are :math:`\ell`, (N, T); `tokens` are :math:`m`, (N, N): row k belongs to query k.
     """

@@ -200,7 +200,7 @@ def transformer_cost(
     -------
     Cost
         Items: embedding, query, key, value, attention core, output projection, mlp in, activation, mlp out, norms,
-        unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`; losses and optimisers are not in.
+        unembedding. Elementwise work follows the tables of `manyheads.costs.shapes`; losses and optimizers are not in.
 
     Raises
     ------

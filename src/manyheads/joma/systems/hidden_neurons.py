@@ -152,7 +152,7 @@ def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.A
 
 def pool_neurons(model: Transformer, batch: HierarchyBatch) -> tuple[jax.Array, jax.Array]:
     """Compute the largest activation of each neuron over the tokens, (layers, B, hidden), and the outputs."""
-    record = model.record(batch.tokens, shown=batch.shown)
+    record = model.record(batch.tokens, padding_mask=batch.shown)
     hidden = record.layers.hidden  # (layers, B, T, hidden)
     assert hidden is not None
     # After a ReLU nothing is negative, so padding at zero never is the maximum.

@@ -217,7 +217,7 @@ class Parametrization:
         Parameters
         ----------
         transformation
-            The base's optimiser: `optax.adam(rate)`, `optax.adamw(rate, weight_decay=...)`, `optax.sgd(rate)`, a
+            The base's optimizer: `optax.adam(rate)`, `optax.adamw(rate, weight_decay=...)`, `optax.sgd(rate)`, a
             schedule included. Clip by the global norm before it, `optax.chain(optax.clip_by_global_norm(1.0),
             p.optax(...))`, not inside.
         roles

@@ -38,7 +38,7 @@ def tuned_at(tuned: Tuned, row: Row) -> Tuned:
 
 
 def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
-    """Return a program that makes the house's transformer at a shape and its optax optimiser.
+    """Return a program that makes the house's transformer at a shape and its optax optimizer.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 r"""How every class of weights scales with N, H, L, as data: initial spread, wanted motion, size of the gradient.
 
-One table serves both optimisers. A class has three sizes, entry by entry and in *effective form*, that is for the
+One table serves both optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
 weight that the forward pass multiplies by (no multiplier beside it):
 
 * its initial spread;

@@ -51,9 +51,9 @@ class CoordinateCheckStudy(Study):
     key_dims, heads_counts, depths
         Sizes along each axis.
     checkpoints
-        Numbers of updates; none takes the optimiser's own.
+        Numbers of updates; none takes the optimizer's own.
     rate, batch
-        Learning rate at the base and sequences of a step; 0 takes the optimiser's own.
+        Learning rate at the base and sequences of a step; 0 takes the optimizer's own.
     networks
         Networks of a replicate, whose geometric mean it is: they cost less than the programs that train them.
 
@@ -90,7 +90,7 @@ class CoordinateCheckStudy(Study):
         if self.optimizer not in OWN:
             raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OWN)}")
         if self.rate < 0 or self.batch < 0:
-            raise UsageError(f"rate={self.rate}, batch={self.batch}: give positive numbers, or 0 for the optimiser's")
+            raise UsageError(f"rate={self.rate}, batch={self.batch}: give positive numbers, or 0 for the optimizer's")
         steps = self.checkpoints
         if list(steps) != sorted(set(steps)) or (steps and steps[0] < 1):
             raise UsageError(f"checkpoints={steps}: give numbers of updates, from 1, in rising order")

@@ -44,9 +44,9 @@ class HeadDiversity(Study):
         Sizes N.
     checkpoints
         Numbers of updates at which the variance is looked at; the claims are about the last. None takes the
-        optimiser's own.
+        optimizer's own.
     rate
-        Learning rate at the base; 0 takes the optimiser's own.
+        Learning rate at the base; 0 takes the optimizer's own.
 
     Notes
     -----
@@ -71,7 +71,7 @@ class HeadDiversity(Study):
         if self.optimizer not in OWN:
             raise UsageError(f"optimizer={self.optimizer!r}: choose one of {', '.join(OWN)}")
         if not 0 <= self.rate < math.inf:
-            raise UsageError(f"rate={self.rate}: give a positive number, or 0 for the optimiser's own")
+            raise UsageError(f"rate={self.rate}: give a positive number, or 0 for the optimizer's own")
         steps = self.updates()
         if list(steps) != sorted(set(steps)) or steps[0] < 1:
             raise UsageError(f"checkpoints={steps}: give numbers of updates, from 1, in rising order")

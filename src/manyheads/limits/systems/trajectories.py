@@ -16,7 +16,7 @@ from manyheads.limits.systems.transformers import (
     Setting,
     attention_logits,
     factors_of,
-    optimiser_of,
+    optimizer_of,
     side_by_side,
 )
 from manyheads.transformer.losses import cross_entropy
@@ -117,7 +117,7 @@ def _follow(
 
     def member(number: jax.Array) -> Course:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
-        tx = optimiser_of(setting, factors, start, rate)
+        tx = optimizer_of(setting, factors, start, rate)
 
         def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
             weights, memory, losses = state

@@ -35,7 +35,7 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimiser.
+    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimizer.
 
     Attributes
     ----------
@@ -114,14 +114,14 @@ def _sweep(
     model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
 
     def member(rate: jax.Array) -> jax.Array:
-        tx = optimiser_of(setting, factors, model, rate)
+        tx = optimizer_of(setting, factors, model, rate)
         return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
 
     return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
 
 
-def optimiser_of(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
-    """Return the optimiser with the scheme's rate and epsilon for every class of weights."""
+def optimizer_of(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+    """Return the optimizer with the scheme's rate and epsilon for every class of weights."""
     base = optax.adam(rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(rate)
     return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
 
@@ -249,7 +249,7 @@ def _motion(
     starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
-    tx = optimiser_of(setting, factors, start, rate)
+    tx = optimizer_of(setting, factors, start, rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         weights, memory = state
