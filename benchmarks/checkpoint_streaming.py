@@ -42,25 +42,25 @@ def ours(path):
     from manyheads.models import open_checkpoint
 
     total = 0.0
-    with open_checkpoint(path) as checkpoint:
-        for _, tensor in checkpoint.stream():
-            total += square(tensor)
-            del tensor
+    checkpoint = open_checkpoint(path)
+    for _, tensor in checkpoint.stream():
+        total += square(tensor)
+        del tensor
     return total
 
 
 def ours_naive(path):
     from manyheads.models import open_checkpoint
 
-    with open_checkpoint(path) as checkpoint:
-        return sum(square(tensor) for _, tensor in checkpoint.stream())
+    checkpoint = open_checkpoint(path)
+    return sum(square(tensor) for _, tensor in checkpoint.stream())
 
 
 def fingerprints(path):
     from manyheads.models import open_checkpoint
 
-    with open_checkpoint(path) as checkpoint:
-        return len({checkpoint.fingerprint(name) for name in checkpoint.names})
+    checkpoint = open_checkpoint(path)
+    return len({checkpoint.fingerprint(name) for name in checkpoint.names})
 
 
 def mapped(path):

@@ -36,7 +36,7 @@ NEIGHBOURS = {
     "spectra": {"statistics"},
     "statistics": set(),
     "study": {"statistics"},
-    "models": set(),
+    "models": {"costs"},
 }
 
 

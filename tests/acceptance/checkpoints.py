@@ -54,8 +54,8 @@ def folders(folder: Path, count: int, seed: int) -> Measured:
         content = mutate(texts[name], _mutations(rng, len(texts[name])))
         (folder / name).write_bytes(content)
         try:
-            with open_checkpoint(folder) as checkpoint:
-                found = dict(checkpoint.stream())
+            checkpoint = open_checkpoint(folder)
+            found = dict(checkpoint.stream())
             if found.keys() != arrays.keys() or any((found[key] != arrays[key]).any() for key in arrays):
                 faults.append(f"{name}: {content!r}: read as {sorted(found)}")
             read += 1

@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from manyheads.cli.count import Count
-from manyheads.costs import ModelShape, token_cost, transformer_cost
+from manyheads.costs import ModelShape, generation_cost, token_cost, transformer_cost
 from manyheads.errors import FileRefused, UsageError
 
 
@@ -32,6 +32,9 @@ def test_a_shape_by_flags(capsys):
     decode = run_json(capsys, *flags, "--decode")
     assert decode["flops"] == token_cost(shape, 32, 3).flops
     assert decode["kv_cache_bytes"] == 2 * 3 * 32 * 2 * 48 * 4
+    book = run_json(capsys, *flags, "--generate", "1000000000")
+    assert book["flops"] == generation_cost(shape, 32, 10**9, 3).flops
+    assert book["kv_cache_bytes"] == 2 * 3 * (32 + 10**9) * 2 * 48 * 4
     text = run(capsys, *flags, "--compare")
     assert f"{transformer_cost(shape, 32, 3).flops:,}" in text
     assert "chinchilla" in text

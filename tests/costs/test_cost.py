@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import (
+from manyheads.costs import Convention, Cost, ModelShape, UnknownCost, count, transformer_cost
+from manyheads.costs.comparison import compare_conventions, render_comparison
+from manyheads.costs.conventions import (
     PRESETS,
-    Convention,
+    Backward,
+    Causal,
     ConventionError,
-    Cost,
-    Item,
-    ModelShape,
-    Tally,
-    UnknownCost,
-    count,
+    Embedding,
+    Recompute,
     find_convention,
-    transformer_cost,
 )
-from manyheads.costs.conventions import Backward, Causal, Embedding, Recompute
-from manyheads.costs.tables import compare_conventions, render_comparison
+from manyheads.costs.cost import Item
+from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError
 
 FORMULA = [name for name, preset in PRESETS.items() if not preset.convention.executed]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import ConventionError, Tally
-from manyheads.costs.tally import pair
+from manyheads.costs.conventions import ConventionError
+from manyheads.costs.tally import Tally, pair
 from manyheads.errors import UsageError
 
 

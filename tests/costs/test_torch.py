@@ -10,15 +10,14 @@ from manyheads.costs import (
     ModelShape,
     PooledShape,
     RecurrentShape,
-    block_cost,
     count,
     pooled_cost,
     rnn_cost,
-    shape_from_config,
     token_cost,
     transformer_cost,
 )
 from manyheads.errors import UsageError
+from manyheads.models import shape_from_config
 
 pytestmark = pytest.mark.torch
 
@@ -73,8 +72,8 @@ def test_block_forward_and_backward(torch):
     block = make_block(torch)
     x = torch.randn(B, N, D)
     wanted = torch.randn(B, N, D, requires_grad=True)
-    assert flops(torch, lambda: block(x)) == block_cost(SHAPE, N, B).flops
-    assert flops(torch, lambda: block(wanted).sum().backward()) == block_cost(SHAPE, N, B, training=True).flops
+    assert flops(torch, lambda: block(x)) == transformer_cost(SHAPE, N, B).flops
+    assert flops(torch, lambda: block(wanted).sum().backward()) == transformer_cost(SHAPE, N, B, training=True).flops
     bare = transformer_cost(SHAPE, N, B, training=True, input_gradient=False)
     assert flops(torch, lambda: block(x).sum().backward()) == bare.flops
 
@@ -85,7 +84,11 @@ def test_checkpointing_stops_early(torch):
     block = make_block(torch)
     x = torch.randn(B, N, D, requires_grad=True)
     measured = flops(torch, lambda: checkpoint(block, x, use_reentrant=False).sum().backward())
-    assert measured == block_cost(SHAPE, N, B, True, Convention(recompute="block-needed")).flops == 32_243_712
+    assert (
+        measured
+        == transformer_cost(SHAPE, N, B, True, convention=Convention(recompute="block-needed")).flops
+        == 32_243_712
+    )
 
 
 @pytest.mark.parametrize("context", [1, 64, 512])
@@ -124,8 +127,8 @@ def test_deviations_of_torch_are_still_there(torch):
     """Fused attention on CPU counts nothing, the encoder's fast path nothing at all, a causal mask saves nothing."""
     x = torch.randn(B, N, D)
     mha = 2 * 4 * B * N * D * D
-    core = block_cost(SHAPE, N, B).breakdown()["attention core"]["flops"]
-    whole = block_cost(SHAPE, N, B).flops
+    core = transformer_cost(SHAPE, N, B).breakdown()["attention core"]["flops"]
+    whole = transformer_cost(SHAPE, N, B).flops
     assert flops(torch, lambda: make_block(torch, fused=True)(x)) == whole - core
     layer = torch.nn.MultiheadAttention(D, H, batch_first=True)
     assert flops(torch, lambda: layer(x, x, x, need_weights=False)) == mha
@@ -138,7 +141,7 @@ def test_deviations_of_torch_are_still_there(torch):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         causal = flops(torch, lambda: make_block(torch, fused=True, causal=True)(x))
     assert causal == whole
-    assert causal > block_cost(ModelShape(1, D, H, causal=True), N, B).flops
+    assert causal > transformer_cost(ModelShape(1, D, H, causal=True), N, B).flops
 
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 3}

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from manyheads.models import attention_weights, fit_family, open_checkpoint, roles, state_facts
-from manyheads.models.tables import TABLES, Role
+from manyheads.models import Role, attention_weights, open_checkpoint, parameter_roles
+from manyheads.models.attention_config import attention_config
+from manyheads.models.families import FAMILIES
+from manyheads.models.parameters import parameter_map
 
 pytestmark = pytest.mark.torch
 
@@ -45,6 +47,8 @@ MODELS = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", GROUPED),
     "llama-wide": ("LlamaConfig", "LlamaModel", {**GROUPED, "head_dim": 10, "attention_bias": True, "mlp_bias": True}),
     "llama-answers": ("LlamaConfig", "LlamaForQuestionAnswering", GROUPED),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": 3}),
+    "mistral-wide": ("MistralConfig", "MistralModel", {**GROUPED, "head_dim": 10, "sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**GROUPED, "tie_word_embeddings": True}),
     "qwen2-window": (
         "Qwen2Config",
@@ -116,7 +120,7 @@ def turn(z, rotary):
 
 def forward(weights, x):
     """One attention layer in float64, from the weights in the common convention and the stated facts."""
-    facts = weights.facts
+    facts = weights.config
 
     def project(weight, bias):
         y = np.einsum("nd,hde->hne", x, weight.astype(np.float64))
@@ -143,24 +147,24 @@ def test_layers_are_those_of_the_model(built, seed):
     model, folder = built
     read, wrote = record(model, seed)
     assert len(read) == len(wrote) == 2
-    with open_checkpoint(folder) as checkpoint:
-        family = fit_family(checkpoint)
-        for layer in range(2):
-            ours = forward(attention_weights(checkpoint, layer, family), read[layer])
-            # The model computes in float32: 24 to 60 terms a sum, four sums deep.
-            assert np.abs(ours - wrote[layer]).max() < 1e-5 * max(1.0, np.abs(wrote[layer]).max())
+    checkpoint = open_checkpoint(folder)
+    family = parameter_map(checkpoint)
+    for layer in range(2):
+        ours = forward(attention_weights(checkpoint, layer, family), read[layer])
+        # The model computes in float32: 24 to 60 terms a sum, four sums deep.
+        assert np.abs(ours - wrote[layer]).max() < 1e-5 * max(1.0, np.abs(wrote[layer]).max())
     assert np.abs(wrote[0]).max() > 0.5  # the weights are large enough for the comparison to mean something
 
 
 @pytest.mark.parametrize("built", MODELS, indirect=True)
 def test_roles_cover_every_parameter(built):
     model, folder = built
-    with open_checkpoint(folder) as checkpoint:
-        weights = roles(checkpoint)
-        family = fit_family(checkpoint)
-        facts = [state_facts(family, layer) for layer in range(2)]
-        for name, tensor in checkpoint.stream():
-            assert np.isfinite(tensor).all(), name
+    checkpoint = open_checkpoint(folder)
+    weights = parameter_roles(checkpoint)
+    family = parameter_map(checkpoint)
+    facts = [attention_config(family.config, layer) for layer in range(2)]
+    for name, tensor in checkpoint.stream():
+        assert np.isfinite(tensor).all(), name
     own = [weight for weight in weights if weight.tied_to is None and weight.role is not Role.BUFFER]
     assert sum(math.prod(weight.shape) for weight in own) == model.num_parameters()
     assert len(own) == len(list(model.parameters()))
@@ -181,12 +185,12 @@ def test_roles_cover_every_parameter(built):
 
 
 def test_every_family_is_here():
-    assert {name.partition("-")[0] for name in MODELS} == set(TABLES)
+    assert {name.partition("-")[0] for name in MODELS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("built", ["gpt2", "llama"], indirect=True)
 def test_shards_of_transformers(built):
     _, folder = built
     assert (folder / "model.safetensors.index.json").exists()
-    with open_checkpoint(folder) as checkpoint:
-        assert len(checkpoint.files) > 1
+    checkpoint = open_checkpoint(folder)
+    assert len(checkpoint.files) > 1

@@ -59,6 +59,8 @@ class Count:
     """Count forward and backward pass."""
     decode: bool = False
     """Count one token with a cache of keys and values, `length` tokens being seen (itself included)."""
+    generate: Number = None
+    """Count reading `length` tokens and then generating so many more, one by one with a cache."""
     convention: Annotated[Optional[str], ABSENT] = None
     """A preset: exact, halved, dense, mac, palm, megatron, flash, chinchilla; for a function executed, executed-mac."""
     compare: bool = False
@@ -87,13 +89,13 @@ class Count:
     def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:
         data = {**cost.as_dict(), **extra}
         if self.compare:
-            from manyheads.costs.tables import compare_conventions
+            from manyheads.costs.comparison import compare_conventions
 
             data["conventions"] = {row.name: row.count for row in compare_conventions(cost)}
         return json.dumps(data, indent=2)
 
     def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:
-        from manyheads.costs.tables import render_comparison
+        from manyheads.costs.comparison import render_comparison
 
         texts = [cost.table()]
         if extra:
@@ -105,32 +107,35 @@ class Count:
     # Models
 
     def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
-        from manyheads.costs import crossover_length, kv_cache_bytes, matrix_weights, token_cost, transformer_cost
-        from manyheads.costs.formulas.memory import activation_bytes
+        from manyheads import costs
         from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
             raise UsageError("--shapes and --trips belong to a function: give package.module:function as the target")
-        if self.training and self.decode:
-            raise UsageError("--training and --decode exclude each other: a token is decoded without a backward pass")
+        if self.training + self.decode + (self.generate is not None) > 1:
+            raise UsageError("--training, --decode and --generate exclude each other: tokens have no backward pass")
         shape = self._shape()
         length = self.length if self.length is not None else (shape.fixed_length or 1024)
         convention = self._convention("exact")
-        extra: dict[str, Any] = {"length": length, "batch": self.batch, "matrix_weights": matrix_weights(shape)}
+        extra: dict[str, Any] = {"length": length, "batch": self.batch, "matrix_weights": costs.matrix_weights(shape)}
         if self.decode:
-            cost = token_cost(shape, length, self.batch, convention)
-            extra["kv_cache_bytes"] = kv_cache_bytes(shape, length, self.batch)
+            cost = costs.token_cost(shape, length, self.batch, convention)
+            extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length, self.batch)
+        elif self.generate is not None:
+            cost = costs.generation_cost(shape, length, self.generate, self.batch, convention=convention)
+            extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length + self.generate, self.batch)
         else:
-            cost = transformer_cost(shape, length, self.batch, self.training, convention=convention)
-            extra["crossover_length"] = float(crossover_length(shape))
+            cost = costs.transformer_cost(shape, length, self.batch, self.training, convention=convention)
+            extra["crossover_length"] = float(costs.crossover_length(shape))
         if self.training:
             kept = {"none": "none", "scores": "scores"}.get(convention.recompute, "block")
-            extra["activation_bytes_at_least"] = activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
+            extra["activation_bytes_at_least"] = costs.activation_bytes(shape, length, self.batch, kept)  # type: ignore[arg-type]
         return cost, extra
 
     def _shape(self) -> "ModelShape":
-        from manyheads.costs import ModelShape, read_config
+        from manyheads.costs import ModelShape
         from manyheads.errors import UsageError
+        from manyheads.models import shape_from_config
 
         names = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_hidden", "gated", "vocabulary", "causal")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
@@ -140,7 +145,7 @@ class Count:
                 raise UsageError(f"{self.target} gives the shape already: leave out {flags}")
             if not os.path.exists(self.target):
                 raise UsageError(f"{self.target}: no such file; give a config.json, or a folder with one")
-            return read_config(self.target)
+            return shape_from_config(self.target)
         if missing := [name for name in ("layers", "width", "heads") if name not in given]:
             flags = ", ".join(f"--{name}" for name in missing)
             raise UsageError(
@@ -149,7 +154,7 @@ class Count:
         return ModelShape(**given)
 
     def _convention(self, default: str) -> Any:
-        from manyheads.costs import find_convention
+        from manyheads.costs.conventions import find_convention
 
         convention = find_convention(self.convention or default)
         return replace(convention, recompute=self.recompute) if self.recompute else convention
@@ -171,6 +176,7 @@ class Count:
             "vocabulary",
             "causal",
             "length",
+            "generate",
         )
         given = [name for name in model_flags if getattr(self, name) is not None]
         given += [name for name in ("training", "decode", "recompute") if getattr(self, name)]

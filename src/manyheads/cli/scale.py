@@ -12,7 +12,6 @@ from manyheads.cli.parsing import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from manyheads.costs import ModelShape
     from manyheads.limits import Parametrization, Table, Tuned
     from manyheads.transformer import Shape
 
@@ -111,18 +110,12 @@ class Scale(Theory):
     def _program(
         self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned", notes: "Notes | None"
     ) -> str:
-        from manyheads.errors import UsageError
         from manyheads.limits.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax":
             return optax_snippet(parametrization, shape, tuned)
         if notes is None or not notes.family:
             return torch_snippet(parametrization, shape, tuned)
-        if not notes.described:
-            raise UsageError(
-                f"--snippet torch: the parameters of {notes.family!r} are not described here; give N,H,L as --to for a "
-                "program that shows the groups, or roles to Parametrization.torch_groups"
-            )
         return transformers_snippet(parametrization, shape, tuned, str(self.to), notes.fused)
 
 
@@ -134,7 +127,6 @@ class Notes:
     group: int = 1  # query heads that share a key head
     tied: bool = False
     family: str = ""  # of transformers; empty for fields of our own
-    described: bool = False  # whether its parameters are known by name
     post_norm: bool = False
     fused: bool = False  # queries, keys and values in one matrix
 
@@ -175,8 +167,9 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
-    from manyheads.costs.configs import load_config, shape_from_config
     from manyheads.errors import UsageError
+    from manyheads.models.config import load_config
+    from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape
 
     if not os.path.exists(path):
@@ -184,7 +177,7 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
     config, origin = load_config(path)
-    model = shape_from_config(config, origin)
+    model = shape_of(config, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     if key_dim * heads != model.width:
         raise UsageError(
@@ -194,23 +187,20 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
     try:
-        return Shape(key_dim, heads, model.layers), _describe(config, model, notes)
+        return Shape(key_dim, heads, model.layers), _describe(config, notes)
     except UsageError as error:
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _describe(config: dict[str, Any], model: "ModelShape", notes: Notes) -> Notes:
+def _describe(config: dict[str, Any], notes: Notes) -> Notes:
     """Add what is known of the family, whose attention may be one that the theory does not describe."""
     from manyheads.limits.parametrization.architecture import read_body
-    from manyheads.models.tables import TABLES
 
     family = config.get("model_type", "")
-    if family not in TABLES:
-        return replace(notes, family=family)
-    # Figures that the file leaves to the family's defaults are in the model's shape.
-    sizes = {TABLES[family].keys[figure][0]: getattr(model, figure) for figure in ("width", "heads", "layers")}
-    body = read_body(sizes | {key: value for key, value in config.items() if value is not None})
-    return replace(notes, family=family, described=True, post_norm=body.post_norm, fused=body.fused)
+    if not family:
+        return notes
+    body = read_body(config)
+    return replace(notes, family=family, post_norm=body.post_norm, fused=body.fused)
 
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:

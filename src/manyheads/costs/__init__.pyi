@@ -1,12 +1,6 @@
 from .chains import longest_chain as longest_chain
-from .configs import read_config as read_config
-from .configs import shape_from_config as shape_from_config
-from .conventions import PRESETS as PRESETS
 from .conventions import Convention as Convention
-from .conventions import ConventionError as ConventionError
-from .conventions import find_convention as find_convention
 from .cost import Cost as Cost
-from .cost import Item as Item
 from .cost import UnknownCost as UnknownCost
 from .counter import count as count
 from .formulas.attention import attention_cost as attention_cost
@@ -19,12 +13,8 @@ from .formulas.memory import activation_bytes as activation_bytes
 from .formulas.memory import matrix_weights as matrix_weights
 from .formulas.sequences import pooled_cost as pooled_cost
 from .formulas.sequences import rnn_cost as rnn_cost
-from .formulas.transformer import block_cost as block_cost
-from .formulas.transformer import mlp_cost as mlp_cost
-from .formulas.transformer import projection_cost as projection_cost
 from .formulas.transformer import transformer_cost as transformer_cost
 from .shapes import AttentionShape as AttentionShape
 from .shapes import ModelShape as ModelShape
 from .shapes import PooledShape as PooledShape
 from .shapes import RecurrentShape as RecurrentShape
-from .tally import Tally as Tally

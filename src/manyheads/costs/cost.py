@@ -1,7 +1,7 @@
-"""A cost: integers by named item, readable under any convention that its parts allow."""
+"""Costs: integers by named item, readable under any convention that their parts allow, as values and as text."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ RECOMPUTED: dict[str, frozenset[str]] = {
     "block+scores": frozenset({"block-again", "last-again", "scores-again"}),
     "executed": frozenset(),
 }
+FIGURES = ("flops", "elementwise", "transcendental", "bytes")
 BYTES = {
     True: "compulsory traffic: every needed input, constant and result of one call once",
     False: "compulsory traffic: every input, matrix and result of one call once; biases and norm gains left out",
@@ -241,8 +242,6 @@ class Cost:
 
     def table(self) -> str:
         """Render the breakdown as plain text, one item a line."""
-        from manyheads.costs.tables import render_cost
-
         return render_cost(self)
 
     def __str__(self) -> str:
@@ -250,4 +249,50 @@ class Cost:
 
 
 def _figures(cost: Cost) -> dict[str, int]:
-    return {name: getattr(cost, name) for name in ("flops", "elementwise", "transcendental", "bytes")}
+    return {name: getattr(cost, name) for name in FIGURES}
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Align rows of text: the first column left, the others right.
+
+    Examples
+    --------
+    >>> print(render_table(("item", "n"), [("a", "10"), ("total", "7")]))
+    item    n
+    ---------
+    a      10
+    total   7
+    """
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    texts = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    ]
+    return "\n".join([texts[0].rstrip(), "-" * max(map(len, texts)), *(text.rstrip() for text in texts[1:])])
+
+
+def render_cost(cost: Cost) -> str:
+    """Render the breakdown of a cost, its total, its convention and its notes."""
+    known = cost.lower_bound()
+    total = _figures(known)
+    unit = "FLOPs" if cost.convention.multiply_add == 2 else "MACs"
+    rows = [
+        (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
+        for name, figures in known.breakdown().items()
+    ]
+    label = "at least" if cost.unknown else "total"
+    rows.append((label, *(f"{total[column]:,}" for column in FIGURES), _share(total["flops"], total["flops"])))
+    lines = [
+        render_table(("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}"), rows),
+        f"convention {cost.convention.name}: {cost.convention.describe()}",
+        f"bytes: {BYTES[cost.convention.executed]}",
+    ]
+    lines += [f"unknown: {part}" for part in cost.unknown] + [f"note: {note}" for note in cost.notes]
+    return "\n".join(lines)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}" if whole else "-"

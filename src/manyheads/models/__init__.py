@@ -1,4 +1,4 @@
-"""Checkpoints from outside: safetensors streamed in bounded memory, the families of models and the roles of weights."""
+"""Models from outside: families, configurations, safetensors files, and the roles of parameters."""
 
 import lazy_loader
 

@@ -1,270 +1,320 @@
-"""Which family a set of names belongs to, and what each name means: explained completely, or refused."""
+"""Model families as data: modules, the roles and layouts of their tensors, and the keys of their configurations.
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+A module of sort "linear" holds `<path>.weight` and perhaps `<path>.bias`; which of them have to be there follows from
+the configuration, so that a checkpoint is explained completely or refused.
 
-from manyheads.models import refusals
-from manyheads.models.tables import MAYBE, NEVER, TABLES, Condition, Module, Role, Table
+Source of names, keys and defaults: the model classes of Hugging Face transformers (4.57 to 5.23), as they are saved.
+"""
 
+from collections.abc import Mapping
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one name of a family means.
-
-    Attributes
-    ----------
-    role
-        What the weight does.
-    kind
-        "weight", "bias", "gain" (of a norm) or "buffer".
-    layer
-        Number of the layer, None outside the layers.
-    layout
-        "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors.
-    """
-
-    role: Role
-    kind: str
-    layer: int | None
-    layout: str
+from manyheads.models.modules import ALWAYS, MAYBE, NEVER, Condition, Family, Key, Module, Role
 
 
-@dataclass(frozen=True)
-class Family:
-    """A table of a family, fitted to one configuration and one set of names by `recognise`.
-
-    Attributes
-    ----------
-    table
-        The family.
-    prefix
-        What stands before the names of the body here.
-    figures
-        Canonical figure → value of this configuration (width, heads, layers, eps, ...).
-    config
-        The configuration itself.
-    parts
-        Name → its meaning; only names that are present.
-    tied
-        Weight of a head → weight that it shares its values with, whether the first is stored or not.
-    unembedding
-        The stored weight that turns the residual stream into logits over tokens; None when the model has no such head.
-    path
-        Where the configuration comes from, for messages.
-    """
-
-    table: Table
-    prefix: str
-    figures: Mapping[str, Any]
-    config: Mapping[str, Any]
-    parts: Mapping[str, Part]
-    tied: Mapping[str, str]
-    unembedding: str | None
-    path: Path
-
-    def names(self, role: Role, kind: str = "weight", layer: int | None = None) -> tuple[str, ...]:
-        """Return the names of one role, kind and layer; none when the checkpoint has no such weight."""
-        return tuple(
-            name for name, part in self.parts.items() if (part.role, part.kind, part.layer) == (role, kind, layer)
-        )
+def _head(path: str, role: Role = Role.CLASSIFIER, sort: str = "linear") -> Module:
+    return Module(path, role, sort, when=MAYBE, bias=MAYBE)
 
 
-def recognise(config: Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json") -> Family:
-    """Explain every name of a checkpoint, or refuse.
+_CLASSIFIERS = (_head("score"), _head("classifier"), _head("qa_outputs"))
 
-    Parameters
-    ----------
-    config
-        The configuration, as in `config.json` of Hugging Face transformers.
-    names
-        The names of the tensors.
-    path
-        Where they come from, for messages.
 
-    Returns
-    -------
-    Family
-        With a meaning for each of `names`.
+def _sizes(width: int, heads: int, layers: int) -> dict[str, Key]:
+    return {
+        "width": Key("hidden_size", width),
+        "heads": Key("num_attention_heads", heads),
+        "layers": Key("num_hidden_layers", layers),
+    }
 
-    Raises
-    ------
-    UnknownFamily
-        No table describes this `model_type`.
-    ConfigInvalid
-        A figure is absent or cannot be.
-    UnexplainedNames
-        The table does not explain some names (adapters, quantised weights, wrappers, cross-attention).
-    WeightsMissing
-        The configuration requires weights that are absent.
 
-    Examples
-    --------
-    >>> config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 0}
-    >>> family = recognise(config, ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"])
-    >>> family.parts["ln_f.weight"]
-    Part(role=<Role.FINAL_NORM: 'final_norm'>, kind='gain', layer=None, layout='')
-    """
-    path, names = Path(path), list(names)
-    table, figures = read_figures(config, path)
-    model_type = table.model_type
-    if figures["layers"] > len(names):
-        raise refusals.WeightsMissing(
-            path, f"{figures['layers']:,} layers in {len(names):,} tensors", figures["layers"]
-        )
-    prefix = _find_prefix(table, names, path)
-    known = set(names)
-    parts: dict[str, Part] = {}
-    absent = []
-    for name, part, required in _expected(table, prefix, figures, known):
-        if name in known:
-            parts[name] = part
-        elif required:
-            absent.append(name)
-    if strangers := [name for name in names if name not in parts]:
-        raise refusals.UnexplainedNames(
-            path,
-            f"the family {model_type} does not explain {len(strangers)} of {len(names)} names: "
-            f"{refusals.shorten(strangers)}",
-            strangers,
-        )
-    if absent:
-        raise refusals.WeightsMissing(
-            path, f"the family {model_type} also needs {len(absent)} tensors: {', '.join(absent[:5])}", absent
-        )
-    tied, unembedding = _tie(table, prefix, figures, config, known, path)
-    return Family(
-        table=table,
-        prefix=prefix,
-        figures=MappingProxyType(figures),
-        config=config,
-        parts=MappingProxyType({name: parts[name] for name in names}),
-        tied=MappingProxyType(tied),
-        unembedding=unembedding,
-        path=path,
+def _mlp(hidden: int, vocabulary: int, activation: str = "gelu") -> dict[str, Key]:
+    return {
+        "mlp_hidden": Key("intermediate_size", hidden),
+        "vocabulary": Key("vocab_size", vocabulary),
+        "activation": Key("hidden_act", activation),
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    prefixes=("", "transformer."),
+    layout="in,out",
+    fused="parts",
+    language_heads=("LMHeadModel", "DoubleHeadsModel"),
+    keys={
+        "width": Key("n_embd", 768),
+        "heads": Key("n_head", 12),
+        "layers": Key("n_layer", 12),
+        "eps": Key("layer_norm_epsilon", 1e-5),
+        "tied": Key("tie_word_embeddings", True),
+        "scaled": Key("scale_attn_weights", True),
+        "scaled_by_layer": Key("scale_attn_by_inverse_layer_idx", False),
+    },
+    counted={
+        "mlp_hidden": Key("n_inner", None),
+        "vocabulary": Key("vocab_size", 50257),
+        "activation": Key("activation_function", "gelu_new"),
+    },
+    ties={"lm_head.weight": "wte.weight"},
+    body=(
+        Module("wte", Role.EMBEDDING, "table"),
+        Module("wpe", Role.POSITION, "table"),
+        Module("h.{layer}.ln_1", Role.ATTENTION_NORM, "norm"),
+        Module("h.{layer}.attn.c_attn", Role.QUERY_KEY_VALUE),
+        Module("h.{layer}.attn.c_proj", Role.OUTPUT),
+        Module("h.{layer}.attn.bias", Role.BUFFER, "bare", MAYBE),
+        Module("h.{layer}.attn.masked_bias", Role.BUFFER, "bare", MAYBE),
+        Module("h.{layer}.ln_2", Role.MLP_NORM, "norm"),
+        Module("h.{layer}.mlp.c_fc", Role.MLP_IN),
+        Module("h.{layer}.mlp.c_proj", Role.MLP_OUT),
+        Module("ln_f", Role.FINAL_NORM, "norm"),
+    ),
+    heads=(
+        _head("lm_head", Role.UNEMBEDDING, "table"),
+        _head("multiple_choice_head.summary"),
+        *_CLASSIFIERS,
+    ),
+)
+
+GPT_NEOX = Family(
+    model_type="gpt_neox",
+    prefixes=("", "gpt_neox."),
+    fused="heads",
+    keys={
+        **_sizes(6144, 64, 44),
+        "eps": Key("layer_norm_eps", 1e-5),
+        "tied": Key("tie_word_embeddings", False),
+        "parallel": Key("use_parallel_residual", True),
+        "attention_bias": Key("attention_bias", True),
+        "rotary_theta": Key("rotary_emb_base", 10000.0),
+        "rotary_fraction": Key("rotary_pct", 0.25),
+    },
+    counted=_mlp(24576, 50432),
+    ties={"embed_out.weight": "embed_in.weight"},
+    body=(
+        Module("embed_in", Role.EMBEDDING, "table"),
+        Module("layers.{layer}.input_layernorm", Role.ATTENTION_NORM, "norm"),
+        Module("layers.{layer}.attention.query_key_value", Role.QUERY_KEY_VALUE, bias=("attention_bias",)),
+        Module("layers.{layer}.attention.dense", Role.OUTPUT, bias=("attention_bias",)),
+        Module("layers.{layer}.attention.bias", Role.BUFFER, "bare", MAYBE),
+        Module("layers.{layer}.attention.masked_bias", Role.BUFFER, "bare", MAYBE),
+        Module("layers.{layer}.attention.rotary_emb.inv_freq", Role.BUFFER, "bare", MAYBE),
+        Module("layers.{layer}.post_attention_layernorm", Role.MLP_NORM, "norm"),
+        Module("layers.{layer}.mlp.dense_h_to_4h", Role.MLP_IN),
+        Module("layers.{layer}.mlp.dense_4h_to_h", Role.MLP_OUT),
+        Module("final_layer_norm", Role.FINAL_NORM, "norm"),
+    ),
+    heads=(_head("embed_out", Role.UNEMBEDDING, "table"), *_CLASSIFIERS),
+)
+
+_OPT_AFFINE = ("layer_norm_elementwise_affine",)
+_OPT_BIAS = ("enable_bias",)
+OPT = Family(
+    model_type="opt",
+    prefixes=("", "decoder.", "model.decoder."),
+    norm_place="norm_before",
+    position_offset=2,
+    keys={
+        **_sizes(768, 12, 12),
+        "tied": Key("tie_word_embeddings", True),
+        "norm_before": Key("do_layer_norm_before", True),
+        "no_final_norm": Key("_remove_final_layer_norm", False),
+        "enable_bias": Key("enable_bias", True),
+        "layer_norm_elementwise_affine": Key("layer_norm_elementwise_affine", True),
+        "eps": Key("", 1e-5),  # fixed in the model, not a key
+    },
+    counted={
+        "mlp_hidden": Key("ffn_dim", 3072),
+        "vocabulary": Key("vocab_size", 50272),
+        "embedding_width": Key("word_embed_proj_dim", None),
+        "activation": Key("activation_function", "relu"),
+    },
+    ties={"lm_head.weight": "embed_tokens.weight"},
+    body=(
+        Module("embed_tokens", Role.EMBEDDING, "table"),
+        Module("embed_positions", Role.POSITION, "table"),
+        # Only where the embedding is narrower than the residual stream (OPT-350M).
+        Module("project_in", Role.EMBEDDING_PROJECTION, when=MAYBE, bias=NEVER),
+        Module("project_out", Role.UNEMBEDDING_PROJECTION, when=MAYBE, bias=NEVER),
+        Module("layers.{layer}.self_attn_layer_norm", Role.ATTENTION_NORM, "norm", _OPT_AFFINE, _OPT_AFFINE),
+        Module("layers.{layer}.self_attn.q_proj", Role.QUERY, bias=_OPT_BIAS),
+        Module("layers.{layer}.self_attn.k_proj", Role.KEY, bias=_OPT_BIAS),
+        Module("layers.{layer}.self_attn.v_proj", Role.VALUE, bias=_OPT_BIAS),
+        Module("layers.{layer}.self_attn.out_proj", Role.OUTPUT, bias=_OPT_BIAS),
+        Module("layers.{layer}.final_layer_norm", Role.MLP_NORM, "norm", _OPT_AFFINE, _OPT_AFFINE),
+        Module("layers.{layer}.fc1", Role.MLP_IN, bias=_OPT_BIAS),
+        Module("layers.{layer}.fc2", Role.MLP_OUT, bias=_OPT_BIAS),
+        Module(
+            "final_layer_norm",
+            Role.FINAL_NORM,
+            "norm",
+            ("norm_before", "!no_final_norm", *_OPT_AFFINE),
+            ("norm_before", "!no_final_norm", *_OPT_AFFINE),
+        ),
+    ),
+    heads=(_head("lm_head", Role.UNEMBEDDING, "table"), *_CLASSIFIERS),
+)
+
+
+def _gated(attention_bias: Condition, output_bias: Condition, mlp_bias: Condition) -> tuple[Module, ...]:
+    """Return the body that LLaMA, Mistral and Qwen2 share; only the biases differ."""
+    return (
+        Module("embed_tokens", Role.EMBEDDING, "table"),
+        Module("layers.{layer}.input_layernorm", Role.ATTENTION_NORM, "norm", bias=NEVER),
+        Module("layers.{layer}.self_attn.q_proj", Role.QUERY, bias=attention_bias),
+        Module("layers.{layer}.self_attn.k_proj", Role.KEY, bias=attention_bias),
+        Module("layers.{layer}.self_attn.v_proj", Role.VALUE, bias=attention_bias),
+        Module("layers.{layer}.self_attn.o_proj", Role.OUTPUT, bias=output_bias),
+        Module("layers.{layer}.self_attn.rotary_emb.inv_freq", Role.BUFFER, "bare", MAYBE),
+        Module("layers.{layer}.post_attention_layernorm", Role.MLP_NORM, "norm", bias=NEVER),
+        Module("layers.{layer}.mlp.gate_proj", Role.MLP_GATE, bias=mlp_bias),
+        Module("layers.{layer}.mlp.up_proj", Role.MLP_IN, bias=mlp_bias),
+        Module("layers.{layer}.mlp.down_proj", Role.MLP_OUT, bias=mlp_bias),
+        Module("norm", Role.FINAL_NORM, "norm", bias=NEVER),
     )
 
 
-def read_figures(config: Mapping[str, Any], path: Path | str = "config.json") -> tuple[Table, dict[str, Any]]:
-    """Look up the family and its canonical figures, with the family's defaults, and refuse those that cannot be.
-
-    Raises
-    ------
-    UnknownFamily
-        No table describes this `model_type`.
-    ConfigInvalid
-        A figure is absent or cannot be.
-
-    Examples
-    --------
-    >>> table, figures = read_figures({"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 1})
-    >>> table.fused, figures["key_dim"]
-    ('parts', 2)
-    """
-    path, model_type = Path(path), config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in TABLES:
-        raise refusals.UnknownFamily(
-            path, f"model_type {str(model_type)[:80]!r} is none of {', '.join(TABLES)}", model_type
-        )
-    table = TABLES[model_type]
-    figures: dict[str, Any] = {}
-    for figure, (key, default) in table.keys.items():
-        value = config.get(key) if key else None
-        value = default if value is None else value
-        if default is None or (isinstance(default, int) and not isinstance(default, bool)):
-            fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            kind = "a whole number"
-        elif isinstance(default, bool):
-            fits, kind = isinstance(value, bool), "true or false"
-        else:
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
-            kind = "a positive number"
-        if not fits:
-            raise refusals.ConfigInvalid(path, f"{key} is {str(value)[:80]!r}, not {kind}", value)
-        figures[figure] = value
-    width, heads = figures["width"], figures["heads"]
-    figures["key_dim"] = figures.get("key_dim") or (width // heads if heads else 0)
-    figures["key_value_heads"] = figures.get("key_value_heads") or heads
-    if not (width and heads and figures["key_dim"]):
-        raise refusals.ConfigInvalid(path, f"width {width} and {heads} heads", (width, heads))
-    if width % heads and not config.get(table.keys.get("key_dim", ("", 0))[0]):
-        raise refusals.ConfigInvalid(path, f"the width {width} is no multiple of the {heads} heads", (width, heads))
-    if heads % figures["key_value_heads"]:
-        groups = figures["key_value_heads"]
-        raise refusals.ConfigInvalid(path, f"{heads} heads cannot share {groups} key-value heads", groups)
-    return table, figures
+def _grouped(width: int, heads: int, layers: int, key_value_heads: int | None) -> dict[str, Key]:
+    """Return the keys that LLaMA, Mistral and Qwen2 share."""
+    return {
+        **_sizes(width, heads, layers),
+        "key_value_heads": Key("num_key_value_heads", key_value_heads, null=None),
+        "key_dim": Key("head_dim", None),
+        "eps": Key("rms_norm_eps", 1e-6),
+        "tied": Key("tie_word_embeddings", False),
+        "rotary_theta": Key("rope_theta", 10000.0),
+        "rotary_fraction": Key("partial_rotary_factor", 1.0),
+    }
 
 
-def _find_prefix(table: Table, names: Iterable[str], path: Path) -> str:
-    """Find the prefix under which the first module of the body, which every model has, is present."""
-    first = table.body[0]
-    known = set(names)
-    anchors = {prefix: prefix + first.path + ("" if first.sort == "bare" else ".weight") for prefix in table.prefixes}
-    found = [prefix for prefix, anchor in anchors.items() if anchor in known]
-    if not found:
-        raise refusals.UnexplainedNames(
-            path,
-            f"the family {table.model_type} begins with {' or '.join(anchors.values())}, none of which is among "
-            f"{refusals.shorten(sorted(known)) or 'no names'}",
-            sorted(known),
-        )
-    return found[0]
+LLAMA = Family(
+    model_type="llama",
+    prefixes=("", "model.", "transformer."),
+    norm="rms",
+    keys={
+        **_grouped(4096, 32, 32, None),
+        "attention_bias": Key("attention_bias", False),
+        "mlp_bias": Key("mlp_bias", False),
+    },
+    counted=_mlp(11008, 32000, "silu"),
+    ties={"lm_head.weight": "embed_tokens.weight"},
+    body=_gated(("attention_bias",), ("attention_bias",), ("mlp_bias",)),
+    heads=(_head("lm_head", Role.UNEMBEDDING, "table"), *_CLASSIFIERS),
+)
 
+MISTRAL = Family(
+    model_type="mistral",
+    prefixes=("", "model.", "transformer."),
+    norm="rms",
+    keys={
+        **_grouped(4096, 32, 32, 8),
+        "windowed": Key("", True),
+        "window": Key("sliding_window", 4096, null=0),
+        "window_from_layer": Key("", 0),
+    },
+    counted=_mlp(14336, 32000, "silu"),
+    ties={"lm_head.weight": "embed_tokens.weight"},
+    body=_gated(NEVER, NEVER, NEVER),
+    heads=(_head("lm_head", Role.UNEMBEDDING, "table"), *_CLASSIFIERS),
+)
 
-def _holds(condition: Condition, figures: Mapping[str, Any]) -> bool:
-    return condition != NEVER and all(
-        not figures[key[1:]] if key.startswith("!") else figures[key] for key in condition
-    )
+QWEN2 = Family(
+    model_type="qwen2",
+    prefixes=("", "model.", "transformer."),
+    norm="rms",
+    keys={
+        **_grouped(4096, 32, 32, 32),
+        "windowed": Key("use_sliding_window", False),
+        "window": Key("sliding_window", 4096, null=0),
+        "window_from_layer": Key("max_window_layers", 28),
+    },
+    counted=_mlp(22016, 151936, "silu"),
+    ties={"lm_head.weight": "embed_tokens.weight"},
+    body=_gated(ALWAYS, NEVER, NEVER),
+    heads=(_head("lm_head", Role.UNEMBEDDING, "table"), *_CLASSIFIERS),
+)
 
+BERT = Family(
+    model_type="bert",
+    prefixes=("", "bert."),
+    causal="decoder",
+    norm_place="post",
+    language_heads=("ForMaskedLM", "ForPreTraining", "LMHeadModel"),
+    renamed_norms=True,
+    keys={
+        **_sizes(768, 12, 12),
+        "eps": Key("layer_norm_eps", 1e-12),
+        "tied": Key("tie_word_embeddings", True),
+        "decoder": Key("is_decoder", False),
+    },
+    counted=_mlp(3072, 30522),
+    ties={
+        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    body=(
+        Module("embeddings.word_embeddings", Role.EMBEDDING, "table"),
+        Module("embeddings.position_embeddings", Role.POSITION, "table"),
+        Module("embeddings.token_type_embeddings", Role.SEGMENT, "table"),
+        Module("embeddings.LayerNorm", Role.EMBEDDING_NORM, "norm"),
+        Module("embeddings.position_ids", Role.BUFFER, "bare", MAYBE),
+        Module("encoder.layer.{layer}.attention.self.query", Role.QUERY),
+        Module("encoder.layer.{layer}.attention.self.key", Role.KEY),
+        Module("encoder.layer.{layer}.attention.self.value", Role.VALUE),
+        Module("encoder.layer.{layer}.attention.output.dense", Role.OUTPUT),
+        Module("encoder.layer.{layer}.attention.output.LayerNorm", Role.ATTENTION_NORM, "norm"),
+        Module("encoder.layer.{layer}.intermediate.dense", Role.MLP_IN),
+        Module("encoder.layer.{layer}.output.dense", Role.MLP_OUT),
+        Module("encoder.layer.{layer}.output.LayerNorm", Role.MLP_NORM, "norm"),
+        Module("pooler.dense", Role.POOLER, when=MAYBE),
+    ),
+    heads=(
+        _head("cls.predictions.bias", Role.UNEMBEDDING, "bare"),
+        Module("cls.predictions.transform.dense", Role.HEAD_TRANSFORM, when=MAYBE),
+        Module("cls.predictions.transform.LayerNorm", Role.HEAD_NORM, "norm", when=MAYBE),
+        _head("cls.predictions.decoder", Role.UNEMBEDDING),
+        _head("cls.seq_relationship"),
+        *_CLASSIFIERS,
+    ),
+)
 
-def _expected(
-    table: Table, prefix: str, figures: Mapping[str, Any], known: set[str]
-) -> Iterator[tuple[str, Part, bool]]:
-    """Go through every name the family may hold: the name, its meaning, and whether it has to be there."""
-    for module in table.body:
-        for layer in range(figures["layers"]) if "{layer}" in module.path else [None]:
-            path = prefix + module.path.replace("{layer}", str(layer))
-            yield from _tensors(module, path, layer, table, figures, known)
-    for module in table.heads:
-        yield from _tensors(module, module.path, None, table, figures, known)
+VIT = Family(
+    model_type="vit",
+    prefixes=("", "vit."),
+    causal=False,
+    language_heads=(),
+    keys={
+        **_sizes(768, 12, 12),
+        "eps": Key("layer_norm_eps", 1e-12),
+        "qkv_bias": Key("qkv_bias", True),
+    },
+    counted={
+        "mlp_hidden": Key("intermediate_size", 3072),
+        "activation": Key("hidden_act", "gelu"),
+        "image": Key("image_size", 224),
+        "patch": Key("patch_size", 16),
+        "channels": Key("num_channels", 3),
+        "labels": Key("num_labels", 2),
+    },
+    body=(
+        Module("embeddings.cls_token", Role.MARKER, "bare"),
+        Module("embeddings.mask_token", Role.MARKER, "bare", MAYBE),
+        Module("embeddings.position_embeddings", Role.POSITION, "bare"),
+        Module("embeddings.patch_embeddings.projection", Role.PATCH),
+        Module("encoder.layer.{layer}.layernorm_before", Role.ATTENTION_NORM, "norm"),
+        Module("encoder.layer.{layer}.attention.attention.query", Role.QUERY, bias=("qkv_bias",)),
+        Module("encoder.layer.{layer}.attention.attention.key", Role.KEY, bias=("qkv_bias",)),
+        Module("encoder.layer.{layer}.attention.attention.value", Role.VALUE, bias=("qkv_bias",)),
+        Module("encoder.layer.{layer}.attention.output.dense", Role.OUTPUT),
+        Module("encoder.layer.{layer}.layernorm_after", Role.MLP_NORM, "norm"),
+        Module("encoder.layer.{layer}.intermediate.dense", Role.MLP_IN),
+        Module("encoder.layer.{layer}.output.dense", Role.MLP_OUT),
+        Module("layernorm", Role.FINAL_NORM, "norm"),
+        Module("pooler.dense", Role.POOLER, when=MAYBE),
+    ),
+    heads=(*_CLASSIFIERS, _head("decoder.0")),
+)
 
-
-def _tensors(
-    module: Module, path: str, layer: int | None, table: Table, figures: Mapping[str, Any], known: set[str]
-) -> Iterator[tuple[str, Part, bool]]:
-    kind, gain, bias = ("gain" if module.sort == "norm" else "weight"), ".weight", ".bias"
-    if module.sort == "norm" and table.renamed_norms and path + ".gamma" in known:
-        gain, bias = ".gamma", ".beta"
-    if module.sort == "bare":
-        gain, kind = "", "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
-    layout = ""
-    if module.sort == "linear":  # a table's layout is that of its blocks; heads and patches are always (out, in, ...)
-        layout = table.layout if "{layer}" in module.path else "out,in"
-    # A module that may be absent is absent as a whole: its weight without its bias is half a download.
-    open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
-    if module.when == MAYBE or _holds(module.when, figures):
-        yield path + gain, Part(module.role, kind, layer, layout if kind == "weight" else ""), not open_ended
-    if module.sort in ("linear", "norm") and (module.bias == MAYBE or _holds(module.bias, figures)):
-        yield path + bias, Part(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
-
-
-def _tie(
-    table: Table, prefix: str, figures: Mapping[str, Any], config: Mapping[str, Any], known: set[str], path: Path
-) -> tuple[dict[str, str], str | None]:
-    """Say which weights of heads share the values of others, and which stored weight is the unembedding."""
-    architectures = config.get("architectures")
-    architectures = architectures if isinstance(architectures, list) else []
-    speaks = any(isinstance(name, str) and name.endswith(table.language_heads) for name in architectures)
-    tied: dict[str, str] = {}
-    unembedding = None
-    for number, (head, source) in enumerate(table.ties.items()):
-        source = source if source in known else prefix + source
-        if figures["tied"] and source in known and (speaks or head in known):
-            tied[head] = source
-        if number == 0:
-            unembedding = tied.get(head, head if head in known else None)
-            if speaks and unembedding is None:
-                raise refusals.WeightsMissing(path, f"{head} is neither stored nor tied", head)
-    return tied, unembedding
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family for family in (GPT2, GPT_NEOX, OPT, LLAMA, MISTRAL, QWEN2, BERT, VIT)
+}
+"""The known families by the `model_type` of their configuration."""

@@ -9,17 +9,17 @@ Source: the safetensors format, https://github.com/huggingface/safetensors (sect
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from manyheads.models import refusals
-from manyheads.models.strictjson import parse_json
+from manyheads.models.refusals import INTERRUPTED, FileDamaged, PickleRefused
+from manyheads.models.strict_json import parse_json
 
 HEADER_LIMIT = 100_000_000
 """The longest header in bytes: the limit of the format's own library."""
@@ -79,104 +79,80 @@ class Entry:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a safetensors file holds: its tensors in the order of the file, and its metadata."""
-
-    entries: Mapping[str, Entry]
-    metadata: Mapping[str, str]
-
-
-def read_header(read: Callable[[int, int], bytes | bytearray], size: int, path: Path) -> Header:
+def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read and check the header of a file of `size` bytes.
 
     Parameters
     ----------
-    read
-        `read(offset, count)` returns exactly `count` bytes.
-    size
-        The length of the whole file in bytes.
+    file, size
+        The open file at its start, and its length in bytes.
     path
         Its path, for messages.
 
+    Returns
+    -------
+    dict[str, Entry], dict[str, str]
+        The tensors in the order of the file, and the metadata.
+
     Raises
     ------
-    CheckpointRefused
-        One subclass for each rule; nothing larger than the header itself is allocated before all of them hold.
+    FileDamaged, PickleRefused
+        A rule is broken; nothing larger than the header itself is allocated before all of them hold.
     """
-    if size == 0:
-        raise refusals.EmptyFile(path, "0 bytes", 0)
     if size < 8:
-        raise refusals.FileTooShort(path, f"{size} bytes; a safetensors file has at least 8", size)
-    start = read(0, 8)
+        raise FileDamaged(path, f"{size} bytes; a safetensors file has at least 8", "" if size else INTERRUPTED)
+    start = file.read(8)
     length = int.from_bytes(start, "little")
     if length > HEADER_LIMIT:
         if start[:4] == b"PK\x03\x04" or (start[0] == 0x80 and start[1] in range(2, 6)):
-            raise refusals.PickleRefused(path, "begins like a pickled PyTorch file", start)
-        raise refusals.HeaderTooLarge(path, f"a header of {length:,} bytes; at most {HEADER_LIMIT:,}", length)
+            raise PickleRefused(path, "begins like a pickled PyTorch file")
+        raise FileDamaged(path, f"a header of {length:,} bytes; at most {HEADER_LIMIT:,}")
     if length > size - 8:
-        raise refusals.HeaderBeyondFile(path, f"a header of {length:,} bytes in a file of {size:,}", length)
-    return parse_header(read(8, length), 8 + length, size, path)
-
-
-def parse_header(raw: bytes | bytearray, data_start: int, size: int, path: Path) -> Header:
-    """Check the JSON text of a header against the size of its file.
-
-    Parameters
-    ----------
-    raw
-        The JSON text.
-    data_start, size
-        Where the data begin, and where the file ends.
-    path
-        The file, for messages.
-    """
+        raise FileDamaged(path, f"a header of {length:,} bytes in a file of {size:,}")
+    raw = file.read(length)
     if not raw.startswith(b"{"):
-        raise refusals.JSONNotObject(path, f"the header begins with {bytes(raw[:1])!r}, not with '{{'", raw[:16])
+        raise FileDamaged(path, f"the header begins with {raw[:1]!r}, not with '{{'")
     table = parse_json(raw, path)
     metadata = table.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise refusals.MetadataInvalid(path, "__metadata__ is not a table of strings")
-    entries = [_entry(name, fields, data_start, path) for name, fields in table.items()]
+        raise FileDamaged(path, "__metadata__ is not a table of strings")
+    entries = [_entry(name, fields, 8 + length, path) for name, fields in table.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
-    _check_tiling(entries, data_start, size, path)
-    return Header(
-        entries=MappingProxyType({entry.name: entry for entry in entries}), metadata=MappingProxyType(metadata)
-    )
+    _check_tiling(entries, 8 + length, size, path)
+    return {entry.name: entry for entry in entries}, metadata
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_LIMIT
 
 
 def _entry(name: str, fields: Any, data_start: int, path: Path) -> Entry:
+    """Check one entry by itself."""
     who = f"tensor {name[:120]!r}"
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         given = sorted(fields)[:8] if isinstance(fields, dict) else type(fields).__name__
-        raise refusals.EntryInvalid(path, f"{who} has {given}, not exactly dtype, shape and data_offsets", given)
+        raise FileDamaged(path, f"{who} has {given}, not exactly dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise refusals.UnknownDtype(path, f"{who} has dtype {str(dtype)[:40]!r}, not one of {', '.join(DTYPES)}", dtype)
+        found = f"{who} has dtype {str(dtype)[:40]!r}, not one of {', '.join(DTYPES)}"
+        raise FileDamaged(path, found, "convert the file to one of these types; nothing is read by guesswork")
+    itemsize = DTYPES[dtype].itemsize
     if (
         not isinstance(shape, list)
         or len(shape) > DIMENSION_LIMIT
-        or not all(_is_integer(side) and 0 <= side <= SIZE_LIMIT for side in shape)
+        or not all(map(_is_size, shape))
         # NumPy counts the bytes of an empty array as if its zeros were ones, and so must this check.
-        or math.prod(side or 1 for side in shape) * DTYPES[dtype].itemsize > SIZE_LIMIT
+        or math.prod(side or 1 for side in shape) * itemsize > SIZE_LIMIT
     ):
-        raise refusals.ShapeInvalid(path, f"{who} has shape {str(shape)[:200]}", shape)
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(_is_integer(offset) for offset in offsets)
-        or not 0 <= offsets[0] <= offsets[1]
-    ):
-        raise refusals.OffsetsInvalid(path, f"{who} has data_offsets {str(offsets)[:200]}", offsets)
+        raise FileDamaged(path, f"{who} has shape {str(shape)[:200]}")
+    pair = isinstance(offsets, list) and len(offsets) == 2 and all(map(_is_size, offsets))
+    if not pair or offsets[0] > offsets[1]:
+        raise FileDamaged(path, f"{who} has data_offsets {str(offsets)[:200]}")
     begin, end = offsets
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    needed = math.prod(shape) * itemsize
     if needed != end - begin:
-        raise refusals.ByteCountMismatch(
-            path, f"{who}: {dtype} of shape {shape} takes {needed:,} bytes, its offsets span {end - begin:,}", needed
+        raise FileDamaged(
+            path, f"{who}: {dtype} of shape {shape} takes {needed:,} bytes, its offsets span {end - begin:,}"
         )
     return Entry(name, dtype, tuple(shape), data_start + begin, needed)
 
@@ -186,18 +162,13 @@ def _check_tiling(entries: list[Entry], data_start: int, size: int, path: Path) 
     reached = data_start
     for entry in entries:
         end = entry.offset + entry.nbytes
+        who = f"tensor {entry.name[:120]!r}"
         if end > size:
-            raise refusals.OffsetsBeyondFile(
-                path, f"tensor {entry.name[:120]!r} ends at byte {end:,} of a file of {size:,}", end
-            )
+            raise FileDamaged(path, f"{who} ends at byte {end:,} of a file of {size:,}", INTERRUPTED)
         if entry.offset < reached:
-            raise refusals.TensorsOverlap(
-                path, f"tensor {entry.name[:120]!r} begins {reached - entry.offset:,} bytes inside another", entry.name
-            )
+            raise FileDamaged(path, f"{who} begins {reached - entry.offset:,} bytes inside another")
         if entry.offset > reached:
-            raise refusals.GapBetweenTensors(
-                path, f"{entry.offset - reached:,} unclaimed bytes before tensor {entry.name[:120]!r}", entry.name
-            )
+            raise FileDamaged(path, f"{entry.offset - reached:,} unclaimed bytes before {who}")
         reached = end
     if reached < size:
-        raise refusals.TrailingBytes(path, f"{size - reached:,} unclaimed bytes at the end", size - reached)
+        raise FileDamaged(path, f"{size - reached:,} unclaimed bytes at the end")

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from manyheads.costs import (
     Convention,
     ModelShape,
-    block_cost,
     count,
     crossover_length,
     matrix_weights,
-    mlp_cost,
-    projection_cost,
     transformer_cost,
 )
 from manyheads.errors import UsageError
@@ -41,9 +38,12 @@ def assert_block_equal(reference, shape, length, batch):
     w, x = weights_of(reference, shape), reference.array(batch, length, shape.width)
     block = block_of(reference, shape)
     pass_through = count(block, w, x)
-    formula = block_cost(shape, length, batch, convention=DENSE)
+    formula = transformer_cost(shape, length, batch, convention=DENSE)
     assert (pass_through.flops, pass_through.bytes) == (formula.flops, formula.bytes)
-    assert count(reference.train_all(block), w, x).flops == block_cost(shape, length, batch, True, DENSE).flops
+    assert (
+        count(reference.train_all(block), w, x).flops
+        == transformer_cost(shape, length, batch, True, convention=DENSE).flops
+    )
     # Without gradient of the input; the reference norm has no gain whose gradient would ask for it.
     bare = replace(shape, layers=1)
     alone = transformer_cost(bare, length, batch, training=True, input_gradient=False, convention=DENSE)
@@ -67,23 +67,23 @@ def test_random_large_blocks(reference, sizes, heads, gated, causal):
 def test_parts_of_a_block(reference):
     shape = replace(PLAIN, kv_heads=2)
     w, x = weights_of(reference, shape), reference.array(2, 64, 48)
-    mlp = mlp_cost(shape, 64, 2)
-    assert count(reference.mlp, w, x).flops == mlp.flops == 4 * 4 * 2 * 64 * 48**2
+    flops = {name: row["flops"] for name, row in transformer_cost(shape, 64, 2).breakdown().items()}
+    mlp = flops["mlp in"] + flops["mlp out"]
+    assert count(reference.mlp, w, x).flops == mlp == 4 * 4 * 2 * 64 * 48**2
     projections = count(lambda w, x: (x @ w["q"], x @ w["k"], x @ w["v"], x @ w["o"]), w, x)
-    assert projections.flops == projection_cost(shape, 64, 2).flops
+    assert projections.flops == flops["query, key, value"] + flops["output projection"]
     whole = count(lambda w, x: reference.mha(w, x, 4, 2, False), w, x).flops
-    core = block_cost(shape, 64, 2).breakdown()["attention core"]["flops"]
-    assert whole == core + projections.flops == 3_342_336
-    assert block_cost(shape, 64, 2).flops == whole + mlp.flops
+    assert whole == flops["attention core"] + projections.flops == 3_342_336
+    assert transformer_cost(shape, 64, 2).flops == whole + mlp
 
 
 def test_published_figures():
-    assert block_cost(PLAIN, 64, 2).flops == 8_650_752
-    assert block_cost(PLAIN, 64, 2, training=True).flops == 25_952_256
+    assert transformer_cost(PLAIN, 64, 2).flops == 8_650_752
+    assert transformer_cost(PLAIN, 64, 2, training=True).flops == 25_952_256
     assert transformer_cost(PLAIN, 64, 2, training=True, input_gradient=False).flops == 24_182_784
     needed = Convention(causal="dense", recompute="block-needed")
-    assert block_cost(PLAIN, 64, 2, training=True).to(needed).flops == 32_243_712
-    assert block_cost(PLAIN, 64, 2, training=True).to("megatron").flops == 4 * 8_650_752
+    assert transformer_cost(PLAIN, 64, 2, training=True).to(needed).flops == 32_243_712
+    assert transformer_cost(PLAIN, 64, 2, training=True).to("megatron").flops == 4 * 8_650_752
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -212,7 +212,7 @@ def test_activations_count_what_they_compute(reference):
     }
     for name, fn in written.items():
         shape = ModelShape(1, 4, 1, 12, activation=name, biases="none")
-        formula = mlp_cost(shape, 7).breakdown()["activation"]
+        formula = transformer_cost(shape, 7).breakdown()["activation"]
         counted = count(fn, x)
         # relu as a maximum is one operation; the comparison with select is two.
         expected = formula["elementwise"] + (7 * 12 if name == "relu" else 0)
@@ -223,7 +223,7 @@ def test_attention_outgrows_the_block_at_the_crossover():
     for shape in (ModelShape(1, 48, 4, causal=False), ModelShape(1, 48, 6, 96, 2, 8, True, causal=False)):
         at = crossover_length(shape)
         assert at.denominator == 1
-        rows = block_cost(shape, int(at), 3).breakdown()
+        rows = transformer_cost(shape, int(at), 3).breakdown()
         core = rows.pop("attention core")["flops"]
         assert core == sum(row["flops"] for row in rows.values())
     assert crossover_length(PLAIN) == (2 + 4) * 48

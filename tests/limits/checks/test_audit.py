@@ -24,7 +24,7 @@ from manyheads.limits import (
 )
 from manyheads.limits.parametrization.architecture import read_body
 from manyheads.limits.parametrization.targets import role_factors
-from manyheads.models.tables import TABLES
+from manyheads.models.families import FAMILIES as TABLES
 from manyheads.transformer import Shape
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads
@@ -482,7 +482,7 @@ def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
     json.dumps(audit.as_dict(), allow_nan=False)
 
 
-KEYS = sorted({key for table in TABLES.values() for key, _ in table.keys.values() if key})
+KEYS = sorted({key.name for table in TABLES.values() for key in table.keys.values() if key.name})
 values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3) | st.lists(st.none())
 
 

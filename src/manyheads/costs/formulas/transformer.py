@@ -185,7 +185,7 @@ def transformer_cost(
     Parameters
     ----------
     shape
-        Sizes of the model; `manyheads.costs.read_config` reads one from a file.
+        Sizes of the model; `manyheads.models.shape_from_config` reads one from a file.
     length, batch
         Tokens of a sequence, `n`, and sequences, `b`.
     training
@@ -219,46 +219,3 @@ def transformer_cost(
     items = model_items(shape, call, training, input_gradient)
     moved = _model_traffic(shape, call, training, input_gradient)
     return Cost(merge((*items, moved)), notes=shape.notes).to(convention)
-
-
-def block_cost(
-    shape: ModelShape, length: int, batch: int = 1, training: bool = False, convention: str | Convention = "exact"
-) -> Cost:
-    """Count one block, `b n [(8 + 4 r) d^2 + 4 n d]` in the plain case, whatever `shape.layers` and its vocabulary are.
-
-    Examples
-    --------
-    >>> block_cost(ModelShape(layers=12, width=48, heads=4, causal=False), 64, batch=2, training=True).flops
-    25952256
-    """
-    plain = {"vocabulary": 0, "unembedding": False, "embedding_width": None, "patch_features": 0, "special_tokens": 0}
-    bare = replace(shape, layers=1, classes=0, head_transform=False, **plain)  # type: ignore[arg-type]
-    return transformer_cost(bare, length, batch, training, convention=convention)
-
-
-def projection_cost(
-    shape: ModelShape, length: int, batch: int = 1, training: bool = False, convention: str | Convention = "exact"
-) -> Cost:
-    """Count the four projections of one layer: `8 b n d^2`, grouped `4 b n d d_k (h + h_kv)`.
-
-    Examples
-    --------
-    >>> projection_cost(ModelShape(layers=1, width=48, heads=4), 64, batch=2).flops
-    2359296
-    """
-    items = pass_items(projection_parts(shape, Call(length, length, batch)), training)
-    return Cost(items, notes=shape.notes).to(convention)
-
-
-def mlp_cost(
-    shape: ModelShape, length: int, batch: int = 1, training: bool = False, convention: str | Convention = "exact"
-) -> Cost:
-    """Count the MLP of one layer: `4 r b n d^2`, gated `6 r b n d^2`.
-
-    Examples
-    --------
-    >>> mlp_cost(ModelShape(layers=1, width=48, heads=4, gated=True), 64, batch=2).flops
-    7077888
-    """
-    items = pass_items(mlp_parts(shape, Call(length, length, batch)), training)
-    return Cost(items, notes=shape.notes).to(convention)

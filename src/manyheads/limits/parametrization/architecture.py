@@ -14,9 +14,11 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from manyheads.errors import UsageError
-from manyheads.models.families import Family, read_figures, recognise
+from manyheads.models.config import ModelConfig
+from manyheads.models.config import read_config as read_family_config
+from manyheads.models.modules import Role
+from manyheads.models.parameters import ParameterMap, recognize
 from manyheads.models.refusals import CheckpointRefused
-from manyheads.models.tables import Role, Table
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.weights import ROLE_OF
 
@@ -207,13 +209,13 @@ def read_config(
     (4, ('query_bias', 'key_bias', 'value_bias'))
     """
     groups = [(each,) if isinstance(each, str) else tuple(each) for each in names]
-    family = _recognise(config, groups)
-    body = _read_body(family.table, family.figures, config)
+    parameters = _recognize(config, groups)
+    body = _read_body(parameters.config)
     shape, post = body.shape, body.post_norm
-    _check_projections(family)
-    named = [(group, [family.parts[_saved(config, name)] for name in group]) for group in groups]
+    _check_projections(parameters)
+    named = [(group, [parameters.roles[_saved(config, name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
-    closing, reason = _closing(family, post) if tied else (None, "")
+    closing, reason = _closing(parameters, post) if tied else (None, "")
     places: dict[bool, list[Place]] = {True: [], False: []}  # by whether they are frozen
     for group, parts in named:
         means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
@@ -223,7 +225,13 @@ def read_config(
         reason = "its last norm has no gain that is trained"
     spread = _read_spread(config)
     return Anatomy(
-        shape, tuple(places[False]), family.table.model_type, post, spread, reason, frozen=tuple(places[True])
+        shape,
+        tuple(places[False]),
+        parameters.config.family.model_type,
+        post,
+        spread,
+        reason,
+        frozen=tuple(places[True]),
     )
 
 
@@ -302,11 +310,11 @@ def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> 
     return found
 
 
-def _recognise(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Family:
+def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> ParameterMap:
     # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
     config = {key: value for key, value in config.items() if key != "architectures"}
     try:
-        return recognise(config, [_saved(config, name) for group in groups for name in group], "model")
+        return recognize(config, [_saved(config, name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
@@ -329,33 +337,33 @@ def read_body(config: Mapping[str, Any]) -> Body:
     (4, False, True)
     """
     try:
-        return _read_body(*read_figures(config, "model"), config)
+        return _read_body(read_family_config(config, "model"))
     except CheckpointRefused as refused:
         raise UsageError(f"{refused.found}") from refused
 
 
-def _read_body(table: Table, figures: Mapping[str, Any], config: Mapping[str, Any]) -> Body:
+def _read_body(config: ModelConfig) -> Body:
     """Refuse attention that the theory does not describe."""
-    width, heads, key_dim = figures["width"], figures["heads"], figures["key_dim"]
+    values, raw = config.values, config.raw
+    width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
     if width != heads * key_dim:
         raise UsageError(
             f"a stream of width {width} and {heads} heads of {key_dim}: the theory has width = heads times key "
             f"dimension; set the key dimension to {width // heads}, or another number of heads"
         )
-    if not figures["layers"]:
+    if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
-    if figures.get("scaled") is False or figures.get("scaled_by_layer"):
+    if values.get("scaled") is False or values.get("scaled_by_layer"):
         raise UsageError(
             "attention without the factor N^-1/2, or with one that depends on the layer, is not described here: set "
             "scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False"
         )
-    if config.get("add_cross_attention") or config.get("is_encoder_decoder"):
+    if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
-    narrow = config.get("word_embed_proj_dim")
-    if table.model_type == "opt" and narrow not in (None, width):
+    narrow = raw.get("word_embed_proj_dim")
+    if config.family.model_type == "opt" and narrow not in (None, width):
         raise _narrow("word_embed_proj_dim", width)
-    post = not (figures[place] if (place := table.norm_place) in figures else place == "pre")
-    return Body(Shape(key_dim, heads, figures["layers"]), post, bool(table.fused))
+    return Body(Shape(key_dim, heads, values["layers"]), config.post_norm, bool(config.family.fused))
 
 
 def _narrow(name: str, width: int) -> UsageError:
@@ -365,10 +373,10 @@ def _narrow(name: str, width: int) -> UsageError:
     )
 
 
-def _check_projections(family: Family) -> None:
-    for name, part in family.parts.items():
+def _check_projections(parameters: ParameterMap) -> None:
+    for name, part in parameters.roles.items():
         if part.role in (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION):
-            raise _narrow(name, family.figures["width"])
+            raise _narrow(name, parameters.config.values["width"])
 
 
 def _read_spread(config: Mapping[str, Any]) -> float:
@@ -400,9 +408,9 @@ def _parts(part: Any, name: str) -> tuple[str, ...]:
     return (f"{_WEIGHT[part.role]}{biased}",)
 
 
-def _closing(family: Family, post: bool) -> tuple[Role | None, str]:
+def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
     """Return the norm that the tied unembedding alone reads, or why there is none."""
-    present = {part.role for part in family.parts.values()}
+    present = {part.role for part in parameters.roles.values()}
     if Role.HEAD_NORM in present:
         return Role.HEAD_NORM, ""
     if post or Role.FINAL_NORM not in present:

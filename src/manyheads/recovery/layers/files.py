@@ -15,7 +15,7 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import FileRefused, UsageError
-from manyheads.models import TensorFile
+from manyheads.models.tensor_file import TensorFile
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
 from manyheads.study.store.disk import room_on_disk, temporary_beside
 
@@ -104,10 +104,10 @@ def load_layer(path: Path | str, *, follow_links: bool = False) -> SavedLayer:
     LayerFileRefused
         It is no file of this format: names, shapes, dtypes or metadata differ, or a number is not finite.
     """
-    with TensorFile(path, follow_links=follow_links) as file:
-        _check(file)
-        arrays = {name: file.tensor(name) for name in file.names}
-        metadata = file.metadata
+    file = TensorFile(path, follow_links=follow_links)
+    _check(file)
+    arrays = {name: file.tensor(name) for name in file.names}
+    metadata = file.metadata
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise LayerFileRefused(f"{path}: {name} holds NaN or infinite numbers; write the file again")

@@ -6,16 +6,9 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.errors import UsageError
-from manyheads.models import (
-    AttentionWeights,
-    Checkpoint,
-    Family,
-    Rotary,
-    attention_weights,
-    fit_family,
-    open_checkpoint,
-)
-from manyheads.models.tables import Role
+from manyheads.models import AttentionWeights, Checkpoint, Role, attention_weights, open_checkpoint
+from manyheads.models.attention_config import Rotary
+from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.normalization import projected
@@ -49,18 +42,18 @@ def true_layer(
     CheckpointRefused
         The folder cannot be read safely, or its family is unknown.
     """
-    with open_checkpoint(path, follow_links=follow_links) as checkpoint:
-        family = fit_family(checkpoint)
-        weights = attention_weights(checkpoint, layer, family)
-        if weights.facts.rotary is not None:
-            if through == "block":
-                raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm and rotary positions")
-            return _turned(weights, weights.facts.rotary)
-        found = _widened(weights).merged()
-        if through == "attention":
-            return found
-        gain, shift = _norm(checkpoint, family, layer, found.dim)
-    return projected(found, gain, shift, centred=weights.facts.norm == "layer")
+    checkpoint = open_checkpoint(path, follow_links=follow_links)
+    parameters = parameter_map(checkpoint)
+    weights = attention_weights(checkpoint, layer, parameters)
+    if weights.config.rotary is not None:
+        if through == "block":
+            raise UsageError(f"layer {layer} of {path}: no layer is defined behind a norm and rotary positions")
+        return _turned(weights, weights.config.rotary)
+    found = _widened(weights).merged()
+    if through == "attention":
+        return found
+    gain, shift = _norm(checkpoint, parameters, layer, found.dim)
+    return projected(found, gain, shift, centred=weights.config.norm == "layer")
 
 
 def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
@@ -103,15 +96,15 @@ def _widened(weights: AttentionWeights) -> MultiHeadAttention:
         value_bias=wide(weights.value_bias),
         bias=wide(weights.output_bias),
         scale=weights.scale,
-        causal=weights.facts.causal,
+        causal=weights.config.causal,
     )
 
 
-def _norm(checkpoint: Checkpoint, family: Family, layer: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+def _norm(checkpoint: Checkpoint, parameters: ParameterMap, layer: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Return gain and shift of the norm in front of the attention, ones and zeros where it has none."""
 
     def read(kind: str, absent: float) -> np.ndarray:
-        names = family.names(Role.ATTENTION_NORM, kind, layer)
+        names = parameters.names(Role.ATTENTION_NORM, kind, layer)
         return checkpoint.tensor(names[0]).astype(np.float64) if names else np.full(dim, absent)
 
     return read("gain", 1.0), read("bias", 0.0)

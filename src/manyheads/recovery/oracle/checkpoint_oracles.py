@@ -19,8 +19,9 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.models import AttentionFacts, Family, fit_family, open_checkpoint, state_facts
-from manyheads.models.tables import Role
+from manyheads.models import Role, open_checkpoint
+from manyheads.models.attention_config import AttentionConfig, attention_config
+from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.refusals import NotExtractable
 
 Through = Literal["attention", "block"]
@@ -69,6 +70,7 @@ PLACES: Mapping[str, Place] = {
     "gpt_neox": Place(("layers.{layer}.attention",), ("layers.{layer}.input_layernorm",), _turned),
     "opt": Place(("decoder.layers.{layer}.self_attn",), ("decoder.layers.{layer}.self_attn_layer_norm",), _masked),
     "llama": Place(("layers.{layer}.self_attn",), ("layers.{layer}.input_layernorm",), _turned),
+    "mistral": Place(("layers.{layer}.self_attn",), ("layers.{layer}.input_layernorm",), _turned),
     "qwen2": Place(("layers.{layer}.self_attn",), ("layers.{layer}.input_layernorm",), _turned),
     "bert": Place(("encoder.layer.{layer}.attention",), (), _bert),
     "vit": Place(
@@ -165,12 +167,11 @@ def checkpoint_oracle(
             raise UsageError(f"{name} = {value!r}: choose from {', '.join(choices)}")
     if not path.is_dir():
         raise UsageError(f"{path}: give a folder with config.json and safetensors, as save_pretrained writes it")
-    with open_checkpoint(path, follow_links=follow_links) as checkpoint:
-        family = fit_family(checkpoint)
-    facts = state_facts(family, layer)
-    refuse_what_queries_cannot_tell(family, facts, layer, through)
-    module, norm, frequencies = _load(path, family, layer, through, dtype)
-    model_type = family.table.model_type
+    found = parameter_map(open_checkpoint(path, follow_links=follow_links))
+    facts = attention_config(found.config, layer)
+    refuse_what_queries_cannot_tell(found, facts, layer, through)
+    model_type = found.config.family.model_type
+    module, norm, frequencies = _load(path, model_type, layer, through, dtype)
     function = _function(PLACES[model_type].call, module, norm, frequencies, causal=facts.causal, dtype=dtype)
     what = "the attention sub-module" if through == "attention" else "x + attn(norm(x))"
     return CheckpointOracle(
@@ -185,7 +186,7 @@ def checkpoint_oracle(
     )
 
 
-def refuse_what_queries_cannot_tell(family: Family, facts: AttentionFacts, layer: int, through: Through) -> None:
+def refuse_what_queries_cannot_tell(found: ParameterMap, facts: AttentionConfig, layer: int, through: Through) -> None:
     """Refuse what no choice of queries could tell, or no method here can.
 
     Raises
@@ -193,8 +194,8 @@ def refuse_what_queries_cannot_tell(family: Family, facts: AttentionFacts, layer
     NotExtractable
         With the reason.
     """
-    name = f"layer {layer} of a {family.table.model_type} model"
-    biased = any(family.names(role, "bias", layer) for role in (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE))
+    name = f"layer {layer} of a {found.config.family.model_type} model"
+    biased = any(found.names(role, "bias", layer) for role in (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE))
     if facts.window is not None:
         raise NotExtractable(
             f"{name} sees the last {facts.window} tokens only; the layer that is extracted sees all earlier ones"
@@ -229,7 +230,7 @@ def refuse_what_queries_cannot_tell(family: Family, facts: AttentionFacts, layer
         )
 
 
-def _load(path: Path, family: Family, layer: int, through: Through, dtype: Floats) -> tuple[Any, Any, Any]:
+def _load(path: Path, model_type: str, layer: int, through: Through, dtype: Floats) -> tuple[Any, Any, Any]:
     """Return the attention module, the norm or None, and the rotary frequencies or None."""
     torch, transformers = require("torch"), require("transformers")
     with _quiet(transformers), torch.random.fork_rng(devices=[]):
@@ -241,7 +242,7 @@ def _load(path: Path, family: Family, layer: int, through: Through, dtype: Float
             dtype="auto",  # as stored: widening is exact, narrowing would not be
             attn_implementation="sdpa",  # the plain one takes its softmax in float32, whatever the model's dtype
         )
-    place = PLACES[family.table.model_type]
+    place = PLACES[model_type]
     kind = getattr(torch, dtype)
     module = _find(model, place.attention, layer).to(kind).eval()
     norm = _find(model, place.norm, layer).to(kind).eval() if through == "block" else None

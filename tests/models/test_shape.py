@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import ModelShape, matrix_weights, read_config, shape_from_config, transformer_cost
-from manyheads.costs.configs import FAMILIES
+from manyheads.costs import ModelShape, matrix_weights, token_cost, transformer_cost
 from manyheads.errors import FileRefused, UsageError
+from manyheads.models import shape_from_config
+from manyheads.models.families import FAMILIES
 
 # Weights of matrices as published, from the families' own defaults or the named model's fields: the number of
 # parameters less biases, norms and learned positions.
@@ -92,20 +93,91 @@ def test_a_bias_is_one_addition_a_value():
 def test_files_and_folders(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "gpt2", "n_layer": 3}))
-    assert read_config(file) == read_config(tmp_path) == shape_from_config({"model_type": "gpt2", "n_layer": 3})
+    assert (
+        shape_from_config(file)
+        == shape_from_config(str(tmp_path))
+        == shape_from_config({"model_type": "gpt2", "n_layer": 3})
+    )
     file.write_text(json.dumps({"layers": 3, "width": 8, "heads": 2, "gated": True}))
-    assert read_config(str(file)) == ModelShape(3, 8, 2, gated=True)
+    assert shape_from_config(str(file)) == ModelShape(3, 8, 2, gated=True)
+
+
+SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": 77,
+    "num_key_value_heads": 2,
+}
+IMAGE = {"image_size": 32, "patch_size": 8, "architectures": ["ViTForImageClassification"], "num_labels": 7}
+# FLOPs and elementwise operations of training on two sequences of 100 tokens and FLOPs of decoding the next one,
+# as counted when the families had a reader of configurations for costs alone.
+COUNTED = [
+    ({"model_type": "gpt2"}, (149_355_417_600, 273_432_000, 250_787_328)),
+    ({"model_type": "gpt2", "n_inner": 100, "activation_function": "relu"}, (83_619_532_800, 112_190_400, 141_227_520)),
+    ({"model_type": "gpt_neox", **SMALL}, (8_548_531_200, 209_730_000, 14_276_640)),
+    (
+        {"model_type": "opt", **SMALL, "word_embed_proj_dim": 20, "enable_bias": False},
+        (1_116_465_600, 6_363_600, 1_889_864),
+    ),
+    ({"model_type": "llama", **SMALL, "head_dim": 10}, (5_746_262_400, 75_123_600, 9_601_344)),
+    ({"model_type": "mistral", **SMALL, "sliding_window": 64}, (7_476_251_904, 96_955_776, 12_472_032)),
+    ({"model_type": "qwen2", **SMALL}, (11_459_865_600, 147_934_800, 19_128_864)),
+    ({"model_type": "bert", **SMALL, "architectures": ["BertForMaskedLM"]}, (1_136_620_800, 29_971_200, 0)),
+    ({"model_type": "bert", **SMALL}, (1_129_420_800, 29_664_000, 0)),
+    ({"model_type": "vit", **SMALL, **IMAGE}, (188_308_800, 4_736_716, 0)),
+]
+
+
+@pytest.mark.parametrize(("config", "counts"), COUNTED)
+def test_counts_of_every_family_stay(config, counts):
+    shape = shape_from_config(config)
+    training = transformer_cost(shape, shape.fixed_length or 100, 2, training=True)
+    decoded = token_cost(shape, 101).flops if shape.causal else 0
+    assert (training.flops, training.elementwise, decoded) == counts
+
+
+def test_every_family_is_counted():
+    assert {config["model_type"] for config, _ in COUNTED} == set(FAMILIES)
+
+
+def test_a_decoder_of_bert_is_causal_and_has_its_head():
+    shape = shape_from_config({"model_type": "bert", "is_decoder": True, "architectures": ["BertLMHeadModel"]})
+    assert (shape.causal, shape.unembedding, shape.head_transform) == (True, True, True)
+
+
+def test_null_means_what_it_means_to_transformers():
+    """As many key-value heads as heads, no window, and an MLP of four times the width; else the default."""
+    grouped = {"model_type": "mistral", "num_key_value_heads": None, "sliding_window": None}
+    assert (shape_from_config(grouped).kv_heads, shape_from_config(grouped).window) == (32, 0)
+    assert shape_from_config({"model_type": "mistral"}).kv_heads == 8
+    assert shape_from_config({"model_type": "gpt2", "n_embd": 24, "n_inner": None}).mlp_hidden == 96
+    assert shape_from_config({"model_type": "gpt2", "n_embd": 24, "n_inner": 0}).mlp_hidden == 0
+
+
+def test_windows_in_some_layers_only_are_refused_and_in_all_are_counted():
+    config = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
+    for changes, window in (
+        ({"max_window_layers": 0}, 64),
+        ({"max_window_layers": 4}, 0),
+        ({"sliding_window": None}, 0),
+    ):
+        assert shape_from_config(config | changes).window == window
+    for changes in ({"max_window_layers": 1}, {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}):
+        with pytest.raises(FileRefused, match="layers of different cost"):
+            shape_from_config(config | changes)
+    assert shape_from_config(config | {"layer_types": ["sliding_attention"] * 4}).window == 64
 
 
 REFUSED = [
     ({"model_type": "mamba"}, "'mamba'"),
-    ({"model_type": ["gpt2"]}, "not known"),
+    ({"model_type": ["gpt2"]}, "none of gpt2"),
     ({"model_type": "gpt2", "n_layer": "12"}, "n_layer"),
-    ({"model_type": "gpt2", "n_head": 0}, "heads=0"),
-    ({"model_type": "gpt2", "n_head": 7}, "heads=7"),
+    ({"model_type": "gpt2", "n_head": 0}, "0 heads"),
+    ({"model_type": "gpt2", "n_head": 7}, "no multiple of the 7 heads"),
     ({"model_type": "gpt2", "activation_function": "mish"}, "'mish'"),
     ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
-    ({"model_type": "llama", "num_attention_heads": 0}, "heads=0"),
+    ({"model_type": "llama", "num_attention_heads": 0}, "0 heads"),
     ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
     ({"model_type": "bert", "architectures": True}, "architectures is True"),
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
@@ -118,7 +190,7 @@ REFUSED = [
     ({"layers": 3, "width": 8, "heads": 2, "notes": [4]}, "list of sentences"),
     ({"layers": 3, "width": 8, "heads": 2, "notes": ["\ud800"]}, "no UTF-8 form"),
     ({"layers": 10**310, "width": 8, "heads": 2}, r"layers is an integer of 1030 bits, expected one of at most 10\^18"),
-    ({"model_type": "mistral", "hidden_size": 10**310, "num_attention_heads": 1}, "width is"),
+    ({"model_type": "mistral", "hidden_size": 10**310, "num_attention_heads": 1, "num_key_value_heads": 1}, "width is"),
     ([], "JSON object"),
 ]
 
@@ -129,13 +201,16 @@ def test_refused_by_name(config, says):
         shape_from_config(config)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b'{"model_type": NaN}', b"1" * 5000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b'{"model_type": NaN}', b'{"n_embd": 1, "n_embd": 2}', b"1" * 5000],
+)
 def test_unreadable_files(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(FileRefused, match=r"config\.json"):
-        read_config(tmp_path)
+        shape_from_config(tmp_path)
     with pytest.raises(FileRefused, match="absent"):
-        read_config(tmp_path / "absent")
+        shape_from_config(tmp_path / "absent")
 
 
 json_values = st.recursive(

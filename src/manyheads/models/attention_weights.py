@@ -1,4 +1,4 @@
-"""The four projections of an attention layer in one convention, whatever the family calls, fuses or transposes them.
+"""Weights of an attention layer in one convention, whatever the family calls, fuses or transposes them.
 
     q_h = x query_h + query_bias_h            x: (n, d),  q_h: (n, N),   h = 1..H
     k_g = x key_g + key_bias_g                g = 1..H_kv;  head h reads g = h // (H / H_kv), counted from 0
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.models import refusals
-from manyheads.models.facts import AttentionFacts, state_facts
-from manyheads.models.families import Family
-from manyheads.models.folder import Checkpoint
-from manyheads.models.inventory import fit_family
-from manyheads.models.tables import Role
+from manyheads.models.attention_config import AttentionConfig, attention_config
+from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.modules import Role
+from manyheads.models.parameters import ParameterMap, parameter_map
+from manyheads.models.refusals import WeightsMismatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class AttentionWeights:
         (H, N), (H_kv, N), (H_kv, N), or None
     output_bias
         (d,), or None
-    facts
+    config
         Scale, mask, positions and norms.
     """
 
@@ -48,15 +47,15 @@ class AttentionWeights:
     key_bias: np.ndarray | None
     value_bias: np.ndarray | None
     output_bias: np.ndarray | None
-    facts: AttentionFacts
+    config: AttentionConfig
 
     @property
     def scale(self) -> float:
         """What the products of queries and keys are multiplied with before the softmax."""
-        return self.facts.scale
+        return self.config.scale
 
 
-def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None = None) -> AttentionWeights:
+def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | None = None) -> AttentionWeights:
     """Read the attention weights of one layer; the others stay on the disk.
 
     Parameters
@@ -65,8 +64,8 @@ def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None 
         An open checkpoint.
     layer
         Which layer, from 0.
-    family
-        What `fit_family` returned, so that a loop over layers recognises it only once; None: recognise it.
+    found
+        What `parameter_map` returned, so that a loop over layers explains the names only once.
 
     Returns
     -------
@@ -77,7 +76,7 @@ def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None 
     ------
     UsageError
         No such layer.
-    WeightShapeMismatch
+    WeightsMismatch
         A weight does not have the shape that the configuration gives it.
     CheckpointRefused
         The family is unknown or does not explain every name.
@@ -96,40 +95,37 @@ def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None 
     >>> file = Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> safetensors.numpy.save_file({name: np.zeros(shape, np.float32) for name, shape in names.items()}, file)
     >>> config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 1}
-    >>> with open_checkpoint(file, config=config) as checkpoint:
-    ...     weights = attention_weights(checkpoint, layer=0)
-    >>> weights.query.shape, weights.output.shape, weights.facts.causal
+    >>> weights = attention_weights(open_checkpoint(file, config=config), layer=0)
+    >>> weights.query.shape, weights.output.shape, weights.config.causal
     ((2, 4, 2), (2, 2, 4), True)
     """
-    family = fit_family(checkpoint) if family is None else family
-    facts = state_facts(family, layer)
-    d, N, H, H_kv = facts.width, facts.key_dim, facts.heads, facts.key_value_heads
+    found = parameter_map(checkpoint) if found is None else found
+    config, family = attention_config(found.config, layer), found.config.family
+    d, N, H, H_kv = config.width, config.key_dim, config.heads, config.key_value_heads
 
     def read(role: Role, kind: str, *shape: int) -> np.ndarray | None:
-        names = family.names(role, kind, layer)
+        names = found.names(role, kind, layer)
         if not names:
             return None
         given = checkpoint.entry(names[0]).shape  # before a byte of it is read
         if given != shape:
-            raise refusals.WeightShapeMismatch(
-                checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}", given
-            )
+            raise WeightsMismatch(checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}")
         return checkpoint.tensor(names[0])
 
     def read_weight(role: Role, rows: int, columns: int) -> np.ndarray:
         # As (out, in), whichever way it is stored.
-        turned = family.table.layout == "in,out"
+        turned = family.layout == "in,out"
         stored = read(role, "weight", *((columns, rows) if turned else (rows, columns)))
-        if stored is None:  # `recognise` has seen that it is there
-            raise refusals.WeightsMissing(checkpoint.path, f"layer {layer} has no {role} weight", layer)
+        if stored is None:  # `recognize` has seen that it is there
+            raise WeightsMismatch(checkpoint.path, f"layer {layer} has no {role} weight")
         return stored.T if turned else stored
 
     biases: list[np.ndarray | None]
-    if family.table.fused:
+    if family.fused:
         joint = read_weight(Role.QUERY_KEY_VALUE, 3 * H * N, d)
-        weights = _unfuse(joint, H, N, family.table.fused)
+        weights = _unfuse(joint, H, N, family.fused)
         joint_bias = read(Role.QUERY_KEY_VALUE, "bias", 3 * H * N)
-        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, H, N, family.table.fused))
+        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, H, N, family.fused))
     else:
         triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
         weights = [read_weight(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
@@ -139,7 +135,7 @@ def attention_weights(checkpoint: Checkpoint, layer: int, family: Family | None 
     output = read_weight(Role.OUTPUT, d, H * N).T.reshape(H, N, d)  # (d, H N) -> (H N, d)
     query_bias, key_bias, value_bias = biases
     output_bias = read(Role.OUTPUT, "bias", d)
-    return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, facts)
+    return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
 
 
 def _unfuse(joint: np.ndarray, H: int, N: int, fused: str) -> list[np.ndarray]:

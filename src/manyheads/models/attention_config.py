@@ -1,4 +1,4 @@
-"""What the weights do not say about an attention layer: its scale, mask, positions and norms."""
+"""Configuration of an attention layer: what the weights do not say, its scale, mask, positions and norms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models import refusals
-from manyheads.models.families import Family
+from manyheads.models.config import ModelConfig, shown
+from manyheads.models.refusals import ConfigInvalid
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class AttentionFacts:
+class AttentionConfig:
     """One attention layer, apart from its weights.
 
     Attributes
@@ -95,8 +95,8 @@ class AttentionFacts:
     parallel: bool
 
 
-def state_facts(family: Family, layer: int) -> AttentionFacts:
-    """State the facts of one attention layer, from the configuration and the family's defaults.
+def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
+    """Return the configuration of one attention layer.
 
     Raises
     ------
@@ -105,64 +105,44 @@ def state_facts(family: Family, layer: int) -> AttentionFacts:
     ConfigInvalid
         The configuration contradicts itself.
     """
-    table, figures = family.table, family.figures
-    if not 0 <= layer < figures["layers"]:
-        raise UsageError(f"layer {layer} of a model with layers 0 to {figures['layers'] - 1}")
-    scale = figures["key_dim"] ** -0.5 if figures.get("scaled", True) else 1.0
-    if figures.get("scaled_by_layer"):
+    family, values = config.family, config.values
+    if not 0 <= layer < values["layers"]:
+        raise UsageError(f"layer {layer} of a model with layers 0 to {values['layers'] - 1}")
+    scale = values["key_dim"] ** -0.5 if values.get("scaled", True) else 1.0
+    if values.get("scaled_by_layer"):
         scale /= layer + 1
-    pre = table.norm_place == "pre" or bool(figures.get(table.norm_place, False))
-    return AttentionFacts(
-        width=figures["width"],
-        heads=figures["heads"],
-        key_value_heads=figures["key_value_heads"],
-        key_dim=figures["key_dim"],
+    return AttentionConfig(
+        width=values["width"],
+        heads=values["heads"],
+        key_value_heads=values["key_value_heads"],
+        key_dim=values["key_dim"],
         scale=scale,
-        causal=table.causal if isinstance(table.causal, bool) else figures[table.causal],
-        window=_window(family, layer),
-        rotary=_rotary(family),
-        norm=table.norm,
-        norm_eps=float(figures["eps"]),
-        norm_place="pre" if pre else "post",
-        parallel=figures.get("parallel", False),
+        causal=config.causal,
+        window=config.window(layer),
+        rotary=_rotary(config),
+        norm=family.norm,
+        norm_eps=float(values["eps"]),
+        norm_place="post" if config.post_norm else "pre",
+        parallel=values.get("parallel", False),
     )
 
 
-def _window(family: Family, layer: int) -> int | None:
-    figures = family.figures
-    if not figures.get("windowed"):
-        return None
-    types = family.config.get("layer_types")
-    if types is None:
-        sliding = layer >= figures["window_from_layer"]
-    elif (
-        isinstance(types, list)
-        and len(types) == figures["layers"]
-        and set(types) <= {"full_attention", "sliding_attention"}
-    ):
-        sliding = types[layer] == "sliding_attention"
-    else:
-        raise refusals.ConfigInvalid(family.path, f"layer_types is {str(types)[:200]}", types)
-    return figures["window"] if sliding else None
-
-
-def _rotary(family: Family) -> Rotary | None:
-    figures = family.figures
-    if "rotary_theta" not in figures:
+def _rotary(config: ModelConfig) -> Rotary | None:
+    values, raw, path = config.values, config.raw, config.path
+    if "rotary_theta" not in values:
         return None
     # transformers 5 gathers everything in rope_parameters; before, rope_scaling held what departs from the default.
-    given = family.config.get("rope_parameters") or family.config.get("rope_scaling") or {}
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, dict):
-        raise refusals.ConfigInvalid(family.path, f"the rotary parameters are {str(given)[:200]}", given)
-    fraction = given.get("partial_rotary_factor", figures["rotary_fraction"])
-    theta = given.get("rope_theta", figures["rotary_theta"])
+        raise ConfigInvalid(path, f"the rotary parameters are {shown(given)}")
+    fraction = given.get("partial_rotary_factor", values["rotary_fraction"])
+    theta = given.get("rope_theta", values["rotary_theta"])
     for value in (fraction, theta):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise refusals.ConfigInvalid(family.path, f"a rotary parameter is {value!r}", value)
-    dims = int(figures["key_dim"] * fraction)
-    if dims % 2 or dims > figures["key_dim"]:
-        raise refusals.ConfigInvalid(
-            family.path, f"{dims} rotated components of {figures['key_dim']}; an even number not above it", dims
-        )
+            raise ConfigInvalid(path, f"a rotary parameter is {shown(value)}")
+    dims = int(values["key_dim"] * fraction)
+    if dims % 2 or dims > values["key_dim"]:
+        found = f"{dims} rotated components of {values['key_dim']}; an even number not above it"
+        raise ConfigInvalid(path, found)
     kind = given.get("rope_type", given.get("type", "default"))
     return Rotary(dims, float(fraction), float(theta), {} if kind == "default" else dict(given))

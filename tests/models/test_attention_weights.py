@@ -9,13 +9,15 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import UsageError
-from manyheads.models import Rotary, attention_weights, fit_family, open_checkpoint, state_facts
+from manyheads.models import attention_weights, open_checkpoint
+from manyheads.models.attention_config import Rotary, attention_config
+from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import ConfigInvalid
 
 
 def _scores(weights, x):
     """q_h k_g^T for every head h and its group g, (H, n, n); and x W_V W_O summed over heads as if all attended."""
-    facts = weights.facts
+    facts = weights.config
     group = np.arange(facts.heads) // (facts.heads // facts.key_value_heads)
     q = np.einsum("nd,hde->hne", x, weights.query)
     k = np.einsum("nd,hde->hne", x, weights.key)
@@ -69,25 +71,25 @@ def test_projections_act_as_the_stored_matrices(model, rng):
     x = rng.standard_normal((5, 12)).astype(np.float32)
     heads = config.get("num_attention_heads", config.get("n_head"))
     groups = config.get("num_key_value_heads", heads)
-    with open_checkpoint(folder) as checkpoint:
-        family = fit_family(checkpoint)
-        for layer in range(2):
-            weights = attention_weights(checkpoint, layer, family)
-            N = config.get("head_dim", 12 // heads)
-            assert weights.query.shape == (heads, 12, N)
-            assert weights.key.shape == weights.value.shape == (groups, 12, N)
-            assert weights.output.shape == (heads, N, 12)
-            assert weights.scale == weights.facts.scale == N**-0.5
-            for ours, theirs in zip(_scores(weights, x), _naive(kind, arrays, layer, x, heads, groups), strict=True):
-                # float32 sums of 12 terms in another order
-                assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
+    checkpoint = open_checkpoint(folder)
+    family = parameter_map(checkpoint)
+    for layer in range(2):
+        weights = attention_weights(checkpoint, layer, family)
+        N = config.get("head_dim", 12 // heads)
+        assert weights.query.shape == (heads, 12, N)
+        assert weights.key.shape == weights.value.shape == (groups, 12, N)
+        assert weights.output.shape == (heads, N, 12)
+        assert weights.scale == weights.config.scale == N**-0.5
+        for ours, theirs in zip(_scores(weights, x), _naive(kind, arrays, layer, x, heads, groups), strict=True):
+            # float32 sums of 12 terms in another order
+            assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
 
 
 def test_no_number_is_changed(model):
     _, _, arrays, folder = model
     stored = {value for array in arrays.values() for value in array.ravel().tolist()}
-    with open_checkpoint(folder) as checkpoint:
-        weights = attention_weights(checkpoint, 1)
+    checkpoint = open_checkpoint(folder)
+    weights = attention_weights(checkpoint, 1)
     for field in dataclasses.fields(weights)[:-1]:
         array = getattr(weights, field.name)
         if array is not None:
@@ -97,9 +99,9 @@ def test_no_number_is_changed(model):
 
 def test_facts(model):
     kind, *_, folder = model
-    with open_checkpoint(folder) as checkpoint:
-        family = fit_family(checkpoint)
-    facts = [state_facts(family, layer) for layer in range(2)]
+    checkpoint = open_checkpoint(folder)
+    family = parameter_map(checkpoint)
+    facts = [attention_config(family.config, layer) for layer in range(2)]
     assert facts[0].causal is (kind not in ("bert", "vit"))
     assert facts[0].norm == ("rms" if kind in ("llama", "qwen2") else "layer")
     assert facts[0].norm_place == ("post" if kind in ("bert", "opt") else "pre")  # this OPT is made like OPT-350M
@@ -114,7 +116,7 @@ def test_facts(model):
     assert facts[0].rotary == rotary.get(kind)
     for layer in (-1, 2):
         with pytest.raises(UsageError, match="layers 0 to 1"):
-            state_facts(family, layer)
+            attention_config(family.config, layer)
 
 
 def _gpt2(tmp_path, **changes):
@@ -139,8 +141,8 @@ def _gpt2(tmp_path, **changes):
     ],
 )
 def test_scales_of_gpt2(tmp_path, changes, scales):
-    with _gpt2(tmp_path, **changes) as checkpoint:
-        weights = [attention_weights(checkpoint, layer) for layer in range(2)]
+    checkpoint = _gpt2(tmp_path, **changes)
+    weights = [attention_weights(checkpoint, layer) for layer in range(2)]
     assert tuple(weight.scale for weight in weights) == pytest.approx(scales, rel=1e-15)
     assert weights[0].query.dtype == ml_dtypes.bfloat16
 
@@ -164,5 +166,6 @@ def test_rotary_that_is_not_the_plain_one_is_stated_not_computed():
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_contradictions_are_refused(model, change):
     _, config, _, folder = model
-    with open_checkpoint(folder, config={**config, **change}) as checkpoint, pytest.raises(ConfigInvalid):
+    checkpoint = open_checkpoint(folder, config={**config, **change})
+    with pytest.raises(ConfigInvalid):
         attention_weights(checkpoint, 1)

@@ -3,7 +3,6 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
@@ -11,10 +10,10 @@ from typing import Any, final
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.models import refusals
 from manyheads.models.header import Entry
-from manyheads.models.index import read_index, read_json
-from manyheads.models.tensorfile import TensorFile, unknown_name
+from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused
+from manyheads.models.strict_json import read_json
+from manyheads.models.tensor_file import TensorFile, unknown_name
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,7 +29,7 @@ class Checkpoint:
     path
         The file or folder it was opened from.
     files
-        The open files; no tensor stands in two of them.
+        Its files; no tensor stands in two of them.
     config
         The configuration, or None.
 
@@ -42,7 +41,7 @@ class Checkpoint:
         Name → `Entry` (dtype, shape, bytes), file after file in the order of each file.
     aliases
         Name that was left out on saving because it shared its memory → name that holds the values. Only what the
-        metadata of a file states; see `manyheads.models.Family` for weights that the configuration ties.
+        metadata of a file states; see `manyheads.models.recognize` for weights that the configuration ties.
     """
 
     def __init__(self, path: Path, files: Sequence[TensorFile], config: Mapping[str, Any] | None):
@@ -108,43 +107,6 @@ class Checkpoint:
         stored, file = self._find(name)
         return file.fingerprint(stored)
 
-    def duplicates(self, names: Iterable[str] | None = None) -> tuple[tuple[str, ...], ...]:
-        """Group the tensors that hold the same values in the same dtype and shape.
-
-        Parameters
-        ----------
-        names
-            Which tensors to compare; None: all of two or more axes, because fresh biases and gains are all alike.
-
-        Returns
-        -------
-        tuple[tuple[str, ...], ...]
-            Groups of two or more names. Tensors are compared by sha256; those of a dtype and shape of their own are
-            not read.
-        """
-        chosen = names if names is not None else [name for name, entry in self.entries.items() if len(entry.shape) > 1]
-        alike: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-        for name in chosen:
-            entry = self.entry(name)
-            alike[entry.dtype, entry.shape].append(name)
-        groups: dict[tuple[str, tuple[int, ...], str], list[str]] = defaultdict(list)
-        for (dtype, shape), members in alike.items():
-            if len(members) > 1:
-                for name in members:
-                    groups[dtype, shape, self.fingerprint(name)].append(name)
-        return tuple(tuple(members) for members in groups.values() if len(members) > 1)
-
-    def close(self) -> None:
-        """Close all files; closing twice does nothing."""
-        for file in self.files:
-            file.close()
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return (
             f"Checkpoint({str(self.path)!r}, {len(self.entries)} tensors in {len(self.files)} files, "
@@ -161,7 +123,7 @@ class Checkpoint:
 def open_checkpoint(
     path: Path | str, *, config: Mapping[str, Any] | None = None, follow_links: bool = False
 ) -> Checkpoint:
-    """Open a checkpoint: headers are read and checked, weights are left on the disk.
+    """Open a checkpoint: headers are read and checked, weights are left on the disk, no file stays open.
 
     Parameters
     ----------
@@ -174,42 +136,32 @@ def open_checkpoint(
         Whether files may be symbolic links, as they are in a Hugging Face cache. Names in an index stay inside the
         folder either way.
 
-    Returns
-    -------
-    Checkpoint
-        To be closed, or used in a `with` block.
-
     Raises
     ------
     CheckpointRefused
-        One subclass for each rule that files from outside may break, see `manyheads.models.refusals`.
+        See `manyheads.models.refusals`.
 
     Examples
     --------
     >>> import tempfile, numpy as np, safetensors.numpy
     >>> folder = Path(tempfile.mkdtemp())
     >>> safetensors.numpy.save_file({"wte.weight": np.zeros((5, 4), np.float32)}, folder / "model.safetensors")
-    >>> with open_checkpoint(folder) as checkpoint:
-    ...     print(checkpoint.names, checkpoint.parameters, checkpoint.nbytes)
-    ('wte.weight',) 20 80
+    >>> checkpoint = open_checkpoint(folder)
+    >>> checkpoint.names, checkpoint.parameters, checkpoint.nbytes
+    (('wte.weight',), 20, 80)
     """
     path = Path(path)
     if path.suffix in PICKLES:
-        raise refusals.PickleRefused(path, f"a {path.suffix} file is a pickled checkpoint", path.suffix)
+        raise PickleRefused(path, f"a {path.suffix} file is a pickled checkpoint")
     # os.path answers False where Path raises: a name from outside may be longer than the system allows.
     is_folder = os.path.isdir(path)
     folder = path if is_folder else path.parent
     if config is None and os.path.lexists(folder / "config.json"):
         config = read_json(folder / "config.json", follow_links)
     weights = _choose(path) if is_folder else path
-    with ExitStack() as opened:
-        if weights.name.endswith(".json"):
-            files = _open_shards(weights, follow_links, opened)
-        else:
-            files = [opened.enter_context(TensorFile(weights, follow_links=follow_links))]
-        checkpoint = Checkpoint(path, files, config)
-        opened.pop_all()  # from here on the checkpoint closes them
-    return checkpoint
+    if weights.name.endswith(".json"):
+        return Checkpoint(path, _open_shards(weights, follow_links), config)
+    return Checkpoint(path, [TensorFile(weights, follow_links=follow_links)], config)
 
 
 def _choose(folder: Path) -> Path:
@@ -217,37 +169,56 @@ def _choose(folder: Path) -> Path:
     single, index = folder / SINGLE, folder / INDEX
     has_single, has_index = (os.path.lexists(path) for path in (single, index))
     if has_single and has_index:
-        raise refusals.AmbiguousFolder(folder, f"holds both {SINGLE} and {INDEX}")
+        found = f"holds both {SINGLE} and {INDEX}"
+        raise FileDamaged(folder, found, "give the one you mean: the .safetensors file or the .index.json file")
     if has_single or has_index:
         return single if has_single else index
-    held = sorted(path.name for path in folder.iterdir())
+    try:
+        held = sorted(os.listdir(folder))
+    except OSError as error:
+        raise FileUnreadable(folder, f"cannot be listed: {error.strerror}") from error
     pickles = [name for name in held if name.endswith(PICKLES)]
     if pickles and not any(name.endswith(".safetensors") for name in held):
-        raise refusals.PickleRefused(folder, f"holds only pickled weights ({', '.join(pickles[:3])})", pickles)
-    shown = ", ".join(held[:5]) or "nothing"
-    raise refusals.NoWeights(folder, f"holds neither {SINGLE} nor {INDEX}, but {shown}", held)
+        raise PickleRefused(folder, f"holds only pickled weights ({', '.join(pickles[:3])})")
+    found = f"holds neither {SINGLE} nor {INDEX}, but {', '.join(held[:5]) or 'nothing'}"
+    raise FileMissing(folder, found, "give the .safetensors file itself if it has another name")
 
 
-def _open_shards(index: Path, follow_links: bool, opened: ExitStack) -> list[TensorFile]:
-    """Open every shard of an index and check that each holds exactly what the index says."""
+def _read_index(path: Path, follow_links: bool) -> dict[str, set[str]]:
+    """Read which shard, a plain name in the folder of the index, holds which tensors.
+
+    `metadata.total_size` is not believed: published indexes disagree on whether tied weights count twice.
+    """
+    table = read_json(path, follow_links).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(shard, str) for shard in table.values()):
+        raise FileDamaged(path, "weight_map is not a table from tensors to file names")
     placed: dict[str, set[str]] = defaultdict(set)
-    for name, shard in read_index(index, follow_links).items():
+    for name, shard in table.items():
         placed[shard].add(name)
+    for shard in placed:
+        if shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
+            raise FileDamaged(path, f"the shard {shard[:200]!r} is no plain file name")
+        if not shard.endswith(".safetensors"):
+            raise PickleRefused(path, f"the shard {shard[:200]!r} is no .safetensors file")
+    return placed
+
+
+def _open_shards(index: Path, follow_links: bool) -> list[TensorFile]:
+    """Open every shard of an index and check that each holds exactly what the index says."""
     files = []
-    for shard, names in sorted(placed.items()):
+    for shard, names in sorted(_read_index(index, follow_links).items()):
         path = index.parent / shard
         if not os.path.lexists(path):
-            raise refusals.ShardMissing(path, f"{index.name} places {len(names)} tensors in it", shard)
-        file = opened.enter_context(TensorFile(path, follow_links=follow_links))
-        if absent := sorted(names - file.entries.keys()):
-            raise refusals.TensorMissing(
-                path, f"lacks {len(absent)} tensors that {index.name} places in it, such as {absent[0][:120]!r}", absent
-            )
-        if extra := sorted(file.entries.keys() - names):
-            raise refusals.ShardMismatch(
-                path,
-                f"holds {len(extra)} tensors that {index.name} does not place in it, such as {extra[0][:120]!r}",
-                extra,
-            )
+            found = f"{index.name} places {len(names)} tensors in it"
+            raise FileMissing(path, found, "the download is incomplete: fetch the missing shard")
+        file = TensorFile(path, follow_links=follow_links)
+        held = file.entries.keys()
+        for others, verb, places in ((names - held, "lacks", "places"), (held - names, "holds", "does not place")):
+            if others:
+                raise FileDamaged(
+                    path,
+                    f"{verb} {len(others)} tensors that {index.name} {places} in it, such as {min(others)[:120]!r}",
+                    "shards and index come from different saves: fetch all of them again",
+                )
         files.append(file)
     return files

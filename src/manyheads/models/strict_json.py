@@ -1,10 +1,14 @@
-"""JSON from outside, read strictly: bounded, UTF-8, no duplicate keys, no surprises."""
+"""Strict JSON: bounded in size and structure, UTF-8, no duplicate keys."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from manyheads.models import refusals
+from manyheads.models.files import open_regular
+
+JSON_LIMIT = 50_000_000
+"""The longest index or configuration in bytes; the largest published indexes take about a tenth."""
 
 STRUCTURE_LIMIT = 1_000_000
 """How many commas and opening brackets a text may hold: about 125,000 tensors, and less than 200 MB once parsed."""
@@ -17,6 +21,28 @@ def _integer(digits: str) -> int | float:
         return -0.0
     # Python takes quadratic time over long integers and refuses beyond 4,300 digits with an error of its own.
     return int(digits) if len(digits) <= 20 else _HUGE
+
+
+def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
+    """Read a JSON file whose top is an object.
+
+    Raises
+    ------
+    CheckpointRefused
+        The file cannot be opened safely, is longer than `JSON_LIMIT`, or is no strict JSON object.
+    """
+    try:
+        with open_regular(path, follow_links) as file:
+            data = file.read(JSON_LIMIT + 1)
+    except OSError as error:
+        raise refusals.FileUnreadable(path, f"cannot be read: {error.strerror}") from error
+    if len(data) > JSON_LIMIT:
+        raise refusals.FileDamaged(path, f"more than {JSON_LIMIT:,} bytes")
+    # Python writes NaN and Infinity into configurations, and published ones hold them.
+    parsed = parse_json(data, path, constants=True)
+    if not isinstance(parsed, dict):
+        raise refusals.FileDamaged(path, f"the top of the file is a {type(parsed).__name__}, not an object")
+    return parsed
 
 
 def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) -> Any:
@@ -38,8 +64,8 @@ def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) 
 
     Raises
     ------
-    JSONEncoding, JSONSyntax, JSONTooDeep, JSONTooComplex, DuplicateKey
-        The rule that the text breaks.
+    FileDamaged
+        The text breaks a rule.
 
     Examples
     --------
@@ -47,34 +73,35 @@ def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) 
     {'layers': 2}
     >>> parse_json(b'{"layers": 2, "layers": 3}', Path("config.json"))
     Traceback (most recent call last):
-    manyheads.models.refusals.DuplicateKey: config.json: the key 'layers' stands twice in one object; ...
+    manyheads.models.refusals.FileDamaged: config.json: the key 'layers' stands twice in one object; ...
     """
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     if parts > STRUCTURE_LIMIT:
-        raise refusals.JSONTooComplex(path, f"{parts:,} commas and brackets, at most {STRUCTURE_LIMIT:,}", parts)
+        raise refusals.FileDamaged(path, f"{parts:,} commas and brackets, at most {STRUCTURE_LIMIT:,}")
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise refusals.DuplicateKey(path, f"the key {twice[:80]!r} stands twice in one object", twice)
+            found = f"the key {twice[:80]!r} stands twice in one object"
+            raise refusals.FileDamaged(path, found, "readers disagree about which one counts: keep one")
         return table
 
     def constant(literal: str) -> float:
         if not constants:
-            raise refusals.JSONSyntax(path, f"{literal} is no JSON number", literal)
+            raise refusals.FileDamaged(path, f"{literal} is no JSON number")
         return float(literal.replace("Infinity", "inf"))
 
     try:
         text = data.decode()
         parsed = json.loads(text, object_pairs_hook=collect, parse_int=_integer, parse_constant=constant)
     except UnicodeDecodeError as error:
-        raise refusals.JSONEncoding(path, f"byte {error.start} of the JSON text is not UTF-8", error.start) from error
+        raise refusals.FileDamaged(path, f"byte {error.start} of the JSON text is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise refusals.JSONSyntax(path, f"no JSON: {error.msg} at character {error.pos}", error.pos) from error
+        raise refusals.FileDamaged(path, f"no JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
-        raise refusals.JSONTooDeep(path, "JSON nested too deeply; a header has three levels") from error
+        raise refusals.FileDamaged(path, "JSON nested too deeply; a header has three levels") from error
     if b"\\u" in data:
         _refuse_surrogates(parsed, path)
     return parsed
@@ -94,4 +121,4 @@ def _refuse_surrogates(parsed: Any, path: Path) -> None:
             try:
                 item.encode()
             except UnicodeEncodeError as error:
-                raise refusals.JSONEncoding(path, f"the string {item[:80]!a} has no UTF-8 form", item) from error
+                raise refusals.FileDamaged(path, f"the string {item[:80]!a} has no UTF-8 form") from error

@@ -1,7 +1,7 @@
 """One safetensors file, read tensor by tensor into fresh memory.
 
-The file is read with `preadv` and never mapped: the pages of a mapping count as resident once they are touched, so a
-mapping that is walked from end to end costs as much memory as the whole file.
+The file is read, never mapped: the pages of a mapping count as resident once they are touched, so a mapping that is
+walked from end to end costs as much memory as the whole file.
 """
 
 import difflib
@@ -11,19 +11,22 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.models import refusals
-from manyheads.models.descriptors import CHUNK, open_regular, read_at, seal
+from manyheads.models.files import open_regular, seal
 from manyheads.models.header import DTYPES, Entry, read_header
+from manyheads.models.refusals import FileChanged, FileDamaged
+
+CHUNK = 1 << 20
 
 
 @final
 class TensorFile:
-    """A safetensors file that is open for reading.
+    """A safetensors file whose header has been read and checked; nothing stays open.
 
     Parameters
     ----------
@@ -44,38 +47,35 @@ class TensorFile:
     Raises
     ------
     CheckpointRefused
-        The file breaks a rule of the format; see `manyheads.models.refusals`, one class for each rule.
+        The file breaks a rule of the format, see `manyheads.models.refusals`.
 
     Notes
     -----
-    Every read checks that the file is still the one that was opened (length and times of change) and raises
-    `FileChanged` otherwise; a file that was replaced or whose permissions were set counts as changed. A change within
-    the resolution of the file system's clock after opening goes unnoticed unless it shortens the file; compare
-    fingerprints where that matters. Reads keep no position, so threads may share an open file.
+    Every read checks that the file is still the one whose header was read (identity, length and times of change) and
+    raises `FileChanged` otherwise; a file whose permissions were set counts as changed. A change within the resolution
+    of the file system's clock goes unnoticed unless it shortens the file; compare fingerprints where that matters.
+    Threads may share a `TensorFile`.
 
     Examples
     --------
     >>> import tempfile, numpy as np, safetensors.numpy
     >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> safetensors.numpy.save_file({"w": np.arange(6.0).reshape(3, 2)}, path)
-    >>> with TensorFile(path) as file:
-    ...     print(file.names, file.tensor("w", rows=slice(1, 3)).tolist())
-    ('w',) [[2.0, 3.0], [4.0, 5.0]]
+    >>> file = TensorFile(path)
+    >>> file.names, file.tensor("w", rows=slice(1, 3)).tolist()
+    (('w',), [[2.0, 3.0], [4.0, 5.0]])
     """
 
     def __init__(self, path: Path | str, *, follow_links: bool = False):
         self.path = Path(path)
         if sys.byteorder != "little":
             raise UsageError("this machine is big-endian; safetensors files are read on little-endian ones only")
-        self._descriptor, status = open_regular(self.path, follow_links)
+        with open_regular(self.path, follow_links) as file:
+            status = os.fstat(file.fileno())
+            entries, metadata = read_header(file, status.st_size, self.path)
         self._seal = seal(status)
-        try:
-            header = read_header(self._read, status.st_size, self.path)
-        except BaseException:
-            self.close()
-            raise
-        self.entries: Mapping[str, Entry] = header.entries
-        self.metadata: Mapping[str, str] = header.metadata
+        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,27 +106,22 @@ class TensorFile:
         ShapeError
             Rows outside the tensor.
         FileChanged
-            The file was truncated or altered since it was opened.
-        BooleanInvalid
+            The file was truncated, altered or replaced since its header was read.
+        FileDamaged
             A BOOL tensor holds another byte than 0 and 1.
         """
         entry = self.entry(name)
-        length = entry.shape[0] if entry.shape else None
-        count, runs = _runs(rows, length, entry)
-        stride = entry.nbytes // length if length else 0
-        shape = entry.shape if rows is None else (count, *entry.shape[1:])
-        data = np.empty(entry.nbytes if rows is None else count * stride, np.uint8)
-        buffer = data.data
+        shape = entry.shape
         if rows is None:
-            self._fill(buffer, entry.offset)
+            data = self._read(entry.offset, entry.nbytes)
         else:
-            filled = 0
-            for start, stop in runs:
-                taken = (stop - start) * stride
-                self._fill(buffer[filled : filled + taken], entry.offset + start * stride)
-                filled += taken
+            runs = _runs(rows, entry)
+            stride = entry.nbytes // shape[0] if shape[0] else 0
+            parts = [self._read(entry.offset + a * stride, (b - a) * stride) for a, b in runs]
+            data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+            shape = (sum(b - a for a, b in runs), *shape[1:])
         if entry.dtype == "BOOL" and data.size and data.max() > 1:
-            raise refusals.BooleanInvalid(self.path, f"tensor {name[:120]!r} holds the byte {data.max()}", name)
+            raise FileDamaged(self.path, f"tensor {name[:120]!r} holds the byte {data.max()}, not 0 or 1")
         return data.view(DTYPES[entry.dtype]).reshape(shape)
 
     def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
@@ -150,11 +145,8 @@ class TensorFile:
         """
         entry = self.entry(name)
         digest = hashlib.sha256()
-        buffer = memoryview(bytearray(min(CHUNK, entry.nbytes)))
         for done in range(0, entry.nbytes, CHUNK):
-            part = buffer[: min(CHUNK, entry.nbytes - done)]
-            self._fill(part, entry.offset + done)
-            digest.update(part)
+            digest.update(self._read(entry.offset + done, min(CHUNK, entry.nbytes - done)).data)
         return digest.hexdigest()
 
     def entry(self, name: str) -> Entry:
@@ -170,45 +162,22 @@ class TensorFile:
         except KeyError:
             raise UsageError(unknown_name(self.path, name, self.names)) from None
 
-    def close(self) -> None:
-        """Close the file; closing twice does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> "TensorFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        return (
-            f"TensorFile({str(self.path)!r}, {len(self.entries)} tensors{', closed' if self._descriptor < 0 else ''})"
-        )
+        return f"TensorFile({str(self.path)!r}, {len(self.entries)} tensors)"
 
-    def _read(self, offset: int, count: int) -> bytearray:
-        buffer = bytearray(count)
-        self._fill(memoryview(buffer), offset)
-        return buffer
-
-    def _fill(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` with the bytes from `offset` on, or say that the file is no longer what it was."""
-        if self._descriptor < 0:
-            raise UsageError(f"{self.path} is closed: read inside its with block")
-        done = 0
+    def _read(self, offset: int, count: int) -> np.ndarray:
+        """Read bytes into new memory, and check that the file is the one whose header was read."""
         try:
-            while done < len(buffer):
-                got = read_at(self._descriptor, buffer[done:], offset + done)
-                if not got:
-                    raise refusals.FileChanged(self.path, f"ends at byte {offset + done:,}, in the middle of a tensor")
-                done += got
+            data = np.fromfile(self.path, np.uint8, count, offset=offset)
             # After reading, so that a change during the read is seen as well.
-            now = seal(os.fstat(self._descriptor))
+            now = seal(os.stat(self.path))
         except OSError as error:
-            raise refusals.FileUnreadable(self.path, f"reading failed: {error.strerror}", error.errno) from error
+            raise FileChanged(self.path, f"can no longer be read: {error.strerror}") from error
+        if data.size < count:
+            raise FileChanged(self.path, f"ends at byte {offset + data.size:,}, in the middle of a tensor")
         if now != self._seal:
-            raise refusals.FileChanged(self.path, "was altered after it was opened", now[0])
+            raise FileChanged(self.path, "was altered or replaced after its header was read")
+        return data
 
 
 def unknown_name(path: Path, name: str, names: Iterable[str]) -> str:
@@ -219,28 +188,21 @@ def unknown_name(path: Path, name: str, names: Iterable[str]) -> str:
     return f"{path} holds no tensor {name[:200]!r}; " + (f"near it: {', '.join(near)}" if near else "see .names")
 
 
-def _runs(
-    rows: slice | Sequence[int] | np.ndarray | None, length: int | None, entry: Entry
-) -> tuple[int, list[tuple[int, int]]]:
-    """Turn a choice of rows into their number and the consecutive runs (start, stop) to read."""
-    if rows is None:
-        return 0, []
-    if length is None:
+def _runs(rows: slice | Sequence[int] | np.ndarray, entry: Entry) -> list[tuple[int, int]]:
+    """Turn a choice of rows into the consecutive runs (start, stop) to read."""
+    if not entry.shape:
         raise UsageError(f"tensor {entry.name!r} is a scalar and has no rows")
     if isinstance(rows, slice):
-        start, stop, step = rows.indices(length)
+        start, stop, step = rows.indices(entry.shape[0])
         if step != 1:
             raise UsageError(f"rows={rows}: only slices of step 1; for others give the indices")
-        stop = max(start, stop)
-        return stop - start, [(start, stop)]
+        return [(start, max(start, stop))]
     chosen = np.asarray(rows)
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise ShapeError(f"rows: a slice or a list of integers, not {chosen.dtype} of shape {chosen.shape}")
     if not chosen.size:
-        return 0, []
-    if chosen.min() < 0 or chosen.max() >= length:
-        raise ShapeError(f"rows from {chosen.min()} to {chosen.max()} of {entry.name!r}, which has {length}")
-    chosen = chosen.astype(np.int64)
-    heads = np.flatnonzero(np.diff(chosen, prepend=chosen[0] - 2) != 1)
-    ends = np.append(heads[1:], chosen.size) - 1
-    return chosen.size, [(int(chosen[a]), int(chosen[b]) + 1) for a, b in zip(heads, ends, strict=True)]
+        return []
+    if chosen.min() < 0 or chosen.max() >= entry.shape[0]:
+        raise ShapeError(f"rows from {chosen.min()} to {chosen.max()} of {entry.name!r}, which has {entry.shape[0]}")
+    ends = np.flatnonzero(np.diff(chosen.astype(np.int64)) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(chosen, ends)]

@@ -1,0 +1,261 @@
+"""Parameters of a checkpoint and their roles: every name explained by the table of the family, or refused."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from manyheads.models.checkpoint import Checkpoint
+from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.modules import MAYBE, Module, Role
+from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatch, shorten
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRole:
+    """What one name of a family means.
+
+    Attributes
+    ----------
+    role
+        What the weight does.
+    kind
+        "weight", "bias", "gain" (of a norm) or "buffer".
+    layer
+        Number of the layer, None outside the layers.
+    layout
+        "out,in" or "in,out" for matrices that multiply a vector, "" for tables, vectors and bare tensors.
+    """
+
+    role: Role
+    kind: str
+    layer: int | None
+    layout: str
+
+
+@dataclass(frozen=True)
+class ParameterMap:
+    """The names of a model, explained by `recognize`.
+
+    Attributes
+    ----------
+    config
+        The configuration.
+    prefix
+        What stands before the names of the body here.
+    roles
+        Name → its meaning; only names that are present.
+    tied
+        Weight of a head → weight that it shares its values with, whether the first is stored or not.
+    unembedding
+        The stored weight that turns the residual stream into logits over tokens; None when the model has no such head.
+    """
+
+    config: ModelConfig
+    prefix: str
+    roles: Mapping[str, ParameterRole]
+    tied: Mapping[str, str]
+    unembedding: str | None
+
+    def names(self, role: Role, kind: str = "weight", layer: int | None = None) -> tuple[str, ...]:
+        """Return the names of one role, kind and layer; none when the checkpoint has no such weight."""
+        return tuple(
+            name for name, found in self.roles.items() if (found.role, found.kind, found.layer) == (role, kind, layer)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight of a checkpoint.
+
+    Attributes
+    ----------
+    name, shape, dtype
+        As stored.
+    role, kind, layer, layout
+        What it means, see `ParameterRole`.
+    tied_to
+        The weight that it shares its values with, None when it stands for itself.
+    """
+
+    name: str
+    role: Role
+    kind: str
+    layer: int | None
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    tied_to: str | None = None
+
+
+def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "config.json") -> ParameterMap:
+    """Explain every name of a checkpoint, or refuse.
+
+    Parameters
+    ----------
+    raw
+        The configuration, as in `config.json` of Hugging Face transformers.
+    names
+        The names of the tensors.
+    path
+        Where they come from, for messages.
+
+    Raises
+    ------
+    FamilyUnknown
+        No table describes this `model_type`.
+    ConfigInvalid
+        A value is absent or cannot be.
+    WeightsMismatch
+        The table does not explain some names (adapters, quantised weights, wrappers, cross-attention), or the
+        configuration requires weights that are absent.
+
+    Examples
+    --------
+    >>> config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 0}
+    >>> found = recognize(config, ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"])
+    >>> found.roles["ln_f.weight"]
+    ParameterRole(role=<Role.FINAL_NORM: 'final_norm'>, kind='gain', layer=None, layout='')
+    """
+    path, names = Path(path), list(names)
+    config = read_config(raw, path, complete=True)
+    family, layers = config.family, config.values["layers"]
+    if layers > len(names):
+        raise WeightsMismatch(path, f"{layers:,} layers in {len(names):,} tensors")
+    known = set(names)
+    prefix = _find_prefix(config, known)
+    roles: dict[str, ParameterRole] = {}
+    absent = []
+    for name, role, required in _expected(config, prefix, known):
+        if name in known:
+            roles[name] = role
+        elif required:
+            absent.append(name)
+    if strangers := [name for name in names if name not in roles]:
+        raise WeightsMismatch(
+            path,
+            f"the family {family.model_type} does not explain {len(strangers)} of {len(names)} names: "
+            f"{shorten(strangers)}",
+            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantiser renamed the weights",
+        )
+    if absent:
+        found = f"the family {family.model_type} also needs {len(absent)} tensors: {', '.join(absent[:5])}"
+        raise WeightsMismatch(path, found, f"{WeightsMismatch.usual}, and that the save is complete")
+    tied, unembedding = _tie(config, prefix, known)
+    return ParameterMap(
+        config, prefix, MappingProxyType({name: roles[name] for name in names}), MappingProxyType(tied), unembedding
+    )
+
+
+def parameter_map(checkpoint: Checkpoint) -> ParameterMap:
+    """Explain the names of an open checkpoint by its configuration.
+
+    Raises
+    ------
+    FileMissing
+        The checkpoint has no configuration.
+    CheckpointRefused
+        See `recognize`.
+    """
+    if checkpoint.config is None:
+        found = "no config.json beside the weights"
+        raise FileMissing(checkpoint.path, found, "open the folder that holds config.json, or pass config=")
+    return recognize(checkpoint.config, [*checkpoint.names, *checkpoint.aliases], checkpoint.path)
+
+
+def parameter_roles(checkpoint: Checkpoint) -> tuple[Weight, ...]:
+    """State the role of every weight of a checkpoint.
+
+    Returns
+    -------
+    tuple[Weight, ...]
+        One for each stored tensor in the order of the files, then one for each alias that a file's metadata names.
+        Tied weights that are stored twice are compared (by sha256) and carry `tied_to`.
+
+    Raises
+    ------
+    ConfigInvalid
+        The configuration ties two weights that are stored with different values.
+    CheckpointRefused
+        The family is unknown or does not explain every name, see `recognize`.
+    """
+    found = parameter_map(checkpoint)
+    weights = []
+    for name in (*checkpoint.names, *checkpoint.aliases):
+        role, entry = found.roles[name], checkpoint.entry(name)
+        tied_to = checkpoint.aliases.get(name)
+        if tied_to is None and name in found.tied:
+            tied_to = found.tied[name]
+            other = checkpoint.entry(tied_to)
+            same_kind = (entry.dtype, entry.shape) == (other.dtype, other.shape)
+            if not same_kind or checkpoint.fingerprint(name) != checkpoint.fingerprint(tied_to):
+                raise ConfigInvalid(
+                    checkpoint.path,
+                    f"{name} and {tied_to} are tied by the configuration and differ",
+                    "set tie_word_embeddings to what was trained; readers disagree about which of the two counts",
+                )
+        weights.append(Weight(name, role.role, role.kind, role.layer, entry.shape, entry.dtype, role.layout, tied_to))
+    return tuple(weights)
+
+
+def _find_prefix(config: ModelConfig, known: set[str]) -> str:
+    """Find the prefix under which the first module of the body, which every model has, is present."""
+    family, first = config.family, config.family.body[0]
+    anchors = {prefix: prefix + first.path + ("" if first.sort == "bare" else ".weight") for prefix in family.prefixes}
+    found = [prefix for prefix, anchor in anchors.items() if anchor in known]
+    if not found:
+        raise WeightsMismatch(
+            config.path,
+            f"the family {family.model_type} begins with {' or '.join(anchors.values())}, none of which is among "
+            f"{shorten(sorted(known)) or 'no names'}",
+            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantiser renamed the weights",
+        )
+    return found[0]
+
+
+def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tuple[str, ParameterRole, bool]]:
+    """Go through every name the family may hold: the name, its meaning, and whether it has to be there."""
+    for module in config.family.body:
+        for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
+            yield from _tensors(config, module, prefix + module.path.replace("{layer}", str(layer)), layer, known)
+    for module in config.family.heads:
+        yield from _tensors(config, module, module.path, None, known)
+
+
+def _tensors(
+    config: ModelConfig, module: Module, path: str, layer: int | None, known: set[str]
+) -> Iterator[tuple[str, ParameterRole, bool]]:
+    """Go through the names of one module."""
+    kind, gain, bias = ("gain" if module.sort == "norm" else "weight"), ".weight", ".bias"
+    if module.sort == "norm" and config.family.renamed_norms and path + ".gamma" in known:
+        gain, bias = ".gamma", ".beta"
+    if module.sort == "bare":
+        gain, kind = "", "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
+    layout = ""
+    if module.sort == "linear":  # a family's layout is that of its blocks; heads and patches are always (out, in, ...)
+        layout = config.family.layout if "{layer}" in module.path else "out,in"
+    # A module that may be absent is absent as a whole: its weight without its bias is half a download.
+    open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
+    if module.when == MAYBE or config.holds(module.when):
+        role = ParameterRole(module.role, kind, layer, layout if kind == "weight" else "")
+        yield path + gain, role, not open_ended
+    if module.sort in ("linear", "norm") and (module.bias == MAYBE or config.holds(module.bias)):
+        yield path + bias, ParameterRole(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
+
+
+def _tie(config: ModelConfig, prefix: str, known: set[str]) -> tuple[dict[str, str], str | None]:
+    """Say which weights of heads share the values of others, and which stored weight is the unembedding."""
+    speaks = config.built_with(*config.family.language_heads)
+    tied: dict[str, str] = {}
+    unembedding = None
+    for number, (head, source) in enumerate(config.family.ties.items()):
+        source = source if source in known else prefix + source
+        if config.values["tied"] and source in known and (speaks or head in known):
+            tied[head] = source
+        if number == 0:
+            unembedding = tied.get(head, head if head in known else None)
+            if speaks and unembedding is None:
+                found = f"{head} is neither stored nor tied"
+                raise WeightsMismatch(config.path, found, f"{WeightsMismatch.usual}, and that the save is complete")
+    return tied, unembedding
