@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import primitives as jax_primitives
 
-from manyheads.costs import UnknownCost, count, primitives, programs
+from manyheads.costs import UnknownCost, count, jaxpr, primitives
 from manyheads.errors import UsageError
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -70,7 +70,7 @@ def test_loops_that_end_by_data_are_named(monkeypatch):
     assumed = count(norm_bounded, X, trips=6)
     assert assumed.flops == 6 * ONE
     assert "6 times" in assumed.notes[0]
-    monkeypatch.setattr(programs, "LONGEST_SIMULATION", 1000)
+    monkeypatch.setattr(jaxpr, "LONGEST_SIMULATION", 1000)
     endless = count(while_below(0, 1, lambda i: i), X)
     assert endless.unknown
     integers = count(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0), jax.ShapeDtypeStruct((), jnp.int32))
@@ -209,6 +209,13 @@ def test_what_is_not_a_product_is_said():
     assert [note.split()[0] for note in cost.notes] == ["sort"]
     opaque = count(lambda x: jax.pure_callback(np.sin, X, x), X)
     assert "pure_callback" in opaque.unknown[0]
+
+
+def test_convolutions_of_any_length_are_counted_at_once():
+    signal = jax.ShapeDtypeStruct((1, 1, 10**9), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((1, 1, 3), jnp.float32)
+    assert count(lambda x, w: lax.conv(x, w, (1,), "VALID"), signal, kernel).flops == 2 * 3 * (10**9 - 2)
+    assert count(lambda x, w: lax.conv(x, w, (1,), "SAME"), signal, kernel).flops == 2 * (3 * 10**9 - 2)
 
 
 class Tallied(float):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.models import Role, attention_weights, open_checkpoint, parameter_roles
-from manyheads.models.attention_config import attention_config
+from manyheads.models.attention import attention_config
 from manyheads.models.families import FAMILIES
 from manyheads.models.parameters import parameter_map
 

@@ -1,4 +1,4 @@
-"""`manyheads count`: what a model or a function costs, exactly, under which convention."""
+"""`manyheads count`: exact cost of a model or a function under a named convention."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a computation costs, exactly: closed forms, a counter for any JAX function, and conventions that convert."""
+"""Exact costs: closed forms, a counter for any JAX function, and conventions of counting."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-from .chains import longest_chain as longest_chain
 from .conventions import Convention as Convention
 from .cost import Cost as Cost
 from .cost import UnknownCost as UnknownCost
 from .counter import count as count
+from .critical_path import longest_chain as longest_chain
 from .formulas.attention import attention_cost as attention_cost
 from .formulas.decoding import generation_cost as generation_cost
 from .formulas.decoding import kv_cache_bytes as kv_cache_bytes
@@ -11,8 +11,8 @@ from .formulas.depth import crossover_length as crossover_length
 from .formulas.depth import sequential_depth as sequential_depth
 from .formulas.memory import activation_bytes as activation_bytes
 from .formulas.memory import matrix_weights as matrix_weights
-from .formulas.sequences import pooled_cost as pooled_cost
-from .formulas.sequences import rnn_cost as rnn_cost
+from .formulas.recurrent import pooled_cost as pooled_cost
+from .formulas.recurrent import rnn_cost as rnn_cost
 from .formulas.transformer import transformer_cost as transformer_cost
 from .shapes import AttentionShape as AttentionShape
 from .shapes import ModelShape as ModelShape

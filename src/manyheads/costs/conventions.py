@@ -1,4 +1,4 @@
-"""What a count counts: the convention is data, and every published one is a row of a table.
+"""Conventions of counting operations: data, with a row for every published one.
 
 Counters disagree by factors of two and four because they answer different questions: is a multiply-add one operation
 or two, does a causal mask halve the score products, is recomputed work counted? A `Convention` answers all of them; a

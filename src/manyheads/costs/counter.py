@@ -1,4 +1,4 @@
-"""Count the operations of any JAX function by walking its program."""
+"""Counter of the operations of a JAX function: a walk over its jaxpr."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from manyheads._arrays import COMPLEX, as_native
 from manyheads.costs import primitives
 from manyheads.costs.conventions import find_convention
 from manyheads.costs.cost import Cost, Item
-from manyheads.costs.programs import (
+from manyheads.costs.jaxpr import (
     LONGEST_SIMULATION,
     Known,
     Liveness,

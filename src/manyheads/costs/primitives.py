@@ -105,16 +105,15 @@ def convolution_macs(eqn: Any) -> int:
 
 
 def _valid_taps(outputs: int, taps: int, inputs: int, steps: tuple[int, int, int], padding: int) -> int:
-    """Count the pairs (output, tap) at `output * stride + tap * spread - padding` that meet an element."""
-    (stride, spread, dilation), long, short = steps, outputs, taps
+    """Count the pairs (output, tap) at `output * stride + tap * rhs_dilation - padding` that meet an element."""
+    (stride, step, dilation), long, short = steps, outputs, taps
     if taps > outputs:  # the shorter axis is walked, the longer one counted
-        stride, spread, long, short = spread, stride, taps, outputs
+        stride, step, long, short = step, stride, taps, outputs
     common = math.gcd(stride, dilation)
     period = dilation // common
     inverse = pow(stride // common, -1, period)
     total = 0
-    for step in range(short):
-        start = step * spread - padding
+    for start in range(-padding, short * step - padding, step):
         if start % common:
             continue
         first = max(0, -(start // stride))  # the first place that is not before the input

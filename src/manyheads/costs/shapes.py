@@ -1,4 +1,4 @@
-"""The shapes that a cost depends on: nothing of a model but its integers."""
+"""Shapes: the integers of an architecture that its cost depends on."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""Exact integers that know what a causal mask does to them."""
+"""Exact amounts of work under each way of counting a causal mask."""
 
 from dataclasses import dataclass
 

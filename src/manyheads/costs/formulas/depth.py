@@ -1,4 +1,4 @@
-"""What parallel machines feel: steps that wait for each other, and the length at which attention dominates."""
+"""Sequential depth of an architecture, and the length at which attention costs as much as the rest of a block."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""From the parts of a forward pass to the items of a forward, backward and recomputed pass, for all formulas."""
+"""Parts of a forward pass, and their items in a forward, backward and recomputed pass."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

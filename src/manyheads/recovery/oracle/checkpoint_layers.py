@@ -7,7 +7,7 @@ import numpy as np
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.errors import UsageError
 from manyheads.models import AttentionWeights, Checkpoint, Role, attention_weights, open_checkpoint
-from manyheads.models.attention_config import Rotary
+from manyheads.models.attention import Rotary
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.checkpoint_oracles import Through

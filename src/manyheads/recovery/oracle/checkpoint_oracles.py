@@ -20,7 +20,7 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import Role, open_checkpoint
-from manyheads.models.attention_config import AttentionConfig, attention_config
+from manyheads.models.attention import AttentionConfig, attention_config
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.refusals import NotExtractable
 

@@ -1,4 +1,4 @@
-"""How deep a program is: the longest chain of matrix products that wait for each other."""
+"""Critical path of a program: the longest chain of matrix products, each needing the one before."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from jax.extend import core
 
 from manyheads._arrays import COMPLEX, check_arrays
 from manyheads.costs.cost import UnknownCost
-from manyheads.costs.programs import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
+from manyheads.costs.jaxpr import LONGEST_SIMULATION, called_program, inner_programs, scan_layout
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 

@@ -1,4 +1,4 @@
-"""What transformers replaced: recurrent networks, and an MLP that pools over positions."""
+"""Recurrent networks, and an MLP that pools over positions."""
 
 from manyheads.costs.conventions import Convention
 from manyheads.costs.cost import Cost, merge

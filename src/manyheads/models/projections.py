@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.models.attention_config import AttentionConfig, attention_config
+from manyheads.models.attention import AttentionConfig, attention_config
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map

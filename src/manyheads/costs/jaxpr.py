@@ -1,4 +1,4 @@
-"""Reading a JAX program: the programs inside an equation, what of it is needed, and integers known before it runs."""
+"""Jaxprs: programs inside an equation, dead-code elimination, and integers known before a program runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
