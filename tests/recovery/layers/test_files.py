@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.models import TensorFile
+from manyheads.models.tensor_file import TensorFile
 from manyheads.recovery import gpt_layer, load_layer, planted_layer, save_layer
 from manyheads.recovery.layers.files import PLAIN, TURNED, LayerFileRefused, is_layer_file
 from manyheads.recovery.layers.rotary import RotaryLayer, planted_rotary_layer

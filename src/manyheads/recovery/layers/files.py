@@ -129,8 +129,7 @@ def is_layer_file(path: Path | str) -> bool:
     False
     """
     try:
-        with TensorFile(path, follow_links=True) as file:
-            return file.metadata.get("format") in (PLAIN, TURNED)
+        return TensorFile(path, follow_links=True).metadata.get("format") in (PLAIN, TURNED)
     except FileRefused:
         return False
 
