@@ -147,8 +147,6 @@ ROWS = {
     "spectra.stable_rank": ({"matrix": some(6, 4)}, fixed()),
     "spectra.traced_stable_rank": ({"matrix": some(6, 4)}, fixed()),
     # statistics
-    "statistics.autocorrelation_time": ({"series": some(200)}, fixed()),
-    "statistics.bootstrap": ({"samples": some(20)}, generator(statistic=np.mean)),
     "statistics.difference_interval": ({"a": some(6), "b": some(6)}, fixed()),
     "statistics.discrepancy_interval": ({"samples": some(6)}, fixed(prediction=0.0, standard_error=0.1)),
     "statistics.drift_test": ({"sizes": exactly(8.0, 16.0, 32.0), "optima": positive(6, 3)}, fixed(tolerance=1.0)),
@@ -160,7 +158,6 @@ ROWS = {
     "statistics.mean_interval": ({"samples": some(6)}, fixed()),
     "statistics.paired_comparison": ({"a": some(8), "b": some(8)}, fixed()),
     "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
-    "statistics.series_interval": ({"series": some(200)}, fixed()),
     "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
     # bigram
     "bigram.BigramTask": (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from tests.acceptance._lane import Figure, Measured
 from tests.limits.dmft.one_block import solve_one_block
 from tests.limits.dmft.tangents import TangentHeads
@@ -22,7 +23,7 @@ from manyheads.limits.dmft.depth import continuum_step, extrapolate
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.recursion import Trajectory, finite_depth_step, solve_recursion
 from manyheads.limits.systems.problems import digits_problem
-from manyheads.statistics import bootstrap, mean_interval
+from manyheads.statistics import mean_interval
 
 
 def lesson(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:
@@ -202,7 +203,10 @@ def variance(folder: Path, heads: int, tangents: int, draws: int) -> Measured:
         return float(np.sqrt(ours.mean() / plain.mean()))
 
     pair = [errors["InfiniteHeadsAttention"], errors["TangentHeads"]]
-    error, interval = share(*pair), bootstrap(pair, share, rng=np.random.default_rng(0))
+    resampled = stats.bootstrap(
+        pair, share, n_resamples=9999, confidence_level=0.99, method="BCa", rng=np.random.default_rng(0)
+    )
+    error, interval = share(*pair), resampled.confidence_interval
     ratio = np.log(seconds["InfiniteHeadsAttention"] / seconds["TangentHeads"])
     faster = mean_interval(ratio).mapped(lambda value: float(np.exp(value)))
     shown = f"error {error:.2f} [{interval.low:.2f}, {interval.high:.2f}], CPU time {np.exp(ratio.mean()):.2f} "

@@ -1,4 +1,4 @@
-"""The object itself: attention layers in both forms, masks, streaming entropy, the transformer that is trained."""
+"""Attention layers in merged and factored form, masks, and streaming attention entropy."""
 
 import lazy_loader
 

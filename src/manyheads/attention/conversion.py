@@ -1,4 +1,4 @@
-"""From the (Theta, W) form back to query, key, value and output matrices: truncated factorisations with a certificate.
+"""Truncated factorizations of merged weights into query, key, value and output matrices, with a certificate.
 
 Both directions are derived here from the definition of the layer; the merged form is that of Chen and Li, "Provably
 learning a multi-head attention layer" (arXiv 2402.04084), with the query bias kept as a bias on the keys.

@@ -1,4 +1,4 @@
-"""Entropy of attention patterns that are never held: a few query rows at a time against all keys.
+"""Streaming attention entropy: a few query rows at a time against all keys.
 
 Row r attends with p_j = exp(s_j - lse), s_j = scale q_r . k_j. With the row's largest logit subtracted,
 

@@ -1,4 +1,4 @@
-"""What every attention layer does, whatever form its weights have: apply itself to sequences, and show its pattern.
+"""Base class of attention layers: application to sequences, attention patterns, checks of weights.
 
 A row that may attend to nothing has output exactly zero; the output bias is not added to it. With this one rule the two
 forms of a layer (`manyheads.attention.merged`, `manyheads.attention.multihead`) are the same function, biases and masks
@@ -6,6 +6,7 @@ included.
 """
 
 import abc
+import math
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ import numpy as np
 
 from manyheads._arrays import check_arrays, follows_caller
 from manyheads.attention.masks import Mask, as_rule, causal, evaluate, masked_softmax
-from manyheads.errors import ShapeError
+from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -124,6 +125,14 @@ def as_array(value: Any, name: str = "a weight") -> Any:
     """Keep None and make an array native; lists and numbers become float64."""
     value = check_arrays(value, name)
     return value if value is None or hasattr(value, "dtype") else np.asarray(value, dtype=np.float64)
+
+
+def logit_scale(scale: float | None, key_dim: int) -> float:
+    """Return the scale of the logits, N**-0.5 unless given, and refuse one that is not a positive number."""
+    scale = key_dim**-0.5 if scale is None else float(scale)
+    if not (0 < scale < math.inf):
+        raise UsageError(f"scale={scale}: the logits need a positive, finite factor")
+    return scale
 
 
 def check_weights(layer: Layer, expected: dict[str, tuple[int, ...]]) -> None:

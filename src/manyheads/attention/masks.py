@@ -1,4 +1,4 @@
-"""Which key may a query attend to: boolean arrays and rules, and the softmax that survives a row without any key.
+"""Attention masks: boolean arrays and rules, and the softmax over the allowed keys.
 
 A mask is either a boolean array that broadcasts to (..., n, m), True where query row r may attend to key j, or a rule
 that is evaluated on indices, so that streaming code never holds n x m booleans. Rules combine with `&`, also with an

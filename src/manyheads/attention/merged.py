@@ -1,4 +1,4 @@
-"""The attention layer in the form of the theory: Theta weighs pairs of tokens, W says what is read."""
+"""Merged attention layer: query-key circuits W_QK and output-value circuits W_OV."""
 
 from typing import TYPE_CHECKING, Any, final
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.attention.conversion import factor_stacks
-from manyheads.attention.layers import Layer, as_array, check_axes, check_weights
+from manyheads.attention.layers import Layer, as_array, check_axes, check_weights, logit_scale
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @final
 class AttentionLayer(Layer):
-    """Multi-head attention in the form of the theory: one attention and one projection matrix per head.
+    """Multi-head attention with merged weights: a query-key circuit and an output-value circuit per head.
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
 
     Parameters
     ----------
     theta
-        Theta (m, d, d), one per head.
+        Query-key circuits W_QK (m, d, d), one per head. The papers write Theta, and so do the formulas here.
     projection
-        W (m, d, d).
+        Output-value circuits W_OV (m, d, d); the papers write W.
     key_bias
         beta (m, d): what the bias of the queries becomes. None for none.
     bias
@@ -131,7 +131,7 @@ class AttentionLayer(Layer):
         ...
         manyheads.attention.conversion.RankTooSmall: rank 1 does not hold the layer's matrices: ...
         """
-        from manyheads.attention.multihead import MultiHeadAttention, logit_scale
+        from manyheads.attention.multihead import MultiHeadAttention
 
         augmented = np.asarray(self.theta)  # (m, d, d), or (m, d + 1, d) with the bias
         if self.key_bias is not None:

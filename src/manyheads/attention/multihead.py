@@ -1,15 +1,14 @@
-"""The attention layer in the form of practice: thin query, key, value and output matrices, with grouped queries."""
+"""Multi-head attention with query, key, value and output matrices, and grouped queries."""
 
-import math
 from typing import TYPE_CHECKING, Any, final
 
 import equinox as eqx
 import jax.numpy as jnp
 
 from manyheads._arrays import follows_caller
-from manyheads.attention.layers import Layer, as_array, check_axes, check_weights
+from manyheads.attention.layers import Layer, as_array, check_axes, check_weights, logit_scale
 from manyheads.attention.merged import AttentionLayer
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 class MultiHeadAttention(Layer):
-    """Multi-head attention in the form of practice: query, key, value and output matrices, grouped queries included.
+    """Multi-head attention with query, key, value and output matrices, grouped queries included.
 
     y = sum_h softmax_rows(scale (x W_Q,h + b_Q,h) (x W_K,g + b_K,g)^T + mask) (x W_V,g + b_V,g) W_O,h + 1 b_O^T
 
@@ -181,7 +180,7 @@ class MultiHeadAttention(Layer):
 
     @follows_caller
     def merged(self) -> AttentionLayer:
-        """Multiply the factors out: the same function in the form of the theory.
+        """Multiply the factors out: the same function with merged weights.
 
         Theta_h = scale W_Q,h W_K,g^T,  beta_h = scale W_K,g b_Q,h,  W_h = W_V,g W_O,h,  c = b_O + sum_h W_O,h^T b_V,g
 
@@ -229,14 +228,6 @@ class MultiHeadAttention(Layer):
     def _grouped(self, weight: Any) -> Any:
         """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
         return weight.reshape(self.groups, -1, *weight.shape[1:])
-
-
-def logit_scale(scale: float | None, key_dim: int) -> float:
-    """Return the scale of the logits, N**-0.5 unless given, and refuse one that is not a positive number."""
-    scale = key_dim**-0.5 if scale is None else float(scale)
-    if not (0 < scale < math.inf):
-        raise UsageError(f"scale={scale}: the logits need a positive, finite factor")
-    return scale
 
 
 def _split(name: str, flat: Any, heads: int) -> Any:

@@ -1,4 +1,4 @@
-"""What everything trains on: texts and their characters, digits, and a task that needs order."""
+"""Data sets: texts and their characters, digits, and a recall task that needs order."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 x 8 pixels: small enough to ship, real enough to have something to learn.
+"""Handwritten digits of 8 x 8 pixels.
 
 The 1,797 images are the test part of *Optical Recognition of Handwritten Digits*, E. Alpaydin and C. Kaynak (1998), UCI
 Machine Learning Repository, doi:10.24432/C50P49, licence Creative Commons Attribution 4.0 (CC BY 4.0). They are stored
@@ -81,10 +81,10 @@ def normalise(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np
     (0.0, 1.0)
     """
     values = np.asarray(images, np.float64)
-    spread = values.std()
-    if spread == 0:
+    std = values.std()
+    if std == 0:
         raise UsageError("all pixels are equal: there is nothing to normalise")
-    return ((values - values.mean()) / spread).astype(dtype)
+    return ((values - values.mean()) / std).astype(dtype)
 
 
 @takes_arrays

@@ -1,4 +1,4 @@
-"""Draws that cost less than they would one by one, to run or to compile: uniform integers, vectors of all lengths."""
+"""Random draws that are cheap to run or to compile: uniform integers, vectors of several lengths."""
 
 from functools import partial
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What can be said of the next character from the few before it: the yardstick of every small language model."""
+"""Interpolated n-gram model: the baseline of character models."""
 
 import numpy as np
 

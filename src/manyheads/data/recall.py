@@ -1,4 +1,4 @@
-r"""The symbol after the marker: a task that needs order, with the exact ceiling of everything blind to it.
+r"""Recall task: the symbol after the marker, with the exact accuracy of a model that is blind to order.
 
 A sequence holds :math:`n` tokens: :math:`n-1` symbols, independent and uniform over :math:`V`, and one marker, put
 before the last place uniformly at random. The answer is the symbol right after the marker. Whoever sees the order

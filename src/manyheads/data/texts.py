@@ -1,4 +1,4 @@
-"""The text that character models train on: Python's own documentation, or a file of the user's."""
+"""Texts for character models: Python's own documentation, or a file of the user's."""
 
 import hashlib
 from dataclasses import dataclass

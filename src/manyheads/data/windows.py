@@ -1,4 +1,4 @@
-"""Random windows of a tokenised text: where the batches of a character model come from."""
+"""Random windows of a tokenized text."""
 
 import equinox as eqx
 import jax

@@ -78,7 +78,7 @@ def extract_layer(
 
     Returns
     -------
-    Recovery: the layer, float64, in the form (Theta, W); its certificate; counts of calls, tokens and numbers; what was
+    Recovery: the layer, float64, with merged weights; its certificate; counts of calls, tokens and numbers; what was
     measured, what was tried.
 
     Raises

@@ -31,7 +31,7 @@ class Extracted:
     Attributes
     ----------
     layer
-        The layer in the form (Theta, W), float64.
+        The layer with merged weights, float64.
     stages
         The stages in the order in which they ran.
     acts_on
@@ -69,7 +69,7 @@ class Recovery:
     Attributes
     ----------
     layer
-        The layer in the form (Theta, W), float64.
+        The layer with merged weights, float64.
     certificate
         The statement that was checked on fresh sequences, and its figures.
     stages

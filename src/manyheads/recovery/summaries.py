@@ -75,7 +75,7 @@ def say_ranks(ranks: Iterable[int]) -> str:
 
 
 def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
-    """Return a layer in the form (Theta, W): itself, or what a layer with rotary positions does one token back."""
+    """Return a layer with merged weights: itself, or what a layer with rotary positions does one token back."""
     if not isinstance(layer, RotaryLayer):
         return layer
     return layer.at_offset(1)

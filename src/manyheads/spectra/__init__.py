@@ -1,4 +1,4 @@
-"""Stable rank with a certificate, Lanczos, and the levels that random matrices reach by themselves.
+"""Stable rank with a certificate, Lanczos, coherence, and reference levels of random matrices.
 
 Dense linear algebra in float64 on the host; `traced_stable_rank` is the twin for use under `jax.jit`.
 """

@@ -1,4 +1,4 @@
-"""Golub-Kahan bidiagonalisation: extreme singular values from products with the matrix and its transpose."""
+"""Golub-Kahan bidiagonalization: extreme singular values from products with the matrix and its transpose."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

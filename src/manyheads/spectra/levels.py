@@ -1,4 +1,4 @@
-"""What random matrices reach by themselves: the level that a measured figure has to be read against."""
+"""Reference levels of random matrices: stable rank, coherence, Marchenko-Pastur density, causal entropy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Intervals, the verdict rule, fitted exponents, paired tests and the bootstrap: once for all theories.
+"""Confidence intervals, fitted exponents, paired tests and the verdict rule.
 
 Everything is NumPy and SciPy in float64. What `scipy.stats` has is used as it is (`false_discovery_control` for
 Benjamini-Hochberg, `chisquare`, `binomtest` for a sign test); here stands what it lacks, and the one promise that a

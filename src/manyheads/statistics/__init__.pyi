@@ -12,9 +12,6 @@ from .intervals import difference_interval as difference_interval
 from .intervals import discrepancy_interval as discrepancy_interval
 from .intervals import mean_interval as mean_interval
 from .intervals import proportion_interval as proportion_interval
-from .resampling import autocorrelation_time as autocorrelation_time
-from .resampling import bootstrap as bootstrap
-from .resampling import series_interval as series_interval
 from .verdicts import Outcome as Outcome
 from .verdicts import acceptance_region as acceptance_region
 from .verdicts import decide as decide

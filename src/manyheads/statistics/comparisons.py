@@ -84,8 +84,8 @@ def paired_comparison(
         raise ShapeError(f"paired samples must match one to one: a has {a.size} replicates and b has {b.size}")
     difference = a - b
     mean = float(mean_of(difference))
-    spread = float(np.std(difference - difference[0], ddof=1)) if difference.size > 1 else math.nan
-    effect = mean / spread if spread > 0 else (0.0 if mean == 0 else math.copysign(math.inf, mean))
+    std = float(np.std(difference - difference[0], ddof=1)) if difference.size > 1 else math.nan
+    effect = mean / std if std > 0 else (0.0 if mean == 0 else math.copysign(math.inf, mean))
     exact = difference.size <= MOST_ENUMERATED
     if not exact and rng is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Intervals: what they are, and the ones for means, differences and proportions."""
+"""Confidence intervals of means, differences and proportions."""
 
 import math
 from collections.abc import Callable
@@ -137,10 +137,10 @@ def t_quantile(level: float, dof: ArrayLike) -> Array:
     return np.where(dof > 0, stats.t.isf(tail, np.where(dof > 0, dof, 1.0)), np.inf)
 
 
-def half_widths(spread: Any, dof: ArrayLike, level: float) -> Array:
+def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
     r"""Half-widths :math:`t_\nu\, s` of t intervals, elementwise; infinite where nothing is known of the spread."""
-    spread, quantile = np.broadcast_arrays(np.asarray(spread, dtype=np.float64), t_quantile(level, dof))
-    return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * spread)
+    std, quantile = np.broadcast_arrays(np.asarray(std, dtype=np.float64), t_quantile(level, dof))
+    return np.where(np.isinf(quantile), np.inf, np.where(np.isinf(quantile), 0.0, quantile) * std)
 
 
 @takes_arrays

@@ -112,9 +112,9 @@ def replicates_to_decide(
 
     The mean of N replicates, given the n at hand, is spread around their mean as
     :math:`\sigma \sqrt{1/n - 1/N}`, where :math:`(n-1) s^2 / \sigma^2` is chi-squared with n - 1 degrees of freedom
-    (flat prior on the mean, 1/sigma on the spread). The answer is the smallest N for which the interval of N replicates
-    straddles an edge of the region with probability at most 1 - `power`; the small variation of the final spread about
-    its expectation is left out.
+    (flat prior on the mean, 1/sigma on the standard deviation). The answer is the smallest N for which the interval of
+    N replicates straddles an edge of the region with probability at most 1 - `power`; the small variation of the final
+    standard deviation about its expectation is left out.
 
     Running until a verdict comes is optional stopping: each further look at the data adds up to its own error rate.
     One extension of a run by this number at most doubles it.
@@ -133,8 +133,9 @@ def replicates_to_decide(
     Returns
     -------
     int or None
-        n itself if the samples at hand decide. None if one sample, or equal ones, leave the spread unknown, or if more
-        than `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the prediction is too coarse.
+        n itself if the samples at hand decide. None if one sample, or equal ones, leave the standard deviation
+        unknown, or if more than `MOST_REPLICATES` would be needed: the truth may well sit on the edge, or the
+        prediction is too coarse.
 
     Examples
     --------
@@ -154,12 +155,12 @@ def replicates_to_decide(
         return None
     if decide(centre, now.widened_independently(centre, prediction_error), target, tolerance) != "inconclusive":
         return array.size
-    spread = float(standard_error_of(array)) * math.sqrt(array.size)
-    if spread == 0:  # undecided because of the prediction alone: no number of replicates changes that
+    std = float(standard_error_of(array)) * math.sqrt(array.size)
+    if std == 0:  # undecided because of the prediction alone: no number of replicates changes that
         return None
 
     def decides(total: int) -> bool:
-        return _decision_probability(centre, spread, (array.size, total), region, (level, prediction_error)) >= power
+        return _decision_probability(centre, std, (array.size, total), region, (level, prediction_error)) >= power
 
     high = array.size + 1
     while not decides(high):
@@ -174,13 +175,13 @@ def replicates_to_decide(
 
 
 def _decision_probability(
-    centre: float, spread: float, counts: tuple[int, int], region: Interval, errors: tuple[float, float]
+    centre: float, std: float, counts: tuple[int, int], region: Interval, errors: tuple[float, float]
 ) -> float:
     """Predictive probability that `counts[1]` replicates decide, after `counts[0]` with this mean and spread."""
     (now, total), (level, fixed) = counts, errors
     # sigma, over 64 equally likely values of its chi-squared variable                                    (64,)
-    sigma = spread * np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
-    final = np.sqrt(((now - 1) * spread**2 + (total - now) * sigma**2) / (total - 1))
+    sigma = std * np.sqrt((now - 1) / stats.chi2.ppf((np.arange(64) + 0.5) / 64, now - 1))
+    final = np.sqrt(((now - 1) * std**2 + (total - now) * sigma**2) / (total - 1))
     half = np.hypot(half_widths(final / math.sqrt(total), total - 1, level), fixed)
     moves = sigma * math.sqrt(1 / now - 1 / total)
 

@@ -1,4 +1,4 @@
-"""Two models beside a transformer: a pooled MLP, which is blind to order, and an MLP-RNN, which walks through it.
+"""Baselines: a pooled MLP, which is blind to order, and an MLP-RNN.
 
 Both read the inputs of a transformer, have a field `weights` and are called the same way; `match_hidden` gives them the
 number of weights of any other model.
@@ -255,15 +255,13 @@ def _embedding(config: BaselineConfig) -> _Gaussian:
 def _draw(wanted: tuple[_Gaussian, ...], key: jax.Array, dtype: Any) -> list[Any]:
     """Draw Gaussian arrays, each from a key of its own that an absent one has too."""
     shapes = tuple(None if each is None else each[0] for each in wanted)
-    spreads = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
-    return _gaussians(shapes, spreads, key, jnp.dtype(dtype))
+    stds = [0.0 if each is None else each[1] ** 0.5 for each in wanted]
+    return _gaussians(shapes, stds, key, jnp.dtype(dtype))
 
 
-# Compiled as a whole, with the spreads as data: rounding is that of one array after the other.
+# Compiled as a whole, with the stds as data: rounding is that of one array after the other.
 @partial(jax.jit, inline=True, static_argnums=(0, 3))
-def _gaussians(
-    shapes: tuple[tuple[int, ...] | None, ...], spreads: list[float], key: jax.Array, dtype: Any
-) -> list[Any]:
+def _gaussians(shapes: tuple[tuple[int, ...] | None, ...], stds: list[float], key: jax.Array, dtype: Any) -> list[Any]:
     keys = jax.random.split(key, len(shapes))
     sizes = {place: math.prod(shape) for place, shape in enumerate(shapes) if shape is not None}
     drawn = dict(
@@ -273,6 +271,4 @@ def _gaussians(
             strict=True,
         )
     )
-    return [
-        None if shape is None else spreads[place] * drawn[place].reshape(shape) for place, shape in enumerate(shapes)
-    ]
+    return [None if shape is None else stds[place] * drawn[place].reshape(shape) for place, shape in enumerate(shapes)]

@@ -1,4 +1,4 @@
-"""What a transformer is made of, as one frozen value: everything that decides its shapes and its formula."""
+"""Configuration of a transformer: everything that decides its shapes and its formula."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""What a sequence is made of: tokens of a vocabulary, patches that are read in linearly, or vectors as they are."""
+"""Inputs of a transformer: tokens of a vocabulary, patches with a linear embedding, or vectors."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

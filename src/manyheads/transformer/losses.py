@@ -1,4 +1,4 @@
-"""Losses of a model on a batch: softmax cross-entropy and squared error, for pooled outputs and for every token."""
+"""Losses on a batch: softmax cross-entropy and squared error, for pooled outputs and for every token."""
 
 from typing import TYPE_CHECKING, Any
 

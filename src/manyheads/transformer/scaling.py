@@ -1,4 +1,4 @@
-"""Every scale of a transformer as data: initial spreads, forward multipliers, logit, branch and output scales.
+"""Scales of a transformer: standard deviations at init, forward multipliers, logit, branch and output scales.
 
 A theory of infinite limits says how these numbers depend on key dimension, heads and depth. The transformer only
 consumes them, so one compiled training step serves every scheme.
@@ -86,10 +86,10 @@ class Scaling(eqx.Module):
 
 
 def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
-    r"""Give the usual scaling: spreads :math:`1/\sqrt{\text{fan-in}}`, logits over :math:`\sqrt N`, no multipliers.
+    r"""Return the standard scaling: standard deviations :math:`1/\sqrt{\text{fan-in}}`, logits over :math:`\sqrt N`.
 
-    Tokens and learned positions start with entries of spread 1, patches with :math:`1/\sqrt{\text{dim}}`, and the
-    read-out with :math:`1/\sqrt d`.
+    There are no multipliers. Tokens and learned positions start with entries of standard deviation 1, patches with
+    :math:`1/\sqrt{\text{dim}}`, and the read-out with :math:`1/\sqrt d`.
 
     Examples
     --------

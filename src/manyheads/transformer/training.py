@@ -1,4 +1,4 @@
-"""The one training loop: any model with `weights`, any loss, any source of batches, any optax transformation.
+"""Training loop for any model with `weights`, any loss, any source of batches, any optax transformation.
 
 A step is a pure function of the weights, the optimizer's state and the key folded with the number of the step. So the
 result does not depend on how the steps are cut into chunks, and training can be looked at between chunks for free.

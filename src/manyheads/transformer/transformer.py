@@ -1,4 +1,4 @@
-"""The one finite transformer that every theory trains: heads and key dimension as axes of their own, scales as data."""
+"""The finite transformer: heads and key dimension as axes of their own, scales as data."""
 
 import functools
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,7 +62,7 @@ class Transformer(eqx.Module):
     weights
         The trained arrays.
     scaling
-        Initial spreads and forward multipliers, numbers or traced scalars.
+        Standard deviations at init and forward multipliers, numbers or traced scalars.
     config
         Shapes and formula, static.
 

@@ -15,7 +15,7 @@ TOKENS = 1 << 14
 
 @takes_arrays
 def evaluate_layer(layer: "AttentionLayer", x: np.ndarray) -> np.ndarray:
-    """Apply a layer in the form (Theta, W) to sequences in float64, without compiling anything.
+    """Apply a layer with merged weights to sequences in float64, without compiling anything.
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
 
