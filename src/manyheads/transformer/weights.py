@@ -144,7 +144,7 @@ def shapes(config: TransformerConfig) -> Any:
 def draw_weights(
     config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: "DTypeLike" = jnp.float32
 ) -> Weights:
-    """Draw all weights: centred Gaussian with the role's standard deviation, gains at the role's number, shifts at zero.
+    """Draw all weights: Gaussian with the role's standard deviation, gains at the role's number, shifts at zero.
 
     Every array has a stream of its own (the key folded with its place in `Weights`), so that two configurations that
     differ in one part agree in the others.
