@@ -1,13 +1,13 @@
-"""Drop and rebound: exact curves, the covariance that drives them, and where no bounce can be."""
+"""Drop and rebound: exact curves, their approach to the limit, and systems without a rebound."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError
 from manyheads.joma.drop_and_rise import drop_and_rise
 from manyheads.joma.systems.components import relax
+from manyheads.joma.systems.rebound import target_entropies
 from manyheads.joma.theory.rebound import (
     REBOUND,
     entropy_curve,
@@ -61,16 +61,17 @@ def test_entropy_ends_on_the_side_that_leading_order_says(rng):
 def test_with_attention_nearly_all_rebound_and_without_none(rng):
     # Published: 97% of 60 vectors. Of 600 vectors 98.5% exceed the level here; 120 vectors fall below 94% by chance
     # less often than once in ten thousand.
-    targets = np.where(np.arange(19) < rng.integers(2, 20, (120, 1)), rng.uniform(0.5, 3, (120, 19)), 0.0)
     with jax.enable_x64(True):
-        rises = {}
-        for law in (EXP, UNIFORM):
-            deficits = jax.vmap(lambda mu, law=law: relax(mu, jnp.asarray(TIMES), law))(jnp.asarray(targets))
-            logits = (targets[:, None] * np.expm1(-np.asarray(deficits))) ** 2 / 2
-            rises[law.name] = drop_and_rise(entropy_of(logits, targets[:, None] > 0)).rise
-    assert 0.94 <= (rises["exp"] > REBOUND).mean() <= 1
-    assert rises["uniform"].max() < 1e-12
-    shares = 1 - np.geomspace(1, 1e-7, 60)
+        attended, linear = (target_entropies(dynamics, 120, rng) for dynamics in ("exp", "linear"))
+    assert 0.94 <= (drop_and_rise(attended).rise > REBOUND).mean() <= 1
+    assert drop_and_rise(linear).rise.max() < 1e-12
     for count in (2, 7, 19):
-        for mu in rng.uniform(0.5, 3, (7, count)):
-            assert drop_and_rise(linear_entropy_curve(mu, shares)).rise < 1e-12
+        mu = rng.uniform(0.5, 3, (7, 1, count))
+        held = entropy_of((mu * np.expm1(-TIMES)[:, None]) ** 2 / 2)  # one rate for all components
+        assert drop_and_rise(held).rise.max() < 1e-12
+
+
+def test_entropy_under_a_linear_activation_falls_to_zero(rng):
+    curve = linear_entropy_curve(rng.uniform(0.5, 3, 5), 1 - np.geomspace(1, 1e-12, 60))
+    assert drop_and_rise(curve).rise < 1e-12
+    assert curve[-1] < 0.1 < curve[0]
