@@ -16,7 +16,7 @@ from manyheads.data import read_characters
 from manyheads.demo.rebound import finished_study, open_trainings, read_training
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
+from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer, function_error
 from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
@@ -63,7 +63,7 @@ class Extraction(Study):
 
     name: ClassVar[str] = "demo/extraction"
     claim: ClassVar[str] = "The weights of an attention layer are recovered from its outputs alone"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     source: ClassVar[Source] = replace(SOURCE, locus="equation 1: the form of the layer; the queries are derived here")
 
     text: Path | None = None
@@ -177,8 +177,7 @@ class Extraction(Study):
         below = record.start if self.layer == 0 else record.layers.stream[self.layer - 1]
         expected = float(model.scaling.branch) * np.asarray(record.layers.attention[self.layer], np.float64)
         assert found.extracted is not None
-        answered = found.extracted(np.asarray(below, np.float64))
-        return float(np.sum((answered - expected) ** 2) / np.sum(expected**2))
+        return function_error(lambda _: expected, found.extracted, np.asarray(below, np.float64))
 
 
 @dataclass(frozen=True, eq=False)

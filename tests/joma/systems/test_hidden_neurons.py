@@ -57,7 +57,7 @@ def test_pooling_leaves_padding_out(seed):
     batch = draw_hierarchy(TASK.hierarchy, jax.random.key(seed)).draw(jax.random.key(seed + 1), 3)
     pooled = np.asarray(pool_neurons(model, batch)[0])
     for row in range(3):
-        there = np.asarray(batch.shown[row])
+        there = np.asarray(batch.padding_mask[row])
         alone = model.record(batch.tokens[row, there][None]).layers.hidden  # the sequence without its padding
         np.testing.assert_allclose(pooled[:, row], np.asarray(alone)[:, 0].max(1), rtol=1e-4, atol=1e-5)
 

@@ -92,7 +92,7 @@ def test_a_hierarchy_expands_as_sets_do(seed, rng):
         leaves = set().union(*(parts[0][token] for token in lower))
         assert set(np.flatnonzero(np.asarray(batch.latents[1][label]))) == upper
         assert set(np.flatnonzero(np.asarray(batch.latents[0][label]))) == lower
-        row, there = np.asarray(batch.tokens[label]), np.asarray(batch.shown[label])
+        row, there = np.asarray(batch.tokens[label]), np.asarray(batch.padding_mask[label])
         assert row[there].tolist() == sorted(leaves)
 
 
@@ -111,7 +111,7 @@ def test_edges_fail_at_their_rate(seed):
     """One token of two parts: each is on with probability `keep`, tested at 1e-6."""
     shape = HierarchyShape(sizes=(1,), parts=2, leaves=2, keep=0.7)
     batch = draw_hierarchy(shape, jax.random.key(seed)).draw(jax.random.key(seed + 1), 3000)
-    count = int(np.asarray(batch.shown).sum())
+    count = int(np.asarray(batch.padding_mask).sum())
     assert stats.binomtest(count, 6000, 0.7).pvalue > 1e-6
 
 

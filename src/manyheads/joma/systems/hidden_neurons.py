@@ -152,11 +152,11 @@ def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.A
 
 def pool_neurons(model: Transformer, batch: HierarchyBatch) -> tuple[jax.Array, jax.Array]:
     """Compute the largest activation of each neuron over the tokens, (layers, B, hidden), and the outputs."""
-    record = model.record(batch.tokens, padding_mask=batch.shown)
+    record = model.record(batch.tokens, padding_mask=batch.padding_mask)
     hidden = record.layers.hidden  # (layers, B, T, hidden)
     assert hidden is not None
     # After a ReLU nothing is negative, so padding at zero never is the maximum.
-    return jnp.where(batch.shown[..., None], hidden, 0).max(-2), record.outputs
+    return jnp.where(batch.padding_mask[..., None], hidden, 0).max(-2), record.outputs
 
 
 @takes_arrays
@@ -183,7 +183,7 @@ def train_and_score(task: LatentTask, key: jax.Array, centred: bool = True) -> N
         def batches(key: jax.Array) -> HierarchyBatch:
             return _draw_batch(hierarchy, task.batch, shuffled, key)
 
-        return fit(untrained, shown_cross_entropy, batches, optimizer, task.steps, for_batches)[0].weights
+        return fit(untrained, masked_cross_entropy, batches, optimizer, task.steps, for_batches)[0].weights
 
     # In sequence, since side by side saves no time; traced and compiled once.
     weights = jax.tree.map(
@@ -219,9 +219,9 @@ def swap_labels(labels: Any, count: int, key: jax.Array) -> Any:
     return (labels + jax.random.randint(key, (), 1, count, jnp.int32)) % count
 
 
-def shown_cross_entropy(model: Transformer, batch: HierarchyBatch) -> jax.Array:
+def masked_cross_entropy(model: Transformer, batch: HierarchyBatch) -> jax.Array:
     """Compute the cross-entropy of a batch with padding."""
-    return cross_entropy(lambda tokens: model(tokens, batch.shown), batch)
+    return cross_entropy(lambda tokens: model(tokens, batch.padding_mask), batch)
 
 
 @lru_cache(maxsize=16)

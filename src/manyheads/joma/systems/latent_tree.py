@@ -175,8 +175,8 @@ def list_tokens(active: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
 
     Examples
     --------
-    >>> tokens, shown = list_tokens(jnp.array([[False, True, False, True]]), 3)
-    >>> tokens.tolist(), shown.tolist()
+    >>> tokens, mask = list_tokens(jnp.array([[False, True, False, True]]), 3)
+    >>> tokens.tolist(), mask.tolist()
     ([[4, 1, 3]], [[False, True, True]])
     """
     count = active.shape[-1]
@@ -195,7 +195,7 @@ class HierarchyBatch(NamedTuple):
         (B, T) int32, leaves in rising order, padded in front with the token `leaves`.
     answers
         (B,) int32, the label: a token of the top level.
-    shown
+    padding_mask
         (B, T) booleans, False on padding.
     latents
         One array (B, size) of booleans a level below the top, the lowest first: which of its tokens the label reached.
@@ -203,7 +203,7 @@ class HierarchyBatch(NamedTuple):
 
     tokens: jax.Array
     answers: jax.Array
-    shown: jax.Array
+    padding_mask: jax.Array
     latents: tuple[jax.Array, ...]
 
 
@@ -322,8 +322,8 @@ def _expand(hierarchy: TokenHierarchy, labels: jax.Array, key: jax.Array) -> Hie
             on = incoming > 0
         reached.append(on)
         active = on.astype(jnp.float32)
-    tokens, shown = list_tokens(reached[-1], hierarchy.shape.places)
-    return HierarchyBatch(tokens, labels, shown, tuple(reversed(reached[:-1])))
+    tokens, padding_mask = list_tokens(reached[-1], hierarchy.shape.places)
+    return HierarchyBatch(tokens, labels, padding_mask, tuple(reversed(reached[:-1])))
 
 
 def draw_hierarchy(shape: HierarchyShape, key: jax.Array) -> TokenHierarchy:
