@@ -1,4 +1,4 @@
-"""What the proofs assume of a layer, computed: each figure beside the range in which recovery is known to work.
+"""Assumptions of the proofs, computed for a layer, each beside the range in which recovery is known to work.
 
 The figures say what is likely to break; nothing is refused because of them. They can be computed for the true layer or
 for a recovered one. The ranges were measured here, on layers that break one assumption each

@@ -1,4 +1,4 @@
-"""The last step of a recovery: all matrices of a layer at once, by Gauss-Newton, until the labels allow no more.
+"""Gauss-Newton refinement of all matrices of a layer, matrix-free, down to rounding or the noise of the labels.
 
 The projections are solved for inside (`manyheads.recovery.variable_projection`). A step solves the linearised
 problem with

@@ -1,4 +1,4 @@
-"""What a recovered layer looks like: its heads as pictures, their spectra, how much of the stream they share."""
+"""Panels of a recovered layer: heads, spectra, share of the residual stream."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A recovery in figures: ranks and norms of its heads, what it cost, how it compares with weights that are known."""
+"""Summary of a recovery: ranks and norms of heads, cost, errors against known weights."""
 
 import math
 from collections.abc import Iterable, Mapping

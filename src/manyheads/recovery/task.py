@@ -1,4 +1,4 @@
-"""Planted layers to recover, and the sequences they are shown: every weight is known, so every error can be measured.
+"""Planted layers and sequences: every weight is known, so every error can be measured.
 
 Two families. A planted layer has dense random matrices of stated norms, the setting in which learning from examples
 is proved. A GPT-shaped layer has the products of random query, key, value and output matrices, the setting of

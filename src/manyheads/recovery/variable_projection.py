@@ -1,4 +1,4 @@
-"""A layer as least squares: what its heads read, the best projections for that, and derivatives never formed.
+"""Variable projection: attention matrices as parameters, projections eliminated by linear least squares.
 
 For fixed attention matrices a layer is linear in its projections and its output bias, which are therefore solved for
 (variable projection): what is left is a function of the attention matrices alone,

@@ -1,4 +1,4 @@
-"""Coherence of a table of vectors: mean |cos| over its pairs, exactly, bounded, or estimated with an interval."""
+"""Coherence of embeddings: mean |cos| over pairs, exact, bounded, or estimated with an interval."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Stable rank between two bounds, exactly for small matrices and by Lanczos with a certificate for large ones."""
+"""Stable rank: bounds, exact for small matrices, by Lanczos with a certificate for large ones."""
 
 import math
 from dataclasses import dataclass, field

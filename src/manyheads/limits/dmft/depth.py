@@ -1,4 +1,4 @@
-"""Depth: finite, and infinite at every exponent.
+"""Infinite depth: midpoint cells of the continuum, and Richardson extrapolation of finite depths.
 
 As L grows at depth exponent 1 the Gaussian sources of the layers and the responses to them vanish like 1/L, and the
 stream obeys an ordinary differential equation in tau = l/L,

@@ -1,4 +1,4 @@
-r"""What finds the hidden set of a hard layer at once: each family is hard for one kind of learner, not for all.
+r"""Attacks on hard instances: learners that find the hidden set of one family at once.
 
 A correlation of the labels of `manyheads.recovery.hard.instances.parity_layer` with any function of few coordinates
 is zero; one

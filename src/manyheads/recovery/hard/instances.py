@@ -1,4 +1,4 @@
-r"""Layers that are hard to learn from examples: their signal hides in high Fourier degrees of Boolean pairs of tokens.
+r"""Hard instances: layers whose signal lies in high Fourier degrees of Boolean tokens (parity, wave).
 
 Both families read two Boolean tokens. Coordinate 0 is a switch: where the two tokens agree in it, attention adds
 nothing. Where they differ, what attention adds to the first row is a function of one even integer,

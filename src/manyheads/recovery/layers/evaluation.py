@@ -1,4 +1,4 @@
-"""A layer applied in plain NumPy: extraction meets hundreds of shapes, and compiles for none of them."""
+"""Evaluation of a layer in plain NumPy, without compilation."""
 
 from typing import TYPE_CHECKING
 

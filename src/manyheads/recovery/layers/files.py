@@ -1,4 +1,4 @@
-"""A recovered layer on the disk: a safetensors file that says what it holds, checked tensor by tensor when it is read.
+"""Files of recovered layers: safetensors with a checked header.
 
 An attention layer is `theta` (m, d, d) and `projection` (m, d, d), and `key_bias` (m, d) and `bias` (d,) where it has
 them. A layer with rotary positions is `forms` (T, m, d + 1, d + 1), `projection`, perhaps `bias`, and, where it goes on

@@ -1,4 +1,4 @@
-"""How close a recovered layer is to the planted one: heads are matched, then weights and functions are compared."""
+"""Matching of heads between two layers, and errors of weights and of the function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

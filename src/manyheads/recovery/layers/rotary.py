@@ -1,4 +1,4 @@
-"""A causal attention layer whose logits depend on how far apart two tokens stand: what RoPE is, offset by offset.
+"""Rotary layer: causal attention whose logits depend on the distance of two tokens (RoPE), offset by offset.
 
 With queries and keys turned by their positions, the logit of key j in row r depends on the positions by r - j alone:
 

@@ -1,4 +1,4 @@
-"""Planted layers that each break one assumption of the proofs: recipes by name, to be tried on every learner."""
+"""Violated assumptions: planted layers that each break one assumption of the proofs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

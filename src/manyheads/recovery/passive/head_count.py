@@ -1,4 +1,4 @@
-"""How many heads explain the examples: found by fitting 1, 2, ... and asking examples that were held out."""
+"""Number of heads: fits with 1, 2, … heads, compared on held-out examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What examples that no fit has seen say of a learned layer, and what no such examples could say.
+"""Holdout: errors of a learned layer on examples that no fit has seen.
 
 Labels without noise leave nothing, so that each unseen sequence is a test. Labels with noise leave the noise, about
 whose tails nothing is assumed: then the *mean* over the unseen sequences decides, and the bound on a single one is what

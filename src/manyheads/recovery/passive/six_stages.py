@@ -1,4 +1,4 @@
-"""The six-stage learner of a multi-head attention layer, to be read beside the outline of its paper.
+"""Six-stage learner of a multi-head attention layer (Chen and Li).
 
 ======  ======================================================  =========================================
 stage   what it finds                                           where

@@ -1,4 +1,4 @@
-"""The student: an ordinary fit of a layer to examples, made reliable.
+"""Student: least-squares fit of an attention layer to examples, from random restarts.
 
 Random attention matrices, projections solved for inside (variable projection), L-BFGS on the attention matrices alone
 until the fit is near, Gauss-Newton to the end (`manyheads.recovery.gauss_newton`), in float64, and again from another

@@ -1,4 +1,4 @@
-r"""How often a row is certified: what the six stages have to pay in examples.
+r"""Acceptance rate of certificates: the share of rows in which all heads agree, the price of the six stages.
 
 A row of k tokens is certified to misfit epsilon when the softmax vectors of all m heads agree to about epsilon in k - 1
 numbers each, which has probability of order :math:`\epsilon^{(k-1)(m-1)}` for epsilon to zero. What holds before the

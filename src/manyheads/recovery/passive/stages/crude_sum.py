@@ -1,4 +1,4 @@
-r"""Stage one: a crude estimate of the sum of all projections, from what uniform attention would have read.
+r"""Stage one: crude estimate of the sum of the projections W_S, from uniform attention.
 
 Since rows of attention sum to one, y_r = x_r W_S + sum_i sum_j a_irj (x_j - x_r) W_i with :math:`W_S = \sum_i W_i`
 (vectors are rows). Summed over the rows r, and with attention taken for uniform, only W_S is left:

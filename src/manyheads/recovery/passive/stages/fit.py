@@ -1,4 +1,4 @@
-r"""Stage six: heads in the span and projections by least squares, then all of them at once.
+r"""Stage six: variable projection in the span, then Gauss-Newton on all weights.
 
 In the span a head is a short vector, Theta_i = sum_s alpha_is B_s, and for fixed alpha the projections solve a linear
 least-squares problem. As published, alpha runs over a net of the span, (1/eps)^(m^2) points, and the best one is kept.

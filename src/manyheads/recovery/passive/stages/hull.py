@@ -1,4 +1,4 @@
-r"""Stages two and four: the affine hull of the attention matrices, from the rows in which the heads agree.
+r"""Stages two and four: affine hull of the attention matrices, from certified rows.
 
 Every equation of a certificate (`manyheads.recovery.passive.stages.agreement`) holds for all heads: (Theta_i, 1) is
 orthogonal to a = [vec(x_r^T u), -t]. If certificates are exact and in general position, nothing else is orthogonal to

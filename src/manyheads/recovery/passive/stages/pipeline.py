@@ -1,4 +1,4 @@
-"""The bench on which the six stages are run: examples split in two, a log, what was found so far, and the judgement."""
+"""State of the six stages: examples for fitting and for holdout, a log, what was estimated so far."""
 
 from __future__ import annotations
 

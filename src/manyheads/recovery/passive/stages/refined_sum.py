@@ -1,4 +1,4 @@
-r"""Stage three: a better estimate of the sum of projections, from rows in which one token takes all, or nearly.
+r"""Stage three: refined estimate of the sum of the projections W_S, from rows with nearly one-hot attention.
 
 As published: the point of the hull nearest to zero, Theta*, has the same inner product with every head (differences of
 heads are orthogonal to it), so the rows that Theta* separates most clearly are rows that all heads separate. In the one

@@ -1,4 +1,4 @@
-"""Which form each of the six stages takes, and how large it is."""
+"""Settings of the six stages: literal or practical form, and their sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples in shards: what is summed over them, what is ranked over them, and a few rows that are fetched from them.
+"""Shards of examples: additive statistics, ranking of rows, and rows fetched by rank.
 
 The stages see examples only through this file. A shard is a pair of arrays, or a function that loads one, so that the
 examples need not fit into memory and a worker can read its own. Sums over shards are those of a single pass up to the

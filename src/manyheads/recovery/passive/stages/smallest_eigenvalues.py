@@ -1,4 +1,4 @@
-"""The bottom of the spectrum of the certificates: dense where the matrix fits, by products alone where it does not.
+"""Smallest eigenvalues of the certificate matrix: dense, or matrix-free where it does not fit.
 
 The matrix is the weighted mean of a a^T over equations, a = [vec(x_r^T u_s), -t_s] in d^2 + 1 dimensions. Every a is a
 rank-one matrix beside a number, so that a product with a vector (B, h) costs O(d^2) an equation and no object with d^4

@@ -1,4 +1,4 @@
-"""Stage five: the span of the attention matrices, and what the spectrum says of their number.
+"""Stage five: span of the attention matrices, and the number of heads from its spectrum.
 
 The hull of m matrices in general position spans their m-dimensional space, and that space is spanned by the matrices of
 the bottom eigenvectors; nothing new has to be computed. Every Theta_i is a combination of m known matrices from here
