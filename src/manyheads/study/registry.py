@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 STUDIES: dict[str, Entry] = {
     "attention/order-blindness": Entry(
         "manyheads.attention.studies.order_blindness:OrderBlindness",
-        "pooling cannot see order, a recurrent network forgets it with distance, attention does neither",
+        "Pooling is order-blind, an RNN forgets with distance, attention does neither",
     ),
     "demo/text": Entry(
         "manyheads.demo.text:TextTraining",
@@ -38,7 +38,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "attention/costs": Entry(
         "manyheads.attention.studies.costs:Costs",
-        "attention's exact costs, sequential depth and crossover length against recurrence and pooling",
+        "Exact costs, depth and crossover length of attention, an RNN and a pooled MLP",
     ),
     "joma/clouds": Entry(
         "manyheads.joma.studies.clouds:Clouds",
@@ -110,67 +110,67 @@ STUDIES: dict[str, Entry] = {
     ),
     "limits/coordinate-check": Entry(
         "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
-        "everything moves by as much at every N, H and L, or a check says which module does not",
+        "Coordinate check: the RMS update of every module is independent of N, H and L",
     ),
     "limits/rate-transfer": Entry(
         "manyheads.limits.studies.rate_transfer:RateTransfer",
-        "the best learning rate stays where it is when N, H or L grows, and in standard scaling moves",
+        "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
     ),
     "limits/head-diversity": Entry(
         "manyheads.limits.studies.head_diversity:HeadDiversity",
-        "as N grows heads become copies at logit exponent 1 and stay different at 1/2",
+        "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
     ),
     "limits/approach": Entry(
         "manyheads.limits.studies.approach:Approach",
-        "loss curves and kernels approach those of the largest N, H and L; in standard scaling not",
+        "Loss curves and kernels converge as N, H, L grow; under standard scaling not",
     ),
     "limits/infinite-key-dim": Entry(
         "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
-        "training converges to its mean-field theory as the key dimension grows, whatever the heads",
+        "Training converges to its mean-field limit as N grows, for any number of heads",
     ),
     "limits/infinite-heads": Entry(
         "manyheads.limits.studies.infinite_heads:InfiniteHeads",
-        "training converges to its mean-field theory as heads become many, at either logit exponent",
+        "Training converges to its mean-field limit as H grows, at both logit exponents",
     ),
     "limits/attention-over-heads": Entry(
         "manyheads.limits.studies.attention_over_heads:AttentionOverHeads",
-        "as N grows heads become copies at logit exponent 1 only, distributed as in the limit",
+        "Logits over heads follow the mean-field distribution as H grows",
     ),
     "limits/infinite-depth": Entry(
         "manyheads.limits.studies.infinite_depth:InfiniteDepth",
-        "depth has a limit: attention learns at depth exponent 1, and stays uniform at 1/2",
+        "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2",
     ),
     "limits/lazy-to-rich": Entry(
         "manyheads.limits.studies.lazy_to_rich:LazyToRich",
-        "features move like the square of the richness, and networks follow from lazy to rich",
+        "Feature movement goes as richness squared, from lazy to rich training",
     ),
     "limits/key-dim-stability": Entry(
         "manyheads.limits.studies.stability:KeyDimStability",
-        "at logit exponent 1/2 what is sent back below attention grows with N, once trained",
+        "At logit exponent 1/2 gradients below attention grow with N during training",
     ),
     "recovery/violations": Entry(
         "manyheads.recovery.studies.violations:Violations",
-        "a broken assumption breaks the stages that need it, is refused by name, and is warned of",
+        "A violated assumption breaks the stages that need it and is refused by name",
     ),
     "recovery/hard-instances": Entry(
         "manyheads.recovery.studies.hard_instances:HardInstances",
-        "a restarted student explains nothing of parity and wave layers, and all of ordinary ones",
+        "A restarted student fits ordinary layers and fails on parity and wave layers",
     ),
     "recovery/passive-against-queries": Entry(
         "manyheads.recovery.studies.passive_against_queries:PassiveAgainstQueries",
-        "random sequences and queries both give the layer; queries save computing, not sequences",
+        "Random examples and queries recover the layer; queries save computation only",
     ),
     "recovery/noise": Entry(
         "manyheads.recovery.studies.noise:Noise",
-        "on noisy labels the student reaches the parametric rate, from random starts",
+        "On noisy labels the student attains the parametric rate from random starts",
     ),
     "recovery/stages": Entry(
         "manyheads.recovery.studies.stages:Stages",
-        "six stages, each nearer than the one before; practical forms of two of them are much nearer",
+        "Each of the six stages lowers the error; practical forms lower it further",
     ),
     "recovery/acceptance": Entry(
         "manyheads.recovery.studies.acceptance:Acceptance",
-        "rows are certified as often as softmax vectors agree; the exponent (k-1)(m-1) comes later",
+        "Rows are certified as often as the softmax vectors of all heads agree",
     ),
 }
 

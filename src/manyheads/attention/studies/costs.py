@@ -62,9 +62,7 @@ class Costs(Study):
     """
 
     name: ClassVar[str] = "attention/costs"
-    claim: ClassVar[str] = (
-        "attention's exact costs, sequential depth and crossover length against recurrence and pooling"
-    )
+    claim: ClassVar[str] = "Exact costs, depth and crossover length of attention, an RNN and a pooled MLP"
     source: ClassVar[Source] = Source(
         "vaswani2017",
         "Attention Is All You Need",

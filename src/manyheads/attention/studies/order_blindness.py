@@ -57,9 +57,7 @@ class OrderBlindness(Study):
     """
 
     name: ClassVar[str] = "attention/order-blindness"
-    claim: ClassVar[str] = (
-        "pooling cannot see order, a recurrent network forgets it with distance, attention does neither"
-    )
+    claim: ClassVar[str] = "Pooling is order-blind, an RNN forgets with distance, attention does neither"
     source: ClassVar[Source] = Source(
         "zaheer2017",
         "Deep Sets",

@@ -60,7 +60,7 @@ class Approach(Study):
     """
 
     name: ClassVar[str] = "limits/approach"
-    claim: ClassVar[str] = "loss curves and kernels approach those of the largest N, H and L; in standard scaling not"
+    claim: ClassVar[str] = "Loss curves and kernels converge as N, H, L grow; under standard scaling not"
     source: ClassVar[Source] = bordelon(
         "figures 6 to 12: training converges as N, H, L grow; the powers are derived here"
     )

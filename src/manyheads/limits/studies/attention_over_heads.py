@@ -80,7 +80,7 @@ class AttentionOverHeads(Study):
     """
 
     name: ClassVar[str] = "limits/attention-over-heads"
-    claim: ClassVar[str] = "as N grows heads become copies at logit exponent 1 only, distributed as in the limit"
+    claim: ClassVar[str] = "Logits over heads follow the mean-field distribution as H grows"
     source: ClassVar[Source] = bordelon(
         "figures 2b and 3 and their captions, table 3; the solution and the powers of N are derived here"
     )

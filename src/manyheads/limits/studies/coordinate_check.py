@@ -67,7 +67,7 @@ class CoordinateCheckStudy(Study):
 
     name: ClassVar[str] = "limits/coordinate-check"
     revision: ClassVar[int] = 2
-    claim: ClassVar[str] = "everything moves by as much at every N, H and L, or a check says which module does not"
+    claim: ClassVar[str] = "Coordinate check: the RMS update of every module is independent of N, H and L"
     source: ClassVar[Source] = bordelon("table 1 and figure 5; the exponents of single modules are derived here")
     unread_prediction: ClassVar[str] = (
         "targets follow from the scheme and the axis of each claim; the prediction tabulates them"

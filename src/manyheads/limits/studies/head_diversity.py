@@ -57,7 +57,7 @@ class HeadDiversity(Study):
     """
 
     name: ClassVar[str] = "limits/head-diversity"
-    claim: ClassVar[str] = "as N grows heads become copies at logit exponent 1 and stay different at 1/2"
+    claim: ClassVar[str] = "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2"
     source: ClassVar[Source] = bordelon("figure 2b and its caption, table 3; the powers of N are derived here")
 
     task: str = "digits"

@@ -64,7 +64,7 @@ class InfiniteDepth(Study):
     """
 
     name: ClassVar[str] = "limits/infinite-depth"
-    claim: ClassVar[str] = "depth has a limit: attention learns at depth exponent 1, and stays uniform at 1/2"
+    claim: ClassVar[str] = "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2"
     source: ClassVar[Source] = bordelon("the limit of infinite depth and figure 5; its equations are derived here")
 
     task: str = "digits"

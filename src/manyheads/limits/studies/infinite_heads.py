@@ -71,7 +71,7 @@ class InfiniteHeads(Study):
     """
 
     name: ClassVar[str] = "limits/infinite-heads"
-    claim: ClassVar[str] = "training converges to its mean-field theory as heads become many, at either logit exponent"
+    claim: ClassVar[str] = "Training converges to its mean-field limit as H grows, at both logit exponents"
     source: ClassVar[Source] = bordelon(
         "the limit of infinitely many heads; its solution and the rates are derived here"
     )

@@ -41,7 +41,7 @@ class InfiniteKeyDim(Study):
     """
 
     name: ClassVar[str] = "limits/infinite-key-dim"
-    claim: ClassVar[str] = "training converges to its mean-field theory as the key dimension grows, whatever the heads"
+    claim: ClassVar[str] = "Training converges to its mean-field limit as N grows, for any number of heads"
     source: ClassVar[Source] = bordelon(
         "the limit of infinite key dimension; its solution and the rates are derived here"
     )

@@ -69,7 +69,7 @@ class LazyToRich(Study):
     """
 
     name: ClassVar[str] = "limits/lazy-to-rich"
-    claim: ClassVar[str] = "features move like the square of the richness, and networks follow from lazy to rich"
+    claim: ClassVar[str] = "Feature movement goes as richness squared, from lazy to rich training"
     source: ClassVar[Source] = bordelon("the richness gamma0; the powers are derived here")
 
     task: str = "digits"

@@ -53,9 +53,7 @@ class RateTransfer(Study):
     """
 
     name: ClassVar[str] = "limits/rate-transfer"
-    claim: ClassVar[str] = (
-        "the best learning rate stays where it is when N, H or L grows, and in standard scaling moves"
-    )
+    claim: ClassVar[str] = "The optimal learning rate is independent of N, H, L; standard scaling shifts it"
     source: ClassVar[Source] = bordelon("figure 2a: transfer of the learning rate over N")
     unread_prediction: ClassVar[str] = "drifts are tested against half of the predicted power, by scheme and axis"
 

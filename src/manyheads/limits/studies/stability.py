@@ -51,7 +51,7 @@ class KeyDimStability(Study):
     """
 
     name: ClassVar[str] = "limits/key-dim-stability"
-    claim: ClassVar[str] = "at logit exponent 1/2 what is sent back below attention grows with N, once trained"
+    claim: ClassVar[str] = "At logit exponent 1/2 gradients below attention grow with N during training"
     source: ClassVar[Source] = bordelon("table 3, the two logit exponents; that training breaks 1/2 is derived here")
 
     task: str = "digits"

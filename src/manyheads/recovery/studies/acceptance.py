@@ -45,7 +45,7 @@ class Acceptance(Study):
     """
 
     name: ClassVar[str] = "recovery/acceptance"
-    claim: ClassVar[str] = "rows are certified as often as softmax vectors agree; the exponent (k-1)(m-1) comes later"
+    claim: ClassVar[str] = "Rows are certified as often as the softmax vectors of all heads agree"
     source: ClassVar = SOURCE
     predictions: ClassVar[int | None] = 4
 

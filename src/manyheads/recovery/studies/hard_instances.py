@@ -64,7 +64,7 @@ class HardInstances(Study):
     """
 
     name: ClassVar[str] = "recovery/hard-instances"
-    claim: ClassVar[str] = "a restarted student explains nothing of parity and wave layers, and all of ordinary ones"
+    claim: ClassVar[str] = "A restarted student fits ordinary layers and fails on parity and wave layers"
     revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(
         SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"

@@ -48,7 +48,7 @@ class Noise(Study):
     """
 
     name: ClassVar[str] = "recovery/noise"
-    claim: ClassVar[str] = "on noisy labels the student reaches the parametric rate, from random starts"
+    claim: ClassVar[str] = "On noisy labels the student attains the parametric rate from random starts"
     revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(SOURCE, locus="noise is not treated there; the parametric rate is classical")
 

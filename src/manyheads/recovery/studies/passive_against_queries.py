@@ -51,7 +51,7 @@ class PassiveAgainstQueries(Study):
     """
 
     name: ClassVar[str] = "recovery/passive-against-queries"
-    claim: ClassVar[str] = "random sequences and queries both give the layer; queries save computing, not sequences"
+    claim: ClassVar[str] = "Random examples and queries recover the layer; queries save computation only"
     revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(
         SOURCE, locus="passive learning is the source's subject; the comparison with queries is made here"

@@ -57,7 +57,7 @@ class Stages(Study):
     """
 
     name: ClassVar[str] = "recovery/stages"
-    claim: ClassVar[str] = "six stages, each nearer than the one before; practical forms of two of them are much nearer"
+    claim: ClassVar[str] = "Each of the six stages lowers the error; practical forms lower it further"
     revision: ClassVar[int] = 2
     source: ClassVar = SOURCE
     unread_prediction: ClassVar[str] = "stages are compared with each other, and the last one with rounding"

@@ -68,7 +68,7 @@ class Violations(Study):
     """
 
     name: ClassVar[str] = "recovery/violations"
-    claim: ClassVar[str] = "a broken assumption breaks the stages that need it, is refused by name, and is warned of"
+    claim: ClassVar[str] = "A violated assumption breaks the stages that need it and is refused by name"
     revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(SOURCE, locus="assumptions of the main theorem; how they are broken is ours")
     unread_prediction: ClassVar[str] = (
