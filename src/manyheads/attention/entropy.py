@@ -24,6 +24,7 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+    from jaxtyping import Array, Float
 
     from manyheads.attention.masks import MaskLike
 
@@ -36,26 +37,26 @@ LOG2_LOW = math.log(2) - LOG2_HIGH
 class AttentionStatistics(NamedTuple):
     """Statistics of every attention row (..., n)."""
 
-    entropy: Any
+    entropy: "Float[Array, '... n']"
     """-sum p log p in nats; 0 for a row that may attend to nothing."""
-    logsumexp: Any
+    logsumexp: "Float[Array, '... n']"
     """log sum exp(s), the normaliser; -inf for such a row."""
-    max_logit: Any
+    max_logit: "Float[Array, '... n']"
     """Largest allowed logit; -inf for such a row."""
-    collision: Any
+    collision: "Float[Array, '... n']"
     """sum p^2, the probability that two draws agree; 0 for such a row. 1 - collision is the trace of the softmax
     Jacobian: how much gradient the row lets through."""
 
 
 @follows_caller
 def attention_entropy(
-    q: "ArrayLike",
-    k: "ArrayLike",
+    q: "Float[ArrayLike, '... n key_dim']",
+    k: "Float[ArrayLike, '... m key_dim']",
     *,
-    scale: Any = None,
+    scale: "float | Float[Array, ''] | None" = None,
     mask: "MaskLike" = None,
     block: int = 128,
-) -> tuple[Any, Any]:
+) -> "tuple[Float[Array, '... n'], Float[Array, '... n']]":
     """Entropy and log-sum-exp of every attention row, without the n x m pattern.
 
     H_r = -sum_j p_rj log p_rj,  lse_r = log sum_j exp(s_rj),  s = scale q k^T, over the allowed keys.
@@ -111,10 +112,10 @@ def attention_entropy(
 
 @follows_caller
 def attention_statistics(
-    q: "ArrayLike",
-    k: "ArrayLike",
+    q: "Float[ArrayLike, '... n key_dim']",
+    k: "Float[ArrayLike, '... m key_dim']",
     *,
-    scale: Any = None,
+    scale: "float | Float[Array, ''] | None" = None,
     mask: "MaskLike" = None,
     block: int = 128,
 ) -> AttentionStatistics:

@@ -20,6 +20,7 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+    from jaxtyping import Array, Float, Num
 
     from manyheads.attention.masks import MaskLike
 
@@ -46,15 +47,15 @@ class Layer(eqx.Module):
         """Token dimension d."""
 
     @abc.abstractmethod
-    def logits(self, x: Any) -> Any:
+    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
         """Logits (..., heads, k, k) before any mask, traced."""
 
     @abc.abstractmethod
-    def read(self, pattern: Any, x: Any) -> Any:
+    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
         """Sum over heads of what a pattern (..., heads, k, k) reads from x, without the output bias, traced."""
 
     @follows_caller
-    def __call__(self, x: "ArrayLike", mask: "MaskLike" = None) -> Any:
+    def __call__(self, x: "Num[ArrayLike, '... k d']", mask: "MaskLike" = None) -> "Float[Array, '... k d']":
         """Apply the layer.
 
         Parameters
@@ -77,7 +78,7 @@ class Layer(eqx.Module):
         return _apply(self, *self._operands(x, mask))
 
     @follows_caller
-    def weights(self, x: "ArrayLike", mask: "MaskLike" = None) -> Any:
+    def weights(self, x: "Num[ArrayLike, '... k d']", mask: "MaskLike" = None) -> "Float[Array, '... heads k k']":
         """Attention pattern (..., heads, k, k); its rows sum to one, or are zero where nothing may be attended to.
 
         Arguments and errors are those of the call.

@@ -22,6 +22,7 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+    from jaxtyping import Array, Bool, Float, Int
 
     MaskLike: TypeAlias = "Mask | ArrayLike | None"
 
@@ -187,7 +188,7 @@ def sliding_window(width: int) -> Mask:
     return _SlidingWindow(int(width))
 
 
-def padding(lengths: "ArrayLike") -> Mask:
+def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
     """Let every query attend to the first `lengths` keys of its sequence only.
 
     Parameters
@@ -260,7 +261,9 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None, columns
 
 
 @follows_caller
-def masked_softmax(logits: Any, allowed: Any = None) -> Any:
+def masked_softmax(
+    logits: "Float[ArrayLike, '... m']", allowed: "Bool[ArrayLike, '... m'] | None" = None
+) -> "Float[Array, '... m']":
     """Softmax over the allowed keys, exactly zero on the others and on a row that may attend to nothing.
 
     p_j = exp(s_j) / sum_{l allowed} exp(s_l) for allowed j, else 0. The derivative is finite everywhere; it is zero on

@@ -12,6 +12,7 @@ from manyheads.attention.layers import Layer, as_array, check_axes, check_weight
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+    from jaxtyping import Array, Float
 
     from manyheads.attention.multihead import MultiHeadAttention
 
@@ -68,10 +69,10 @@ class AttentionLayer(Layer):
 
     def __init__(
         self,
-        theta: "ArrayLike",
-        projection: "ArrayLike",
-        key_bias: "ArrayLike | None" = None,
-        bias: "ArrayLike | None" = None,
+        theta: "Float[ArrayLike, 'heads d d']",
+        projection: "Float[ArrayLike, 'heads d d']",
+        key_bias: "Float[ArrayLike, 'heads d'] | None" = None,
+        bias: "Float[ArrayLike, ' d'] | None" = None,
         causal: bool = False,
     ):
         self.theta, self.projection, self.key_bias, self.bias = map(as_array, (theta, projection, key_bias, bias))
@@ -146,14 +147,14 @@ class AttentionLayer(Layer):
             weights = jax.tree.map(jnp.asarray, weights)
         return MultiHeadAttention(**weights, bias=self.bias, scale=scale, causal=self.causal)
 
-    def logits(self, x: Any) -> Any:
+    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
         """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., m, k, k)."""
         reads = jnp.einsum("...kd,mde->...mke", x, self.theta)
         if self.key_bias is not None:
             reads = reads + self.key_bias[:, None, :]
         return jnp.einsum("...mke,...le->...mkl", reads, x)
 
-    def read(self, pattern: Any, x: Any) -> Any:
+    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_i x W_i, (..., k, d)."""
         values = jnp.einsum("...ld,mde->...mle", x, self.projection)
         return jnp.einsum("...mkl,...mle->...ke", pattern, values)

@@ -12,6 +12,7 @@ from manyheads.errors import ShapeError
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
+    from jaxtyping import Array, Float
 
 
 @final
@@ -72,15 +73,15 @@ class MultiHeadAttention(Layer):
 
     def __init__(
         self,
-        query: "ArrayLike",
-        key: "ArrayLike",
-        value: "ArrayLike",
-        output: "ArrayLike",
+        query: "Float[ArrayLike, 'heads d key_dim']",
+        key: "Float[ArrayLike, 'groups d key_dim']",
+        value: "Float[ArrayLike, 'groups d value_dim']",
+        output: "Float[ArrayLike, 'heads value_dim d']",
         *,
-        query_bias: "ArrayLike | None" = None,
-        key_bias: "ArrayLike | None" = None,
-        value_bias: "ArrayLike | None" = None,
-        bias: "ArrayLike | None" = None,
+        query_bias: "Float[ArrayLike, 'heads key_dim'] | None" = None,
+        key_bias: "Float[ArrayLike, 'groups key_dim'] | None" = None,
+        value_bias: "Float[ArrayLike, 'groups value_dim'] | None" = None,
+        bias: "Float[ArrayLike, ' d'] | None" = None,
         scale: float | None = None,
         causal: bool = False,
     ):
@@ -205,7 +206,7 @@ class MultiHeadAttention(Layer):
             causal=self.causal,
         )
 
-    def logits(self, x: Any) -> Any:
+    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
         """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, k)."""
         queries = jnp.einsum("...kd,ghdn->...ghkn", x, self._grouped(self.query))
         keys = jnp.einsum("...ld,gdn->...gln", x, self.key)
@@ -216,7 +217,7 @@ class MultiHeadAttention(Layer):
         logits = self.scale * jnp.einsum("...ghkn,...gln->...ghkl", queries, keys)
         return logits.reshape(*x.shape[:-2], self.heads, *logits.shape[-2:])
 
-    def read(self, pattern: Any, x: Any) -> Any:
+    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_h (x W_V + b_V) W_O,h, (..., k, d)."""
         values = jnp.einsum("...ld,gdv->...glv", x, self.value)
         if self.value_bias is not None:

@@ -7,11 +7,15 @@ unchanged, as bytes.
 
 from dataclasses import dataclass
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import Num
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,9 @@ def normalise(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np
 
 
 @takes_arrays
-def cut_patches(images: np.ndarray, size: int = 4) -> np.ndarray:
+def cut_patches(
+    images: "Num[np.ndarray, 'samples side side']", size: int = 4
+) -> "Num[np.ndarray, 'samples patches pixels']":
     """Cut square images into square patches, row by row: one token a patch.
 
     Parameters

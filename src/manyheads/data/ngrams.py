@@ -1,12 +1,19 @@
 """Interpolated n-gram model: the baseline of character models."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from manyheads._arrays import as_integers, takes_arrays
 from manyheads.errors import UsageError
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Integer
 
-def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: int, context: int) -> float:
+
+def ngram_cross_entropy(
+    train: "Integer[np.ndarray, ' n']", validation: "Integer[np.ndarray, ' m']", vocabulary: int, context: int
+) -> float:
     """Cross-entropy of an interpolated n-gram model in nats a token: the mean of `ngram_losses`.
 
     Examples
@@ -19,7 +26,9 @@ def ngram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocabulary: i
 
 
 @takes_arrays
-def ngram_losses(train: np.ndarray, validation: np.ndarray, vocabulary: int, context: int) -> np.ndarray:
+def ngram_losses(
+    train: "Integer[np.ndarray, ' n']", validation: "Integer[np.ndarray, ' m']", vocabulary: int, context: int
+) -> "Float[np.ndarray, ' predicted']":
     r"""Loss of an interpolated n-gram model on every token, in nats: counts on one text, tested on another.
 
     With :math:`n(h,w)` the count of token :math:`w` after the context :math:`h`, :math:`n(h)` their sum and

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,9 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.spectra.levels import random_coherence
 from manyheads.statistics.intervals import Interval
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Array = NDArray[np.float64]
 
@@ -46,7 +49,7 @@ class Coherence:
 
 @takes_arrays
 def coherence(
-    vectors: ArrayLike,
+    vectors: "Float[ArrayLike, 'vectors d']",
     method: Literal["exact", "bound", "estimate"] = "exact",
     *,
     pairs: int = 100_000,

@@ -16,6 +16,8 @@ from manyheads.transformer.scaling import Number, Scaling
 from manyheads.transformer.weights import Blocks, Weights, draw_weights
 
 if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+    from jaxtyping import Array, Bool, Float, Num
     from numpy.typing import DTypeLike
 
 ACTIVATIONS = {
@@ -81,7 +83,9 @@ class Transformer(eqx.Module):
     config: TransformerConfig = eqx.field(static=True)
 
     @follows_caller
-    def __call__(self, x: jax.Array, padding_mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: "Num[ArrayLike, '... tokens *dim']", padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None
+    ) -> "Float[Array, '... outputs']":
         """Compute the outputs.
 
         Parameters
@@ -106,7 +110,12 @@ class Transformer(eqx.Module):
         return _outputs(self, x, padding_mask)
 
     @follows_caller
-    def record(self, x: jax.Array, patterns: bool = False, padding_mask: jax.Array | None = None) -> Record:
+    def record(
+        self,
+        x: "Num[ArrayLike, '... tokens *dim']",
+        patterns: bool = False,
+        padding_mask: "Bool[ArrayLike, '... tokens'] | None" = None,
+    ) -> Record:
         """Compute the outputs and keep what every block computed.
 
         Parameters
