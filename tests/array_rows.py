@@ -379,6 +379,7 @@ ROWS = {
         {"x": some(2, 4, 3)},
         lambda: {"on": rotary(np.random.default_rng(0))},
     ),
+    "recovery.RotaryLayer.logits": ({"x": some(2, 4, 3)}, lambda: {"on": rotary(np.random.default_rng(0))}),
     "recovery.RotaryLayer.of_projections": (
         {"query": some(2, 3, 2), "key": some(2, 3, 2), "projection": some(2, 3, 3), "frequencies": positive(1)},
         fixed(offsets=3),
@@ -450,8 +451,6 @@ EXEMPT = {
     "models.open_checkpoint": OPAQUE,
     "models.recognize": OPAQUE,
     "models.shape_from_config": OPAQUE,
-    "recovery.Answers.keep": "called by the oracle, on what it has checked",
-    "recovery.Answers.keys": "called by the oracle, on what it has checked",
     "recovery.CheckpointOracle.__call__": "called by the oracle, on what it has checked",
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,

@@ -193,6 +193,7 @@ class RotaryLayer:
         y = sum((weights[head] @ x) @ self.projection[head] for head in range(self.heads))
         return np.asarray(y if self.bias is None else y + self.bias)
 
+    @takes_arrays
     def logits(self, x: np.ndarray) -> np.ndarray:
         """Return the logits (m, n, k, k) on sequences (n, k, d), -inf for later tokens."""
         count, length, _ = x.shape
