@@ -158,10 +158,10 @@ def test_the_registry_is_static_and_tells_the_truth():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    from manyheads.study.registry import STUDIES, find_study
+    from manyheads.study.registry import STUDIES, load
 
     for name, entry in STUDIES.items():
-        study = find_study(name)
+        study = load(name)
         assert (study.name, f"{study.__module__}:{study.__name__}") == (name, entry.place)
         assert "\n" not in entry.claim
         assert entry.claim == study.claim, f"{name}: the list and the study claim different things"

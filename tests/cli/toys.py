@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,7 +39,8 @@ class Patient(Study):
         if self.fault == "compare":
             raise ZeroDivisionError("nothing\nto divide by")
         mean = float(trained["x"].mean())
-        return (Verdict.exact("all are one", mean, target=self.target, tolerance=0.1, basis="counting"),)
+        verdict = Verdict.exact("all are one", mean, target=self.target, tolerance=0.1, basis="counting")
+        return (replace(verdict, derived=True),)
 
 
 @dataclass(frozen=True)

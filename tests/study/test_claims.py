@@ -1,5 +1,8 @@
 """Declared claims give the verdicts that the constructors give, by what their measure returns."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -7,8 +10,10 @@ from tests.study.toys import SOURCE, Averages
 
 import manyheads as mh
 from manyheads.errors import UsageError
+from manyheads.limits.studies.head_diversity import HeadDiversity
 from manyheads.statistics import Interval
 from manyheads.study import Claim, Verdict
+from manyheads.study.base import decide
 
 STATED = {"tolerance": 0.5, "basis": "a test"}
 
@@ -82,3 +87,39 @@ def test_a_study_without_claims_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match=r"list its claims in claims\(\)"):
         mh.run(Silent(), store=tmp_path)
+
+
+def test_expectations_belong_to_the_default_configurations():
+    class Sized(Averages):
+        repeats: int = 50
+
+        @classmethod
+        def full(cls):
+            return cls(repeats=500)
+
+        def claims(self):
+            low = Claim("c", constant(1.0), target=0.0, **STATED, expected="refuted")
+            return (low, replace(low, text="derived", expected=lambda predicted: "refuted"))
+
+    for study, expected in ((Sized(), "refuted"), (Sized.full(), "refuted"), (Sized(repeats=7), None)):
+        first, derived = decide(study, xr.Dataset(), xr.Dataset())
+        assert (first.expected, derived.expected) == (expected, "refuted")
+        assert first.as_expected
+        assert Verdict.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"), [("adam", ["refuted", "holds"]), ("sgd", ["holds", "holds"])], ids=["adam", "sgd"]
+)
+def test_heads_trained_by_adam_are_expected_to_be_no_copies(optimizer, expected):
+    study = HeadDiversity(optimizer=optimizer)
+    cells = study.cells()
+    values = np.ones((len(cells), 2, 1 + len(study.updates())))
+    trained = xr.Dataset(
+        {"variance": (("cell", "replicate", "step"), values)},
+        coords={name: ("cell", [cell[name] for cell in cells]) for name in cells[0]},
+    )
+    verdicts = study.compare(study.predict(None), trained)
+    assert [
+        verdict.expected for verdict in verdicts if "after" in verdict.claim and "still" in verdict.claim
+    ] == expected

@@ -30,7 +30,7 @@ from manyheads.study import (
     run,
 )
 from manyheads.study.contract import ContractBroken
-from manyheads.study.registry import find_study
+from manyheads.study.registry import load
 from manyheads.study.reporting.drawing import svg
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
 from manyheads.study.store.identity import fingerprint
@@ -236,6 +236,7 @@ class Refusing(Still):
     """Refuses numbers of its own and odd data; one of its claims no data can change."""
 
     name: ClassVar[str] = "toy/refusing"
+    unread_prediction: ClassVar[str] = "a test"
     divisor: int = 3
     fixed: bool = False
 
@@ -260,7 +261,7 @@ def test_a_study_may_refuse_numbers_and_a_refusal_proves_nothing_of_other_claims
 def test_a_study_from_a_file_is_rerun_from_the_file(tmp_path):
     file = tmp_path / "a_study_of_mine.py"
     file.write_text("from tests.study.toys import Still\nclass Mine(Still):\n    name = 'toy/mine'\n")
-    assert command_of(find_study(f"{file}:Mine")()) == f"manyheads study run {file}:Mine"
+    assert command_of(load(f"{file}:Mine")()) == f"manyheads study run {file}:Mine"
 
 
 @pytest.mark.parametrize("change", [lambda text: text.replace('"holds"', '"refuted"'), lambda _: "{}", lambda _: "[]"])

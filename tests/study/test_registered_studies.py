@@ -4,7 +4,7 @@ import pytest
 from tests.study.rows import SMALL
 
 from manyheads.study.contract import CHECKS, start_trial
-from manyheads.study.registry import STUDIES, find_study
+from manyheads.study.registry import STUDIES, load
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_every_registered_study_keeps_the_contract(name, check, trials):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_registry_says_what_the_study_says(name):
-    study = find_study(name)
+    study = load(name)
     assert study.name == name
     assert study.claim == STUDIES[name].claim
 

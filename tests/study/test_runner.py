@@ -116,7 +116,8 @@ def test_reading_back_equals_running(tmp_path, seed):
         ({"seed": 2**32}, "seed"),
         ({"study": Still(fault="cells")}, None),
         ({"study": Averages}, "frozen dataclass"),
-        ({"study": "toy"}, "frozen dataclass"),
+        ({"study": 3}, "frozen dataclass"),
+        ({"study": "toy"}, "no study is called 'toy'"),
     ],
 )
 def test_arguments_that_mean_no_run_are_refused_before_work(tmp_path, arguments, words):

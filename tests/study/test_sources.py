@@ -8,7 +8,7 @@ from tests.study.toys import Walk
 
 from manyheads.errors import UsageError
 from manyheads.study import Source, run
-from manyheads.study.registry import STUDIES, find_study
+from manyheads.study.registry import STUDIES, load
 from manyheads.study.reporting.citations import cite
 
 # What BibTeX requires of each type, and what it knows besides.
@@ -76,7 +76,7 @@ def check(kind, fields):
 
 
 def test_the_entries_of_all_studies_are_valid_and_one_file():
-    sources = [find_study(name).source for name in STUDIES]
+    sources = [load(name).source for name in STUDIES]
     text = "\n\n".join(dict.fromkeys(source.bibtex() for source in sources))
     entries = parse(text)
     assert set(entries) == {source.key for source in sources}

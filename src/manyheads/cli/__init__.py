@@ -183,4 +183,6 @@ def _message_of(error: Exception) -> str:
 
 def _complain(text: str) -> None:
     """Say it on standard error, in one line whatever the message holds."""
-    print(f"manyheads: {' '.join(text.split())}", file=sys.stderr)
+    from manyheads.study.store.disk import printable
+
+    print(f"manyheads: {printable(' '.join(text.split()))}", file=sys.stderr)

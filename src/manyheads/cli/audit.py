@@ -17,6 +17,7 @@ class Audit(Theory):
 
     The target is a function that takes nothing and returns (model, optimizer), or (model, optimizer, roles) for a model
     that is not of Hugging Face transformers; --to then gives its shape. A schedule may stand for its optimizer.
+    The function is imported and called, and so runs its code: name only code that you trust.
     """
 
     target: Annotated[str, tyro.conf.Positional] = ""

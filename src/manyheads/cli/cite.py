@@ -20,13 +20,13 @@ class Cite:
 
     def run(self) -> int:
         """Print the entries."""
-        from manyheads.study.registry import STUDIES, find_study
+        from manyheads.study.registry import STUDIES, load
         from manyheads.study.reporting.citations import cite
 
         if Path(self.what).is_dir():
             print(cite(self.what))
         elif self.what in STUDIES or ":" in self.what:
-            print(cite(find_study(self.what)))
+            print(cite(load(self.what)))
         else:
             raise UsageError(
                 f"{self.what!r} is neither a folder that holds runs nor a study; 'manyheads study list' shows studies"

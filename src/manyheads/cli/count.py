@@ -22,7 +22,8 @@ class Count:
     """Count FLOPs and bytes of a transformer or of any JAX function, exactly and under a named convention.
 
     The target is a config.json (or a folder that holds one), package.module:function with --shapes, or nothing at all
-    with --layers, --width and --heads.
+    with --layers, --width and --heads. A package.module is imported, and so runs its code: name only code that you
+    trust. A config.json is read as data.
     """
 
     target: Annotated[str, tyro.conf.Positional] = ""

@@ -47,7 +47,8 @@ class Extract:
 
     ORACLE is package.module:function, which maps sequences (n, k, d) to answers (n, k, d); a layer that was saved as
     safetensors; or a Hugging Face checkpoint folder, with --layer. Weights that are known score the answer, and are
-    used for nothing else.
+    used for nothing else. A package.module is imported, and so runs its code: name only code that you trust. Saved
+    layers and checkpoints are read as data.
     """
 
     oracle: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ORACLE", help_behavior_hint="")]

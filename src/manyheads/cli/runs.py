@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from manyheads.cli.parsing import existing
+from manyheads.errors import FileRefused
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,17 @@ class List:
 
     def run(self) -> int:
         """Print one line a run; damage is reported, nothing is changed."""
+        from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_paths
 
         rows = [_describe(path) for path in find_paths(existing(self.store))]
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
-        width = max(len(row["run"]) for row in rows)
-        for row in rows:
-            print(f"{row['run']:<{width}}   {row['units']:>4} units   {row['state']}")
+        shown = [(printable(row["run"]), row["units"], printable(row["state"])) for row in rows]
+        width = max(len(run) for run, _, _ in shown)
+        for run, units, state in shown:
+            print(f"{run:<{width}}   {units:>4} units   {state}")
         return 0
 
 
@@ -49,6 +52,7 @@ class Clean:
 
     def run(self) -> int:
         """Remove, and say what was removed."""
+        from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_runs
 
         leftovers = removed = 0
@@ -57,7 +61,7 @@ class Clean:
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
                 shutil.rmtree(run.path)
                 removed += 1
-                print(f"removed {run.path}")
+                print(f"removed {printable(run.path)}")
         print(f"{leftovers} leftovers of interrupted writes and {removed} runs removed")
         return 0
 
@@ -74,6 +78,8 @@ def _describe(path: Path) -> dict[str, Any]:
         summary = run.summary()
     except StoreDamaged as damage:
         return {"run": str(path), "units": count, "state": f"damaged: {damage}"}
+    except FileRefused as refusal:
+        return {"run": str(path), "units": count, "state": f"refused: {refusal}"}
     if summary is None:
         return {"run": str(path), "units": count, "state": "unfinished"}
     outcomes = [verdict["outcome"] for verdict in summary["verdicts"]]
@@ -82,7 +88,7 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _is_superseded(run: Any) -> bool:
-    from manyheads.study.registry import STUDIES, find_study
+    from manyheads.study.registry import STUDIES, load
 
     name = run.header["study"]
-    return name in STUDIES and find_study(name).revision > run.header["revision"]
+    return name in STUDIES and load(name).revision > run.header["revision"]

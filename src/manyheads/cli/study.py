@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
 
 from manyheads.cli.parsing import ABSENT, parse_flags
 from manyheads.errors import UsageError
-from manyheads.study.registry import STUDIES, find_study
+from manyheads.study.registry import STUDIES, load
 
 if TYPE_CHECKING:
     from manyheads.study.base import Study
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 RUN_USAGE = """usage: manyheads study run NAME [flags of the study] [flags of the run]
 
-NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class.
+NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class
+(file.py alone where it defines one study).
 'manyheads study run NAME --help' shows the study's own flags as well.
 
 flags of every run:
@@ -69,7 +70,7 @@ class Show:
         from manyheads.study.base import configuration
         from manyheads.study.store.identity import plain
 
-        cls = find_study(self.name)
+        cls = load(self.name)
         study, full = _default(cls), _default(cls, full=True)
         print(f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n")
         for name, value in configuration(study).items():
@@ -102,7 +103,7 @@ class Options:
     full
         The publication's own size instead of minutes on two cores.
     strict
-        Exit with 1 when an outcome differs from the expected one.
+        Exit with 1 when an outcome differs from the expected one; outside the defaults few claims expect one.
     json
         Print verdicts as JSON on standard output.
     """
@@ -130,7 +131,7 @@ class Run:
         name = _named(arguments[:1], program, RUN_USAGE)
         import tyro
 
-        kind = find_study(name)
+        kind = load(name)
         own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
         if taken := own & common:
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
@@ -153,27 +154,19 @@ class Run:
     def run(self) -> int:
         """Run the study and print its verdicts."""
         from manyheads.study.executors import open_executor
-        from manyheads.study.runner import run
+        from manyheads.study.runner import finish
 
         options = self.options
         with open_executor(options.executor, options.workers) as executor:
-            tree = run(self.study, options.replicates, options.seed, executor, options.store, progress=True)
-        from manyheads.study.store.run_store import RunStore
-
-        summary = RunStore(tree.attrs["path"]).summary() or {}
+            done = finish(self.study, options.replicates, options.seed, executor, options.store, progress=True)
+        path = str(done.store.path)
         if options.json:
-            print(
-                json.dumps(
-                    {"study": self.study.name, "store": tree.attrs["path"], "verdicts": summary["verdicts"]}, indent=1
-                )
-            )
+            verdicts = [verdict.to_json() for verdict in done.verdicts]
+            print(json.dumps({"study": self.study.name, "store": path, "verdicts": verdicts}, indent=1))
         else:
-            from manyheads.study.verdicts import Verdict
-
-            print_verdicts([Verdict.from_json(verdict) for verdict in summary["verdicts"]])
-            print(f"\nstored in {tree.attrs['path']}; 'manyheads report {options.store}' draws it")
-        unexpected = [v["claim"] for v in summary["verdicts"] if v["outcome"] != v["expected"]]
-        return 1 if options.strict and unexpected else 0
+            print_verdicts(done.verdicts)
+            print(f"\nstored in {path}; 'manyheads report {options.store}' draws it")
+        return 1 if options.strict and not all(verdict.as_expected for verdict in done.verdicts) else 0
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -183,6 +176,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     from rich.text import Text
 
     from manyheads.study.reporting.html import format_figure
+    from manyheads.study.store.disk import printable
 
     table = Table("claim", "outcome", "figure", "99% interval", "holds within", box=None, padding=(0, 2, 0, 0))
     colours = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
@@ -192,7 +186,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
             note = f" (about {verdict.replicates_needed} replicates would decide)"
         low, high = verdict.interval
         table.add_row(
-            Text(verdict.claim),
+            Text(printable(verdict.claim)),
             Text(verdict.outcome + note, style=colours[verdict.outcome]),
             format_figure(verdict.figure),
             "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}",

@@ -4,8 +4,9 @@ from .cells import grid as grid
 from .claims import Claim as Claim
 from .contract import check_study as check_study
 from .executors import local_pool as local_pool
-from .registry import find_study as find_study
+from .registry import load as load
 from .reporting.citations import cite as cite
+from .reporting.drawing import draw as draw
 from .reporting.html import report as report
 from .reporting.panels import Curve as Curve
 from .reporting.panels import Lines as Lines

@@ -87,6 +87,9 @@ class Study(abc.ABC):
         which makes comparisons between cells paired; fold in the cell's position for independent draws. All cells
         return the same variables with the same dimensions. A failure that the study expects is data: return it as a
         text variable `outcome`. Measured times carry the attribute ``deterministic=False``.
+
+        A study of data from outside declares ``train(self, key, cell, replicate=0)`` and is told the number of the
+        replicate, from 0: which recorded run to read from a file whose path is a field, for instance.
         """
 
     def claims(self) -> tuple[Claim, ...]:
@@ -117,6 +120,23 @@ class Study(abc.ABC):
     def flops(self, cell: Cell) -> int | None:
         """Return the exact matrix-multiply FLOPs of one replicate, announced before work starts; None if unknown."""
         return None
+
+
+def decide(study: Study, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    """Return the verdicts of a study; outside its default configurations only derived expectations are kept."""
+    verdicts = tuple(study.compare(predicted, trained))
+    if is_default(study):
+        return verdicts
+    return tuple(verdict if verdict.derived else dataclasses.replace(verdict, expected=None) for verdict in verdicts)
+
+
+def is_default(study: Study) -> bool:
+    """Tell whether a study has one of the configurations that its expectations are stated for: default or full."""
+    kind = type(study)
+    try:
+        return study in (kind(), kind.full())
+    except TypeError:  # a field without a default
+        return False
 
 
 def configuration(study: Study) -> dict[str, object]:

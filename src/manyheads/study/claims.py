@@ -7,7 +7,7 @@ samples by the Student interval of their mean, and an interval as it stands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.errors import UsageError
@@ -42,7 +42,8 @@ class Claim:
     basis
         From what the tolerance follows: a rate, a Monte Carlo error, a closed form.
     expected
-        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail.
+        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail. A value belongs to the
+        study's default configurations and is dropped elsewhere; a function of the prediction stands everywhere.
     prediction_error, prediction_dof, resolution
         For samples: standard error of a sampled target, its degrees of freedom, and the grain of one sample; see
         `Verdict.from_samples`.
@@ -75,20 +76,25 @@ class Claim:
         UsageError
             A figure that is neither a number, nor samples, nor an interval; or options that do not apply to it.
         """
-        import numpy as np
-
-        from manyheads.statistics import Interval
 
         def value(of: Any) -> Any:
             return of(predicted) if callable(of) else of
 
-        found = self.measure(predicted, trained)
         stated: dict[str, Any] = {
             "target": value(self.target),
             "tolerance": value(self.tolerance),
             "basis": self.basis,
             "expected": value(self.expected),
         }
+        verdict = self._decided(self.measure(predicted, trained), stated, value(self.prediction_error))
+        return replace(verdict, derived=callable(self.expected))
+
+    def _decided(self, found: Any, stated: dict[str, Any], prediction_error: float) -> Verdict:
+        """Choose the rule by what was measured."""
+        import numpy as np
+
+        from manyheads.statistics import Interval
+
         figure, interval = found if isinstance(found, tuple) and len(found) == 2 else (None, found)
         if isinstance(interval, Interval):
             self._refuse_sample_options("an interval")
@@ -104,7 +110,7 @@ class Claim:
         return Verdict.from_samples(
             self.text,
             values,
-            prediction_error=value(self.prediction_error),
+            prediction_error=prediction_error,
             prediction_dof=self.prediction_dof,
             resolution=self.resolution,
             **stated,

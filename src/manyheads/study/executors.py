@@ -24,6 +24,7 @@ from manyheads.errors import UsageError
 T = TypeVar("T")
 
 ONE_THREAD_XLA = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+MOST_WORKERS = 64  # each takes some 300 MB and a second to start
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -39,10 +40,13 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
     Raises
     ------
     UsageError
-        Fewer than one process.
+        Fewer than one process, or far more than there are processors.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers}: expected at least one process, or none given for one a processor")
+    processors = os.cpu_count() or 1
+    if workers is not None and workers > (most := max(MOST_WORKERS, 4 * processors)):
+        raise UsageError(f"workers={workers}: this machine has {processors} processors; ask for at most {most}")
     count = workers or os.cpu_count() or 1
     environment = _one_thread()
     with _environment(environment):

@@ -178,8 +178,10 @@ STUDIES: dict[str, Entry] = {
 FILES: dict[str, str] = {}  # files given by path and imported, as typed, by the name of their module
 
 
-def find_study(name: str) -> type[Study]:
-    """Return the class of a registered study, or of a user's own, ``package.module:Class`` or ``file.py:Class``.
+def load(name: str) -> type[Study]:
+    """Return the class of a registered study, or of a user's own: ``package.module:Class``, ``file.py:Class``.
+
+    A file that holds a single study needs no class: ``file.py``.
 
     Raises
     ------
@@ -190,6 +192,8 @@ def find_study(name: str) -> type[Study]:
         place = STUDIES[name].place
     elif ":" in name:
         place = name
+    elif name.endswith(".py"):
+        return _only_study(name)
     else:
         raise UsageError(f"no study is called {name!r}{_suggestion(name)}; 'manyheads study list' shows all")
     module, _, attribute = place.rpartition(":")
@@ -200,6 +204,24 @@ def find_study(name: str) -> type[Study]:
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise UsageError(f"{module} has no study {attribute!r}: expected a class that derives from manyheads.Study")
     return found
+
+
+def _only_study(file: str) -> type[Study]:
+    """Return the study that a file defines when it defines one; otherwise say which there are."""
+    from manyheads.study.base import Study
+
+    module = _load_file(Path(file))
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Study) and value.__module__ == Path(file).stem
+    }
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise UsageError(f"{file} defines no study: expected a class that derives from manyheads.Study")
+    choices = " or ".join(f"{file}:{name}" for name in found)
+    raise UsageError(f"{file} defines {len(found)} studies; name one, as {choices}")
 
 
 def _load(module: str) -> object:

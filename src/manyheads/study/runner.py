@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import re
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
 from manyheads.errors import FileRefused, ManyheadsError, UsageError
-from manyheads.study.base import Study
+from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
+from manyheads.study.registry import load
 from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import RESERVED, Failure, Unit, attempt
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from manyheads.study.reporting.panels import Panel
+
+
+MOST_UNITS = 1_000_000
 
 
 class UnitFailed(ManyheadsError, RuntimeError):
@@ -37,13 +42,14 @@ class ComparisonFailed(ManyheadsError, RuntimeError):
 
 
 def run(
-    study: Study,
+    study: Study | str,
     replicates: int = 8,
     seed: int = 0,
     executor: Executor | None = None,
     store: str | os.PathLike[str] = "runs",
     *,
     progress: bool | None = None,
+    **settings: Any,
 ) -> xr.DataTree:
     """Run a study and return ``/predicted``, ``/trained`` and ``/verdicts``.
 
@@ -53,7 +59,8 @@ def run(
     Parameters
     ----------
     study
-        What to run: an instance of a frozen dataclass that derives from `Study`.
+        What to run: an instance of a frozen dataclass that derives from `Study`, or a study's name as on the command
+        line, with `settings`: ``run("attention/costs", width=16)``.
     replicates
         Number of independently trained systems in each cell.
     seed
@@ -64,6 +71,8 @@ def run(
         Root folder of the store; the run lies in ``<store>/<study>/<hash>``.
     progress
         Announce and show progress on standard error; None does so when that is a terminal.
+    settings
+        Fields of a study that is given by name; the others have their defaults.
 
     Returns
     -------
@@ -84,6 +93,32 @@ def run(
     StoreDamaged, StoreFull
         The store cannot be read or written.
     """
+    return finish(_made(study, settings), replicates, seed, executor, store, progress).tree()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A finished run: its store, its data, and what was decided."""
+
+    store: RunStore
+    predicted: xr.Dataset
+    trained: xr.Dataset
+    verdicts: tuple[Verdict, ...]
+
+    def tree(self) -> xr.DataTree:
+        """Return the labelled tree."""
+        return tree(self.store, self.predicted, self.trained, self.verdicts)
+
+
+def finish(
+    study: Study,
+    replicates: int,
+    seed: int,
+    executor: Executor | None = None,
+    store: str | os.PathLike[str] = "runs",
+    progress: bool | None = None,
+) -> Finished:
+    """Compute what the store lacks and decide; `run` without the tree."""
     replicates, seed = _checked(study, replicates, seed)
     runs = RunStore.create(store, study, seed)
     runs.verify()  # before any work: a damaged run is left as it is
@@ -103,7 +138,20 @@ def run(
             "panels": [panel.to_json() for panel in panels],
         }
     )
-    return tree(runs, predicted, trained, verdicts)
+    return Finished(runs, predicted, trained, verdicts)
+
+
+def _made(study: Study | str, settings: dict[str, Any]) -> Study:
+    """Return a study given by name with its settings, or as it is."""
+    if not isinstance(study, str):
+        if settings:
+            raise UsageError(f"{', '.join(settings)}: settings belong to a study that is given by name")
+        return study
+    kind = load(study)
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if strange := sorted(set(settings) - set(known)):
+        raise UsageError(f"{study} has no setting {strange[0]!r}; it has {', '.join(known)}")
+    return kind(**settings)
 
 
 def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
@@ -169,7 +217,7 @@ def _compared(
     """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
     try:
         with default_numpy_errors():
-            return tuple(study.compare(predicted, trained)), tuple(study.panels(predicted, trained))
+            return decide(study, predicted, trained), tuple(study.panels(predicted, trained))
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error
@@ -205,6 +253,12 @@ def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
         raise UsageError(f"replicates={replicates!r}, seed={seed!r}: both are integers") from None
     if replicates < 1:
         raise UsageError(f"replicates={replicates}: at least one system must be trained")
+    cells = len(study.cells())
+    if replicates * cells > MOST_UNITS:
+        raise UsageError(
+            f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
+            f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
+        )
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed}: expected 0 <= seed < 2**32")
     if study.predictions is not None and study.predictions < 2:

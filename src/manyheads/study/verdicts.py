@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads._arrays import takes_arrays
@@ -32,7 +32,8 @@ class Verdict:
     claim
         One sentence, in the words of the source where there is one.
     expected
-        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail.
+        The outcome known beforehand: "holds", or "refuted" for a claim that is known to fail. None when there is no
+        expectation: expectations belong to a study's default configurations.
     outcome
         What this run decides.
     figure, interval
@@ -43,10 +44,12 @@ class Verdict:
         From what the tolerance follows: a rate, a Monte Carlo error, a closed form.
     replicates_needed
         For *inconclusive*: how many replicates would decide at the present spread; None if that cannot be said.
+    derived
+        Whether `expected` follows from the configuration, so that it stands outside the defaults too.
     """
 
     claim: str
-    expected: Expected
+    expected: Expected | None
     outcome: Outcome
     figure: float
     interval: tuple[float, float]
@@ -54,6 +57,7 @@ class Verdict:
     tolerance: tuple[float, float]
     basis: str
     replicates_needed: int | None = None
+    derived: bool = field(default=False, compare=False, repr=False)
 
     @classmethod
     def from_interval(
@@ -172,12 +176,12 @@ class Verdict:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the outcome is the expected one."""
-        return self.outcome == self.expected
+        """Whether the outcome is the expected one, or none is expected."""
+        return self.expected in (None, self.outcome)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""
-        return {name: _json(value) for name, value in asdict(self).items()}
+        return {name: _json(value) for name, value in asdict(self).items() if name != "derived"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Verdict:
@@ -186,6 +190,12 @@ class Verdict:
         values["figure"], values["target"] = float(data["figure"]), float(data["target"])
         values["interval"] = tuple(float(end) for end in data["interval"])
         values["tolerance"] = tuple(float(end) for end in data["tolerance"])
+        if data["outcome"] not in ("holds", "refuted", "inconclusive") or data["expected"] not in (
+            "holds",
+            "refuted",
+            None,
+        ):
+            raise ValueError(f"no outcome of a verdict: {data['outcome']!r}, expected {data['expected']!r}")
         return cls(**values)
 
 

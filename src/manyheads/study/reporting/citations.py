@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 from manyheads.study.base import Study
-from manyheads.study.sources import Source
-from manyheads.study.store.run_store import find_runs
+from manyheads.study.store.run_store import find_runs, stored_source
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,13 +34,12 @@ def cite(result: xr.DataTree | Study | type[Study] | str | os.PathLike[str]) -> 
     if isinstance(result, xr.DataTree):
         if "source" not in result.attrs:
             raise UsageError("this tree was not made by manyheads.run: it carries no source")
-        sources = [json.loads(result.attrs["source"])]
+        sources = [stored_source({"source": json.loads(result.attrs["source"])})]
     elif isinstance(result, Study) or (isinstance(result, type) and issubclass(result, Study)):
         return result.source.bibtex()
     elif isinstance(result, str | os.PathLike):
-        sources = [run.header["source"] for run in find_runs(result)]
+        sources = [stored_source(run.header) for run in find_runs(result)]
     else:
         raise UsageError(f"expected a result, a study or a path, got a {type(result).__name__}")
-    published = [Source(**source) for source in sources]
     # Runs of one publication differ in the place they name, and older ones in what was known of it: one entry each.
-    return "\n\n".join({(source.key, source.title): source.bibtex() for source in published}.values())
+    return "\n\n".join({(source.key, source.title): source.bibtex() for source in sources}.values())

@@ -16,8 +16,8 @@ from pathlib import Path
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.reporting.panels import Lines, Listing, Multiples, Panel, Picture, panel_from_json
 from manyheads.study.sources import Source
-from manyheads.study.store.disk import write_text
-from manyheads.study.store.run_store import RunStore, find_runs
+from manyheads.study.store.disk import printable, trusting_nothing, write_text
+from manyheads.study.store.run_store import RunStore, find_runs, stored_source
 from manyheads.study.verdicts import Verdict
 
 
@@ -84,6 +84,8 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
         raise FileRefused(f"{run.path}: this run is not finished; run the same command again to finish it")
     run.verify()
     header = run.header
+    with trusting_nothing(run.path / "summary.json", "run the same command again to renew it"):
+        panels = tuple(panel_from_json(panel) for panel in summary["panels"])
     facts = {
         "configuration": ", ".join(f"{name} = {_text(value)}" for name, value in header["configuration"].items()),
         "replicates": str(summary["replicates"]),
@@ -93,13 +95,13 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
         "versions": ", ".join(f"{name} {version}" for name, version in header["versions"].items()),
     }
     return Section(
-        title=title or str(header["study"]),
-        lead=lead or str(header["claim"]),
-        panels=tuple(panel_from_json(panel) for panel in summary["panels"]),
+        title=title or printable(header["study"]),
+        lead=lead or printable(header["claim"]),
+        panels=panels,
         verdicts=tuple(Verdict.from_json(verdict) for verdict in summary["verdicts"]),
-        facts=tuple((name, value) for name, value in facts.items() if value),
-        command=f"{header['command']} --replicates {summary['replicates']} --seed {header['seed']}",
-        source=Source(**header["source"]),
+        facts=tuple((name, printable(value)) for name, value in facts.items() if value),
+        command=printable(f"{header['command']} --replicates {summary['replicates']} --seed {header['seed']}"),
+        source=stored_source(header),
     )
 
 

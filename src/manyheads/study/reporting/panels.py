@@ -228,6 +228,8 @@ def _paired_panel(name: str, predicted: xr.DataArray, trained: xr.DataArray) -> 
     own = [str(dim) for dim in trained.dims if dim not in ("cell", "replicate")]
     title = str(trained.attrs.get("long_name", name))
     y_label = _with_units(title, trained.attrs)
+    if len(own) == 1 and trained[own[0]].dtype.kind not in "biuf":
+        return _text_listing(title, own[0], predicted, trained)
     if len(own) == 1 and trained.dtype.kind in "biuf":
         axis = trained[own[0]]
         curves = [
@@ -278,6 +280,19 @@ def _cell_curves(
         rows = theory.transpose("prediction", name).values if "prediction" in theory.dims else theory.values[None]
         curves.append(spread_curve(theory[name].values, rows, f"{lead}predicted", "predicted", group))
     return curves
+
+
+def _text_listing(title: str, axis: str, predicted: xr.DataArray, trained: xr.DataArray) -> Listing:
+    """Return means over replicates by label, where an axis has texts or dates and no numbers."""
+    rows = []
+    for position, cell in enumerate(trained["cell"].values):
+        theory, system = _for_cell(predicted, trained, position), trained.isel(cell=position)
+        for label in trained[axis].values:
+            there = axis not in theory.coords or bool((theory[axis] == label).any())
+            stated = theory.sel({axis: label}) if axis in theory.coords and there else theory
+            mean = f"{float(system.sel({axis: label}).mean()):.4g}"
+            rows.append((str(cell), str(label), mean, f"{float(stated.mean()):.4g}" if there else ""))
+    return Listing(title, ("cell", axis, "trained, mean", "predicted, mean"), tuple(rows))
 
 
 def _for_cell(predicted: xr.DataArray, trained: xr.DataArray, position: int) -> xr.DataArray:

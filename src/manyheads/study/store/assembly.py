@@ -124,7 +124,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> xr.Dataset:
 
     return xr.Dataset(
         {
-            "expected": column([verdict.expected for verdict in verdicts], str),
+            "expected": column([verdict.expected or "" for verdict in verdicts], str),
             "outcome": column([verdict.outcome for verdict in verdicts], str),
             "figure": column([verdict.figure for verdict in verdicts], float),
             "low": column([verdict.interval[0] for verdict in verdicts], float),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import socket
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,12 @@ from typing import Any
 
 from manyheads.errors import FileRefused, ManyheadsError
 
+LARGEST_JSON = 1 << 28  # bytes: pictures of a large run
+LARGEST_FILE = 1 << 32
+
 
 class StoreDamaged(FileRefused):
-    """A stored file is missing, altered, added or unreadable."""
+    """A stored file is missing, altered, added, unreadable, or not of the form that this library writes."""
 
 
 class StoreFull(ManyheadsError, OSError):
@@ -60,11 +65,76 @@ def read_json(path: Path, what: str) -> Any:
         It cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_bounded(path))
     except FileNotFoundError:
         raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreDamaged(f"{path} cannot be read: {error}") from error
+
+
+def printable(text: object) -> str:
+    r"""Return text from a store as it may be shown on a terminal: control and format characters as escapes.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+@contextlib.contextmanager
+def open_bounded(path: Path, largest: int) -> Iterator[io.BufferedReader]:
+    """Open a regular file of bounded size for reading; symbolic links are not followed.
+
+    Raises
+    ------
+    StoreDamaged
+        It is a link, a device or a pipe, or larger.
+    FileNotFoundError, OSError
+        It is not there or cannot be read.
+    """
+    if path.is_symlink():
+        raise StoreDamaged(f"{path} is a symbolic link; a store holds none")
+    # Non-blocking, or opening a pipe would wait for somebody to write into it.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise StoreDamaged(f"{path} is no regular file")
+        if about.st_size > largest:
+            raise StoreDamaged(f"{path} has {about.st_size:,} bytes; expected at most {largest:,}")
+        yield file
+
+
+def read_bounded(path: Path, largest: int = LARGEST_JSON) -> bytes:
+    """Read a regular file of bounded size; raises what `open_bounded` does."""
+    with open_bounded(path, largest) as file:
+        return file.read(largest)
+
+
+def list_files(folder: Path) -> dict[str, int]:
+    """Return the size of every file below a folder by relative path, and refuse links, pipes and devices.
+
+    Raises
+    ------
+    StoreDamaged
+        Something there is neither a folder nor a regular file.
+    """
+    found: dict[str, int] = {}
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode):
+                    waiting.append(Path(entry.path))
+                elif stat.S_ISREG(about.st_mode):
+                    found[Path(entry.path).relative_to(folder).as_posix()] = about.st_size
+                else:
+                    kind = "a symbolic link" if stat.S_ISLNK(about.st_mode) else "no regular file"
+                    raise StoreDamaged(f"{entry.path} is {kind}; a store holds none")
+    return found
 
 
 def write_signed(path: Path, data: dict[str, Any]) -> None:
@@ -94,8 +164,12 @@ def _json_sha256(data: object) -> str:
 
 def hash_files(folder: Path, but: str) -> dict[str, str]:
     """Return the sha256 of every file below a folder, by relative path, without those that are called `but`."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != but)
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    digests = {}
+    for name in sorted(list_files(folder)):
+        if name.rpartition("/")[2] != but:
+            with open_bounded(folder / name, LARGEST_FILE) as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def temporary_beside(path: Path) -> Path:
@@ -124,6 +198,18 @@ def _host() -> str:
     except OSError:
         namespace = "all"
     return f"{socket.gethostname().replace('.', '-')}-{namespace}"
+
+
+@contextlib.contextmanager
+def trusting_nothing(path: Path, remedy: str) -> Iterator[None]:
+    """Turn whatever goes wrong while stored data are interpreted into `StoreDamaged`."""
+    try:
+        yield
+    except StoreDamaged:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"[:300]
+        raise StoreDamaged(f"{path} does not hold what this library writes ({what}); {remedy}") from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ from typing import Any
 from manyheads.errors import UsageError
 from manyheads.study.base import Study
 
+IDENTITY = ("study", "revision", "configuration", "inputs", "seed")
+
 
 def plain(value: Any, where: str = "field", real: bool = False) -> Any:
     """Return `value` as JSON can hold it; a path becomes the sha256 of the file's content.
@@ -61,6 +63,8 @@ def file_sha256(path: Path) -> str:
     UsageError
         The file cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no regular file: expected a file whose content can be read to its end")
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -87,7 +91,12 @@ def identity(study: Study, seed: int) -> dict[str, Any]:
 
 def fingerprint(study: Study, seed: int) -> str:
     """Return the first 16 hexadecimal digits of the sha256 of `identity`, the name of the run's folder."""
-    text = json.dumps(identity(study, seed), sort_keys=True, separators=(",", ":"))
+    return fingerprint_of(identity(study, seed))
+
+
+def fingerprint_of(data: dict[str, Any]) -> str:
+    """Return the fingerprint of an `identity`, or of a stored header that holds one."""
+    text = json.dumps({name: data[name] for name in IDENTITY}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

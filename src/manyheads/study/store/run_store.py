@@ -18,29 +18,36 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import FileRefused
+from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
+from manyheads.study.sources import Source
 from manyheads.study.store.disk import (
     StoreDamaged,
     StoreFull,
     hash_files,
     is_abandoned,
+    list_files,
+    printable,
+    read_json,
     read_signed,
     room_on_disk,
     temporary_beside,
+    trusting_nothing,
     write_json,
     write_signed,
 )
-from manyheads.study.store.identity import fingerprint, identity
+from manyheads.study.store.identity import fingerprint, fingerprint_of, identity
 from manyheads.study.store.provenance import class_path, command_of, versions
 from manyheads.study.store.text_codes import decode_texts, encode_texts
 from manyheads.study.store.units import Layout, Unit
+from manyheads.study.store.whitelist import check_arrays
+from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -49,6 +56,10 @@ __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 
 DATA, MANIFEST = "data.zarr", "manifest.json"
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
+TABLES = ("configuration", "inputs", "source", "versions")
+FORMAT = 1
+UNIT = "manyheads_unit"  # attribute of a unit: the run, cell and replicate that it belongs to
+NAMED = "named"  # in run.json: every unit of this run has that attribute; older runs lack it
 
 
 class RunStore:
@@ -69,13 +80,15 @@ class RunStore:
         self.path = Path(path)
         remedy = "delete the run's folder to compute it again"
         self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
-        try:
+        written = self.header.get("format", FORMAT)
+        if written != FORMAT:
+            raise FileRefused(
+                f"{self.path}: written by a newer manyheads (format {printable(written)}); this one reads format "
+                f"{FORMAT}: upgrade manyheads"
+            )
+        with trusting_nothing(self.path / "run.json", remedy):
+            _check_types(self.header)
             self.layout = Layout.from_json(self.header["layout"])
-            missing = [name for name in HEADER if name not in self.header]
-            if missing:
-                raise KeyError(*missing)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreDamaged(f"{self.path / 'run.json'} does not describe a run ({error!r})") from error
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], study: Study, seed: int) -> RunStore:
@@ -91,9 +104,15 @@ class RunStore:
                     "source": dataclasses.asdict(study.source),
                     "layout": Layout.of(study).to_json(),
                     "versions": versions(),
+                    "units": NAMED,
                 }
                 write_signed(path / "run.json", identity(study, seed) | about)
         run = cls(path)
+        asked = identity(study, seed)
+        other = [name for name, value in asked.items() if run.header[name] != value]
+        other += ["grid"] if run.layout.cells != tuple(study.cells()) else []
+        if other:
+            raise StoreDamaged(f"{path} holds another run (its {other[0]} differs); move the folder away and run again")
         run.sweep()
         return run
 
@@ -118,7 +137,8 @@ class RunStore:
         with room_on_disk(final):
             try:
                 temporary.mkdir(parents=True)
-                encode_texts(dataset).to_zarr(temporary / DATA, mode="w-", zarr_format=3, consolidated=False)
+                named = encode_texts(dataset).assign_attrs({UNIT: self._name(unit)})
+                named.to_zarr(temporary / DATA, mode="w-", zarr_format=3, consolidated=False)
                 write_json(temporary / MANIFEST, hash_files(temporary, but=MANIFEST))
                 os.rename(temporary, final)
             except OSError as error:
@@ -141,36 +161,51 @@ class RunStore:
 
         path = self.unit_path(unit)
         self.check(path)
-        try:
+        with trusting_nothing(path, "delete this folder to compute it again"):
             # Units are words for people: "days" is no reason to turn a number into a date.
-            with xr.open_zarr(path / DATA, consolidated=False, chunks=None, decode_times=False) as dataset:
-                return decode_texts(dataset.load())
-        except (OSError, ValueError, KeyError) as error:
-            raise StoreDamaged(f"{path} cannot be read ({error}); delete this folder to compute it again") from error
+            how: Any = {"consolidated": False, "chunks": None, "decode_times": False, "zarr_format": 3}
+            with xr.open_zarr(path / DATA, **how) as opened:
+                dataset = decode_texts(opened.load())
+        name = dataset.attrs.pop(UNIT, None if self.header.get("units") == NAMED else self._name(unit))
+        if name != self._name(unit):
+            raise StoreDamaged(
+                f"{path} holds {printable(name or 'a unit without a name')} instead of {self._name(unit)}; delete this "
+                "folder to compute it again"
+            )
+        return dataset
+
+    def _name(self, unit: Unit) -> str:
+        """Return what a unit is called in its own file: its run, cell and replicate."""
+        return f"{self.header['study']} {fingerprint_of(self.header)}, {unit}"
 
     def check(self, path: Path) -> None:
-        """Compare a unit's files with its manifest.
+        """Compare a unit's files with its manifest, and its metadata with the whitelist.
 
         Raises
         ------
         StoreDamaged
-            They differ.
+            They differ, or the unit holds anything but plain arrays.
         """
         remedy = f"the run is left untouched; delete {path} to compute this unit again"
-        try:
-            recorded = json.loads((path / MANIFEST).read_text())
-            if not isinstance(recorded, dict):
-                raise ValueError("it is no table of files")
-        except (OSError, ValueError) as error:
-            raise StoreDamaged(f"{path / MANIFEST} cannot be read ({error}); {remedy}") from error
-        found = hash_files(path, but=MANIFEST)
-        for name in sorted({*recorded, *found}):
-            if name not in found:
+        inside = Path(os.path.realpath(self.path)) / path.relative_to(self.path)
+        if Path(os.path.realpath(path)) != inside:
+            raise StoreDamaged(f"{path} lies behind a symbolic link, out of the store; {remedy}")
+        names = set(list_files(path))
+        if MANIFEST not in names:
+            raise StoreDamaged(f"{path / MANIFEST} is missing; {remedy}")
+        recorded = read_json(path / MANIFEST, "the unit has no manifest")
+        if not isinstance(recorded, dict):
+            raise StoreDamaged(f"{path / MANIFEST} cannot be read (it is no table of files); {remedy}")
+        for name in sorted({*recorded, *names} - {MANIFEST}):
+            if name not in names:
                 raise StoreDamaged(f"{path / name} is missing; {remedy}")
-            if name not in recorded:
+            if name not in recorded or not name.startswith(f"{DATA}/"):
                 raise StoreDamaged(f"{path / name} does not belong to the unit; {remedy}")
-            if recorded[name] != found[name]:
+        for name, digest in hash_files(path, but=MANIFEST).items():
+            if recorded[name] != digest:
                 raise StoreDamaged(f"{path / name} has been altered (its sha256 differs); {remedy}")
+        with trusting_nothing(path / DATA, remedy):
+            check_arrays(path / DATA)
 
     def finished(self) -> list[Path]:
         """Return the folders of all stored units, predictions included."""
@@ -214,12 +249,50 @@ class RunStore:
         Raises
         ------
         StoreDamaged
-            It has been altered.
+            It has been altered, or it states what is not stored.
         """
-        path = self.path / "summary.json"
-        if not path.exists():
+        path, remedy = self.path / "summary.json", "run the same command again to renew it"
+        if not path.exists() and not path.is_symlink():
             return None
-        return read_signed(path, "the summary cannot be read", "run the same command again to renew it")
+        summary = read_signed(path, "the summary cannot be read", remedy)
+        with trusting_nothing(path, remedy):
+            replicates, stored = summary["replicates"], len(self.finished())
+            if type(replicates) is not int or replicates < 1:
+                raise ValueError(f"{replicates!r} replicates")
+            chunks = -(-replicates // self.layout.chunk)
+            if (self.layout.predictions or 1) + chunks * len(self.layout.cells) > stored:
+                raise ValueError(f"{replicates} replicates, of {stored} stored units")
+            for verdict in summary["verdicts"]:
+                Verdict.from_json(verdict)
+            summary["panels"] = list(summary["panels"])
+        return summary
+
+
+def _check_types(header: dict[str, Any]) -> None:
+    """Raise the errors of a header whose entries are missing or of another type."""
+    for name in HEADER:
+        kind = int if name in ("revision", "seed") else dict if name in TABLES else str
+        if type(header[name]) is not kind:
+            raise TypeError(f"{name} is a {type(header[name]).__name__}")
+    if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", header["study"]):
+        raise ValueError(f"the study is called {header['study']!r}")
+    if strange := set(header["source"]) - {field.name for field in dataclasses.fields(Source)}:
+        raise TypeError(f"the source has {sorted(strange)}")
+    for name in ("inputs", "versions"):
+        if not all(isinstance(value, str) for value in header[name].values()):
+            raise TypeError(f"{name} are no texts")
+
+
+def stored_source(header: dict[str, Any]) -> Source:
+    """Return the publication that a stored header names, its texts as they may be shown."""
+    shown: dict[str, Any] = {
+        name: printable(text) if isinstance(text, str) else text for name, text in header["source"].items()
+    }
+    with trusting_nothing(Path("run.json"), "its source cannot be cited"):
+        try:
+            return Source(**shown)
+        except UsageError:  # an older run, whose identifier has a form that is refused today
+            return Source(**shown | {"identifier": ""})
 
 
 def find_paths(root: str | os.PathLike[str]) -> list[Path]:

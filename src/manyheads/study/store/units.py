@@ -6,6 +6,7 @@ every executor.
 
 from __future__ import annotations
 
+import inspect
 import time
 import traceback
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from manyheads._settings import reproducible
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
+from manyheads.study.store.whitelist import is_plain_name
 
 if TYPE_CHECKING:
     import jax
@@ -25,7 +27,17 @@ PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this str
 
 RESERVED = frozenset({"cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"})
 CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a unit is written or read back
-    {"_FillValue", "missing_value", "scale_factor", "add_offset", "calendar", "coordinates", "dtype", "labels"}
+    {
+        "_FillValue",
+        "missing_value",
+        "scale_factor",
+        "add_offset",
+        "calendar",
+        "coordinates",
+        "dtype",
+        "labels",
+        "manyheads_unit",
+    }
 )
 
 
@@ -104,10 +116,13 @@ class Layout:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Layout:
         """Rebuild a layout from `to_json`."""
-        return cls(tuple(Cell(**dict(cell)) for cell in data["cells"]), data["predictions"], data["chunk"])
+        predictions, chunk = data["predictions"], data["chunk"]
+        if not all(type(count) is int and 0 < count < 2**32 for count in (chunk, predictions or 1)):
+            raise ValueError(f"predictions={predictions!r}, chunk={chunk!r}: expected counts")
+        return cls(tuple(Cell(**dict(cell)) for cell in data["cells"]), predictions, chunk)
 
 
-def replicate_key(seed: int, replicate: int) -> jax.Array:
+def replicate_key(seed: int, replicate: int | jax.Array) -> jax.Array:
     """Return the key of a replicate, the same in every cell."""
     import jax
 
@@ -154,7 +169,9 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
         elif study.vectorised:
             dataset = _train_chunk(study, unit, seed)
         else:
-            dataset = _on_host(_refuse_reserved(study.train(replicate_key(seed, unit.first), unit.cell), unit), unit)
+            dataset = _on_host(
+                _refuse_reserved(_train(study, replicate_key(seed, unit.first), unit.cell, unit.first), unit), unit
+            )
     times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
     count = unit.last - unit.first + 1  # a chunk's time is shared out equally
@@ -171,6 +188,13 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     )
 
 
+def _train(study: Study, key: jax.Array, cell: Cell, replicate: Any) -> xr.Dataset:
+    """Train one replicate; a study whose `train` has a parameter `replicate` is told its number."""
+    if "replicate" in inspect.signature(study.train).parameters:
+        return study.train(key, cell, replicate=replicate)  # type: ignore[call-arg]
+    return study.train(key, cell)
+
+
 def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     """Train replicates `first` to `last` under `vmap`; dimensions, coordinates and attributes come from the trace."""
     import jax
@@ -181,15 +205,14 @@ def _train_chunk(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     cell = unit.cell
     template: list[xr.Dataset] = []
 
-    def arrays(key: jax.Array) -> dict[str, Any]:
-        dataset = _refuse_reserved(study.train(key, cell), unit)
+    def arrays(key: jax.Array, replicate: jax.Array) -> dict[str, Any]:
+        dataset = _refuse_reserved(_train(study, key, cell, replicate), unit)
         template[:] = [dataset]
         return {str(name): jnp.asarray(variable.data) for name, variable in dataset.data_vars.items()}
 
-    keys = jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index))(
-        jnp.arange(unit.first, unit.last + 1, dtype=jnp.uint32)
-    )
-    values = jax.jit(jax.vmap(arrays))(keys)
+    numbers = jnp.arange(unit.first, unit.last + 1, dtype=jnp.uint32)
+    keys = jax.vmap(lambda index: replicate_key(seed, index))(numbers)
+    values = jax.jit(jax.vmap(arrays))(keys, numbers)
     (traced,) = template
     return _on_host(
         xr.Dataset(
@@ -207,6 +230,12 @@ def _on_host(dataset: Any, unit: Unit) -> xr.Dataset:
     import xarray as xr
 
     variables = {}
+    for name in (*dataset.variables, *dataset.dims):
+        if not is_plain_name(str(name)):
+            raise MalformedResult(
+                f"{unit}: the name {name!r} is one which a store cannot hold; use at most 200 printable bytes without "
+                "'/' and backslash, and no '.' or '__' in front"
+            )
     for name, variable in dataset.variables.items():
         values = np.asarray(variable.data)
         if values.dtype.kind == "O" and all(isinstance(item, str) for item in values.ravel()):
