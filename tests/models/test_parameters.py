@@ -218,3 +218,11 @@ def test_a_body_without_head_has_no_unembedding(model):
     family = parameter_map(checkpoint)
     body = [name.removeprefix(family.prefix) for name in arrays if name.startswith(family.prefix)]
     assert recognize({**config, "architectures": None}, body).unembedding is None
+
+
+def test_names_in_memory_are_those_of_files():
+    saved = FAMILIES["vit"].saved_name
+    assert saved("vit.layers.3.attention.q_proj.bias") == "vit.encoder.layer.3.attention.attention.query.bias"
+    assert saved("layers.0.mlp.fc2.weight") == "encoder.layer.0.output.dense.weight"
+    assert FAMILIES["gpt_neox"].saved_name("lm_head.weight") == "embed_out.weight"
+    assert FAMILIES["llama"].saved_name("lm_head.weight") == "lm_head.weight"

@@ -1,4 +1,4 @@
-"""Configurations of models: the `config.json` of Hugging Face transformers, read by the table of its family.
+"""Configurations of models of Hugging Face transformers, read by the table of their family.
 
 Values that a configuration leaves out are the family's defaults in transformers. The text is parsed as JSON and nothing
 else; transformers is not needed.

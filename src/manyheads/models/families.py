@@ -90,6 +90,7 @@ GPT_NEOX = Family(
     },
     counted=_mlp(24576, 50432),
     ties={"embed_out.weight": "embed_in.weight"},
+    renamed=((r"^lm_head\.", "embed_out."),),
     body=(
         Module("embed_in", Role.EMBEDDING, "table"),
         Module("layers.{layer}.input_layernorm", Role.ATTENTION_NORM, "norm"),
@@ -282,6 +283,16 @@ VIT = Family(
     prefixes=("", "vit."),
     causal=False,
     language_heads=(),
+    renamed=(
+        (r"layers\.(\d+)\.attention\.([qkv])_proj\.", r"layers.\1.attention.attention.\2."),
+        (r"attention\.attention\.q\.", "attention.attention.query."),
+        (r"attention\.attention\.k\.", "attention.attention.key."),
+        (r"attention\.attention\.v\.", "attention.attention.value."),
+        (r"attention\.o_proj\.", "attention.output.dense."),
+        (r"mlp\.fc1\.", "intermediate.dense."),
+        (r"mlp\.fc2\.", "output.dense."),
+        (r"(^|\.)layers\.", r"\1encoder.layer."),
+    ),
     keys={
         **_sizes(768, 12, 12),
         "eps": Key("layer_norm_eps", 1e-12),

@@ -1,5 +1,6 @@
 """Parts of a model family: modules, the roles and layouts of their tensors, and the keys of its configuration."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -118,6 +119,8 @@ class Family:
         Whether gains and biases of norms may be called gamma and beta, as the oldest saves do.
     ties
         Weight of a head → weight whose values it shares when the configuration ties them; the unembedding first.
+    renamed
+        What transformers 5 calls otherwise in memory than in a file: pattern of a name in memory → as saved.
     """
 
     model_type: str
@@ -135,3 +138,10 @@ class Family:
     position_offset: int = 0
     renamed_norms: bool = False
     ties: Mapping[str, str] = field(default_factory=dict)
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def saved_name(self, name: str) -> str:
+        """Return the name under which a parameter of a model in memory is saved."""
+        for pattern, replacement in self.renamed:
+            name = re.sub(pattern, replacement, name)
+        return name

@@ -1,4 +1,4 @@
-"""Shapes of models from configurations: the integers that costs depend on."""
+"""Shape of a model from its `config.json`: the integers that costs depend on."""
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -7,7 +7,6 @@ and which of the factors of the forward pass it can carry. Nothing is guessed: a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -74,19 +73,6 @@ _NORM = {
     Role.FINAL_NORM: "final",
     Role.HEAD_NORM: "final",
     Role.EMBEDDING_NORM: "embedding",
-}
-_RENAMED = {  # transformers 5 calls some parameters otherwise than it saves them: in memory → as saved
-    "gpt_neox": ((r"^lm_head\.", "embed_out."),),
-    "vit": (
-        (r"layers\.(\d+)\.attention\.([qkv])_proj\.", r"layers.\1.attention.attention.\2."),
-        (r"attention\.attention\.q\.", "attention.attention.query."),
-        (r"attention\.attention\.k\.", "attention.attention.key."),
-        (r"attention\.attention\.v\.", "attention.attention.value."),
-        (r"attention\.o_proj\.", "attention.output.dense."),
-        (r"mlp\.fc1\.", "intermediate.dense."),
-        (r"mlp\.fc2\.", "output.dense."),
-        (r"(^|\.)layers\.", r"\1encoder.layer."),
-    ),
 }
 
 
@@ -213,7 +199,8 @@ def read_config(
     body = _read_body(parameters.config)
     shape, post = body.shape, body.post_norm
     _check_projections(parameters)
-    named = [(group, [parameters.roles[_saved(config, name)] for name in group]) for group in groups]
+    saved = parameters.config.family.saved_name
+    named = [(group, [parameters.roles[saved(name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
     closing, reason = _closing(parameters, post) if tied else (None, "")
     places: dict[bool, list[Place]] = {True: [], False: []}  # by whether they are frozen
@@ -314,7 +301,8 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
     # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
     config = {key: value for key, value in config.items() if key != "architectures"}
     try:
-        return recognize(config, [_saved(config, name) for group in groups for name in group], "model")
+        saved = read_family_config(config, "model").family.saved_name
+        return recognize(config, [saved(name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
         raise UsageError(
             f"{refused.found}. Roles are never guessed: for adapters, cross-attention, experts and families that are "
@@ -386,14 +374,6 @@ def _read_spread(config: Mapping[str, Any]) -> float:
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < LARGEST_SPREAD:
         raise UsageError(f"{name} is {str(spread)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
     return float(spread)
-
-
-def _saved(config: Mapping[str, Any], name: str) -> str:
-    """Return the name under which a parameter is saved."""
-    model_type = config.get("model_type")
-    for pattern, replacement in _RENAMED.get(model_type if isinstance(model_type, str) else "", ()):
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def _parts(part: Any, name: str) -> tuple[str, ...]:
