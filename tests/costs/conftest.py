@@ -1,5 +1,6 @@
 """Networks written out with einsum, independently of the package: what the closed forms must agree with."""
 
+import itertools
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -151,6 +152,16 @@ def train(fn):
 def train_all(fn):
     """The same with gradients for the first two arguments."""
     return jax.value_and_grad(lambda w, x: fn(w, x).sum(), argnums=(0, 1))
+
+
+def half(*axes):
+    """Yield every second row of a full design of two-valued axes: any two axes still meet in all their values.
+
+    Formulas are products of sizes, whose terms the random shapes tell apart; small designs are there for the ones.
+    """
+    for places in itertools.product((0, 1), repeat=len(axes)):
+        if sum(places) % 2 == 0:
+            yield tuple(axis[place] for axis, place in zip(axes, places, strict=True))
 
 
 @pytest.fixture(scope="session")
