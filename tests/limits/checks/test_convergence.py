@@ -42,12 +42,16 @@ def test_a_course_is_a_training_by_hand(lesson, seed):
     each = {row.role: optax.adam(rate * row.rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows}
     tx, weights = optax.partition(each, roles), start.weights
     state, losses = tx.init(weights), []
-    gradient = jax.jit(jax.value_and_grad(lambda w, batch: cross_entropy(with_weights(start, w), batch)))
-    for step in range(steps):
-        loss, slope = gradient(weights, lesson.batches(jax.random.fold_in(for_batches, step)))
-        losses.append(float(loss))
+
+    @jax.jit
+    def follow(weights, state, batch):
+        loss, slope = jax.value_and_grad(lambda w: cross_entropy(with_weights(start, w), batch))(weights)
         updates, state = tx.update(slope, state, weights)
-        weights = optax.apply_updates(weights, updates)
+        return optax.apply_updates(weights, updates), state, loss
+
+    for step in range(steps):
+        weights, state, loss = follow(weights, state, lesson.batches(jax.random.fold_in(for_batches, step)))
+        losses.append(float(loss))
     np.testing.assert_allclose(found.losses[1], losses, rtol=1e-4)
     record = with_weights(start, weights).record(lesson.batches(for_probe)[0], patterns=True)
     stream = np.asarray(record.layers.stream[-1], np.float64)[:, 3::4].reshape(16, shape.width)
