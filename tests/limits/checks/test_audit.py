@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.limits.torch_models import BASE, FAMILIES, FUSED, build, grown
+from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain
 
 from manyheads.errors import UsageError
 from manyheads.limits import (
@@ -16,6 +17,7 @@ from manyheads.limits import (
     Parametrization,
     Tuned,
     audit_rates,
+    forward_factors,
     judge,
     list_wants,
     read_config,
@@ -184,7 +186,8 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
         ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),
         ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom': choose from .*; or from their parts, .*blank"),
-        ({"rate": 1.0, "spreads": {"embedding_bias": 0.1}}, "no role is called 'embedding_bias'"),
+        ({"rate": 1.0, "spreads": {"norm": 0.1}}, r"spreads\['norm'\]: gains start at one.*attention_shift"),
+        ({"rate": 1.0, "spreads": {"final_gain": 0.1}}, r"spreads\['final_gain'\]: gains start at one"),
     ],
 )
 def test_what_cannot_have_been_tuned_is_refused(given, message):
@@ -204,7 +207,8 @@ def test_role_maps_are_refused_where_they_do_not_fit():
     tied = read_map({"in": "embedding", "out": "unembedding"}, WIDE, [("in", "out")])
     with pytest.raises(UsageError, match=r"factor 0.25 behind it.*0 parameters of role final_gain"):
         list_wants(Parametrization(base=BASE), tied, TUNED)
-    assert len(list_wants(Parametrization(base=BASE), tied, TUNED, folded=False)) == 1
+    p = Parametrization(base=BASE)
+    assert len(list_wants(p, tied, TUNED, forward_factors(p, WIDE))) == 1
     fused = read_map({"*": "query+key+value"}, Shape(16, 4, 2), ["qkv"])
     with pytest.raises(UsageError, match="qkv holds query, key, value"):
         list_wants(Parametrization(base=BASE), fused, TUNED)
@@ -511,3 +515,112 @@ def test_configurations_with_a_spread_that_is_none_are_refused():
         with pytest.raises(UsageError, match=f"{name} is .*standard deviation"):
             read_config(config | {name: value}, gpt2_names(1))
     assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).spread == 0.1
+
+
+@pytest.mark.torch
+def test_random_biases_are_judged_by_their_spread_or_not_at_all(seed):
+    """`nn.Linear` starts its biases at random: no fault unless they were said to start otherwise at the base."""
+    import torch
+
+    torch.manual_seed(seed)
+    p, tuned = Parametrization(base=BASE), Tuned(1e-3, weight_decay=0.1)
+    model = plain(BASE, 7, 6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    audit = p.audit(model, optimizer, tuned, PLAIN, BASE)
+    assert audit.passed, str(audit)
+    (note,) = (note for note in audit.notes if note.startswith("initial spreads of "))
+    assert {"bias", "logit_bias", "unembedding_bias"} <= set(note.partition(":")[0].replace(",", "").split())
+    usual = {"logit_bias": 1 / math.sqrt(3 * BASE.width), "value_bias": 1 / math.sqrt(3 * BASE.width)}
+    given = p.audit(model, optimizer, replace(tuned, spreads=usual), PLAIN, BASE)
+    assert given.passed, str(given)
+    judged = {each.name.rpartition(".")[0][-5:] for each in given.findings if each.quantity == "initial"}
+    assert {"query", "value"} <= judged
+    wrong = p.audit(model, optimizer, replace(tuned, spreads={"bias": 1.0, "logit_bias": 0.0}), PLAIN, BASE)
+    assert {(each.role, each.quantity) for each in wrong.faults} == {("bias", "initial"), ("logit_bias", "initial")}
+    with torch.no_grad():
+        model.final_norm.bias[0] = 0.1  # of a norm's shift the start is known
+    assert {each.name for each in p.audit(model, optimizer, tuned, PLAIN, BASE).faults} == {"final_norm.bias"}
+
+
+@pytest.mark.torch
+def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
+    import torch
+
+    p, wide = Parametrization(base=BASE), Shape(16, 4, 4)
+    spreads = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
+    spreads |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4}
+    tuned, model = Tuned(1e-3, weight_decay=0.1, spreads=spreads), plain(wide, 7, 6)
+    p.initialise(model, tuned, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
+    block = model.blocks[0]
+    expected = {
+        block.value.bias: 0.3,
+        block.output.bias: 0.2 / 2,  # with half the branch factor, as L doubles
+        block.query.bias: 0.5 / math.sqrt(2),  # with the logit factor, as N doubles
+        block.key.bias: 0.5,
+        model.final_norm.bias: 0.4,
+    }
+    for tensor, spread in expected.items():  # 64 numbers: five standard errors
+        assert tensor.square().mean().sqrt().item() == pytest.approx(spread, rel=5 / math.sqrt(2 * tensor.numel()))
+    assert not block.attention_norm.bias.any()
+    assert not model.unembedding.bias.any()
+    assert p.audit(model, p.torch_groups(model, tuned, PLAIN, wide), tuned, PLAIN, wide).passed
+    fused = read_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
+    with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same spread"):
+        list_wants(Parametrization(base=wide), fused, Tuned(1.0, spreads={"bias": 0.1}))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("mark", "rule"),
+    [
+        ({"ns_steps": 5}, r"Muon \(ns_steps\)"),
+        ({"use_muon": True}, "use_muon=True"),
+        ({"algorithm": "dion"}, "algorithm='dion'"),
+        ({"rho": 0.9}, r"Adadelta or SAM \(rho\)"),
+        ({"d_coef": 1.0}, "Prodigy"),
+        ({"relative_step": True}, "Adafactor"),
+    ],
+)
+def test_groups_that_are_marked_as_those_of_another_rule_are_refused_by_name(mark, rule):
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    rows = torch.optim.AdamW(kept(p.torch_groups(model, TUNED))).param_groups
+    mixed = [row | (mark if number in (1, 3) else {}) for number, row in enumerate(rows)]
+    with pytest.raises(UsageError, match=rf"groups 1, 3 are marked as those of {rule}.*have no such mark"):
+        p.audit(model, mixed, TUNED)
+    beside = {"use_muon": False, "algorithm": "adamw"}
+    assert p.audit(model, [row | beside for row in rows], TUNED, fresh=False).passed
+
+
+@pytest.mark.torch
+def test_groups_of_muon_beside_those_of_adamw_are_told_apart():
+    """Concatenated, as `muon.param_groups + adamw.param_groups`; and Muon alone."""
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    matrices = [t for name, t in model.named_parameters() if t.dim() == 2 and "layers" in name]
+    rest = [t for t in model.parameters() if not any(t is each for each in matrices)]
+    muon, adamw = torch.optim.Muon(matrices), torch.optim.AdamW(rest)
+    with pytest.raises(
+        UsageError, match=r"group 0 is marked as those of Muon \(ns_steps\).*of 2 groups, group 1 have no"
+    ):
+        p.audit(model, muon.param_groups + adamw.param_groups, TUNED)
+    with pytest.raises(UsageError, match=r"how the steps of Muon scale is not described"):
+        p.audit(model, muon, TUNED)
+    with pytest.raises(UsageError, match=r"group 0 is audited against optimizer='sgd'.*optimizer='adam'"):
+        Parametrization(base=BASE, optimizer="sgd").audit(model, adamw.param_groups, TUNED)
+    sgd = torch.optim.SGD(rest).param_groups
+    with pytest.raises(UsageError, match=r"group 1 is audited against optimizer='adam'.*optimizer='sgd'"):
+        p.audit(model, adamw.param_groups + sgd, TUNED)
+
+
+@pytest.mark.torch
+def test_decay_inside_the_gradient_is_told_from_groups_alone():
+    import torch
+
+    p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
+    for kind, coupled in ((torch.optim.Adam, True), (torch.optim.AdamW, False)):
+        rows = kind(kept(p.torch_groups(model, TUNED))).param_groups
+        audit = p.audit(model, rows, TUNED, fresh=False)
+        assert ("use AdamW" in audit.notes[0]) == coupled

@@ -6,7 +6,7 @@ import pytest
 from tests.limits.torch_models import BASE, PLAIN, build, plain
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, Tuned, read_map, scale_logits
+from manyheads.limits import Parametrization, Tuned, forward_factors, read_map, scale_logits
 from manyheads.limits.torch.init import measure_start
 from manyheads.transformer import Shape
 
@@ -84,7 +84,7 @@ def test_a_factor_whose_weight_is_frozen_is_named(words, owed, seed):
     assert not said(freeze(drawn, *words))
     applied = freeze(build("llama", GROWN), *words)
     scale_logits(applied, P)
-    assert not said(applied, folded=False)
+    assert not said(applied, folded=forward_factors(P, GROWN))
 
 
 def test_logits_that_the_attention_scales_itself_need_no_weight():
@@ -134,7 +134,7 @@ def test_frozen_parameters_of_a_plain_module():
     short = {pattern: part for pattern, part in PLAIN.items() if "query" not in part}
     (sentence,) = said(model, roles=short, shape=shape)
     assert "0.7071 on the logits belongs into query, and the role map gives no parameter that part" in sentence
-    assert not said(model, **reading, folded=False)
+    assert not said(model, **reading, folded=forward_factors(P, shape))
     tied = freeze(plain(shape, 7, 6, tied=True), "embedding")
     roles = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
     rates = {group["role"]: group["lr"] for group in P.torch_groups(tied, TUNED, roles, shape)}

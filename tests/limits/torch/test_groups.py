@@ -316,8 +316,9 @@ def test_other_models_are_refused():
         p.torch_groups(torch.nn.Linear(2, 2), TUNED, {"weight": "query"})
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
         p.torch_groups(torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
+    small = Parametrization(base=Shape(2, 1, 1))
     with pytest.raises(UsageError, match=r"no spread is known for the roles query"):
-        p.initialise(torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, Shape(2, 1, 1))
+        small.initialise(torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
     with torch.device("meta"):
         empty = build("llama", BASE)
     with pytest.raises(UsageError, match=r"holds no numbers.*to_empty"):
@@ -405,7 +406,8 @@ def test_width_only_groups_against_their_published_form():
     matrices = ("query", "key", "value", "output", "mlp_in", "mlp_out")
     for optimizer in ("adam", "sgd"):
         p = Parametrization.mup(START, optimizer)
-        for group in p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, wide, folded=False):
+        applied = forward_factors(p, wide)
+        for group in p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, wide, applied):
             matrix = group["role"] in matrices
             if optimizer == "adam":
                 factor = 1 / ratio if matrix else 1.0
@@ -432,7 +434,7 @@ def distance_from_mup(optimizer, shape):
     made = (mup.MuAdamW if optimizer == "adam" else mup.MuSGD)(model.parameters(), **given)
     theirs = {id(t): (row["lr"], row["weight_decay"]) for row in made.param_groups for t in row["params"]}
     p = Parametrization.mup(START, optimizer)
-    ours = p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, shape, folded=False)
+    ours = p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, shape, forward_factors(p, shape))
     assert sum(len(group["params"]) for group in ours) == len(theirs)
     pairs = [((group["lr"], group["weight_decay"]), theirs[id(t)]) for group in ours for t in group["params"]]
     return max(abs(one / other - 1) for pair in pairs for one, other in zip(*pair, strict=True))

@@ -35,7 +35,7 @@ class Has:
     rate, epsilon, weight_decay
         Of the group it is in.
     spread, count
-        Root mean square of its entries now, and how many they are; for gains the value of all of them.
+        Root mean square of its entries now, and how many they are; for gains the gain, the one farthest from the rest.
     rounding
         Relative rounding of its number type.
     """
@@ -239,7 +239,7 @@ def audit_rates(
 
 def _judge_start(want: Want, own: Has) -> Finding:
     expected, actual = want.initial or 0.0, own.spread or 0.0
-    right = starts_right(want.place.start, expected, actual, own.count, own.rounding)
+    right = starts_right(want.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)
     words = "" if right else _explain_start(want, factor)
     return Finding(want.place.name, want.role, "initial", expected, actual, factor, right, words)
@@ -304,9 +304,9 @@ def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, ali
 def _explain_start(want: Want, factor: float) -> str:
     if math.isnan(factor):
         return "it holds numbers that are none (NaN)"
-    if want.place.start == "zero":
+    if want.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
-    if want.place.start == "one":
+    if want.start == "one":
         return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
     if _near_spread(want.factors.initial):
         cause = OTHER_SPREAD

@@ -43,8 +43,11 @@ CARRIES: Mapping[str, str] = {
     "output_bias": "branch",
     "mlp_out": "branch",
     "mlp_out_bias": "branch",
+    "embedding": "embedding",
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
+
+Start = Literal["random", "one", "zero"]
 
 LARGEST_SPREAD = 1e30
 """No family starts its weights at such a spread; float32 still holds it."""
@@ -76,6 +79,19 @@ _NORM = {
 }
 
 
+def start_of(part: str) -> Start:
+    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
+
+    Examples
+    --------
+    >>> [start_of(part) for part in ("query", "query_bias", "final_gain")]
+    ['random', 'zero', 'one']
+    """
+    if part.endswith("gain"):
+        return "one"
+    return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
+
+
 @dataclass(frozen=True)
 class Place:
     """One trained parameter.
@@ -90,19 +106,20 @@ class Place:
         Whether it is the embedding and the unembedding at once; `parts` then says embedding.
     closes
         Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
+    offset
+        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
     """
 
     name: str
     parts: tuple[str, ...]
     tied: bool = False
     closes: bool = False
+    offset: float = 0.0
 
     @property
-    def start(self) -> Literal["random", "one", "zero"]:
-        """How it starts: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
-        if self.parts[0].endswith("gain"):
-            return "one"
-        return "zero" if self.parts[0].endswith(("shift", "bias", "blank")) else "random"
+    def start(self) -> Start:
+        """How it starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        return start_of(self.parts[0])
 
 
 @dataclass(frozen=True)

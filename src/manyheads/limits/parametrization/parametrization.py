@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import optax
 
     from manyheads.limits.checks.audit import Audit
-    from manyheads.limits.parametrization.targets import Tuned
+    from manyheads.limits.parametrization.targets import Forward, Tuned
     from manyheads.transformer.inputs import Input
 
 Form = Literal["effective", "multiplier"]
@@ -251,7 +251,13 @@ class Parametrization:
         return rescale(transformation, roles, table.column("rate"), table.column("epsilon"))
 
     def torch_groups(
-        self, model: Any, tuned: Tuned, roles: Any = None, shape: Shape | None = None, folded: bool = True
+        self,
+        model: Any,
+        tuned: Tuned,
+        roles: Any = None,
+        shape: Shape | None = None,
+        folded: bool | Forward = True,
+        example: Any = None,
     ) -> list[dict[str, Any]]:
         """Sort the trained parameters of a PyTorch model into the groups of Adam, AdamW or SGD.
 
@@ -266,7 +272,11 @@ class Parametrization:
             its shape.
         folded
             Whether what the parametrization wants in the forward pass goes into the weights. False for a model that
-            applies `manyheads.limits.forward_factors` itself, such as one written for mup.
+            applies `manyheads.limits.forward_factors` itself, such as one written for mup. Either is measured on the
+            model where it matters; a `Forward` says what the model multiplies relative to the base, and is believed.
+        example
+            Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None
+            tries token ids.
 
         Raises
         ------
@@ -281,7 +291,7 @@ class Parametrization:
         """
         from manyheads.limits.torch.groups import Reading, make_groups
 
-        return make_groups(self, model, tuned, Reading(roles, shape, folded))
+        return make_groups(self, model, tuned, Reading(roles, shape, folded, example))
 
     def initialise(
         self,
@@ -289,13 +299,14 @@ class Parametrization:
         tuned: Tuned,
         roles: Any = None,
         shape: Shape | None = None,
-        folded: bool = True,
+        folded: bool | Forward = True,
         generator: Any = None,
+        example: Any = None,
     ) -> None:
         """Draw all trained parameters of a PyTorch model anew, in place; arguments are those of `torch_groups`."""
         from manyheads.limits.torch.groups import Reading, initialise_model
 
-        initialise_model(self, model, tuned, Reading(roles, shape, folded), generator)
+        initialise_model(self, model, tuned, Reading(roles, shape, folded, example), generator)
 
     def audit(
         self,
@@ -304,8 +315,9 @@ class Parametrization:
         tuned: Tuned,
         roles: Any = None,
         shape: Shape | None = None,
-        folded: bool = True,
+        folded: bool | Forward = True,
         fresh: bool | None = None,
+        example: Any = None,
     ) -> Audit:
         """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`.
 
@@ -317,4 +329,4 @@ class Parametrization:
         from manyheads.limits.torch.audit import audit_torch
         from manyheads.limits.torch.groups import Reading
 
-        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded), fresh)
+        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded, example), fresh)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import read_map
 from manyheads.limits.parametrization.parametrization import Parametrization
-from manyheads.limits.parametrization.targets import Factors, Tuned, forward_factors, list_wants
+from manyheads.limits.parametrization.targets import Factors, Tuned, forward_factors, list_wants, usual_forward
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
@@ -173,7 +173,7 @@ def _needs_own_scale(p: Parametrization, shape: Shape, tuned: Tuned) -> bool:
     try:
         list_wants(p, anatomy, tuned)
     except UsageError:
-        list_wants(p, anatomy, tuned, logit=forward_factors(p, shape).logit)
+        list_wants(p, anatomy, tuned, replace(usual_forward(p, shape), logit=forward_factors(p, shape).logit))
         return True
     return False
 

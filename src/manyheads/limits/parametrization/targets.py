@@ -17,12 +17,12 @@ gradient descent. Decoupled weight decay stays one over the rate. Derived here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS
+from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS, start_of
 from manyheads.transformer.scaling import ROLES
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ class Tuned:
     weight_decay
         Decoupled weight decay.
     spreads
-        Standard deviation at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`); roles left out
-        have the family's usual one, which a plain module has not.
+        Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
+        part (`manyheads.limits.parametrization.architecture.PARTS`). Without one, weights have the family's usual one,
+        which a plain module has not, and biases and shifts are zero. Gains start at one and have none. That of
+        `"positional"` is not that of its parts that start at zero, such as `"embedding_bias"`.
     spared
         Roles without weight decay. Where a role is too wide, a part of it
         (`manyheads.limits.parametrization.architecture.PARTS`): the bias
@@ -78,12 +80,15 @@ class Tuned:
         if not _is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         known = (*ROLES, HIDDEN)
-        if unknown := [role for role in self.spreads if role not in known]:
-            raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
-        if unknown := [role for role in self.spared if role not in known and role not in PARTS]:
+        if unknown := [role for role in (*self.spreads, *self.spared) if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
+            )
+        if gains := [role for role in self.spreads if role in ("norm", "final_norm") or role.endswith("gain")]:
+            raise UsageError(
+                f"spreads[{gains[0]!r}]: gains start at one and have no standard deviation; leave it out, or name the "
+                "shift or bias that has one (attention_shift, mlp_shift, final_shift, hidden_bias)"
             )
         if bad := [role for role, spread in self.spreads.items() if not _is_size(spread)]:
             raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]!r}: it is not negative, and a number")
@@ -109,21 +114,34 @@ class Factors:
 
 @dataclass(frozen=True)
 class Forward:
-    """What the forward pass of a parametrized model multiplies, relative to what it multiplies at the base.
+    """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
 
     Attributes
     ----------
     branch
-        Every branch: (L / L0) to the minus alpha_L.
+        Of every branch; the parametrization asks for (L / L0) to the minus alpha_L.
     logit
-        The logits: (N / N0) to the minus alpha_A.
+        Of the logits; it asks for (N / N0) to the minus alpha_A, and the usual model has (N / N0) to the minus 1/2.
     output
-        The read-out, if the read-out starts and trains as an embedding does: d0 / d over gamma0.
+        Of the outputs; it asks for d0 / d over gamma0, if the read-out starts and trains as an embedding does.
+    embedding
+        Of the embeddings; it asks for none, and Gemma has (d / d0) to the 1/2.
+
+    Raises
+    ------
+    UsageError
+        A number that is not positive.
     """
 
     branch: float = 1.0
     logit: float = 1.0
     output: float = 1.0
+    embedding: float = 1.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if not (_is_size(value := getattr(self, each.name)) and value > 0):
+                raise UsageError(f"Forward({each.name}={value!r}): a multiplier is a positive number")
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,8 @@ class Want:
     factors
         Relative to the base.
     initial
-        Standard deviation at which it starts; for gains the number itself; None where the base's is not known.
+        Standard deviation at which it starts; for gains the gain itself, 1 + w where the module adds one to the
+        parameter w; None where the base's is not known.
     rate, epsilon, weight_decay
         The numbers of its group; epsilon is the base's under gradient descent.
     """
@@ -152,6 +171,11 @@ class Want:
     epsilon: float
     weight_decay: float
 
+    @property
+    def start(self) -> Literal["random", "one", "zero"]:
+        """How it starts: a bias at random where it did at the base."""
+        return "random" if self.place.start == "zero" and self.initial else self.place.start
+
 
 def forward_factors(p: Parametrization, shape: Shape) -> Forward:
     """Return what a model that is written for a parametrization multiplies in its forward pass.
@@ -163,12 +187,17 @@ def forward_factors(p: Parametrization, shape: Shape) -> Forward:
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
     >>> forward_factors(Parametrization(base=Shape(8, 2, 2)), Shape(16, 2, 8))
-    Forward(branch=0.25, logit=0.5, output=0.5)
+    Forward(branch=0.25, logit=0.5, output=0.5, embedding=1.0)
     """
     table = replace(p, form="effective").table(shape)
     output = 1.0 if p.scheme == "standard" else table["unembedding"].initial / table["embedding"].initial
     logit = (shape.key_dim / p.base.key_dim) ** -p.logit_exponent
     return Forward(table.branch, logit, output)
+
+
+def usual_forward(p: Parametrization, shape: Shape) -> Forward:
+    """Return what a model multiplies that knows no parametrization: its logits, by N to the minus 1/2."""
+    return Forward(logit=(shape.key_dim / p.base.key_dim) ** -0.5)
 
 
 def refuse_depth(p: Parametrization, shape: Shape) -> None:
@@ -186,9 +215,7 @@ def refuse_depth(p: Parametrization, shape: Shape) -> None:
         )
 
 
-def list_wants(
-    p: Parametrization, anatomy: Anatomy, tuned: Tuned, folded: bool = True, logit: float | None = None
-) -> tuple[Want, ...]:
+def list_wants(p: Parametrization, anatomy: Anatomy, tuned: Tuned, forward: Forward | None = None) -> tuple[Want, ...]:
     """Return what every parameter of a model needs.
 
     Parameters
@@ -199,11 +226,10 @@ def list_wants(
         The model.
     tuned
         What was tuned at the base.
-    folded
-        Whether the model multiplies nothing itself, so that branch, logit and output factors go into the weights.
-        Otherwise it applies all of `forward_factors`, and its read-out trains as in mup, with the multiplier beside it.
-    logit
-        What the model multiplies its logits by, relative to the base; None for N to the minus 1/2.
+    forward
+        What the model multiplies itself, relative to the base; None for N to the minus 1/2 on the logits alone. Branch,
+        logit and output factors that are missing go into the weights. With `forward_factors` nothing is missing, and
+        the read-out trains as in mup, with the multiplier beside it.
 
     Raises
     ------
@@ -215,34 +241,24 @@ def list_wants(
     shape = anatomy.shape
     if anatomy.post_norm:
         refuse_depth(p, shape)
-    output = forward_factors(p, shape).output
-    if folded:
-        carried = folded_factors(p, shape, logit)
-        closing, carried["output"] = carried["output"], 1.0
-    else:
-        closing, carried = 1.0, {"branch": 1.0, "logit": 1.0, "output": 1 / output}
-    factors = role_factors(p, shape)
-    if folded and anatomy.open_end and output != 1:
+    forward = forward or usual_forward(p, shape)
+    missing = missing_factors(p, shape, forward)
+    closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
+    if anatomy.open_end and closing != 1:
         tied = next((place.name for place in anatomy.places if place.tied), "a frozen table")
         raise UsageError(
-            f"{tied} is embedding and unembedding at once and needs the factor {output:.4g} behind it, which no "
-            f"parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or let the "
-            "model multiply logits, branches and outputs itself and say folded=False"
+            f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it, which "
+            f"no parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or let "
+            "the model multiply logits, branches and outputs itself and say folded=False"
         )
-    return tuple(_want(place, p, factors, carried, closing, (tuned, anatomy, folded)) for place in anatomy.places)
+    factors = role_factors(p, shape)
+    return tuple(_want(place, p, factors, (missing, forward), tuned, anatomy) for place in anatomy.places)
 
 
-def folded_factors(p: Parametrization, shape: Shape, logit: float | None = None) -> dict[str, float]:
-    """Return what a model of the usual kind does not multiply, and its weights have to carry: branch, logit, output.
-
-    Parameters
-    ----------
-    logit
-        What the model multiplies its logits by, relative to the base; None for N to the minus 1/2.
-    """
+def missing_factors(p: Parametrization, shape: Shape, forward: Forward) -> Forward:
+    """Return what a parametrization asks of a forward pass beyond what it multiplies: weights have to carry it."""
     asked = forward_factors(p, shape)
-    given = (shape.key_dim / p.base.key_dim) ** -0.5 if logit is None else logit
-    return {"branch": asked.branch, "logit": asked.logit / given, "output": asked.output}
+    return Forward(*(getattr(asked, each.name) / getattr(forward, each.name) for each in fields(Forward)))
 
 
 def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
@@ -264,45 +280,47 @@ def _want(
     place: Place,
     p: Parametrization,
     factors: Mapping[str, Factors],
-    carried: Mapping[str, float],
-    closing: float,
-    about: tuple[Tuned, Anatomy, bool],
+    about: tuple[Forward, Forward],
+    tuned: Tuned,
+    anatomy: Anatomy,
 ) -> Want:
-    tuned, anatomy, folded = about
+    missing, forward = about
+    # Width-only practice leaves epsilon alone in the form in which it is published, multipliers in the forward.
+    published = p.scheme == "mup" and forward == forward_factors(p, anatomy.shape)
     found = {}
     for part in place.parts:
-        c = carried[CARRIES[part]] if part in CARRIES else closing if place.closes else 1.0
-        c = carried["output"] if part == "unembedding" else c
+        c = getattr(missing, CARRIES[part]) if part in CARRIES else 1.0
+        c = missing.output * forward.embedding if place.closes else c
+        c = 1 / forward.output if part == "unembedding" else c
         each = factors[PARTS[part]].fold(c, p.optimizer)
-        # Width-only practice leaves epsilon alone in the form in which it is published, multipliers in the forward.
-        found[part] = replace(each, epsilon=1.0) if p.scheme == "mup" and not folded else each
-    first = _agree(place, found)
+        found[part] = replace(each, epsilon=1.0) if published else each
+    spread = _spread(place, p, tuned, anatomy)
+    first = _agree(place, found, starts=place.start != "zero" or bool(spread))
     decayed = not any(name in tuned.spared for part in place.parts for name in (part, PARTS[part]))
-    initial = None
-    if place.start != "random":
-        initial = first.initial if place.start == "one" else 0.0
-    elif (spread := _spread(place, p, tuned, anatomy)) is not None:
-        initial = spread * first.initial
+    if place.offset and first.initial != 1 and decayed and tuned.weight_decay:
+        raise UsageError(
+            f"{place.name} is a gain of the form {place.offset:g} + w that has to carry {first.initial:.4g}, and "
+            f"weight decay draws it to {place.offset:g} instead: spare it, Tuned(spared=({place.parts[0]!r},))"
+        )
     return Want(
         place=place,
         role="+".join(dict.fromkeys(PARTS[part] for part in place.parts)),
         factors=first,
-        initial=initial,
+        initial=first.initial if place.start == "one" else None if spread is None else spread * first.initial,
         rate=tuned.rate * first.rate,
         epsilon=tuned.epsilon * first.epsilon,
         weight_decay=tuned.weight_decay / first.rate if decayed else 0.0,
     )
 
 
-def _agree(place: Place, found: Mapping[str, Factors]) -> Factors:
-    """Return the factors that all parts of one parameter share, or refuse it by name."""
+def _agree(place: Place, found: Mapping[str, Factors], starts: bool) -> Factors:
+    """Return the factors that all parts of one parameter share, or refuse it by name; of zeros the init is none."""
     parts = list(found)
     first = found[parts[0]]
     for part in parts[1:]:
         for name in ("initial", "rate", "epsilon"):
             one, other = getattr(first, name), getattr(found[part], name)
-            irrelevant = name == "initial" and place.start == "zero"
-            if not irrelevant and abs(one - other) > 1e-9 * abs(one):
+            if (starts or name != "initial") and abs(one - other) > 1e-9 * abs(one):
                 raise UsageError(
                     f"{place.name} holds {', '.join(parts)} in one parameter, and they need different {name} factors "
                     f"({parts[0]}: {one:.4g}, {part}: {other:.4g}). At logit exponent 1, let the model scale its "
@@ -313,15 +331,24 @@ def _agree(place: Place, found: Mapping[str, Factors]) -> Factors:
 
 
 def _spread(place: Place, p: Parametrization, tuned: Tuned, anatomy: Anatomy) -> float | None:
-    """Return the spread of a parameter at the base: as tuned, else as its family starts."""
-    roles = [PARTS[part] for part in place.parts]
-    given = {tuned.spreads[role] for role in roles if role in tuned.spreads}
-    if len(given) > 1 or (given and not all(role in tuned.spreads for role in roles)):
-        raise UsageError(f"{place.name} holds {' and '.join(roles)}: give all of them the same spread")
-    if given:
-        return given.pop()
+    """Return the spread of a parameter at the base: as tuned, else zero for biases, else as its family starts."""
+    given = {_given(part, tuned) for part in place.parts}
+    if len(given) > 1:
+        roles = " and ".join(dict.fromkeys(PARTS[part] for part in place.parts))
+        raise UsageError(f"{place.name} holds {roles}: give all of them the same spread")
+    if (spread := given.pop()) is not None:
+        return spread
+    if place.start == "zero":
+        return 0.0
     if anatomy.spread is None:
         return None
     # GPT-2 starts what writes to the stream smaller, by the root of the number of branches.
     writes = anatomy.family == "gpt2" and place.parts[0] in ("output", "mlp_out")
     return anatomy.spread / (2 * p.base.depth) ** 0.5 if writes else anatomy.spread
+
+
+def _given(part: str, tuned: Tuned) -> float | None:
+    """Return the spread that was given for a part: its own, else its role's, unless the part alone starts at zero."""
+    role = PARTS[part]
+    mixed = len({start_of(each) for each in PARTS if PARTS[each] == role}) > 1
+    return tuned.spreads.get(part, None if mixed and start_of(part) == "zero" else tuned.spreads.get(role))

@@ -7,21 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.checks.audit import Audit, Finding, Has, judge
 from manyheads.limits.parametrization.table import OUTSIDE
-from manyheads.limits.parametrization.targets import Tuned, Want, role_factors
+from manyheads.limits.parametrization.targets import Tuned, Want, list_wants, role_factors
+from manyheads.limits.torch.applied_factors import find_forward
 from manyheads.limits.torch.frozen import name_uncarried
-from manyheads.limits.torch.groups import Reading, TorchModel, find_logit, read_model, torch_wants
+from manyheads.limits.torch.groups import Reading, TorchModel, read_model, unwrap
 from manyheads.limits.torch.init import measure_start
+from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-
-
-DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
-"""Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
 
 
 def audit_torch(
@@ -50,20 +47,22 @@ def audit_torch(
     """
     reading = reading or Reading()
     read = read_model(model, reading)
-    wants = torch_wants(p, read, tuned, reading.folded)
-    groups, schedules = _under_schedule(groups)
-    rows, notes = _rows(p, groups, tuned)
-    rates, hidden = _peaks(rows, schedules)
-    asked, fresh = fresh, not _has_stepped(groups) if fresh is None else fresh
+    forward = find_forward(p, unwrap(model), read, reading)
+    wants = list_wants(p, read.anatomy, tuned, forward)
+    groups, schedules = find_optimizer(groups)
+    rows, notes = read_groups(p, groups, tuned)
+    rates, hidden = read_peaks(rows, schedules)
+    asked, fresh = fresh, not has_stepped(groups) if fresh is None else fresh
     has, doubled = _collect(p, read, rows, rates, fresh)
+    has, random = _leave_random_biases(wants, has, read)
     if hidden:
         tuned, has, said = _hold_against_each_other(wants, has, tuned)
-        wants = torch_wants(p, read, tuned, reading.folded)
+        wants = list_wants(p, read.anatomy, tuned, forward)
         notes.append(f"rates: {said}, for {hidden}")
     factors = role_factors(p, read.anatomy.shape)
     tied = factors["unembedding"].rate / factors["embedding"].rate
     findings = judge(wants, has, tuned, tied) + doubled
-    unknown = sorted({want.role for want in wants if want.initial is None})
+    unknown = sorted({want.role for want in wants if want.initial is None} | random)
     if not fresh:
         notes.append("initial spreads: not judged, the weights have been trained")
     elif asked is None and any(each.quantity == "initial" and not each.right for each in findings):
@@ -72,71 +71,33 @@ def audit_torch(
             "(--trained on the command line)"
         )
     elif unknown:
-        notes.append(f"initial spreads of {', '.join(unknown)}: not judged, no spread at the base is known")
-    if reading.folded:
-        notes += name_uncarried(p, read, tuned, find_logit(p, read))
+        notes.append(
+            f"initial spreads of {', '.join(unknown)}: not judged, no spread at the base is known "
+            "(Tuned(spreads={role: standard deviation}))"
+        )
+    notes += name_uncarried(p, read, tuned, forward)
     if read.anatomy.post_norm:
         notes.append("post-norm: depth is outside the theory; width and key dimension are judged")
     return Audit(findings, (*notes, *OUTSIDE))
 
 
-def _rows(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the groups of an optimizer or of a list, completed, and what has to be said about them."""
-    rows = getattr(groups, "param_groups", groups)
-    if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError(
-            f"{type(groups).__name__} has no parameter groups: give a torch.optim optimizer, or the list of groups "
-            "(dictionaries with params, lr, eps, weight_decay) it was made from"
-        )
-    if not rows or not all("params" in row for row in rows):
-        raise UsageError("no group with params: make the groups by Parametrization.torch_groups(model, tuned)")
-    kind = p.optimizer if rows is groups else _kind(groups)
-    if kind != p.optimizer:
-        raise UsageError(
-            f"{type(groups).__name__} is audited against optimizer={p.optimizer!r}: make the Parametrization with "
-            f"optimizer={kind!r} (--optimizer {kind} on the command line)"
-        )
-    for key in ("lr", "weight_decay", *(["eps"] if p.optimizer == "adam" else [])):
-        if short := [number for number, row in enumerate(rows) if key not in row]:
-            raise UsageError(f"group {short[0]} says no {key}: audit the optimizer itself, which fills in its defaults")
-        if odd := [row[key] for row in rows if not _is_number(row[key])]:
-            raise UsageError(f"a group has {key}={odd[0]!r}: expected one number, as Adam's and SGD's groups have")
-    notes = []
-    decoupled = rows is groups or type(groups).__name__ == "AdamW"
-    coupled = not decoupled and not all(row.get("decoupled_weight_decay", False) for row in rows)
-    if coupled and kind == "adam" and tuned.weight_decay:
-        notes.append("weight decay inside Adam's gradient is outside the theory: use AdamW, where it is decoupled")
-    return list(rows), notes
+def _leave_random_biases(
+    wants: Sequence[Want], has: dict[str, Has], read: TorchModel
+) -> tuple[dict[str, Has], set[str]]:
+    """Leave out how random biases of a plain module start, whose spread at the base was not given, as `nn.Linear`'s.
 
-
-def _under_schedule(groups: Any) -> tuple[Any, list[Any]]:
-    """Return the optimizer under a schedule and the schedules that make it up, or what was given and none."""
-    torch = require("torch")
-    optimizer = getattr(groups, "optimizer", None)
-    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(groups, "get_last_lr"):
-        return groups, []
-    schedules, parts = [], [groups]
-    while parts:
-        part = parts.pop()
-        schedules.append(part)
-        parts += getattr(part, "_schedulers", [])
-    return optimizer, schedules
-
-
-def _peaks(rows: Sequence[Mapping[str, Any]], schedules: Sequence[Any]) -> tuple[list[float], str]:
-    """Return the rate of every group that was tuned, and why it is not known what it was, empty where it is."""
-    # The peak of a one-cycle schedule, what other schedules start from, or the rate; a tensor, perhaps.
-    keys = [next(key for key in ("max_lr", "initial_lr", "lr") if _is_number(row.get(key))) for row in rows]
-    rates = [float(row[key]) for row, key in zip(rows, keys, strict=True)]
-    for schedule in schedules:
-        if len(peaks := getattr(schedule, "max_lrs", ())) == len(rows):
-            return [float(peak) for peak in peaks], ""
-        if type(schedule).__name__ == "ReduceLROnPlateau" and schedule.last_epoch > 0 and "lr" in keys:
-            return rates, "ReduceLROnPlateau does not keep the rates that it has lowered"
-    # CyclicLR cycles the momentum as a one-cycle schedule does, and writes no peak beside it.
-    if any("base_momentum" in row and key != "max_lr" for row, key in zip(rows, keys, strict=True)):
-        return rates, "CyclicLR keeps its peak to itself: give the schedule in place of the optimizer"
-    return rates, ""
+    Returns what is left, and the roles of those that were left out.
+    """
+    left = {
+        want.place.name: want.role
+        for want in wants
+        if not read.anatomy.family
+        and want.start == "zero"
+        and want.place.parts[0].endswith("bias")
+        and want.place.name in has
+        and has[want.place.name].spread
+    }
+    return has | {name: replace(has[name], spread=None) for name in left}, set(left.values())
 
 
 def _hold_against_each_other(
@@ -148,33 +109,6 @@ def _hold_against_each_other(
     if common:
         return replace(tuned, rate=common), has, "held against each other, and not against the tuned one"
     return tuned, {name: replace(each, rate=None) for name, each in has.items()}, "not judged, they are zero"
-
-
-def _kind(optimizer: Any) -> str:
-    """Return after which law an optimizer scales."""
-    torch = require("torch")
-    if isinstance(optimizer, torch.optim.SGD):
-        return "sgd"
-    if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING)):
-        return "adam"
-    raise UsageError(
-        f"how the steps of {type(optimizer).__name__} scale is not described here: known are SGD and those that divide "
-        f"a gradient by its size, {', '.join(DIVIDING)}. If yours does one of the two, give its groups, "
-        "optimizer.param_groups, in its place"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return not isinstance(value, str) and float(value) == value
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
-def _has_stepped(groups: Any) -> bool:
-    """Whether an optimizer says that it has made a step; some prepare their state before."""
-    state = getattr(groups, "state", None) or {}
-    return any(not isinstance(own, Mapping) or float(own.get("step", 1)) > 0 for own in state.values())
 
 
 def _collect(
@@ -202,7 +136,8 @@ def _collect(
                 role = "+".join(parts[name].parts)
                 doubled.append(Finding(name, role, "rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
-            start = measure_start(tensor, parts[name].start, read.padding.get(name)) if fresh else {}
+            place = parts[name]
+            start = measure_start(tensor, place.start, read.padding.get(name), place.offset) if fresh else {}
             has[name] = Has(
                 rate=rates[number],
                 epsilon=float(row["eps"]) if p.optimizer == "adam" else None,

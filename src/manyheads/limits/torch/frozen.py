@@ -9,19 +9,25 @@ it, which its spread tells, and any factor if it is zero; what it was trained wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.limits.parametrization.architecture import CARRIES
-from manyheads.limits.parametrization.targets import Tuned, folded_factors, list_wants
+from manyheads.limits.parametrization.targets import Tuned, list_wants, missing_factors, usual_forward
 from manyheads.limits.torch.init import measure_start, starts_right
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.architecture import Anatomy, Place
     from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.limits.parametrization.targets import Forward
     from manyheads.limits.torch.groups import TorchModel
 
-MULTIPLIES: Mapping[str, str] = {"logit": "logits", "branch": "branches", "output": "outputs"}
+MULTIPLIES: Mapping[str, str] = {
+    "logit": "logits",
+    "branch": "branches",
+    "output": "outputs",
+    "embedding": "embeddings",
+}
 """What a factor multiplies, in words."""
 
 
@@ -34,7 +40,7 @@ class Owed:
     place
         The parameter.
     factor, value
-        Which one, `"logit"`, `"branch"` or `"output"`, and how much.
+        Which one, a field of `Forward`, and how much.
     initial
         Standard deviation (of gains the number) at which it would have started with the factor; None where that is
         not known, or holds for a third of it.
@@ -46,13 +52,13 @@ class Owed:
     initial: float | None
 
 
-def list_owed(p: Parametrization, anatomy: Anatomy, tuned: Tuned, logit: float | None = None) -> tuple[Owed, ...]:
-    """Return the frozen parameters of a model of the usual kind that would have to hold a factor other than one.
+def list_owed(p: Parametrization, anatomy: Anatomy, tuned: Tuned, forward: Forward | None = None) -> tuple[Owed, ...]:
+    """Return the frozen parameters of a model that would have to hold a factor other than one.
 
     Parameters
     ----------
-    logit
-        What the model multiplies its logits by, relative to the base; None for N to the minus 1/2.
+    forward
+        What the model multiplies itself, as `list_wants` takes it.
 
     Examples
     --------
@@ -63,35 +69,37 @@ def list_owed(p: Parametrization, anatomy: Anatomy, tuned: Tuned, logit: float |
     >>> [(each.place.name, each.factor) for each in list_owed(Parametrization(base=Shape(4, 2, 1)), anatomy, Tuned(1))]
     [('q', 'logit')]
     """
-    factors = folded_factors(p, anatomy.shape, logit)
+    forward = forward or usual_forward(p, anatomy.shape)
+    factors = asdict(missing_factors(p, anatomy.shape, forward))
     found = []
     for place in anatomy.frozen:
         for part in place.parts:
             name = "output" if place.closes or part == "unembedding" else CARRIES.get(part)
-            if name is not None and abs(factors[name] - 1) > 1e-9:
+            value = 1.0 if name is None else factors[name] * (forward.embedding if place.closes else 1)
+            if name is not None and abs(value - 1) > 1e-9:
                 alone = replace(anatomy, places=(place,), open_end="") if len(place.parts) == 1 else None
-                initial = list_wants(p, alone, tuned, logit=logit)[0].initial if alone else None
-                found.append(Owed(place, name, factors[name], initial))
+                initial = list_wants(p, alone, tuned, forward)[0].initial if alone else None
+                found.append(Owed(place, name, value, initial))
     return tuple(found)
 
 
-def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, logit: float | None = None) -> list[str]:
+def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, forward: Forward) -> list[str]:
     """Say which factors no parameter of a PyTorch model carries because the one that should is frozen, and what to do.
 
     Parameters
     ----------
-    logit
-        As `list_owed` takes it.
+    forward
+        What the model multiplies itself, relative to the base.
     """
     owed: dict[str, list[Owed]] = {}
-    for each in list_owed(p, read.anatomy, tuned, logit):
+    for each in list_owed(p, read.anatomy, tuned, forward):
         if not _holds(each, read.frozen[each.place.name]):
             owed.setdefault(each.factor, []).append(each)
     said = [_say(some, bool(read.scales)) for some in owed.values()]
     # A map may leave frozen parameters out: then nobody knows where the factor is.
     known = (*read.anatomy.places, *read.anatomy.frozen)
     if len(read.anatomy.frozen) < len(read.frozen):
-        for name, value in folded_factors(p, read.anatomy.shape, logit).items():
+        for name, value in asdict(missing_factors(p, read.anatomy.shape, forward)).items():
             parts = [part for part, factor in CARRIES.items() if factor == name and not part.endswith("bias")]
             parts = parts or ["unembedding"]
             told = any(part in place.parts for part in parts for place in known)
@@ -106,9 +114,9 @@ def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, logit: fl
 
 def _holds(owed: Owed, tensor: Any) -> bool:
     """Whether a frozen parameter starts with its factor, or is zero; without numbers it does not."""
-    start = owed.place.start
+    start = "random" if owed.place.start == "zero" and owed.initial else owed.place.start
     quantised = not tensor.is_floating_point() or tensor.element_size() == 1  # their scale stands elsewhere
-    found = {} if quantised else measure_start(tensor, start)
+    found = {} if quantised else measure_start(tensor, start, offset=owed.place.offset)
     if not found:
         return False
     spread, count, rounding = found["spread"], found["count"], found["rounding"]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import Anatomy, read_config, read_map
-from manyheads.limits.parametrization.targets import Tuned, Want, list_wants
+from manyheads.limits.parametrization.architecture import Anatomy, Place, read_config, read_map
+from manyheads.limits.parametrization.targets import Forward, Tuned, list_wants
+from manyheads.limits.torch.applied_factors import find_forward, logit_scale
 from manyheads.limits.torch.frozen import name_uncarried
 
 if TYPE_CHECKING:
@@ -38,8 +39,13 @@ class Reading:
     shape
         N, H and L of a plain module; read off the configuration otherwise.
     folded
-        Whether branch, logit and output factors go into the weights (a model whose forward pass is the usual one), or
-        are applied by the model itself (`forward_factors`; such as a model that is written for mup).
+        Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
+        one), or are applied by the model itself (False: all of `forward_factors`, such as a model that is written for
+        mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
+        `Forward` says what the model multiplies relative to the base, and is believed.
+    example
+        Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
+        token ids.
 
     Examples
     --------
@@ -49,7 +55,8 @@ class Reading:
 
     roles: Mapping[str, str] | None = None
     shape: Shape | None = None
-    folded: bool = True
+    folded: bool | Forward = True
+    example: Any = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
         torch is not installed.
     """
     reading = reading or Reading()
-    model = _unwrap(model)
+    model = unwrap(model)
     names: dict[int, list[str]] = {}
     tensors: dict[str, Any] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -105,7 +112,7 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         resting = [group for group in names.values() if group[0] in frozen]
-        anatomy = read_map(reading.roles, reading.shape, trained, resting)
+        anatomy = _add_offsets(read_map(reading.roles, reading.shape, trained, resting), model, tensors)
         _check_sizes(anatomy, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
@@ -126,45 +133,6 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
     )
 
 
-def torch_wants(p: Parametrization, read: TorchModel, tuned: Tuned, folded: bool = True) -> tuple[Want, ...]:
-    """Return what every parameter of a model needs, with the logit scale that its attention modules have now.
-
-    Raises
-    ------
-    UsageError
-        Logit scales that are neither the usual nor the parametrization's, or what `list_wants` refuses.
-    """
-    return list_wants(p, read.anatomy, tuned, folded, find_logit(p, read, folded))
-
-
-def find_logit(p: Parametrization, read: TorchModel, folded: bool = True) -> float | None:
-    """Return what a model multiplies its logits by, relative to the base; None where its modules do not say.
-
-    Raises
-    ------
-    UsageError
-        Logit scales that are neither the usual nor the parametrization's.
-    """
-    n, n0 = read.anatomy.shape.key_dim, p.base.key_dim
-    usual, wanted = n**-0.5, _logit_scale(p, n)
-    logit = None
-    for name, scale in read.scales.items():
-        if abs(scale - wanted) <= 1e-6 * wanted:
-            found = (n / n0) ** -p.logit_exponent
-        elif abs(scale - usual) <= 1e-6 * usual and folded:
-            found = (n / n0) ** -0.5
-        else:
-            allowed = f"N^-1/2 = {usual:.6g} or " if folded else ""
-            raise UsageError(
-                f"{name} multiplies its logits by {scale:.6g}, which is not {allowed}the {wanted:.6g} of the "
-                "parametrization: set it by scale_logits(model, parametrization)"
-            )
-        if logit not in (None, found):
-            raise UsageError(f"{name} scales its logits otherwise than the layers before it: use scale_logits on all")
-        logit = found
-    return logit
-
-
 def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None) -> list[dict[str, Any]]:
     """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD.
 
@@ -176,7 +144,7 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     Raises
     ------
     UsageError
-        See `read_model` and `torch_wants`.
+        See `read_model`, `find_forward` and `list_wants`.
 
     Warns
     -----
@@ -190,10 +158,10 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     """
     reading = reading or Reading()
     read = read_model(model, reading)
-    wants = torch_wants(p, read, tuned, reading.folded)
-    if reading.folded:
-        for sentence in name_uncarried(p, read, tuned, find_logit(p, read)):
-            warnings.warn(sentence, stacklevel=3)
+    forward = find_forward(p, unwrap(model), read, reading)
+    wants = list_wants(p, read.anatomy, tuned, forward)
+    for sentence in name_uncarried(p, read, tuned, forward):
+        warnings.warn(sentence, stacklevel=3)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for want in wants:
         numbers = {"lr": want.rate, "weight_decay": want.weight_decay}
@@ -223,7 +191,7 @@ def initialise_model(
     torch = require("torch")
     reading = reading or Reading()
     read = read_model(model, reading)
-    wants = torch_wants(p, read, tuned, reading.folded)
+    wants = list_wants(p, read.anatomy, tuned, find_forward(p, unwrap(model), read, reading))
     if missing := sorted({want.role for want in wants if want.initial is None}):
         raise UsageError(
             f"no spread is known for the roles {', '.join(missing)}: give Tuned(spreads={{role: standard deviation at "
@@ -234,10 +202,10 @@ def initialise_model(
     with torch.no_grad():
         for want in wants:
             tensor = read.tensors[want.place.name]
-            if want.place.start == "random":
+            if want.start == "random":
                 tensor.normal_(0.0, want.initial, generator=generator)
             else:
-                tensor.fill_(want.initial)
+                tensor.fill_((want.initial or 0.0) - want.place.offset)
             if (row := read.padding.get(want.place.name)) is not None:
                 tensor[row] = 0
 
@@ -260,7 +228,7 @@ def scale_logits(model: Any, p: Parametrization) -> int:
     UsageError
         The attention modules have no such attribute.
     """
-    model = _unwrap(model)
+    model = unwrap(model)
     read = read_model(model)
     shape = read.anatomy.shape
     if len(read.scales) < shape.depth:
@@ -269,15 +237,11 @@ def scale_logits(model: Any, p: Parametrization) -> int:
             "this version of transformers scales logits elsewhere; use version 5.4 or later, or split query_key_value"
         )
     for name in read.scales:
-        model.get_submodule(name).scaling = _logit_scale(p, shape.key_dim)
+        model.get_submodule(name).scaling = logit_scale(p, shape.key_dim)
     return len(read.scales)
 
 
-def _logit_scale(p: Parametrization, key_dim: int) -> float:
-    return p.base.key_dim ** (p.logit_exponent - 0.5) * key_dim**-p.logit_exponent
-
-
-def _unwrap(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """Return the model inside wrappers that only prefix its names."""
     torch = require("torch")
     if not isinstance(model, torch.nn.Module):
@@ -287,6 +251,40 @@ def _unwrap(model: Any) -> Any:
         if len(children) != 1 or next(iter(children)) not in WRAPPERS or list(model.parameters(recurse=False)):
             return model
         model = next(iter(children.values()))
+
+
+def _add_offsets(anatomy: Anatomy, model: Any, tensors: Mapping[str, Any]) -> Anatomy:
+    """Say of gains what their modules add to them: 1 + w multiplies in Gemma's norms, and starts at w = 0."""
+    owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
+
+    def add(place: Place) -> Place:
+        tensor = tensors[place.name]
+        return place if place.start != "one" else replace(place, offset=_measure_offset(owners[id(tensor)], tensor))
+
+    return replace(anatomy, places=tuple(map(add, anatomy.places)), frozen=tuple(map(add, anatomy.frozen)))
+
+
+def _measure_offset(module: Any, tensor: Any) -> float:
+    """Return c if a norm multiplies by c + w, from what it makes of w = 0 and w = 1; 0 for what is no such module."""
+    torch = require("torch")
+    if tensor.is_meta or tensor.dim() != 1 or not tensor.is_floating_point():
+        return 0.0
+    own = dict(module.named_parameters(recurse=False))
+    drawn = torch.randn(2, len(tensor), generator=torch.Generator().manual_seed(0)).to(tensor)
+
+    def run(level: float) -> Any:
+        exchanged = {key: torch.full_like(each, level * (each is tensor)) for key, each in own.items()}
+        return torch.func.functional_call(module, exchanged, (drawn,)).double()
+
+    try:
+        with torch.no_grad():
+            zero, one = run(0.0), run(1.0)
+    except Exception:  # whatever a module raises that is no norm of one vector
+        return 0.0
+    slope = (one - zero).abs().sum()
+    offset = float(zero.abs().sum() / slope) if zero.shape == drawn.shape and slope > 0 else 0.0
+    near = max(1e-3, 8 * torch.finfo(tensor.dtype).eps)
+    return float(round(offset)) if abs(offset - round(offset)) < near else 0.0
 
 
 def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:

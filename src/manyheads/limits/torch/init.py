@@ -39,10 +39,11 @@ def starts_right(start: str, expected: float, actual: float, count: int, roundin
     return abs(actual - expected) <= 4 * rounding * abs(expected)
 
 
-def measure_start(tensor: Any, start: str, padding: int | None = None) -> dict[str, Any]:
+def measure_start(tensor: Any, start: str, padding: int | None = None, offset: float = 0.0) -> dict[str, Any]:
     """Return the root mean square of a parameter and its count; of gains, the entry farthest from their mean.
 
-    Nothing is returned for a tensor without numbers: on the device `meta`, or an empty share of a parameter.
+    Nothing is returned for a tensor without numbers: on the device `meta`, or an empty share of a parameter. A module
+    makes a gain of its parameter by adding `offset`.
     """
     torch = require("torch")
     if tensor.is_meta or not tensor.numel():
@@ -50,7 +51,7 @@ def measure_start(tensor: Any, start: str, padding: int | None = None) -> dict[s
     values, count = tensor.detach(), tensor.numel()
     if start == "one":
         flat = values.double().flatten()
-        spread = float(flat[(flat - flat.mean()).abs().argmax()])
+        spread = offset + float(flat[(flat - flat.mean()).abs().argmax()])
     else:
         if padding is not None and not bool(values[padding].any()):  # a row that is zero by design
             count -= values[padding].numel()

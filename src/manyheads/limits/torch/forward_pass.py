@@ -1,0 +1,394 @@
+r"""Multipliers of a PyTorch model's forward pass, measured on one small batch.
+
+Folding a factor into a weight has its effect only if the model computes as is assumed. Here the outputs of projections
+are replaced by random numbers, so that no weight matters, and four quantities are read off one forward pass:
+
+* logits: the diagonal :math:`A_{ii} = s\, q_i \cdot k_i`, which rotary positions leave as it is;
+* branches: what a block adds to the stream, :math:`x' - x = \sum_j b_j y_j` over the outputs of its projections;
+* outputs: :math:`f = r\, W_U z + b` with the last norm's output z, and random numbers for :math:`W_U`;
+* embeddings: :math:`x_1 - x_2 = m (e_1 - e_2)` of two sequences, below the first block.
+
+A norm behind a projection (QK-norm, sandwich norms) leaves no such proportion: a factor in the weight has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from manyheads._extras import require
+from manyheads.limits.torch.modules import (
+    ACCURACY,
+    find_blocks,
+    first_tensor,
+    fit_sum,
+    listen_to_logits,
+    own_multiplier,
+)
+
+if TYPE_CHECKING:
+    from manyheads.limits.torch.groups import TorchModel
+
+TOKENS = 5
+"""Length of the two sequences that are tried where no example is given."""
+SMALL = 0.03
+"""Size of the replaced queries and keys: far below any cap on logits."""
+LARGE = 4.0
+"""Size of the replaced outputs of branches: not lost in the rounding of a stream of size one."""
+
+
+@dataclass
+class Measured:
+    """What one multiplier was found to be.
+
+    Attributes
+    ----------
+    values
+        Name of a module → number.
+    unknown
+        Why there is none: a module or a reason, and what was found.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ForwardPass:
+    """The multipliers of a model, and the relative accuracy with which they are known."""
+
+    logit: Measured = field(default_factory=Measured)
+    branch: Measured = field(default_factory=Measured)
+    output: Measured = field(default_factory=Measured)
+    embedding: Measured = field(default_factory=Measured)
+    accuracy: float = ACCURACY
+
+
+def measure_forward(model: Any, read: TorchModel, example: Any = None) -> ForwardPass:
+    """Measure what a model multiplies its logits, branches, outputs and embeddings by.
+
+    Parameters
+    ----------
+    model
+        The model, not wrapped.
+    read
+        The same, read.
+    example
+        Arguments of a forward pass with at least two sequences, a tuple or a mapping; None tries two sequences of token
+        ids.
+
+    Returns
+    -------
+    ForwardPass
+        With a reason in `unknown` for what could not be measured.
+    """
+    torch = require("torch")
+    probe = _Probe(torch, model, read)
+    try:
+        with probe.attached() as swapped:
+            arguments, named = probe.example(example)
+            result = torch.func.functional_call(model, swapped, arguments, named)
+    except Exception as error:  # whatever a model raises for a batch that it does not take
+        reason = f"the batch did not pass ({type(error).__name__}: {str(error).splitlines()[0][:150]})"
+        unknown = Measured(unknown=[reason])
+        return ForwardPass(unknown, unknown, unknown, unknown)
+    probe.measure_outputs(result)
+    probe.measure_embeddings()
+    for measured, what in ((probe.found.logit, "softmax over logits"), (probe.found.branch, "block with a branch")):
+        if not measured.values and not measured.unknown:
+            measured.unknown.append(f"no {what} was seen")
+    return probe.found
+
+
+class _Probe:
+    """Hooks that replace and record outputs of modules during one forward pass."""
+
+    def __init__(self, torch: Any, model: Any, read: TorchModel) -> None:
+        self.torch, self.model, self.read, self.found = torch, model, read, ForwardPass()
+        self.names = {module: name for name, module in model.named_modules()}
+        tensors = {**read.frozen, **read.tensors}
+        places = (*read.anatomy.places, *read.anatomy.frozen)
+        self.parts = {id(tensors[place.name]): place.parts for place in places}
+        tied = next((tensors[place.name] for place in places if place.tied), None)
+        self.table = next((tensors[place.name] for place in places if place.parts == ("unembedding",)), tied)
+        self.shift = next((tensors[place.name] for place in places if place.parts == ("unembedding_bias",)), None)
+        self.swapped: Any = None
+        self.own: dict[Any, float] = {}  # what projections multiply by within themselves
+        self.queries: list[tuple[str, Any]] = []
+        self.keys: list[Any] = []
+        self.blocks: list[tuple[Any, list[tuple[str, Any]]]] = []
+        self.stream: list[Any] = []  # below and above every block
+        self.last: list[Any] = []  # outputs of the last norm
+        self.embedded: list[Any] = []
+        self.generator = torch.Generator().manual_seed(0)
+        self.rounding = max(torch.finfo(t.dtype).eps for t in read.tensors.values() if t.is_floating_point())
+        self.found.accuracy = max(ACCURACY, self.rounding)
+
+    def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments of a forward pass."""
+        torch, device = self.torch, next(iter(self.read.tensors.values())).device
+        if isinstance(given, Mapping):
+            return (), dict(given)
+        if given is not None:
+            return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+        config: Any = getattr(self.model, "config", None)
+        if getattr(self.model, "main_input_name", "") == "pixel_values" and hasattr(config, "image_size"):
+            pixels = torch.zeros(2, config.num_channels, config.image_size, config.image_size, device=device)
+            return (pixels.to(next(iter(self.read.tensors.values())).dtype),), {}
+        rows = min([len(tensor) for key, tensor in self.read.tensors.items() if tensor.dim() == 2] or [2])
+        return ((torch.arange(2 * TOKENS, device=device) % rows).reshape(2, TOKENS),), {}
+
+    @contextmanager
+    def attached(self) -> Iterator[dict[str, Any]]:
+        """Attach all hooks, without dropout and gradients; yield the parameters that are exchanged."""
+        torch = self.torch
+        modes = {module: module.training for module in self.names}
+        fast = torch.backends.mha.get_fastpath_enabled()
+        with ExitStack() as stack:
+            for module, mode in modes.items():
+                stack.callback(setattr, module, "training", mode)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            self.model.eval()
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.enter_context(torch.no_grad())
+            hooks, projections = list(self._hooks()), (self._draw_query, self._draw_key, self._draw_fused, self._write)
+            for module in [module for module, hook in hooks if hook in projections]:
+                self.own[module] = own_multiplier(torch, module, self.generator, self.names[module])
+            for module, hook in hooks:
+                handle = module.register_forward_hook(hook)
+                stack.callback(handle.remove)
+            for block in find_blocks(self.model, self.parts):
+                for handle in (
+                    block.register_forward_pre_hook(self._enter, with_kwargs=True),
+                    block.register_forward_hook(self._leave),
+                ):
+                    stack.callback(handle.remove)
+            if any(type(module).__name__ == "OptimizedModule" for module in self.names):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(listen_to_logits(torch, self._see_logits))
+            yield self._exchange()
+
+    def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
+        """Choose the hook of every module by what its own parameters are."""
+        whole = self.torch.nn.MultiheadAttention
+        inside = {module.out_proj for module in self.names if isinstance(module, whole)}
+        for module in self.names:
+            own = {part for t in module.parameters(recurse=False) for part in self.parts.get(id(t), ("unknown",))}
+            plain = {part.removesuffix("_bias") for part in own}
+            if isinstance(module, whole):
+                yield module, self._attend
+            elif plain == {"query"}:
+                yield module, self._draw_query
+            elif plain == {"key"}:
+                yield module, self._draw_key
+            elif plain == {"query", "key", "value"}:
+                yield module, self._draw_fused
+            elif plain in ({"output"}, {"mlp_out"}) and module not in inside:
+                yield module, self._write
+            elif own in ({"final_gain"}, {"final_gain", "final_shift"}):
+                yield module, self._normalise
+            elif own == {"embedding"} and not self._reads_out(module):
+                yield module, self._embed
+
+    def _reads_out(self, module: Any) -> bool:
+        """Whether a module reads out: of a tied table, the one that is no `nn.Embedding`."""
+        return any(t is self.table for t in module.parameters(recurse=False)) and not isinstance(
+            module, self.torch.nn.Embedding
+        )
+
+    def _exchange(self) -> dict[str, Any]:
+        """Return random embeddings and a random unembedding under their names."""
+        found = {}
+        for name, tensor in self.model.named_parameters():
+            if tensor is self.table:
+                found[name] = self.swapped = self._random(tensor, 0.01)
+            elif self.parts.get(id(tensor)) == ("embedding",):
+                found[name] = self._random(tensor)
+        return found
+
+    # Random numbers
+
+    def _random(self, like: Any, size: float = 1.0) -> Any:
+        drawn = self.torch.randn(like.shape, generator=self.generator) * size
+        return drawn.to(device=like.device, dtype=like.dtype)
+
+    def _uneven(self, like: Any, positive: bool = False) -> Any:
+        """Return numbers of another size for every token, as no norm leaves them; positive ones do not cancel."""
+        if positive:
+            drawn = SMALL * (0.5 + self.torch.rand(like.shape, generator=self.generator))
+        else:
+            drawn = LARGE * self.torch.randn(like.shape, generator=self.generator)
+        if like.dim() > 1:
+            drawn *= self.torch.linspace(0.25, 1, like.shape[-2])[:, None]
+        return drawn.to(device=like.device, dtype=like.dtype)
+
+    # Hooks
+
+    def _draw_query(self, module: Any, _: Any, output: Any) -> Any:
+        drawn = self._uneven(output, positive=True)
+        self.queries.append((self.names[module], drawn / self.own.get(module, 1.0)))
+        return drawn
+
+    def _draw_key(self, module: Any, _: Any, output: Any) -> Any:
+        drawn = self._uneven(output, positive=True)
+        self.keys.append(drawn / self.own.get(module, 1.0))
+        return drawn
+
+    def _draw_fused(self, module: Any, _: Any, output: Any) -> Any:
+        drawn = self._uneven(output, positive=True)
+        self.queries.append((self.names[module], drawn / self.own.get(module, 1.0)))
+        self.keys.append(None)
+        return drawn
+
+    def _attend(self, module: Any, inputs: Any, output: Any) -> Any:
+        self.found.logit.values[self.names[module]] = float(module.head_dim) ** -0.5
+        return (self._write(module, inputs, output[0]), *output[1:])
+
+    def _write(self, module: Any, _: Any, output: Any) -> Any:
+        drawn = self._uneven(output)
+        if self.blocks:
+            self.blocks[-1][1].append((self.names[module], drawn / self.own.get(module, 1.0)))
+        else:
+            self.found.branch.unknown.append(f"{self.names[module]} is in no module that holds a whole block")
+        return drawn
+
+    def _normalise(self, module: Any, _: Any, output: Any) -> Any:
+        self.last.append(self._random(output))
+        return self.last[-1]
+
+    def _embed(self, module: Any, inputs: Any, output: Any) -> Any:
+        table = next(iter(module.parameters(recurse=False)))  # the exchanged one
+        looked_up = inputs and not inputs[0].is_floating_point() and table.dim() == 2
+        self.embedded.append(table[inputs[0]] if looked_up else self._random(output))
+        return None if looked_up else self.embedded[-1]
+
+    def _enter(self, module: Any, arguments: Any, named: Any) -> None:
+        self.blocks.append((first_tensor(self.torch, (arguments, named)), []))
+
+    def _leave(self, module: Any, _: Any, output: Any) -> Any:
+        """Compare what a block adds with what its projections put out; pass on its input, so that nothing piles up."""
+        before, written = self.blocks.pop()
+        after, name, branch = first_tensor(self.torch, output), self.names[module], self.found.branch
+        if not written or before is None or after is None or before.shape != after.shape:
+            branch.unknown.append(f"{name} is no block that adds to a stream")
+            return None
+        numbers = self._fit(after.double() - before.double(), [each for _, each in written], float(after.abs().max()))
+        if numbers is None:
+            who = " and ".join(each for each, _ in written)
+            branch.unknown.append(
+                f"what {name} adds to the stream does not follow {who}: a norm or something else stands behind them"
+            )
+        else:
+            branch.values |= {each: number for (each, _), number in zip(written, numbers, strict=True)}
+        passed = None
+        if output is after:
+            passed = before
+        elif type(output) is tuple and output[0] is after:
+            passed = (before, *output[1:])
+        self.stream += [before, after if passed is None else before]
+        return passed
+
+    def _see_logits(self, found: Any) -> None:
+        """Compare the diagonal of a layer's logits with the products of its queries and keys."""
+        if not self.queries or len(self.keys) < len(self.queries):
+            return
+        (name, query), key = self.queries[-1], self.keys[-1]
+        self.queries.clear()
+        self.keys.clear()
+        pairs = [(query, key)] if key is not None else self._split(query)
+        for one, other in pairs:
+            expected = self._products(one, other, len(found))
+            if expected is None:
+                continue
+            ratio = found / expected
+            scale = float(ratio.mean())
+            if scale > 0 and float((ratio / scale - 1).abs().max()) <= self.found.accuracy:
+                self.found.logit.values[name] = scale
+                return
+        self.found.logit.unknown.append(
+            f"the logits do not follow what {name} puts out: a norm (QK-norm), a bias or a cap stands in between"
+        )
+
+    def _split(self, fused: Any) -> list[tuple[Any, Any]]:
+        """Return queries and keys of a fused projection: all queries, keys, values, or those of head after head."""
+        n, width = self.read.anatomy.shape.key_dim, self.read.anatomy.shape.width
+        pairs = [(fused[..., :width], fused[..., width:].chunk(2, -1)[0])]
+        if fused.shape[-1] == 3 * width:
+            heads = fused.unflatten(-1, (-1, 3, n))
+            pairs.append((heads[..., 0, :].flatten(-2), heads[..., 1, :].flatten(-2)))
+        return pairs
+
+    def _products(self, query: Any, key: Any, tokens: int) -> Any:
+        """Return q_i . k_i summed over heads and sequences, for every token; None where sizes do not fit."""
+        n = self.read.anatomy.shape.key_dim
+        rows = []
+        for each in (query, key):
+            each = each.double()
+            if each.dim() == 2:
+                each = each.reshape(-1, tokens, each.shape[-1])
+            axis = next((axis for axis in (1, 0) if each.shape[axis] == tokens), None)
+            if axis is None or each[0, 0].numel() % n:
+                return None
+            rows.append(each.movedim(axis, 0).flatten(2).unflatten(2, (-1, n)))  # (T, B, heads, N)
+        q, k = rows
+        if q.shape[2] % k.shape[2]:
+            return None
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+        return (q * k).flatten(1).sum(1)
+
+    # After the pass
+
+    def measure_outputs(self, result: Any) -> None:
+        """Find r with outputs = r W z + b."""
+        measured = self.found.output
+        if self.swapped is None:
+            measured.unknown.append("no unembedding is among its parameters")
+            return
+        table = self.swapped.double()
+        outputs = getattr(result, "logits", None)
+        outputs = first_tensor(self.torch, result, len(table)) if outputs is None else outputs
+        states = self.last or self._candidates(self.stream[-1] if self.stream else None)
+        for state in states if outputs is not None else ():
+            pooled = (state, state[:, -1:], *((state.mean(1), state[:, 0], state[:, -1]) if state.dim() > 2 else ()))
+            for plain in [each.double() @ table.T for each in pooled if each.shape[-1] == table.shape[-1]]:
+                if plain.shape != outputs.shape:
+                    continue
+                columns = [plain]
+                if self.shift is not None and bool(self.shift.any()):
+                    columns.append(self.shift.detach().double().expand_as(plain))
+                numbers = self._fit(outputs.double(), columns, float(outputs.abs().max()))
+                if numbers is not None:
+                    measured.values["outputs"] = numbers[0]
+                    return
+        measured.unknown.append("the outputs do not follow the last norm and the unembedding")
+
+    def measure_embeddings(self) -> None:
+        """Find m with the stream below the first block = m times embeddings, and what all sequences share."""
+        measured, below = self.found.embedding, self.stream[0] if self.stream else None
+        batched = [each.flatten(2).transpose(1, 2) if each.dim() == 4 else each for each in self.embedded]
+        if below is None or below.dim() < 3 or len(below) < 2 or not batched:
+            measured.unknown.append("no stream of two sequences below a first block was seen")
+            return
+        for variant in zip(*(self._candidates(each) for each in batched), strict=True):
+            columns = [each[0] - each[1] for each in variant if len(each) == len(below)]
+            columns = [each for each in columns if each.shape[0] <= below.shape[1] and each.shape[1] == below.shape[2]]
+            if columns:
+                moved = (below[0] - below[1])[-len(columns[0]) :]
+                numbers = self._fit(moved.double(), columns, float(below.abs().max()))
+                if numbers is not None:
+                    measured.values |= {f"embeddings {number}": value for number, value in enumerate(numbers)}
+                    return
+        measured.unknown.append("the stream below the first block does not follow the embeddings")
+
+    def _candidates(self, stream: Any) -> list[Any]:
+        """Return a stream as it is, and after a norm without gains."""
+        if stream is None:
+            return []
+        stream = stream.double()
+        rms = stream / (stream.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+        return [stream, rms, self.torch.nn.functional.layer_norm(stream, stream.shape[-1:])]
+
+    def _fit(self, target: Any, columns: list[Any], largest: float) -> list[float] | None:
+        return fit_sum(self.torch, target, columns, 8 * self.rounding * largest)

@@ -1,0 +1,405 @@
+"""Multipliers of forward passes, measured on models that have them; where folding has no effect it is refused."""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import pytest
+from tests.limits.torch_models import PLAIN, plain, train
+
+from manyheads.errors import UsageError
+from manyheads.limits import Forward, Parametrization, Reading, Tuned, forward_factors
+from manyheads.limits.torch.forward_pass import measure_forward
+from manyheads.limits.torch.groups import read_model
+from manyheads.transformer import Shape
+
+pytestmark = pytest.mark.torch
+
+BASE = Shape(8, 4, 2)
+TUNED = Tuned(1e-3, weight_decay=0.1, spared=("norm", "final_norm"))
+KEYS, HEADS, DEPTH = Shape(16, 4, 2), Shape(8, 8, 2), Shape(8, 4, 4)  # one axis at a time
+
+ROLES = {  # of decoders in transformers; those that fit nothing are left out
+    "*embed_tokens.weight": "embedding",
+    "*qkv_proj.weight": "query+key+value",
+    "*q_proj.weight": "query",
+    "*k_proj.weight": "key",
+    "*v_proj.weight": "value",
+    "*o_proj.weight": "output",
+    "*gate_proj.weight": "mlp_in",
+    "*up_proj.weight": "mlp_in",
+    "*gate_up_proj.weight": "mlp_in",
+    "*down_proj.weight": "mlp_out",
+    "*layers.*norm.weight": "attention_gain",
+    "model.norm.weight": "final_gain",
+    "lm_head.weight": "unembedding",
+}
+
+
+def decoder(name, shape, **changes):
+    """Return a tiny decoder of transformers and its roles."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    sizes = {"hidden_size": shape.width, "num_attention_heads": shape.heads, "num_hidden_layers": shape.depth}
+    sizes |= {"head_dim": shape.key_dim, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 29}
+    sizes |= {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 12}
+    config = getattr(transformers, f"{name}Config")(**(sizes | changes))
+    config._attn_implementation = changes.get("implementation", "eager")
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config)
+    names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
+    roles: dict[str, str] = {}
+    for pattern, part in ROLES.items():
+        if any(fnmatchcase(each, pattern) and not any(fnmatchcase(each, one) for one in roles) for each in names):
+            roles[pattern] = part
+    return model, roles
+
+
+def measured(model, roles, shape, example=None):
+    return measure_forward(model, read_model(model, Reading(roles, shape)), example)
+
+
+def only(found):
+    """The one number that all modules of a multiplier share."""
+    assert not found.unknown
+    first = next(iter(found.values.values()))
+    assert list(found.values.values()) == pytest.approx([first] * len(found.values), rel=1e-3)
+    return first
+
+
+@pytest.mark.parametrize("forward", [None, (0.3, 0.11, 0.7)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_planted_multipliers_are_measured(forward, tied):
+    model = plain(BASE, 7, 6, forward, tied)
+    roles = {pattern: part for pattern, part in PLAIN.items() if not (tied and pattern == "unembedding.bias")}
+    before, mode = {name: t.clone() for name, t in model.state_dict().items()}, model.training
+    found = measured(model, roles, BASE)
+    branch, logit, output = forward or (1.0, BASE.key_dim**-0.5, 1.0)
+    assert only(found.logit) == pytest.approx(logit)
+    assert only(found.branch) == pytest.approx(branch)
+    assert only(found.output) == pytest.approx(output)
+    assert only(found.embedding) == pytest.approx(1)
+    assert all(t.equal(before[name]) for name, t in model.state_dict().items())
+    assert model.training is mode
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float32"])
+def test_multipliers_in_any_precision_and_of_weights_that_are_zero(precision):
+    import torch
+
+    model = plain(BASE, 7, 6, (0.3, 0.11, 0.7)).to(getattr(torch, precision))
+    with torch.no_grad():
+        for name in ("unembedding.weight", "blocks.0.output.weight", "blocks.1.query.weight", "embedding.weight"):
+            model.get_parameter(name).zero_()
+    found = measured(model, PLAIN, BASE)
+    tolerance = {"rel": max(1e-5, 2 * torch.finfo(getattr(torch, precision)).eps)}
+    numbers = [only(each) for each in (found.branch, found.logit, found.output, found.embedding)]
+    assert numbers == pytest.approx([0.3, 0.11, 0.7, 1.0], **tolerance)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_multipliers_of_a_granite_are_those_of_its_configuration(implementation):
+    """Independent of this library: `config.json` says them."""
+    said = {"residual_multiplier": 0.22, "logits_scaling": 4.0, "embedding_multiplier": 12.0}
+    model, roles = decoder("Granite", BASE, **said, attention_multiplier=0.125, implementation=implementation)
+    found = measured(model, roles, BASE)
+    numbers = [only(each) for each in (found.branch, found.output, found.embedding, found.logit)]
+    assert numbers == pytest.approx([0.22, 1 / 4.0, 12.0, 0.125], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "logit", "branch", "embedding"),
+    [
+        ("Llama", 8**-0.5, 1, 1),
+        ("Mistral", 8**-0.5, 1, 1),
+        ("Phi3", 8**-0.5, 1, 1),  # queries, keys and values in one matrix, keys shared
+        ("Qwen3", None, 1, 1),
+        ("Gemma", 8**-0.5, 1, 32**0.5),
+        ("Gemma2", 256**-0.5, None, 32**0.5),
+        ("Gemma3Text", None, None, 32**0.5),
+        ("Olmo2", None, None, 1),
+    ],
+)
+def test_multipliers_of_decoders_and_norms_that_hide_them(name, logit, branch, embedding):
+    found = measured(*decoder(name, BASE), BASE)
+    for multiplier, expected in ((found.logit, logit), (found.branch, branch), (found.embedding, embedding)):
+        if expected is None:
+            assert "does not follow" in multiplier.unknown[0] or "do not follow" in multiplier.unknown[0]
+        else:
+            assert only(multiplier) == pytest.approx(expected, rel=1e-4)
+
+
+def refusal(model, roles, shape, p=None, **given):
+    """What an audit, groups and initialisation say alike."""
+    import torch
+
+    p, said = p or Parametrization(base=BASE), []
+    tuned = replace(TUNED, spreads=dict.fromkeys(("embedding", "query"), 0.1))
+    asked = (
+        lambda: p.audit(model, torch.optim.AdamW(model.parameters()), tuned, roles, shape, **given),
+        lambda: p.torch_groups(model, tuned, roles, shape, **given),
+        lambda: p.initialise(model, tuned, roles, shape, **given),
+    )
+    for ask in asked:
+        with pytest.raises(UsageError) as caught:
+            ask()
+        said.append(str(caught.value))
+    assert len(set(said)) == 1
+    return said[0]
+
+
+def test_a_logit_factor_that_a_norm_cancels_is_refused():
+    said = refusal(*decoder("Qwen3", KEYS), KEYS)
+    assert "the factor 0.7071 on the logits would have no known effect" in said
+    assert "the logits do not follow what model.layers.0.self_attn.q_proj puts out: a norm (QK-norm)" in said
+    assert "folded=Forward(" in said
+    model, roles = decoder("Qwen3", KEYS)
+    p = Parametrization(base=BASE)
+    own = replace(forward_factors(p, KEYS), output=1.0)
+    query = {group["role"]: group for group in p.torch_groups(model, TUNED, roles, KEYS, own)}["query"]
+    assert query["lr"] == pytest.approx(TUNED.rate / 2)  # the model scales its logits, so that the weight does not
+    for shape in (HEADS, DEPTH):  # where N stays there is no factor on logits
+        model, roles = decoder("Qwen3", shape)
+        assert p.torch_groups(model, TUNED, roles, shape)
+
+
+def test_a_branch_factor_that_a_norm_behind_it_cancels_is_refused():
+    model, roles = decoder("Gemma2", DEPTH)
+    said = refusal(model, roles, DEPTH)
+    assert "the factor 0.5 on the branches would have no known effect" in said
+    assert "what model.layers.0 adds to the stream does not follow model.layers.0.self_attn.o_proj" in said
+
+
+@pytest.mark.parametrize(
+    ("shape", "forward", "said"),
+    [
+        (
+            KEYS,
+            (1.0, 0.11, 1.0),
+            "blocks.0.query multiplies its logits by 0.11, and folded=True expects 0.25 or 0.176777",
+        ),
+        (DEPTH, (0.5, 8**-0.5, 1.0), "blocks.0.output multiplies its branches by 0.5, and folded=True expects 1"),
+        (DEPTH, (0.25, 8**-0.5, 1.0), "multiplies its branches by 0.25, and folded=True expects 1"),
+        (HEADS, (1.0, 8**-0.5, 0.5), "outputs multiplies its outputs by 0.5, and folded=True expects 1"),
+    ],
+)
+def test_a_model_that_multiplies_itself_and_is_folded_as_well_is_refused(shape, forward, said):
+    message = refusal(plain(shape, 7, 6, forward), PLAIN, shape)
+    assert said in message
+    assert "folded=False if it applies all of forward_factors" in message
+
+
+@pytest.mark.parametrize("shape", [DEPTH, HEADS])
+def test_a_model_that_is_said_to_multiply_and_does_not_is_refused(shape):
+    assert "and folded=False expects" in refusal(plain(shape, 7, 6), PLAIN, shape, folded=False)
+    p = Parametrization(base=BASE)
+    asked = forward_factors(p, shape)
+    right = plain(shape, 7, 6, (asked.branch, 8**-0.5, asked.output))
+    assert p.torch_groups(right, TUNED, PLAIN, shape, folded=False)
+    model, _ = decoder("Llama", shape)  # of a known family, whose forward pass is asked as well
+    assert "and folded=False expects" in refusal(model, None, None, folded=False)
+
+
+def test_own_logits_need_no_folding():
+    """1/N, and 1/N times what makes the base usual, are what the parametrization asks for."""
+    p = Parametrization(base=BASE)
+    rates = []
+    for logit in (1 / 16, 8**0.5 / 16, 16**-0.5):
+        groups = p.torch_groups(plain(KEYS, 7, 6, (1.0, logit, 1.0)), TUNED, PLAIN, KEYS)
+        rates.append({group["role"]: group["lr"] for group in groups}["query"])
+    assert rates == pytest.approx([TUNED.rate / 2, TUNED.rate / 2, TUNED.rate / 2 / 2**0.5])
+
+
+def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
+    import torch
+
+    class Batched(torch.nn.Module):
+        """Takes a batch of its own kind."""
+
+        def __init__(self, shape):
+            super().__init__()
+            self.inner = plain(shape, 7, 6)
+
+        def forward(self, batch):
+            return self.inner(batch["tokens"])
+
+    roles = {f"inner.{pattern}": part for pattern, part in PLAIN.items()}
+    p, model = Parametrization(base=BASE), Batched(DEPTH)
+    said = refusal(model, roles, DEPTH)
+    assert "the batch did not pass (IndexError" in said
+    example = ({"tokens": torch.zeros(2, 4, dtype=torch.long)},)
+    groups = [
+        p.torch_groups(model, TUNED, roles, DEPTH, example=example),
+        p.torch_groups(model, TUNED, roles, DEPTH, Forward()),
+    ]
+    assert [group["lr"] for group in groups[0]] == [group["lr"] for group in groups[1]]
+    assert p.torch_groups(Batched(BASE), TUNED, roles, BASE)  # nothing to fold
+    with pytest.raises(UsageError, match=r"Forward\(branch=0\): a multiplier is a positive number"):
+        Forward(branch=0)
+
+
+def test_attention_of_torch_itself_is_read():
+    import torch
+    from torch import nn
+
+    class Encoder(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=first)
+            self.embedding = nn.Embedding(11, 32)
+            self.layers = nn.ModuleList(layer for _ in range(1))
+            self.norm, self.out = nn.LayerNorm(32), nn.Linear(32, 11)
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(x)
+            return self.out(self.norm(x))
+
+    parts = {"in_proj": "query+key+value", "out_proj": "output", "linear1": "mlp_in", "linear2": "mlp_out"}
+    roles = {"embedding.weight": "embedding", "out.weight": "unembedding", "out.bias": "unembedding_bias"}
+    roles |= {"norm.weight": "final_gain", "norm.bias": "final_shift"}
+    roles |= {"*in_proj_weight": "query+key+value", "*in_proj_bias": "query_bias+key_bias+value_bias"}
+    roles |= {f"*{name}.weight": part for name, part in parts.items() if name != "in_proj"}
+    roles |= {f"*{name}.bias": f"{part}_bias" for name, part in parts.items() if name != "in_proj"}
+    roles |= {"*norm*.weight": "attention_gain", "*norm*.bias": "attention_shift"}
+    shape = Shape(8, 4, 1)
+    found = measured(Encoder(True), roles, shape)
+    assert [only(each) for each in (found.logit, found.branch)] == pytest.approx([8**-0.5, 1])
+    assert "a norm" in measured(Encoder(False), roles, shape).branch.unknown[0]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class _Scaled:
+    """A projection and a table that multiply by a number of their own, and a gain of the form 1 + w."""
+
+    @staticmethod
+    def linear(factor, *sizes):
+        from torch import nn
+
+        class Scaled(nn.Linear):
+            def forward(self, x):
+                return factor * super().forward(x)
+
+        return Scaled(*sizes).double()
+
+    @staticmethod
+    def table(factor, *sizes):
+        from torch import nn
+
+        class Scaled(nn.Embedding):
+            def forward(self, x):
+                return factor * super().forward(x)
+
+        return Scaled(*sizes).double()
+
+    @staticmethod
+    def norm(width):
+        import torch
+        from torch import nn
+
+        class Shifted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float64))
+
+            def forward(self, x):
+                return (1 + self.weight) * nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+        return Shifted()
+
+
+def test_projections_that_multiply_within_themselves_are_seen():
+    model = plain(BASE, 7, 6)
+    model.blocks[0].query = model.blocks[1].query = _Scaled.linear(0.5, 32, 32)
+    model.blocks[0].mlp_out = _Scaled.linear(0.25, 128, 32)
+    found = measured(model, PLAIN, BASE)
+    assert only(found.logit) == pytest.approx(0.5 * 8**-0.5)
+    assert found.branch.values["blocks.0.mlp_out"] == pytest.approx(0.25)
+    assert found.branch.values["blocks.1.mlp_out"] == pytest.approx(1)
+
+
+SPREADS = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.3)
+WITHOUT_SHIFT = {k: v for k, v in PLAIN.items() if k not in ("final_norm.bias", "unembedding.bias")}
+
+
+def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed):
+    """Gemma's: no false alarm, `initialise` leaves them at zero, and with a tied table 1 + w carries the factor."""
+    import torch
+
+    p, tuned = Parametrization(base=BASE), replace(TUNED, spreads=SPREADS | {"unembedding": 0.3})
+    tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(seed))
+    curves = []
+    for shifted in (False, True):
+        model = plain(HEADS, 7, 6, tied=True)
+        if shifted:
+            model.final_norm = _Scaled.norm(HEADS.width)
+        else:
+            model.final_norm.bias = None
+        p.initialise(model, tuned, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
+        assert torch.all(model.final_norm.weight == (-0.5 if shifted else 0.5))
+        assert p.audit(model, p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS), tuned, WITHOUT_SHIFT, HEADS).passed
+        optimizer = torch.optim.AdamW(p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS), lr=1.0)
+        curves.append(train(model, optimizer, tokens, 4))
+        with pytest.MonkeyPatch.context() as patch:  # and a wrong gain is a fault still
+            patch.setattr(model.final_norm.weight, "data", model.final_norm.weight.data * 0 + 1.5)
+            rows = p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS)
+            faults = p.audit(model, rows, tuned, WITHOUT_SHIFT, HEADS, fresh=True).faults
+            assert "final_norm.weight" in {each.name for each in faults}
+    assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-12)
+    with pytest.raises(UsageError, match=r"final_norm.weight is a gain of the form 1 \+ w.*spared=\('final_gain',\)"):
+        p.torch_groups(model, replace(tuned, spared=()), WITHOUT_SHIFT, HEADS)
+    assert p.torch_groups(plain(BASE, 7, 6, tied=True), replace(tuned, spared=()), {**PLAIN_TIED}, BASE)
+
+
+PLAIN_TIED = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
+
+
+def test_a_gemma_raises_no_false_alarm(seed):
+    """Its gains are 1 + w, its embeddings are multiplied by the root of the width, its table is tied."""
+    import torch
+
+    torch.manual_seed(seed)
+    model, roles = decoder("Gemma", BASE)
+    p = Parametrization(base=BASE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TUNED.rate, weight_decay=0.1)
+    tuned = replace(TUNED, spared=())
+    audit = p.audit(model, optimizer, tuned, roles, BASE)
+    assert audit.passed, str(audit)
+    spreads = dict.fromkeys(("embedding", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.02)
+    p.initialise(model, replace(tuned, spreads=spreads), roles, BASE)
+    assert not any(t.any() for name, t in model.named_parameters() if name.endswith("norm.weight"))
+
+
+def with_table(factor, tied):
+    """Return the plain module at more heads whose table multiplies by a factor, and its roles."""
+    model = plain(HEADS, 7, 6, tied=tied)
+    model.embedding = _Scaled.table(factor, 7, HEADS.width)
+    if tied:
+        model.unembedding.weight = model.embedding.weight
+    return model, PLAIN_TIED if tied else PLAIN
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_multiplier_of_the_embeddings_is_folded(seed, tied):
+    """With one over it in the table, and before a tied read-out times it, the model trains as without it."""
+    import torch
+
+    p, tuned = Parametrization(base=BASE), Tuned(3e-3, 1e-4, 0.1, SPREADS | {"unembedding": 0.3})
+    tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(seed))
+    grown = (HEADS.width / BASE.width) ** 0.5
+    curves = []
+    for factor in (1.0, grown):
+        model, roles = with_table(factor, tied)
+        p.initialise(model, tuned, roles, HEADS, Forward(embedding=factor), torch.Generator().manual_seed(seed))
+        groups = p.torch_groups(model, tuned, roles, HEADS, Forward(embedding=factor))
+        curves.append(train(model, torch.optim.AdamW(groups, lr=1.0), tokens, 4))
+    assert curves[0][-1] < curves[0][0]
+    assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-6)
+    root, roles = with_table(HEADS.width**0.5, tied)  # as Gemma has it: measured, the same factor over the base's
+    rates = [group["lr"] for group in p.torch_groups(root, tuned, roles, HEADS)]
+    assert rates == [group["lr"] for group in groups]
+    other, roles = with_table(3.0, tied)
+    with pytest.raises(UsageError, match="embeddings by 3, and folded=True expects 1 or 8"):
+        p.torch_groups(other, tuned, roles, HEADS)
