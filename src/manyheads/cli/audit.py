@@ -16,7 +16,9 @@ class Audit(Theory):
     """Hold every parameter's learning rate, epsilon, weight decay and init against what its shape needs (PyTorch).
 
     The target is a function that takes nothing and returns (model, optimizer), or (model, optimizer, roles) for a model
-    that is not of Hugging Face transformers; --to then gives its shape. A schedule may stand for its optimizer.
+    that is not of Hugging Face transformers; --to then gives its shape. A schedule may stand for its optimizer. What
+    the model multiplies itself is measured on two sequences of token ids; (model, optimizer, roles, example) gives it
+    another batch, a tuple or a mapping of arguments.
     The function is imported and called, and so runs its code: name only code that you trust.
     """
 
@@ -67,11 +69,12 @@ class Audit(Theory):
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())
-        model, optimizer, roles = self._load()
+        model, optimizer, roles, example = self._load()
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
+        fresh = False if self.trained else None
         found = self.parametrization(base).audit(
-            model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=False if self.trained else None
+            model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=fresh, example=example
         )
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
@@ -89,13 +92,13 @@ class Audit(Theory):
             raise UsageError(f'--spreads {self.spreads}: expected an object from role to number, {{"query": 0.02}}')
         return found
 
-    def _load(self) -> tuple[Any, Any, Any]:
+    def _load(self) -> tuple[Any, ...]:
         from manyheads.errors import UsageError
 
         made = load_function(self.target)()
-        if not isinstance(made, tuple) or len(made) not in (2, 3):
+        if not isinstance(made, tuple) or not 2 <= len(made) <= 4:
             raise UsageError(
                 f"{self.target} returned {type(made).__name__}: expected (model, optimizer), or (model, optimizer, "
-                "roles) with roles from patterns of names to parts"
+                "roles) with roles from patterns of names to parts, or (model, optimizer, roles, example)"
             )
-        return made if len(made) == 3 else (*made, None)
+        return (*made, None, None)[:4]

@@ -186,8 +186,6 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
         ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
         ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),
         ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom': choose from .*; or from their parts, .*blank"),
-        ({"rate": 1.0, "spreads": {"norm": 0.1}}, r"spreads\['norm'\]: gains start at one.*attention_shift"),
-        ({"rate": 1.0, "spreads": {"final_gain": 0.1}}, r"spreads\['final_gain'\]: gains start at one"),
     ],
 )
 def test_what_cannot_have_been_tuned_is_refused(given, message):
@@ -548,7 +546,7 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
 
     p, wide = Parametrization(base=BASE), Shape(16, 4, 4)
     spreads = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
-    spreads |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4}
+    spreads |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4, "norm": 2.0}
     tuned, model = Tuned(1e-3, weight_decay=0.1, spreads=spreads), plain(wide, 7, 6)
     p.initialise(model, tuned, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
     block = model.blocks[0]
@@ -561,6 +559,8 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     }
     for tensor, spread in expected.items():  # 64 numbers: five standard errors
         assert tensor.square().mean().sqrt().item() == pytest.approx(spread, rel=5 / math.sqrt(2 * tensor.numel()))
+    assert torch.all(block.attention_norm.weight == 2)  # of gains the number itself
+    assert torch.all(model.final_norm.weight == 1)
     assert not block.attention_norm.bias.any()
     assert not model.unembedding.bias.any()
     assert p.audit(model, p.torch_groups(model, tuned, PLAIN, wide), tuned, PLAIN, wide).passed

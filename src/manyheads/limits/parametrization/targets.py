@@ -49,8 +49,8 @@ class Tuned:
     spreads
         Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
         part (`manyheads.limits.parametrization.architecture.PARTS`). Without one, weights have the family's usual one,
-        which a plain module has not, and biases and shifts are zero. Gains start at one and have none. That of
-        `"positional"` is not that of its parts that start at zero, such as `"embedding_bias"`.
+        which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
+        role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     spared
         Roles without weight decay. Where a role is too wide, a part of it
         (`manyheads.limits.parametrization.architecture.PARTS`): the bias
@@ -84,11 +84,6 @@ class Tuned:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
-            )
-        if gains := [role for role in self.spreads if role in ("norm", "final_norm") or role.endswith("gain")]:
-            raise UsageError(
-                f"spreads[{gains[0]!r}]: gains start at one and have no standard deviation; leave it out, or name the "
-                "shift or bias that has one (attention_shift, mlp_shift, final_shift, hidden_bias)"
             )
         if bad := [role for role, spread in self.spreads.items() if not _is_size(spread)]:
             raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]!r}: it is not negative, and a number")
@@ -306,7 +301,7 @@ def _want(
         place=place,
         role="+".join(dict.fromkeys(PARTS[part] for part in place.parts)),
         factors=first,
-        initial=first.initial if place.start == "one" else None if spread is None else spread * first.initial,
+        initial=None if spread is None else spread * first.initial,
         rate=tuned.rate * first.rate,
         epsilon=tuned.epsilon * first.epsilon,
         weight_decay=tuned.weight_decay / first.rate if decayed else 0.0,
@@ -331,15 +326,15 @@ def _agree(place: Place, found: Mapping[str, Factors], starts: bool) -> Factors:
 
 
 def _spread(place: Place, p: Parametrization, tuned: Tuned, anatomy: Anatomy) -> float | None:
-    """Return the spread of a parameter at the base: as tuned, else zero for biases, else as its family starts."""
-    given = {_given(part, tuned) for part in place.parts}
+    """Return the spread of a parameter at the base: as tuned, else one for gains, zero for biases, the family's."""
+    given = {given_spread(part, tuned) for part in place.parts}
     if len(given) > 1:
         roles = " and ".join(dict.fromkeys(PARTS[part] for part in place.parts))
         raise UsageError(f"{place.name} holds {roles}: give all of them the same spread")
     if (spread := given.pop()) is not None:
         return spread
-    if place.start == "zero":
-        return 0.0
+    if place.start != "random":
+        return float(place.start == "one")
     if anatomy.spread is None:
         return None
     # GPT-2 starts what writes to the stream smaller, by the root of the number of branches.
@@ -347,7 +342,7 @@ def _spread(place: Place, p: Parametrization, tuned: Tuned, anatomy: Anatomy) ->
     return anatomy.spread / (2 * p.base.depth) ** 0.5 if writes else anatomy.spread
 
 
-def _given(part: str, tuned: Tuned) -> float | None:
+def given_spread(part: str, tuned: Tuned) -> float | None:
     """Return the spread that was given for a part: its own, else its role's, unless the part alone starts at zero."""
     role = PARTS[part]
     mixed = len({start_of(each) for each in PARTS if PARTS[each] == role}) > 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.errors import UsageError
 from manyheads.limits.checks.audit import Audit, Finding, Has, judge
 from manyheads.limits.parametrization.table import OUTSIDE
-from manyheads.limits.parametrization.targets import Tuned, Want, list_wants, role_factors
+from manyheads.limits.parametrization.targets import Tuned, Want, given_spread, list_wants, role_factors
 from manyheads.limits.torch.applied_factors import find_forward
 from manyheads.limits.torch.frozen import name_uncarried
 from manyheads.limits.torch.groups import Reading, TorchModel, read_model, unwrap
@@ -54,7 +54,7 @@ def audit_torch(
     rates, hidden = read_peaks(rows, schedules)
     asked, fresh = fresh, not has_stepped(groups) if fresh is None else fresh
     has, doubled = _collect(p, read, rows, rates, fresh)
-    has, random = _leave_random_biases(wants, has, read)
+    has, random = _leave_random_biases(wants, has, read, tuned)
     if hidden:
         tuned, has, said = _hold_against_each_other(wants, has, tuned)
         wants = list_wants(p, read.anatomy, tuned, forward)
@@ -82,7 +82,7 @@ def audit_torch(
 
 
 def _leave_random_biases(
-    wants: Sequence[Want], has: dict[str, Has], read: TorchModel
+    wants: Sequence[Want], has: dict[str, Has], read: TorchModel, tuned: Tuned
 ) -> tuple[dict[str, Has], set[str]]:
     """Leave out how random biases of a plain module start, whose spread at the base was not given, as `nn.Linear`'s.
 
@@ -92,8 +92,8 @@ def _leave_random_biases(
         want.place.name: want.role
         for want in wants
         if not read.anatomy.family
-        and want.start == "zero"
         and want.place.parts[0].endswith("bias")
+        and given_spread(want.place.parts[0], tuned) is None
         and want.place.name in has
         and has[want.place.name].spread
     }
