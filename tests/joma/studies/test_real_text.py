@@ -87,6 +87,14 @@ def test_verdicts_follow_the_curves(rng):
     assert collapsed["At the highest learning rate the attention of the bottom layer collapses to one-hot"] == "holds"
 
 
+def test_outcomes_are_expected_of_the_default_text_and_size_alone(rng, tmp_path):
+    """The authors' runs on other text and at the size of the paper end differently."""
+    trained = rate_decides(rng)
+    assert {verdict.expected for verdict in RealText().compare(LEVELS, trained)} == {"holds", "refuted"}
+    for study in (RealText.full(), RealText(text=tmp_path / "other.txt"), RealText(steps=600)):
+        assert {verdict.expected for verdict in study.compare(LEVELS, trained)} == {None}
+
+
 def test_other_curves_get_other_verdicts(rng):
     order = {rate: place for place, rate in enumerate(LEARNING_RATES)}
     trained = curves(
