@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.attention.studies.costs import Costs, counted_crossover, meeting_point, seconds_of
+from manyheads.attention.studies.costs import Costs, _crossover_note, counted_crossover, meeting_point, seconds_of
 from manyheads.attention.studies.order_blindness import MODELS, OrderBlindness
 from manyheads.costs import count
 from manyheads.errors import UsageError
@@ -122,3 +122,9 @@ def test_refuted_counts_are_seen():
     assert study.compare(predicted, trained)[0].outcome == "holds"
     trained["flops"][4, 1] += 1
     assert study.compare(predicted, trained)[0].outcome == "refuted"
+
+
+def test_the_caption_of_the_crossover_follows_the_measured_times():
+    assert "56 over replicates, earlier than equal FLOPs, n = 96" in _crossover_note(np.log2([48, 56]), 96.0)
+    assert "later than equal FLOPs" in _crossover_note(np.log2([100, 130]), 96.0)
+    assert "at about the length of" in _crossover_note(np.log2([50, 130]), 96.0)

@@ -28,6 +28,7 @@ def test_the_toys_keep_the_contract(study, seed):
         ("unread", "never reads the prediction"),
         ("falsifiable", "no data can change"),
         ("panels", "shows no picture"),
+        ("caption", "assert a result whatever the data are.*It stops earlier"),
     ],
 )
 def test_each_fault_is_named(fault, words, seed):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
 from manyheads.study.reporting.html import report
-from manyheads.study.reporting.panels import Lines, Multiples, Picture, panel_from_json
+from manyheads.study.reporting.panels import Lines, Multiples, Panel, Picture, panel_from_json
 from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences
@@ -209,6 +209,38 @@ def check_panels(trial: Trial) -> None:
     _require(trial.study.name in report(trial.store).read_text(encoding="utf-8"), trial.study, "is not in the report")
 
 
+RESULTS = re.compile(
+    r"\b(earlier|later|nearer|farther|follows?|better|worse|delays?|stops?|overtakes?|makes? up|longer|cautious|stays?|"
+    r"alike|does not matter|whatever|faster|slower|no longer)\b"
+)
+THEORY = re.compile(r"\b([Dd]ashed|[Gg]rey|law|theory|predict\w*|prescribed|published|limit|if|where|would|means)\b")
+
+
+def check_captions(trial: Trial) -> None:
+    """Check that a caption which asserts a result changes with the data: opposite outcomes are drawn beside the run."""
+    import numpy as np
+
+    predicted, trained = (trial.tree[node].to_dataset() for node in ("predicted", "trained"))
+    said = _sentences(trial.study.panels(predicted, trained))
+    asserted = {text for text in said if RESULTS.search(text) and not THEORY.search(text)}
+    for distorted in _distortions(trained):
+        if not asserted:
+            return
+        try:
+            with np.errstate(all="ignore"):
+                other = _sentences(trial.study.panels(predicted, distorted))
+        except (ValueError, ArithmeticError, LookupError, ManyheadsError):
+            continue
+        asserted &= other
+    _require(not asserted, trial.study, f"captions assert a result whatever the data are: {sorted(asserted)}")
+
+
+def _sentences(panels: tuple[Panel, ...]) -> set[str]:
+    """Return all sentences of titles and captions."""
+    texts = [text for panel in panels for text in (panel.title, panel.note)]
+    return {sentence.strip() for text in texts for sentence in re.split(r"(?<=[.;:])\s", text) if sentence.strip()}
+
+
 CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_identity,
     check_purity,
@@ -219,6 +251,7 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_use_of_prediction,
     check_falsifiability,
     check_panels,
+    check_captions,
 )
 
 

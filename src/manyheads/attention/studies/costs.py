@@ -155,8 +155,7 @@ class Costs(Study):
         differences = [int(abs(counted(trained, name) - predicted[name]).max()) for name in ("flops", "training_flops")]
         forward = counted(trained, "flops").isel(replicate=0)
         attention, recurrent = (forward.sel(model=model).values for model in ("transformer", "recurrent"))
-        halves = [counted(trained, f"{half}_seconds").sel(model="transformer").values.T for half in ("core", "rest")]
-        doublings = [meeting_point(self.lengths, core, rest) for core, rest in zip(*halves, strict=True)]
+        doublings = meeting_points(self.lengths, trained)
         target = float(predicted["crossover"])
         return (
             Verdict.exact(
@@ -235,7 +234,7 @@ class Costs(Study):
                 "Matrix products that wait for each other",
                 y_label="longest chain",
                 curves=tuple(depths),
-                note="What attention buys for its FLOPs: no token waits for the one before it.",
+                note="Longest chain of matrix products of which each needs the one before it.",
                 **labels,  # type: ignore[arg-type]
             ),
             Lines(
@@ -246,10 +245,10 @@ class Costs(Study):
                 **labels,  # type: ignore[arg-type]
             ),
             Lines(
-                "Where attention overtakes the rest of its block",
+                "Measured time of the attention core and of the rest of its block",
                 y_label="milliseconds",
                 curves=tuple(halves),
-                note="Softmax and memory traffic are no matrix-multiply FLOPs: the curves meet earlier.",
+                note=_crossover_note(meeting_points(self.lengths, trained), edge),
                 **labels,  # type: ignore[arg-type]
             ),
             Listing(
@@ -351,6 +350,19 @@ def counted_crossover(lengths: tuple[int, ...], flops: np.ndarray) -> float:
     """Solve F(n) = c + a n + q n^2 for the length at which q n^2 = a n, from counts at three lengths or more."""
     quadratic, linear, _ = np.polyfit(np.asarray(lengths, float), np.asarray(flops, float), 2)
     return float(linear / quadratic)
+
+
+def meeting_points(lengths: tuple[int, ...], trained: xr.Dataset) -> np.ndarray:
+    """Return log2 of the length at which core and rest take equal measured times, one a replicate."""
+    halves = [counted(trained, f"{half}_seconds").sel(model="transformer").values.T for half in ("core", "rest")]
+    return np.asarray([meeting_point(lengths, core, rest) for core, rest in zip(*halves, strict=True)])
+
+
+def _crossover_note(doublings: np.ndarray, edge: float) -> str:
+    """Say where the measured curves meet, and on which side of equal FLOPs."""
+    low, high = (float(2**end) for end in (np.min(doublings), np.max(doublings)))
+    side = "earlier than" if high < edge else "later than" if low > edge else "at about the length of"
+    return f"Equal measured times at n = {low:.0f} to {high:.0f} over replicates, {side} equal FLOPs, n = {edge:.0f}."
 
 
 def meeting_point(lengths: tuple[int, ...], rising: np.ndarray, other: np.ndarray) -> float:

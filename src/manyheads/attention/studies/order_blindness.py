@@ -225,21 +225,21 @@ class OrderBlindness(Study):
                 "sequence length [tokens]",
                 "accuracy on fresh sequences",
                 tuple(curves),
-                note="Bands reach over replicates. Dashed, exact: no order-blind network is better.",
+                note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
             ),
             Lines(
                 f"By distance, {longest} tokens",
                 "distance from the answer to the end, share of the length",
                 "accuracy on fresh sequences",
                 tuple(lags),
-                note="Recurrence must carry the answer over all that follows; attention reaches back at once.",
+                note="Bands range over replicates.",
             ),
             self._pattern(trained),
             Listing(
                 "Number of weights",
                 ("model", *(f"n = {length}" for length in lengths)),
                 rows,
-                note="The pooled and the recurrent network have as many weights as the transformer.",
+                note="Hidden sizes are chosen for the transformer's number of weights.",
             ),
         )
 

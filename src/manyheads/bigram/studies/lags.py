@@ -250,7 +250,7 @@ class PlantedLags(Study):
                     ),
                     spread_curve(lags, bits / bits.max(1, keepdims=True), "mutual information", group=1),
                 ),
-                note="The text's own next character. Mutual information is carried on from lag to lag; the fit is not.",
+                note="The text's own next character: weights of the fit, and mutual information lag by lag.",
             ),
             Listing(
                 "Squared error on held-out text, next character",

@@ -298,7 +298,7 @@ class SampleLaw(Study):
                     Curve(tuple(self.noises), (law,) * len(self.noises), "law", "reference"),
                 ),
                 log_x=True,
-                note="The law is measured at a noise of about 9; above, noise delays the boost.",
+                note="Bands range over replicates; the claims are about a noise of about 9.",
             ),
             Lines(
                 f"Vocabulary, T = {middle:,}",
@@ -309,7 +309,7 @@ class SampleLaw(Study):
                     Curve(tuple(map(float, self.vocabularies)), flat, "system of signals", "predicted", 0),
                 ),
                 log_x=True,
-                note="Samples are these times T / (κ₂ K_P K_Q): energies and noise account for the vocabulary.",
+                note="Samples are these times T / (κ₂ K_P K_Q).",
             ),
             Lines(
                 f"Runs on the mirror side, T = {middle:,}",

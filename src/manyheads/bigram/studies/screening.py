@@ -187,7 +187,7 @@ class ScreeningCost(Study):
                 "Medians",
                 ("tokens", "screening", "law", "gradient training", "law"),
                 table,
-                note="The length makes the search longer for a gradient, because it must first rise out of 1/T.",
+                note="Medians over replicates.",
             ),
         )
 

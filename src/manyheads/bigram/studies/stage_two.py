@@ -234,7 +234,7 @@ class StageTwo(Study):
                 "samples drawn",
                 "overlap with the transition",
                 tuple(signals),
-                note="One at the solution; what the attention loses to the penalty the values make up for.",
+                note="One at the solution without a penalty.",
             ),
         )
 

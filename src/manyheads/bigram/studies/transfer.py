@@ -220,7 +220,7 @@ class TransferCost(Study):
                     spread_curve(rho, known[:, last], "right positions", group=2),
                     Curve(straight, straight, "truth", "reference"),
                 ),
-                note="Positions that the first half picks wrongly pull the estimate down: a small pilot is cautious.",
+                note="Bands range over replicates. Grey: the true correlation.",
             ),
             Listing(
                 "Pretrained matrix or plain counting",

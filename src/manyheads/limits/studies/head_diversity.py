@@ -191,8 +191,8 @@ class HeadDiversity(Study):
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="What training adds is of order one at every N for both exponents. At exponent 1 gradient descent "
-            "moves all heads alike where N is large; Adam's first steps move each in a direction of its own.",
+            note="Geometric means over replicates, bands range over all. In the limit what training adds is of order "
+            "one for both exponents.",
         )
 
 

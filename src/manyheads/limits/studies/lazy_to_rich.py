@@ -280,7 +280,7 @@ class LazyToRich(Study):
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Single networks: bands reach over replicates. At small gamma0 their noise moves by gamma0.",
+            note="Single networks: bands reach over replicates.",
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:

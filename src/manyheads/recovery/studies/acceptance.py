@@ -181,7 +181,7 @@ class Acceptance(Study):
                 "Power of the misfit",
                 ("", "(k-1)(m-1)", "law", *(f"d = {dim}" for dim in self.dims)),
                 tuple(rows),
-                note="Saturated rows agree cheaply, so that acceptance falls more slowly than its limiting power.",
+                note="Fitted power of the misfit in the acceptance, and the predicted limiting power.",
             ),
         )
 

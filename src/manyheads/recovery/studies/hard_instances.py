@@ -235,8 +235,7 @@ class HardInstances(Study):
             "layer",
             "log10 of the unexplained share of the signal",
             tuple(curves),
-            note=f"{key}. Bands reach over replicates. What is explained of the hard layers has been learned by heart: "
-            "on fresh sequences it is worse than nothing.",
+            note=f"{key}. Bands reach over replicates.",
         )
 
     def _listing(self, predicted: xr.Dataset, table: xr.Dataset) -> Listing:

@@ -196,7 +196,7 @@ class Stages(Study):
                 "Medians",
                 ("", *(f"{heads} heads, {words}" for heads in self.heads for words in FORMS.values())),
                 tuple(rows),
-                note="Errors of functions are squared and relative. The joint fit makes up for what stages lack.",
+                note="Errors of functions are squared and relative.",
             ),
         )
 
