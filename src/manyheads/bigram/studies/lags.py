@@ -218,7 +218,7 @@ class PlantedLags(Study):
         pattern = pattern / np.maximum(pattern.sum(1, keepdims=True), 1e-300)
         return (
             Picture(
-                "Which earlier characters the next one depends on",
+                "Which preceding characters the next one depends on",
                 "lag: how many characters before the present one",
                 "present character",
                 tuple(tuple(map(float, row)) for row in pattern),
@@ -241,7 +241,7 @@ class PlantedLags(Study):
                 note=f"Among the {self.planted} strongest lags of every symbol. Bands reach over replicates.",
             ),
             Lines(
-                f"Which earlier characters count, {self.sizes[-1]:,} samples",
+                f"Weight of preceding characters, {self.sizes[-1]:,} samples",
                 "lag [characters]",
                 "relative to the largest",
                 (

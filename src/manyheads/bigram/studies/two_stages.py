@@ -217,7 +217,7 @@ class TwoStages(Study):
             for group, (run, legend) in enumerate(RUNS.items()):
                 rows = trained.isel(cell=trained["run"].values.tolist().index(run))[name].values[:, 1:]
                 curves.append(spread_curve(samples[1:], rows, legend, group=group))
-            note = "Absolute values: some runs grow on the mirror side until the switch turns them."
+            note = "Absolute values, since a run may grow on the mirror side before the switch."
             panels.append(
                 Lines(title, "samples drawn", label, tuple(curves), log_y=True, note=note if name != "excess" else "")
             )
