@@ -1,8 +1,7 @@
 """`manyheads scale`, `scale audit` and `scale check`: what they print, run, find and refuse."""
 
-import builtins
-import io
 import json
+import os
 import re
 from typing import get_args
 
@@ -95,16 +94,15 @@ def test_a_config_or_its_folder_as_base_and_target(call, folder):
 
 
 def test_a_config_is_opened_once(call, folder, monkeypatch):
-    """Read twice, it could be another file the second time, and a pipe would be empty."""
+    """Read twice, it could be another file the second time."""
     (folder / "config.json").write_text(json.dumps(GPT2))
-    opened, plainly = [], io.open
+    opened, plainly = [], os.open
 
-    def watched(file, *words, **flags):
-        opened.append(str(file))
-        return plainly(file, *words, **flags)
+    def watched(path, *words, **flags):
+        opened.append(str(path))
+        return plainly(path, *words, **flags)
 
-    monkeypatch.setattr(io, "open", watched)
-    monkeypatch.setattr(builtins, "open", watched)
+    monkeypatch.setattr(os, "open", watched)
     assert call("--base", "8,4,2", "--to", "config.json")[0] == 0
     assert [name for name in opened if name.endswith("config.json")] == ["config.json"]
 
