@@ -28,7 +28,6 @@ from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import (
     BudgetSpent,
     FitError,
-    HeadSeparationError,
     NotALayer,
     OracleError,
     RankBudgetError,
@@ -92,7 +91,7 @@ def test_a_right_layer_leaves_with_its_evidence(layer, function, monkeypatch):
 @pytest.mark.parametrize(
     ("outcomes", "runs"),
     [
-        ([refusal(HeadSeparationError), 1.0, 0.0], ["plain", "plain", "plain"]),
+        ([refusal(FitError), 1.0, 0.0], ["plain", "plain", "plain"]),
         ([1.0, np.linalg.LinAlgError("Singular matrix"), 1.0, 0.0], ["plain", "plain", "plain", "accurate"]),
         ([ValueError("array must not contain infs or NaNs"), FloatingPointError("overflow"), 0.0], ["plain"] * 3),
         ([np.nan, 0.0], ["plain", "plain"]),
@@ -140,10 +139,10 @@ def test_what_is_wrong_is_refused_with_what_was_found(layer, function, monkeypat
 
 
 def test_the_last_refusal_leaves_and_remembers_the_others(layer, function, monkeypatch):
-    Script(layer, monkeypatch, slices=[refusal(HeadSeparationError), refusal(FitError), refusal(HeadSeparationError)])
-    with pytest.raises(HeadSeparationError) as caught:
+    Script(layer, monkeypatch, slices=[refusal(FitError), refusal(NotALayer), refusal(FitError)])
+    with pytest.raises(FitError) as caught:
         extract_layer(function, DIM)
-    assert [note.split(":")[1] for note in caught.value.__notes__] == [" HeadSeparationError", " FitError"]
+    assert [note.split(":")[1] for note in caught.value.__notes__] == [" FitError", " NotALayer"]
 
 
 def test_heads_without_room_go_to_the_bounded_design(layer, function, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is known of a recovered layer: a statement on fresh sequences, true whatever the layer and the method.
+"""Certificate of a recovered layer: an order statistic of its errors on held-out sequences.
 
 Let e be the squared error of a sequence drawn from a distribution D, averaged over its rows and columns, relative to
 the variance of the answers: what depends on the tokens, not the output bias, counts. Of n fresh sequences let E* be the

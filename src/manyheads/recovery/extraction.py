@@ -51,7 +51,7 @@ def extract_layer(
     seed: int = 0,
     options: ExtractionOptions | None = None,
 ) -> Recovery:
-    """Find the weights of a multi-head attention layer by asking it.
+    """Recover the weights of a black-box multi-head attention layer from queries, and verify them.
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
 

@@ -1,4 +1,4 @@
-"""The methods of extraction by name: which one suits an oracle, in what order they are tried, and how one is run."""
+"""Methods of extraction: the choice for an oracle, the order of attempts, and numerical failures as refusals."""
 
 import dataclasses
 import warnings
@@ -133,13 +133,11 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
     {"slices": _slices, "bounded": _bounded, "sphere": _sphere, "rotary": _rotary}
 )
 """The methods by name: oracle, noise level, generator, accurate or not.
-
-What their arithmetic throws, `run_method` turns into a refusal.
 """
 
 
 def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
-    """Run a method; what arithmetic throws leaves as a refusal, here and nowhere else.
+    """Run a method, and convert numerical failures to `FitError`.
 
     Raises
     ------

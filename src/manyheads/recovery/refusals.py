@@ -1,7 +1,7 @@
-"""What cannot be recovered, by name: each refusal says which figure failed, its threshold, and what to do.
+"""Refusals of a recovery, each with the figure that failed, its threshold, and a remedy.
 
-Nothing in this wing returns a layer that failed its own checks. Where a fit or a verification ended with a layer that
-did not pass, the refusal carries it as `result`, for a reader who wants to look at it.
+No layer that failed its own checks is returned. Where a fit or a verification ended with a layer that did not
+pass, the refusal carries it as `result`, for a reader who wants to look at it.
 """
 
 from typing import Any
@@ -43,20 +43,12 @@ class NoFit(RecoveryRefused):
     """No number of heads explains the held-out examples to the error that was asked for."""
 
 
-class HeadSeparationError(RecoveryRefused):
-    """The responses of the heads cannot be told apart: no real, separated eigen-decomposition was found."""
-
-
-class DependentValuesError(RecoveryRefused):
-    """What the heads read is linearly dependent: their number is not determined by pairs of tokens."""
-
-
 class RankBudgetError(RecoveryRefused):
     """The output spaces of the heads are too large to be disjoint: full-rank or collinear heads."""
 
 
 class FitError(RecoveryRefused):
-    """A fit to the answers of the oracle did not reach the accuracy that its noise allows, or has no single answer."""
+    """The heads cannot be separated, or a fit to the answers does not reach the accuracy that their noise allows."""
 
 
 class VerificationError(RecoveryRefused):

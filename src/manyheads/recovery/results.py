@@ -1,4 +1,4 @@
-"""What a recovery returns: the layer, how it was found, stage by stage, and a certificate on fresh sequences."""
+"""Result of a recovery: the layer, its certificate, and the figures of every stage."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

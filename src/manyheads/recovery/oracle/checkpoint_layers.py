@@ -1,4 +1,4 @@
-"""The layer that the weights of a checkpoint say, to score what was extracted; extraction itself never reads it."""
+"""Reference layer from the weights of a checkpoint, to score an extraction, which never reads it."""
 
 from pathlib import Path
 

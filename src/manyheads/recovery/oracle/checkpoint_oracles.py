@@ -1,4 +1,4 @@
-"""One layer of a Hugging Face checkpoint as an oracle: the sub-module is called as it is, and its weights are not read.
+"""Oracle of one layer of a Hugging Face checkpoint: the sub-module is called, its weights are not read.
 
 Two functions of a block can be asked:
 

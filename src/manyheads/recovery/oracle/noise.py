@@ -1,4 +1,4 @@
-"""How exact an oracle is: its relative noise, from identities that every attention layer obeys exactly.
+"""Relative noise of an oracle, from identities that every attention layer obeys exactly.
 
 With one token attention is 1 on it, so that F(x) = x W_S + c is affine whatever the heads are; W_S = sum_i W_i. What is
 left of

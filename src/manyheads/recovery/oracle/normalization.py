@@ -1,4 +1,4 @@
-"""What stands in front of a layer that is only reached through it: LayerNorm or RMSNorm, without weights."""
+"""LayerNorm or RMSNorm without weights, in front of a layer that is only reached through it."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Extraction of a layer by queries: what each stage asks, and what its answers determine."""
+"""Query designs: the sequences of each stage, and the weights that their answers determine."""

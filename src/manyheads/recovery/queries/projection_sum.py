@@ -1,4 +1,4 @@
-"""S0, one token: attention is 1 on it whatever the heads are, so that the layer is the affine map x W_S + c."""
+"""Sum of the output-value circuits, stage S0: with one token attention is 1, and the layer is x W_S + c."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-r"""F5, the last digits that noise allows: all weights at once, by least squares on random sequences.
+r"""Joint least-squares refinement of all weights on random sequences, stage F5.
 
 An extraction reads differences of answers, and its errors are a multiple of the noise that grows with the shortness of
 its steps. The joint fit of all P weights to N random sequences of k tokens has the least error that is possible,

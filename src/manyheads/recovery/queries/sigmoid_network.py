@@ -1,4 +1,4 @@
-r"""Fits of the pair net: one hidden layer of logistic units with vector outputs, for many probes at once.
+r"""Variable-projection fits of a network of one hidden layer of sigmoids with vector outputs, batched over probes.
 
 What a pair of tokens shows is a net in the features of the query,
 
@@ -213,11 +213,11 @@ class _Fit:
         rest, _, basis = self._residual(slopes, which)
         values = self._values(slopes, which)
         gates = self.design._gates(slopes)
-        slant = gates * (1 - gates)  # (b, n, m)
-        probes, rows, heads = slant.shape
+        derivative = gates * (1 - gates)  # (b, n, m)
+        probes, rows, heads = derivative.shape
         width = features.shape[1]
-        jacobian = (slant[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
-        pull = slant * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
+        jacobian = (derivative[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
+        pull = derivative * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
         right = (np.swapaxes(pull, 1, 2) @ features).reshape(probes, heads * width)
         jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
         matrix = np.swapaxes(jacobian, 1, 2) @ jacobian
@@ -290,8 +290,8 @@ def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
     outputs, rows = values.shape[1], len(design.features)
     gates = design._gates(net.slopes)
     units = gates - design.baselines[:, None]
-    slant = gates * (1 - gates)
-    by_slopes = np.einsum("ni,np,io->noip", slant, design.features, values).reshape(rows * outputs, heads * width)
+    derivative = gates * (1 - gates)
+    by_slopes = np.einsum("ni,np,io->noip", derivative, design.features, values).reshape(rows * outputs, heads * width)
     by_values = np.einsum("ni,op->noip", units, np.eye(outputs)).reshape(rows * outputs, heads * outputs)
     jacobian = np.concatenate([by_slopes, by_values], axis=1)
     size = np.sqrt((jacobian**2).sum(0)) + np.finfo(np.float64).tiny

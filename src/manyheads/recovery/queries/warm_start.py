@@ -1,4 +1,4 @@
-"""From probe to probe: the fit at one probe is the start of the next, and guards stand between a fit and its use.
+"""Warm-started fits from probe to probe, with guards against exchanged heads.
 
 A fit that follows another one may end in a solution whose heads are exchanged, with a perfect residual: heads are
 therefore matched to those of the reference by the least total cost, and a match is refused unless its worst pair is
@@ -95,7 +95,7 @@ def follow_nets(
     allowed: float,
     halvings: int = 6,
     fit: Callable[[Array], PairNets] | None = None,
-    witness: Callable[[Array, PairNets], Array] | None = None,
+    check: Callable[[Array, PairNets], Array] | None = None,
 ) -> Followed:
     """Fit the nets at `step` times each probe, from the reference at zero; halve the step where a guard objects.
 
@@ -117,7 +117,7 @@ def follow_nets(
         At most so many per probe; then the probe is returned as not accepted.
     fit
         Fits answers (b, n, D), starting from the reference; None: `fit_nets`.
-    witness
+    check
         A third guard, asked about nets that passed the other two: takes displacements (b, d) and their nets, heads in
         the order of the reference, and returns a figure for each, above 1 where it objects. None: no third guard.
 
@@ -139,9 +139,9 @@ def follow_nets(
         objection = np.maximum(found.residual / allowed, 1.0)
         objection *= np.maximum(np.array([match.margin for match in matches]) / MARGIN, 1.0)
         fine = np.flatnonzero(objection <= 1.0)
-        if witness is not None and len(fine):
+        if check is not None and len(fine):
             chosen = PairNets(*(part[fine] for part in found))
-            objection[fine] = np.maximum(witness((steps[pending, None] * probes[pending])[fine], chosen), 1.0)
+            objection[fine] = np.maximum(check((steps[pending, None] * probes[pending])[fine], chosen), 1.0)
         for row, probe in enumerate(pending):
             if objection[row] < score[probe]:
                 nets[probe], score[probe] = found.one(row), objection[row]

@@ -133,7 +133,7 @@ def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
         extract_bounded(Oracle.of(layer), 1e-16, rng)
 
 
-def test_the_witness_alone_tells_right_from_exchanged(rng):
+def test_the_mirror_check_alone_tells_right_from_exchanged(rng):
     layer = gpt_layer(rng, 12, 3)
     oracle = Oracle.of(layer)
     sums = bounded.read_sums(oracle, 12)
@@ -141,13 +141,13 @@ def test_the_witness_alone_tells_right_from_exchanged(rng):
     base = bounded.read_base(
         pairs, bounded.separate_heads(pairs, 12, rng, oversampling=2.5, tries=8), rng, BoundedSettings()
     )
-    witness = bounded._mirror(base, np.arange(3))
+    check = bounded._mirror(base, np.arange(3))
     delta = 0.2 * rng.standard_normal((5, 12))
     right = bounded.Continuation(base.design, base.net).refit(base.ask(delta))
     order = np.r_[1, 0, 2]
     wrong = PairNets(right.slopes[:, order], right.values[:, order], right.residual)
-    assert witness(delta, right).max() < 1
-    assert witness(delta, wrong).min() > 1e3
+    assert check(delta, right).max() < 1
+    assert check(delta, wrong).min() > 1e3
 
 
 def test_noise_is_refined_to_the_parametric_rate(rng):

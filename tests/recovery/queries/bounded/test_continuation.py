@@ -53,7 +53,7 @@ def test_equal_heads_leave_the_preconditioner_definite(rng):
     assert found.residual[0] < 1e-12
 
 
-def test_witness_that_objects_halves_the_step(rng):
+def test_a_check_that_objects_halves_the_step(rng):
     design, slopes, values = draw(rng)
     direction = rng.normal(size=slopes.shape)
 
@@ -63,16 +63,16 @@ def test_witness_that_objects_halves_the_step(rng):
     reference = PairNets(slopes, values, np.asarray(1e-14))
     asked = []
 
-    def witness(displacements, nets):
+    def check(displacements, nets):
         asked.append(len(nets.slopes))
         return np.where(displacements[:, 0] > 0.02, 2.0, 0.0)
 
     probes = np.array([[1.0], [0.2]])
-    found = follow_nets(design, ask, reference, probes, step=0.04, allowed=1e-9, witness=witness)
+    found = follow_nets(design, ask, reference, probes, step=0.04, allowed=1e-9, check=check)
     assert found.accepted.all()
     np.testing.assert_allclose(found.steps, [0.02, 0.04])
     assert asked == [2, 1]
     never = follow_nets(
-        design, ask, reference, probes, step=0.04, allowed=1e-9, halvings=1, witness=lambda d, n: np.full(len(d), 9.0)
+        design, ask, reference, probes, step=0.04, allowed=1e-9, halvings=1, check=lambda d, n: np.full(len(d), 9.0)
     )
     assert not never.accepted.any()

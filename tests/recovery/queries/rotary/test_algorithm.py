@@ -13,7 +13,7 @@ from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_
 from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import fit_nets
-from manyheads.recovery.refusals import HeadSeparationError, NotALayer
+from manyheads.recovery.refusals import FitError, NotALayer
 
 DIM, HEADS, TRIES = 12, 2, 3
 EPS = 2e-16
@@ -134,7 +134,7 @@ def test_what_cannot_be_extracted_is_refused(rng):
     with pytest.raises(NotALayer, match="not linear"):
         extract_rotary(Oracle(np.tanh, DIM), EPS, rng)
     uniform = RotaryLayer(np.zeros((40, 1, DIM + 1, DIM + 1)), rng.standard_normal((1, DIM, DIM)))
-    with pytest.raises(HeadSeparationError, match="no head attends"):
+    with pytest.raises(FitError, match="no head attends"):
         extract_rotary(Oracle(uniform, DIM), EPS, rng)
     with pytest.raises(UsageError, match="offsets"):
         RotarySettings(offsets=1)

@@ -1,4 +1,4 @@
-r"""Extraction with O(d^2) calls from tokens of bounded norm, for oracles in float32, rounded further, or noisy.
+r"""Extraction with O(d^2) queries of bounded norm, for oracles with rounding or noise.
 
 Nothing is saturated and no output spaces are intersected, so that noise is not multiplied by the condition of their
 separation, and heads may have full rank:
@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.queries.bounded.continuation import Continuation
-from manyheads.recovery.queries.pairs.pairs import Pairs, Separation, read_logits, separate_heads
+from manyheads.recovery.queries.pairs.pair_logits import read_logits
+from manyheads.recovery.queries.pairs.pairs import Pairs, Separation, separate_heads
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
@@ -142,10 +143,8 @@ def extract_bounded(
 
     Raises
     ------
-    HeadSeparationError, DependentValuesError
-        S1: the heads cannot be told apart, or the function is no attention layer.
     FitError
-        A net does not fit to the noise, or cannot be followed in some direction.
+        S1: the heads cannot be told apart, or the function is no attention layer; a net does not fit to the noise, or cannot be followed in some direction.
 
     Examples
     --------
@@ -163,23 +162,22 @@ def extract_bounded(
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, dim)
-    with log.stage("pairs"):
+    with log.stage("pairs") as figures:
         pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
         start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
-        log.note(start.figures())
-    with log.stage("net"):
+        figures |= start.figures()
+    with log.stage("net") as figures:
         base = read_base(pairs, start, rng, settings)
-        log.note({"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole})
-    with log.stage("directions"):
+        figures |= {"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole}
+    with log.stage("directions") as figures:
         followed, probes = follow_directions(base, rng, settings)
-        log.note(_direction_figures(followed))
-    layer, lacking = assemble_layer(base, followed, probes, causal)
-    log.note({"sum error": lacking})
+        layer, lacking = assemble_layer(base, followed, probes, causal)
+        figures |= _direction_figures(followed) | {"sum error": lacking}
     if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
-        with log.stage("refinement"):
+        with log.stage("refinement") as figures:
             refined = refine_layer(oracle, layer, rng, excess=settings.excess)
             layer = refined.layer
-            log.note({name: float(value) for name, value in refined._asdict().items() if name != "layer"})
+            figures |= {name: float(value) for name, value in refined._asdict().items() if name != "layer"}
     return Extracted(layer, tuple(log.stages))
 
 
@@ -278,7 +276,7 @@ def follow_directions(base: Base, rng: np.random.Generator, settings: BoundedSet
         steps = np.full(dim, settings.step)
         return Followed(nets, steps, np.ones(dim, bool), 0, np.zeros(dim)), base.probe + settings.step * basis
     follow = Continuation(base.design, base.net)
-    witness = _mirror(base, rng.choice(len(base.queries), min(settings.mirrors, len(base.queries)), replace=False))
+    mirror_check = _mirror(base, rng.choice(len(base.queries), min(settings.mirrors, len(base.queries)), replace=False))
     block = int(np.clip(ROOM // (len(base.design.features) * dim), 1, max(1, dim // 4)))
     step, parts = settings.step, []
     for first in range(0, dim, block):
@@ -291,7 +289,7 @@ def follow_directions(base: Base, rng: np.random.Generator, settings: BoundedSet
             allowed=MISFIT * max(float(base.net.residual), LEAST),
             halvings=settings.halvings,
             fit=follow.refit,
-            witness=witness,
+            check=mirror_check,
         )
         parts.append(part)
         if np.mean(part.steps < step) > 0.2:  # halvings cost more calls than the longer step saves digits
@@ -351,7 +349,7 @@ def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets],
     rows = (chosen[:, None] * shifts + np.arange(shifts)).ravel()
     design = NetDesign(base.design.features[rows], base.design.shifts[rows], base.design.baselines[rows])
 
-    def witness(displacements: Array, nets: PairNets) -> Array:
+    def mirror_check(displacements: Array, nets: PairNets) -> Array:
         answers = base.pairs.respond(queries, base.probe - displacements)
         expected = design.units(2 * base.net.slopes - nets.slopes) @ (2 * base.net.values - nets.values)
         rest = answers.reshape(expected.shape) - expected
@@ -359,7 +357,7 @@ def _mirror(base: Base, chosen: NDArray[np.intp]) -> Callable[[Array, PairNets],
         error: Array = np.sqrt(np.mean(rest**2, axis=(1, 2)))
         return error / (MIRROR * base.level + 1e3 * LEAST * size)
 
-    return witness
+    return mirror_check
 
 
 def _direction_figures(followed: Followed) -> dict[str, float]:

@@ -1,4 +1,4 @@
-r"""Refits of a large pair net at many neighbouring probes at once, from the net that is known at one.
+r"""Preconditioned Gauss-Newton refits of a large sigmoid network at many neighbouring probes.
 
 What the last row of the pair (q + v, q) shows is a net of one hidden layer in q whose slopes, offsets and values are
 all linear in v:
@@ -133,21 +133,21 @@ class Continuation:
 
     def _step(self, state: _State) -> Array:
         """Solve the Gauss-Newton equations of every fit, up to a share of its gradient."""
-        slant = state.gates * (1 - state.gates)
+        derivative = state.gates * (1 - state.gates)
         gram = state.values @ state.values.swapaxes(1, 2)  # (b, m, m)
         features = self.design.features
 
-        def pull(output: Array) -> Array:  # (b, n, m) -> (b, m, p)
-            weighted = (slant * output).transpose(1, 0, 2).reshape(len(features), -1)
+        def vjp(output: Array) -> Array:  # (b, n, m) -> (b, m, p)
+            weighted = (derivative * output).transpose(1, 0, 2).reshape(len(features), -1)
             return (weighted.T @ features).reshape(len(output), -1, features.shape[1])
 
         def normal(direction: Array) -> Array:
             moved = features @ direction.reshape(-1, features.shape[1]).T  # (n, b m)
-            moved = slant * moved.reshape(len(features), len(direction), -1).swapaxes(0, 1)
+            moved = derivative * moved.reshape(len(features), len(direction), -1).swapaxes(0, 1)
             moved -= state.basis @ (state.basis.swapaxes(1, 2) @ moved)
-            return pull(moved @ gram)
+            return vjp(moved @ gram)
 
-        return _conjugate_gradients(normal, self._precondition, pull(state.rest @ state.values.swapaxes(1, 2)))
+        return _conjugate_gradients(normal, self._precondition, vjp(state.rest @ state.values.swapaxes(1, 2)))
 
     def _search(self, state: _State, step: Array, answers: Array) -> _State:
         """Halve the step of every fit until its loss falls; a fit that nothing improves stays."""

@@ -1,4 +1,4 @@
-r"""Extraction with O(d) calls, for oracles that answer to float64 rounding or nearly so.
+r"""Extraction with O(d) queries, for oracles exact to float64 rounding or nearly so.
 
 A layer of m heads whose output spaces are independent (all layers whose heads have rank d / m: GPT and its kin, with
 shared keys and values too) is determined by five readings, one file each:
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.queries.pairs.output_spaces import Projections, split_projections
+from manyheads.recovery.queries.pairs.output_spaces import split_projections
 from manyheads.recovery.queries.pairs.pairs import Pairs, separate_heads
 from manyheads.recovery.queries.pairs.rows import Attentions, RowSettings, read_rows
 from manyheads.recovery.queries.pairs.slices import ProbeSettings, Stacks, read_slices
@@ -108,12 +108,11 @@ def extract_by_slices(
 
     Raises
     ------
-    HeadSeparationError, DependentValuesError
-        S1: the heads cannot be told apart, or the function is no attention layer.
+    FitError
+        S1: the heads cannot be told apart, or the function is no attention layer; a fit did not reach what the noise
+        allows, or contradicts the answers it was made of.
     RankBudgetError
         S3: the output spaces overlap.
-    FitError
-        A fit did not reach what the noise allows, or contradicts the answers it was made of.
 
     Examples
     --------
@@ -130,21 +129,21 @@ def extract_by_slices(
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, dim)
-    with log.stage("pairs"):
+    with log.stage("pairs") as figures:
         pairs = Pairs(oracle, sums, settings.before, settings.after, causal, max(noise, EPS))
         start = separate_heads(pairs, dim, rng, oversampling=settings.oversampling, tries=settings.tries)
-        log.note(start.figures())
+        figures |= start.figures()
     if not len(start.net.values):
         return _ignoring_tokens(sums, causal, log)
-    with log.stage("slices"):
+    with log.stage("slices") as figures:
         stacks = read_slices(pairs, start, rng, settings.probes)
-        log.note(_slice_figures(stacks))
-    with log.stage("subspaces"):
+        figures |= _slice_figures(stacks)
+    with log.stage("subspaces") as figures:
         heads = split_projections(sums, stacks)
-        log.note(_space_figures(heads))
-    with log.stage("rows"):
+        figures |= heads.figures()
+    with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, settings.rows, causal=causal, noise=max(noise, EPS))
-        log.note(_row_figures(found))
+        figures |= _row_figures(found)
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=causal)
     return Extracted(layer, tuple(log.stages))
 
@@ -166,10 +165,6 @@ def _slice_figures(stacks: Stacks) -> dict[str, float]:
         "smallest rank": int(ranks.min()),
         "largest rank": int(ranks.max()),
     }
-
-
-def _space_figures(heads: Projections) -> dict[str, float]:
-    return {"condition": heads.condition, "sum error": heads.sum_error, "row error": heads.row_error}
 
 
 def _row_figures(found: Attentions) -> dict[str, float]:

@@ -1,4 +1,4 @@
-r"""S3, output spaces decide everything: the sum of the projections already holds each of them.
+r"""Output-value circuits W_i from their sum and their output spaces, stage S3.
 
 With orthonormal bases O_i (r_i, d) of the row spaces of W_i, stacked to O with independent rows,
 
@@ -48,6 +48,10 @@ class Projections(NamedTuple):
     condition: float
     sum_error: float
     row_error: float
+
+    def figures(self) -> dict[str, float]:
+        """Return what a report shows of this stage."""
+        return {"condition": self.condition, "sum error": self.sum_error, "row error": self.row_error}
 
 
 def split_projections(sums: Sums, stacks: Stacks) -> Projections:

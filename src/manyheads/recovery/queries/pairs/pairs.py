@@ -1,4 +1,4 @@
-r"""S1, pairs of tokens: how many heads there are, and each head's share at one probe.
+r"""Pairs of tokens at one probe, stage S1: the number of heads, and the gates and values of each.
 
 A query q sees some copies of the token q + v, its neighbour by the probe v, and of itself. Softmax then has one number
 per head, and copies move it:
@@ -26,18 +26,18 @@ Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Ph
 pairs, the shifts by copies and the centred net are derived and measured here.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit
+from scipy.special import expit
 
+from manyheads.recovery.queries.pairs.pencils import Pencils, start_net
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.refusals import DependentValuesError, FitError, HeadSeparationError
+from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
 
@@ -138,18 +138,6 @@ class Pairs:
         return float(max(self.noise, 2 * EPS) * sum(np.sqrt(np.mean(part**2)) for part in parts))
 
 
-def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
-    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate.
-
-    Gates are read down to `least`.
-    """
-    gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
-    best = np.argmin(np.abs(gates - 0.5), axis=1)
-    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
-    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
-    return found
-
-
 class Separation(NamedTuple):
     """The heads at the first probe, and what the next probes are asked.
 
@@ -220,10 +208,8 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
 
     Raises
     ------
-    HeadSeparationError
-        No pencil had real, distinct eigenvalues.
-    DependentValuesError
-        The answers are no net of as many units as they have dimensions: what the heads read is dependent, or the
+    FitError
+        No pencil had real, distinct eigenvalues, or the answers are no net of as many units as they have dimensions: what the heads read is dependent, or the
         function is no attention layer.
     """
     best: Separation | None = None
@@ -234,7 +220,7 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
         scale = find_scale(pairs, probe, rng)
         try:
             found = _separate_at(pairs, probe, scale, rng, oversampling, tries)
-        except (HeadSeparationError, DependentValuesError) as error:
+        except FitError as error:
             refused = error
             continue
         if best is None or len(found.net.values) > len(best.net.values):
@@ -305,7 +291,7 @@ def _separate_at(
         pencils.extend(_jacobians(pairs, probe, point, step * directions, axes))
         for _, distance, frame in pencils.found[:2]:
             real, separation = True, max(separation, distance)
-            start = _start_net(answers @ axes.T, frame, pairs.shifts)
+            start = start_net(answers @ axes.T, frame, pairs.shifts)
             if start is None:
                 continue
             # A right start falls at once; only then is it worth converging.
@@ -317,13 +303,13 @@ def _separate_at(
                 lacking = _lacking(net, probe, pairs)
                 return Separation(probe, queries, design, net, scale, level, lacking, singular, distance)
     if not real:
-        raise HeadSeparationError(
+        raise FitError(
             f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
             "the answers are not those of attention heads, or too noisy for their derivatives",
             measured=separation,
             threshold=EPS,
         )
-    raise DependentValuesError(
+    raise FitError(
         f"the answers to pairs have {heads} dimensions but are no net of {heads} heads: what the heads read is "
         "linearly dependent, or the function is no attention layer (one that adds its input looks like this until "
         "residual=True says so)",
@@ -360,81 +346,6 @@ def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Arr
     moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T  # (2 m, K, m)
     slopes = (moved[: len(steps)] - moved[len(steps) :]) / 2
     return [slopes[:, shift].T for shift in range(slopes.shape[1])]
-
-
-class Pencils:
-    """Eigenvectors of the pencils of all pairs of Jacobians whose eigenvalues are real and distinct.
-
-    Attributes
-    ----------
-    jacobians
-        All Jacobians so far, (m, m) each.
-    found
-        Figure of merit, smallest relative distance of two eigenvalues, eigenvectors: the best separated and
-        conditioned pencils first.
-    """
-
-    def __init__(self) -> None:
-        self.jacobians: list[Array] = []
-        self.found: list[tuple[float, float, Array]] = []
-        self._conditions: list[float] = []
-
-    def extend(self, jacobians: list[Array]) -> None:
-        """Add Jacobians, and the pencils that they make with each other and with those before."""
-        start = len(self.jacobians)
-        self.jacobians += jacobians
-        self._conditions += [float(np.linalg.cond(jacobian)) for jacobian in jacobians]
-        for below, above in itertools.permutations(range(len(self.jacobians)), 2):
-            if max(below, above) >= start and self._conditions[below] < 0.1 / EPS:
-                self._try(below, above)
-        self.found.sort(key=lambda item: -item[0])
-
-    def _try(self, below: int, above: int) -> None:
-        try:
-            values, frame = np.linalg.eig(np.linalg.solve(self.jacobians[below].T, self.jacobians[above].T).T)
-        except np.linalg.LinAlgError:
-            return
-        size = np.abs(values).max()
-        if not np.isfinite(size) or np.abs(values.imag).max() > 1e-3 * size:
-            return
-        ordered = np.sort(values.real)
-        relative = np.diff(ordered) / np.maximum(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), 1e-3)
-        distance = float(relative.min()) if len(relative) else 9.0
-        if distance > 0:
-            self.found.append((distance / self._conditions[below], distance, frame.real))
-
-
-def _start_net(answers: Array, frame: Array, shifts: Array) -> Array | None:
-    r"""Return logits (m, n) in closed form from answers (n, K, m) in the axes, and the directions of the values.
-
-    In the frame the answers are z = d u(l, s), and with x = e^l, a = e^s: u = a (x - 1) / ((x + a)(1 + a)). The ratio
-    at two shifts gives x, then z gives the amplitude d; its median over the queries where both are safe is taken, and
-    each logit read where its gate is nearest to one half.
-    """
-    try:
-        shares = np.linalg.solve(frame, answers.reshape(-1, answers.shape[2]).T).T.reshape(answers.shape)
-    except np.linalg.LinAlgError:
-        return None
-    low, high = np.exp(shifts[0]), np.exp(shifts[-1])
-    with np.errstate(all="ignore"):
-        ratio = shares[:, 0] / shares[:, -1] * (high * (1 + low)) / (low * (1 + high))  # (n, m)
-        odds = (high - ratio * low) / (ratio - 1)
-        logits = np.log(odds)
-        units = expit(logits - shifts[0]) - expit(-shifts[0])
-        amplitude = shares[:, 0] / units
-    safe = np.isfinite(amplitude) & (np.abs(logits) < 6)
-    found = np.empty(answers.shape[2])
-    for head in range(answers.shape[2]):
-        rows = np.flatnonzero(safe[:, head])
-        if not len(rows):
-            return None
-        strong = rows[np.abs(shares[rows, 0, head]) >= np.median(np.abs(shares[rows, 0, head]))]
-        found[head] = np.median(amplitude[strong, head])
-    gates = shares / found + expit(-shifts)[:, None]  # (n, K, m)
-    best = np.argmin(np.abs(gates - 0.5), axis=1)
-    chosen = np.take_along_axis(gates, best[:, None], 1)[:, 0]
-    start: Array = (logit(np.clip(chosen, 1e-3, 1 - 1e-3)) + shifts[best]).T
-    return start if np.isfinite(start).all() else None
 
 
 def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:

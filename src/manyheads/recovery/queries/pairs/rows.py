@@ -1,4 +1,4 @@
-r"""S4, all rows of a sequence: the attention matrices, once it is known what every head reads.
+r"""Query-key circuits Theta_i and key biases from all rows of a sequence, stage S4.
 
 Every row t of the answer to x_0 = 0, x_1, ..., x_T is linear in the attention weights of that row,
 
@@ -37,16 +37,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.pairs.output_spaces import Projections
-from manyheads.recovery.queries.pairs.pairs import Pairs, read_logits
+from manyheads.recovery.queries.pairs.pair_logits import LOGITS, SMALLEST, PairReader
 from manyheads.recovery.queries.pairs.slices import rank_by_gap
-from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
-
-LOGITS = (1.0, 3.2)
-"""Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
 
 FARTHEST = 6.0
 """Largest logit of the pilot: trained layers have directions of their own, far beyond the quantile."""
@@ -62,9 +58,6 @@ HIDDEN = 1e-5
 
 SHORTER = 2
 """How often tokens are halved because weights were hidden."""
-
-SMALLEST = 1e-9
-"""Weights are read down to this size."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ def read_rows(
 
 
 def _read_at(
-    scale: float, reader: "_Reader | _PairReader", rng: np.random.Generator, settings: RowSettings, noise: float
+    scale: float, reader: "_Reader | PairReader", rng: np.random.Generator, settings: RowSettings, noise: float
 ) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
@@ -205,63 +198,13 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
 
 def _choose_reader(
     oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
-) -> "_Reader | _PairReader":
+) -> "_Reader | PairReader":
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head."""
     count, dim = len(heads.projection), len(bias)
     least = int(heads.ranks[heads.ranks > 0].min(initial=dim))
     if least < 2 or (heads.readers is None and dim // count < 2):
-        return _PairReader(oracle, bias, heads, settings, causal)
+        return PairReader(oracle, bias, heads, causal)
     return _Reader(oracle, bias, heads, settings, causal)
-
-
-class _PairReader:
-    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer.
-
-    Attributes
-    ----------
-    sketched
-        Sketch tokens of one group.
-    smallest
-        Smallest weight that was read.
-    """
-
-    sketched = 8
-
-    def __init__(
-        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
-    ):
-        self.heads, self.bias, self.smallest = heads, bias, 1.0
-        self.pairs = Pairs(oracle, Sums(heads.projection.sum(0), bias), 1, 4, causal)
-
-    def find_scale(self, rng: np.random.Generator) -> float:
-        """Return the scale of tokens at which the logits of random pairs are moderate."""
-        dim = len(self.bias)
-        queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))
-        scale = 1.0
-        for _ in range(12):
-            size = float(np.quantile(np.abs(self.logits(scale * queries, scale * probe)), 0.98))
-            if LOGITS[0] <= size <= LOGITS[1]:
-                break
-            # Logits are bilinear: beyond what can be read they are at least this large.
-            scale *= float(np.clip(np.sqrt(0.6 * LOGITS[1] / max(size, 1e-9)), 1 / 8, 8))
-        return scale
-
-    def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
-        """Return what `_Reader.ask` does."""
-        zero = np.zeros((1, len(self.bias)))
-        biases = self.logits(zero, basis)[:, 0]  # (d, m): beta . v
-        sketched = self.logits(zero, group)[:, 0]  # (g, m)
-        columns = self.logits(basis, group) - sketched[:, None]  # (g, d, m)
-        rows = self.logits(group, basis) - biases[:, None]  # (d, g, m)
-        return columns.transpose(2, 1, 0), rows.transpose(2, 1, 0), biases.T
-
-    def logits(self, queries: Array, probes: Array) -> Array:
-        """Read q^T Theta_i v + beta_i^T v (b, n, m) of all queries (n, d) and probes (b, d)."""
-        answers = self.pairs.respond(queries, probes)  # (b, n, K, d)
-        values = np.swapaxes(probes @ self.heads.projection, 0, 1)  # (b, m, d)
-        shifts = self.pairs.shifts
-        found = [read_logits(one, value, shifts, SMALLEST) for one, value in zip(answers, values, strict=True)]
-        return np.array(found)
 
 
 class _Reader:

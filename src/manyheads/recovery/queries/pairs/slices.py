@@ -1,4 +1,4 @@
-r"""S2, slices: what every head reads, at as many probes as the output spaces have dimensions.
+r"""Values of every head at as many probes as the output spaces have dimensions, stage S2.
 
 At the probe v_b = v_0 + tau |v_0| b the same few queries are asked as at v_0, and the pair net is fitted from there:
 its values are v_b W_i. After r + extra probes the rows of head i span its output space, the row space of W_i, and their
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.pairs.pairs import Pairs, Separation
+from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
-from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
@@ -110,8 +111,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
     levels, uniform = _levels(start)
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
-    wanted = dim if settings.full else min(dim, settings.batch or max(4, enough // 2))
-    probes, nets, dropped, halvings, used = [start.probe[None]], [_stacked(start.net)], 0, 0, 0
+    first = dim if settings.full else min(dim, settings.batch or max(4, enough // 2))
 
     def ask(displacements: Array) -> Array:
         answers = pairs.respond(start.queries, start.probe + displacements)
@@ -130,39 +130,32 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
                 part[near] = better
         return found
 
-    ranks = None
-    while used < dim:
-        chosen = directions[used : used + wanted] * reach
-        found = follow_nets(start.design, ask, start.net, chosen, step=settings.step, allowed=allowed, fit=fit)
-        used, good = used + len(chosen), found.accepted
-        halvings += found.halvings
-        dropped += int((~good).sum())
-        if good.sum() < len(chosen) / 2:
-            worst = float(np.max(found.nets.residual))
+    def follow(block: Array) -> Followed:
+        found = follow_nets(start.design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
+        failed = int((~found.accepted).sum())
+        if failed > len(block) / 2:
             raise FitError(
-                f"{int((~good).sum())} of {len(chosen)} probes failed their guards at every step: the heads cannot be "
-                "followed from probe to probe. The function is no attention layer, or too noisy for this method; "
-                "try the bounded one",
-                measured=worst,
+                f"{failed} of {len(block)} probes failed their guards at every step: the heads cannot be followed from "
+                "probe to probe. The function is no attention layer, or too noisy for this method; try the bounded one",
+                measured=float(np.max(found.nets.residual)),
                 threshold=allowed,
             )
-        probes.append(start.probe + found.steps[good, None] * chosen[good])
-        nets.append(PairNets(*(part[good] for part in found.nets)))
-        rows = np.concatenate(probes)
-        values = np.swapaxes(np.concatenate([net.values for net in nets]), 0, 1)  # (m, b, d)
+        return found
+
+    def stack(probed: Probed) -> Stacks:
+        rows, values = start.probe + probed.moves, probed.values
         if uniform:
             values = np.concatenate([values, (rows @ pairs.sums.projection - values.sum(0))[None]])
-        ranks = find_ranks(values, levels)
+        logits = np.swapaxes(probed.nets.slopes, 0, 1)
+        return Stacks(rows, values, logits, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
+
+    def wanted(probed: Probed) -> int:
+        count, ranks = len(probed.moves), stack(probed).ranks
         if ranks is not None and not settings.full and ranks.sum() <= dim:
-            missing = int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - len(rows)
-            if missing <= 0:
-                break
-            wanted = missing
-        else:
-            wanted = max(4, min(enough - len(rows), dim - used)) if len(rows) < enough else max(4, len(rows) // 4)
-        wanted = min(wanted, dim - used)
-    logits = np.swapaxes(np.concatenate([net.slopes for net in nets]), 0, 1)
-    return Stacks(rows, values, logits, levels, ranks, dropped, halvings)
+            return int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - count
+        return max(4, enough - count) if count < enough else max(4, count // 4)
+
+    return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
 
 
 def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
@@ -229,7 +222,3 @@ def _levels(start: Separation) -> tuple[Array, bool]:
     explained = float(np.linalg.norm(rows))
     uniform = start.lacking > CLEAR * explained
     return (np.append(rows, explained) if uniform else rows), uniform
-
-
-def _stacked(net: PairNets) -> PairNets:
-    return PairNets(net.slopes[None], net.values[None], np.asarray(net.residual)[None])

@@ -1,4 +1,4 @@
-r"""Extraction of a layer with rotary positions: zeros are counted, values separated, logits read offset by offset.
+r"""Extraction of a layer with rotary positions (RoPE).
 
 S0  One-token sequences give c and the sum of the projections. d + 1 calls.
 S1  The count gate at one direction: the heads, and what they read there (`rotary_gates`). About 25 (m + 1) calls.
@@ -12,20 +12,21 @@ S4  How heads turn from one offset to the next: every further offset follows. It
 Without biases of queries and keys. The figures of every step stand in the stages of the result.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
-from manyheads.recovery.queries.projection_sum import read_sums
+from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
-from manyheads.recovery.queries.sigmoid_network import EXACT, Array, net_amplification
+from manyheads.recovery.queries.sigmoid_network import EXACT, Array
 from manyheads.recovery.queries.stage_log import StageLog
-from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted
 
@@ -34,9 +35,6 @@ SIZE = 0.9
 
 FAR = (4, 16, 64, 112)
 """Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
-
-CLEAR = 0.05
-"""Weight below which a direction is left out: its errors are twenty times those of the first direction."""
 
 
 @dataclass(frozen=True)
@@ -113,111 +111,117 @@ def extract_rotary(
     >>> bool(np.allclose(found(x), layer(x), atol=1e-7))
     True
     """
-    return _Extraction(oracle, noise, rng, settings or RotarySettings()).run()
+    settings = settings or RotarySettings()
+    log = StageLog(oracle)
+    with log.stage("sums") as figures:
+        sums = _read_linear(oracle, noise, rng, figures)
+    with log.stage("values") as figures:
+        values = _split_values(oracle, sums, noise, rng, settings, figures)
+    with log.stage("logits") as figures:
+        layer = _Logits(oracle, noise, rng, settings, sums.bias, values).read(figures)
+    longest = layer.offsets if layer.turns is None else None
+    return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
+
+
+class _Values(NamedTuple):
+    """What the heads read and write: W (m, d, d), their ranks, and a length of tokens at which gates move."""
+
+    projection: Array
+    ranks: list[int]
+    length: float
+
+
+def _read_linear(oracle: Any, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
+    """Read W_S and c, and refuse a function whose answers to one token are not affine."""
+    sums = read_sums(oracle, oracle.dim)
+    probe = rng.standard_normal((1, 1, oracle.dim))
+    expected = sums.read(probe[0])
+    size = np.linalg.norm(expected - sums.bias) + np.finfo(np.float64).tiny
+    figures["linear"] = rest = float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
+    if rest > max(1e-8, 1e3 * noise):
+        raise NotALayer(
+            "the answer to one token is not linear in it: a normalisation in front, or no attention layer",
+            measured=rest,
+            threshold=max(1e-8, 1e3 * noise),
+        )
+    return sums
+
+
+def _split_values(
+    oracle: Any,
+    sums: Sums,
+    noise: float,
+    rng: np.random.Generator,
+    settings: RotarySettings,
+    figures: dict[str, float],
+) -> _Values:
+    """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
+    heads = find_counted_heads(oracle, sums.bias, sums.projection, noise, rng)
+    allowed = max(1e-11, 5 * float(heads.net.residual), 30 * noise)
+    bases = [np.linalg.qr(rng.standard_normal((oracle.dim,) * 2))[0] for _ in range(3)]
+    basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
+    floor = max(heads.amplification * max(noise, 1e-15), 1e-12)
+
+    def follow(block: Array) -> Followed:
+        def ask(moves: Array) -> Array:
+            return ask_counts(oracle, sums.bias, heads.gate, heads.direction + moves)
+
+        return follow_nets(heads.gate.net, ask, heads.net, block, step=settings.step, allowed=allowed)
+
+    def stack(probed: Probed) -> tuple[Array, list[int]]:
+        rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
+        spectra = [np.linalg.svd(one, compute_uv=False) for one in rows]
+        return rows, [forms.gap_rank(one, max(1e-6, 100 * floor)) for one in spectra]
+
+    more = max(4, settings.extra)
+
+    def wanted(probed: Probed) -> int:
+        return more if max(stack(probed)[1]) > len(probed.moves) - settings.extra else 0
+
+    errors = heads.gate.net, heads.amplification
+    probed = probe_until(heads.net, basis, follow, wanted, first=more, errors=errors)
+    rows, ranks = stack(probed)
+    spare = rows.shape[1] - max(ranks)
+    figures |= {"heads": len(rows), "probes": rows.shape[1], "dropped": probed.dropped}
+    figures["amplification"] = heads.amplification
+    if sum(ranks) > oracle.dim or (spare < 2 and max(ranks) < oracle.dim):
+        raise RankBudgetError(
+            f"the output spaces of {len(rows)} heads have ranks {ranks} in dimension {oracle.dim}: full-rank or "
+            "collinear heads, or answers too noisy to see the ranks",
+            measured=float(sum(ranks)),
+            threshold=float(oracle.dim),
+        )
+    spaces = [np.linalg.svd(one, full_matrices=False)[2][:rank] for one, rank in zip(rows, ranks, strict=True)]
+    parts = np.split(sums.projection @ np.linalg.pinv(np.concatenate(spaces)), np.cumsum(ranks)[:-1], axis=1)
+    projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
+    rest = float(np.linalg.norm(projection.sum(0) - sums.projection) / np.linalg.norm(sums.projection))
+    figures |= {"sum_rule": rest, "condition": float(np.linalg.cond(np.concatenate(spaces)))}
+    if rest > max(1e-6, 1e3 * floor):
+        raise FitError("the projections of the heads do not add up to their sum", measured=rest, threshold=1e-6)
+    return _Values(projection, ranks, float(np.median(heads.gate.scales)))
 
 
 @dataclass
-class _Extraction:
-    """One extraction: what was found so far."""
+class _Logits:
+    """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
 
     oracle: Any
     noise: float
     rng: np.random.Generator
     settings: RotarySettings
-    bias: Array = field(default_factory=lambda: np.zeros(0))
-    total: Array = field(default_factory=lambda: np.zeros(0))
-    projection: Array = field(default_factory=lambda: np.zeros(0))
-    length: float = 1.0  # of the tokens whose logits are read
-    ranks: list[int] = field(default_factory=list)
+    bias: Array
+    values: _Values
+    length: float = 0.0  # of the tokens whose logits are read
 
-    def run(self) -> Extracted:
-        log = StageLog(self.oracle)
-        log.run("sums", self._sums)
-        log.run("values", self._values)
-        layer = log.run("logits", self._logits)
-        longest = layer.offsets if layer.turns is None else None
-        acts_on = "the tokens, offset by offset"
-        return Extracted(layer, tuple(log.stages), acts_on, predict=layer, longest=longest)
-
-    def _sums(self, figures: dict[str, float]) -> None:
-        sums = read_sums(self.oracle, self.oracle.dim)
-        self.total, self.bias = sums
-        probe = self.rng.standard_normal((1, 1, self.oracle.dim))
-        expected = sums.read(probe[0])
-        rest = np.linalg.norm(self.oracle(probe, read="last") - expected) / (
-            np.linalg.norm(expected - sums.bias) + 1e-300
-        )
-        figures["linear"] = float(rest)
-        if rest > max(1e-8, 1e3 * self.noise):
-            raise NotALayer(
-                "the answer to one token is not linear in it: a normalisation in front, or no attention layer",
-                measured=float(rest),
-                threshold=max(1e-8, 1e3 * self.noise),
-            )
-
-    def _values(self, figures: dict[str, float]) -> None:
-        """Find the heads, follow them through neighbouring directions, and take their projections out of the sum."""
-        heads = find_counted_heads(self.oracle, self.bias, self.total, self.noise, self.rng)
-        self.length = float(np.median(heads.gate.scales))
-        allowed = max(1e-11, 5 * float(heads.net.residual), 30 * self.noise)
-        bases = [np.linalg.qr(self.rng.standard_normal((self.oracle.dim,) * 2))[0] for _ in range(3)]
-        basis = np.concatenate(bases) * np.linalg.norm(heads.direction)
-        stacks = [heads.net.values[:, None]]  # (m, probes, d)
-        floor = max(heads.amplification * max(self.noise, 1e-15), 1e-12)
-        dropped, used = 0, 0
-        while True:
-            block = basis[used : used + max(4, self.settings.extra)]
-            used += len(block)
-            followed = follow_nets(
-                heads.gate.net,
-                lambda moves: ask_counts(self.oracle, self.bias, heads.gate, heads.direction + moves),
-                heads.net,
-                block,
-                step=self.settings.step,
-                allowed=allowed,
-            )
-            kept = np.flatnonzero(followed.accepted)
-            # Near a direction at which two gates agree, their values are badly separated: rows count by their error.
-            error = np.array([net_amplification(heads.gate.net, followed.nets.one(int(probe)))[1] for probe in kept])
-            weight = np.minimum(1.0, heads.amplification / error.reshape(len(kept), len(heads.net.values)))
-            kept, weight = kept[weight.min(1) > CLEAR], weight[weight.min(1) > CLEAR]
-            dropped += len(block) - len(kept)
-            stacks.append(np.swapaxes(followed.nets.values[kept] * weight[:, :, None], 0, 1))
-            stack = np.concatenate(stacks, axis=1)
-            spectra = [np.linalg.svd(rows, compute_uv=False) for rows in stack]
-            self.ranks = [forms.gap_rank(values, max(1e-6, 100 * floor)) for values in spectra]
-            if max(self.ranks) <= stack.shape[1] - self.settings.extra or used >= len(basis):
-                break
-        spare = stack.shape[1] - max(self.ranks)
-        figures.update(heads=len(stack), probes=stack.shape[1], dropped=dropped, amplification=heads.amplification)
-        if sum(self.ranks) > self.oracle.dim or (spare < 2 and max(self.ranks) < self.oracle.dim):
-            raise RankBudgetError(
-                f"the output spaces of {len(stack)} heads have ranks {self.ranks} in dimension {self.oracle.dim}: "
-                "full-rank or collinear heads, or answers too noisy to see the ranks",
-                measured=float(sum(self.ranks)),
-                threshold=float(self.oracle.dim),
-            )
-        spaces = [
-            np.linalg.svd(rows, full_matrices=False)[2][:rank] for rows, rank in zip(stack, self.ranks, strict=True)
-        ]
-        inverse = np.linalg.pinv(np.concatenate(spaces))
-        parts = np.split(self.total @ inverse, np.cumsum(self.ranks)[:-1], axis=1)
-        self.projection = np.array([part @ space for part, space in zip(parts, spaces, strict=True)])
-        rest = np.linalg.norm(self.projection.sum(0) - self.total) / np.linalg.norm(self.total)
-        figures.update(sum_rule=float(rest), condition=float(np.linalg.cond(np.concatenate(spaces))))
-        if rest > max(1e-6, 1e3 * floor):
-            raise FitError(
-                "the projections of the heads do not add up to their sum", measured=float(rest), threshold=1e-6
-            )
-
-    def _logits(self, figures: dict[str, float]) -> RotaryLayer:
+    def read(self, figures: dict[str, float]) -> RotaryLayer:
         """Read logits, and find the forms of all offsets."""
-        dim, heads, most = self.oracle.dim, len(self.projection), max(self.ranks)
-        kept = max(2, int(self.settings.share * min(dim / heads, *self.ranks)))
+        projection, ranks, self.length = self.values
+        dim, heads, most = self.oracle.dim, len(projection), max(ranks)
+        kept = max(2, int(self.settings.share * min(dim / heads, *ranks)))
         kept -= kept % 2 if kept > 2 else 0
         exact = self.noise <= EXACT
         few = min(dim, max(most + self.settings.extra * (1 if exact else 3), kept))
-        reader = Reader(self.oracle, self.bias, self.projection)
+        reader = Reader(self.oracle, self.bias, projection)
         figures["size"] = self._shorten(reader, kept)
         tokens = self._tokens(few), self._basis()
         walk = reader.read(np.concatenate(tokens), alternate(few, dim, kept), np.arange(1, kept + 1))
@@ -253,7 +257,7 @@ class _Extraction:
                 for t in listed
             ]
         )
-        return RotaryLayer(listing, self.projection, self.bias, turns)
+        return RotaryLayer(listing, projection, self.bias, turns)
 
     def _shorten(self, reader: Reader, kept: int) -> float:
         """Choose the length of tokens at which the logits of the sharpest head have about the size SIZE."""

@@ -1,4 +1,4 @@
-r"""The count gate: heads told apart by the NUMBER of zero tokens in front of a token.
+r"""Count gate: separation of heads by the number of zero tokens in front of a token.
 
 Under RoPE a pair of tokens is of little use: the logit of a token on itself and that on its neighbour belong to
 different forms. But a zero token has the logit 0 at every offset, and nothing is read from it. After n zero tokens the
@@ -23,7 +23,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, fit_nets, net_amplification
-from manyheads.recovery.refusals import HeadSeparationError, NotALayer
+from manyheads.recovery.refusals import FitError, NotALayer
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 SCALES = (0.5, 0.75, 1.0, 1.3)
@@ -97,7 +97,7 @@ def find_counted_heads(
     ------
     NotALayer
         No direction has responses that follow the count gate: biases of queries or keys, or no such layer.
-    HeadSeparationError
+    FitError
         The gates do not move: no head attends by content; or there are too many heads.
     """
     best: CountedHeads | None = None
@@ -118,11 +118,11 @@ def find_counted_heads(
         spectrum = np.linalg.svd(answers, compute_uv=False)
         heads = int((spectrum > max(60 * noise, 1e-10) * spectrum[0]).sum())
         if not heads:
-            raise HeadSeparationError(
+            raise FitError(
                 "the answers to one token behind zeros vanish: no head reads the tokens", measured=0.0, threshold=1.0
             )
         if heads > MOST:
-            raise HeadSeparationError(
+            raise FitError(
                 f"the answers to one token behind zeros have {heads} dimensions, more heads than the count gate tells "
                 "apart: the function is no layer with rotary positions, or has too many heads, or is too noisy",
                 measured=float(heads),
@@ -144,7 +144,7 @@ def find_counted_heads(
         if best.amplification < 10 * heads:
             break
     if not moved:
-        raise HeadSeparationError(
+        raise FitError(
             "the number of zero tokens does not change what is read: no head attends by content",
             measured=0.0,
             threshold=0.35,

@@ -1,4 +1,4 @@
-r"""Forms from logits: the first offset from two sketches, every further one from a small core, and how heads turn.
+r"""Query-key forms from logits: the first offset from two sketches, further ones from small cores and rotations.
 
 At offset 1, with fresh tokens A and sketch tokens U (few), the logits give C = A Theta U^T and R = U Theta A^T, and a
 matrix whose rank is below the number of sketch tokens is

@@ -1,4 +1,4 @@
-r"""Logits of every pair of tokens of a sequence, by offset, from answers whose projections are known.
+r"""Logits of all pairs of tokens of a sequence, by offset, at known output-value circuits.
 
 Row r of an answer is c + sum_i sum_j a_ij W_i^T x_j. Once the projections are known, the weights a_ij of all heads on
 all distinct tokens solve one linear problem of the row, as long as heads times tokens stay below d. Zero tokens are not

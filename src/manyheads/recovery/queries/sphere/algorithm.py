@@ -1,4 +1,4 @@
-r"""Extraction of a layer behind a normalisation that cannot be bypassed, with or without a residual connection.
+r"""Extraction of a layer behind a LayerNorm or RMSNorm, with or without a residual connection.
 
 The oracle is F(LN(X)) or, its input taken off, X + F(LN(X)), with LN(x) = gamma u + delta and
 u = (x - mean) / sqrt(var + epsilon). Tokens of norm sqrt d and mean zero are u themselves, up to the constant
@@ -23,20 +23,16 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.oracle.normalization import Normalisation
-from manyheads.recovery.queries.pairs.output_spaces import Projections, split_projections
+from manyheads.recovery.queries.pairs.output_spaces import split_projections
 from manyheads.recovery.queries.pairs.slices import Stacks, find_ranks
-from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array, net_amplification
+from manyheads.recovery.queries.probes import Probed, probe_until
+from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalised_sums
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.stage_log import StageLog
-from manyheads.recovery.queries.warm_start import follow_nets
+from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted
-
-CLEAR = 0.05
-"""Weight below which a difference is left out: its errors are twenty times those of the first one."""
 
 QUERIES = 12
 """Dimensions in which the w of all pairs lie; the differences have the others."""
@@ -112,123 +108,106 @@ def extract_on_sphere(
             measured=0.0,
             threshold=1.0,
         )
-    return _Extraction(oracle, noise, rng, settings or SphereSettings()).run()
+    settings = settings or SphereSettings()
+    log = StageLog(oracle)
+    with log.stage("sums") as figures:
+        sums, norm, basis = read_normalised_sums(oracle, oracle.dim, noise, rng)
+        figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
+    few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
+    pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS))
+    with log.stage("pairs") as figures:
+        heads = find_sphere_heads(pairs, rng)
+        figures |= heads.figures()
+    if len(heads.net.values) == 1:
+        projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
+    else:
+        with log.stage("slices") as figures:
+            stacks = _read_stacks(pairs, heads, rng, settings)
+            figures |= {"differences": len(stacks.probes), "dropped": stacks.dropped, "halvings": stacks.halvings}
+            figures |= {"rank": 0 if stacks.ranks is None else int(stacks.ranks.max())}
+        with log.stage("subspaces") as figures:
+            split = split_projections(sums, stacks)
+            figures |= split.figures()
+        projection, ranks = split.projection, split.ranks.tolist()
+    with log.stage("rows") as figures:
+        base = np.sqrt(oracle.dim) * basis[0]
+        rows = SphereRows(oracle, sums, projection, basis, base)
+        theta, beta = _read_forms(rows, ranks, noise, rng, settings, figures)
+    size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
+    layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=True)
+    off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
+    acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
+    return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
 
 
-@dataclass
-class _Extraction:
-    """One extraction."""
+def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generator, settings: SphereSettings) -> Stacks:
+    """Follow the heads to other differences until the spaces of what they read are exhausted."""
+    dim, size, design = len(pairs.sums.bias), len(pairs.near), pairs.design(len(heads.queries), heads.copies)
+    start = heads.direction / np.linalg.norm(heads.direction)
+    turn = np.concatenate([np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(3)])
+    level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
+    levels = level * heads.amplification * np.sqrt(len(heads.net.values))
 
-    oracle: Any
-    noise: float
-    rng: np.random.Generator
-    settings: SphereSettings
+    def follow(block: Array) -> Followed:
+        def ask(moves: Array) -> Array:
+            answers = pairs.respond(heads.queries, pairs.probe(start + moves), heads.copies)
+            return answers.reshape(len(moves), -1, dim)
 
-    def run(self) -> Extracted:
-        log = StageLog(self.oracle)
-        sums, norm, basis = log.run("sums", self._sums)
-        few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
-        pairs = SpherePairs(self.oracle, sums, basis[few:], basis[:few], max(self.noise, EPS))
-        heads = log.run("pairs", lambda figures: self._pairs(pairs, figures))
-        if len(heads.net.values) == 1:
-            projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
-        else:
-            stacks = log.run("slices", lambda figures: self._slices(pairs, heads, figures))
-            split = log.run("subspaces", lambda figures: self._split(sums, stacks, figures))
-            projection, ranks = split.projection, split.ranks.tolist()
-        theta, beta = log.run("rows", lambda figures: self._rows(sums, projection, ranks, basis, figures))
-        size = np.sqrt(1 + norm.epsilon)  # tokens of the sphere are u times this
-        layer = AttentionLayer(theta * size**2, projection * size, beta * size, sums.bias, causal=True)
-        off = "(x - mean) / sqrt(variance" if norm.centred else "x / sqrt(mean square"
-        acts_on = f"u = {off} + {norm.epsilon:.1e}), what a {norm.name} without weights makes of the tokens"
-        return Extracted(layer, tuple(log.stages), acts_on, prepare=norm)
+        return follow_nets(design, ask, heads.net, block, step=settings.step, allowed=heads.allowed)
 
-    def _sums(self, figures: dict[str, float]) -> tuple[Sums, Normalisation, Array]:
-        sums, norm, basis = read_normalised_sums(self.oracle, self.oracle.dim, self.noise, self.rng)
-        figures.update(epsilon=norm.epsilon, centred=float(norm.centred))
-        return sums, norm, basis
+    def stack(probed: Probed) -> Stacks:
+        weight = probed.weights.min(1)[:, None]
+        rows, values = pairs.probe(start + probed.moves) * weight, probed.values * weight
+        unused = np.zeros((len(values), len(rows), 0))
+        return Stacks(rows, values, unused, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
 
-    def _pairs(self, pairs: SpherePairs, figures: dict[str, float]) -> SphereHeads:
-        heads = find_sphere_heads(pairs, self.rng)
-        figures.update(
-            heads=len(heads.net.values),
-            residual=float(heads.net.residual),
-            amplification=float(heads.amplification.max()),
-            queries=len(heads.queries),
-            copies=heads.copies,
-        )
-        return heads
+    def wanted(probed: Probed) -> int:
+        ranks, count = stack(probed).ranks, len(probed.moves)
+        if ranks is None:
+            return 4
+        if ranks.max() >= size:
+            raise _not_exhausted(pairs, len(ranks), count, len(turn))
+        return int(ranks.max()) + settings.extra - count
 
-    def _slices(self, pairs: SpherePairs, heads: SphereHeads, figures: dict[str, float]) -> Stacks:
-        """Follow the heads to other differences until the spaces of what they read are exhausted."""
-        size, design = len(pairs.near), pairs.design(len(heads.queries), heads.copies)
-        start = heads.direction / np.linalg.norm(heads.direction)
-        turn = np.concatenate([np.linalg.qr(self.rng.standard_normal((size, size)))[0] for _ in range(3)])
-        level = pairs.noise * np.sqrt(np.mean((heads.queries @ pairs.sums.projection) ** 2)) * 4
-        levels = level * heads.amplification * np.sqrt(len(heads.net.values))
-        probes, values = [pairs.probe(start)[None]], [heads.net.values[:, None]]
-        dropped, halvings, used, wanted = 0, 0, 0, max(4, self.oracle.dim // len(heads.net.values) // 2)
-        while True:
-            block = turn[used : used + wanted]
-            used += len(block)
-            found = follow_nets(
-                design,
-                lambda moves: pairs.respond(heads.queries, pairs.probe(start + moves), heads.copies).reshape(
-                    len(moves), -1, self.oracle.dim
-                ),
-                heads.net,
-                block,
-                step=self.settings.step,
-                allowed=heads.allowed,
-            )
-            halvings += found.halvings
-            kept = np.flatnonzero(found.accepted)
-            # Where gates of two heads nearly agree, their values err more: a row counts by its error.
-            error = np.array([net_amplification(design, found.nets.one(int(probe)))[1] for probe in kept])
-            weight = np.minimum(1.0, heads.amplification / error.reshape(len(kept), -1)).min(1)
-            kept, weight = kept[weight > CLEAR], weight[weight > CLEAR]
-            dropped += len(block) - len(kept)
-            moved = pairs.probe(start + found.steps[kept, None] * block[: len(found.steps)][kept])
-            probes.append(moved * weight[:, None])
-            values.append(np.swapaxes(found.nets.values[kept], 0, 1) * weight[:, None])
-            stack, rows = np.concatenate(values, axis=1), np.concatenate(probes)
-            ranks = find_ranks(stack, levels)
-            if ranks is not None and ranks.max() + self.settings.extra <= len(rows) and ranks.max() < size:
-                break
-            if used >= len(turn) or (ranks is not None and ranks.max() >= size):
-                raise RankBudgetError(
-                    f"the output spaces of {len(stack)} heads are not exhausted by {len(rows)} differences: heads of "
-                    "nearly full rank, or answers too noisy to see the ranks",
-                    measured=float(len(rows)),
-                    threshold=float(len(turn)),
-                )
-            wanted = 4 if ranks is None else int(max(ranks.max() + self.settings.extra - len(rows), 1))
-        figures.update(differences=len(rows), dropped=dropped, halvings=halvings, rank=int(ranks.max()))
-        return Stacks(rows, stack, np.zeros((len(stack), len(rows), 0)), levels, ranks, dropped, halvings)
+    first = max(4, dim // len(heads.net.values) // 2)
+    found = stack(probe_until(heads.net, turn, follow, wanted, first=first, errors=(design, heads.amplification)))
+    if found.ranks is None or found.ranks.max() + settings.extra > len(found.probes):
+        raise _not_exhausted(pairs, len(found.values), len(found.probes), len(turn))
+    return found
 
-    def _split(self, sums: Sums, stacks: Stacks, figures: dict[str, float]) -> Projections:
-        split = split_projections(sums, stacks)
-        figures.update(condition=split.condition, sum_error=split.sum_error, row_error=split.row_error)
-        return split
 
-    def _rows(
-        self, sums: Sums, projection: Array, ranks: list[int], basis: Array, figures: dict[str, float]
-    ) -> tuple[Array, Array]:
-        """Read the attention matrices, with more sketch tokens where their rank asks for it."""
-        size = max(2, int(self.settings.share * min(self.oracle.dim / len(projection), *ranks)))
-        base = np.sqrt(self.oracle.dim) * basis[0]
-        rows, spread = choose_base(SphereRows(self.oracle, sums, projection, basis, base), size, self.rng)
-        # With noise no gap shows: attention is taken to have no larger rank than the values, and verification decides.
-        most = None if self.noise <= EXACT else max(ranks)
-        few = max(ranks) + self.settings.extra * (1 if most is None else 3)
-        while True:
-            seen = read_sketches(rows, min(few, len(basis)), size, spread, self.rng)
-            try:
-                theta, beta, found = solve_forms(rows, seen, max(1e-6, 100 * self.noise), most)
-            except RankBudgetError:
-                if few >= len(basis):
-                    raise
-                few *= 2
-                continue
-            figures.update(tokens=size, spread=spread, least=seen.least, rank=max(found), sketches=len(seen.few))
-            return theta, beta
+def _not_exhausted(pairs: SpherePairs, heads: int, asked: int, most: int) -> RankBudgetError:
+    return RankBudgetError(
+        f"the output spaces of {heads} heads are not exhausted by {asked} differences: heads of nearly full rank, or "
+        "answers too noisy to see the ranks",
+        measured=float(asked),
+        threshold=float(most),
+    )
+
+
+def _read_forms(
+    rows: SphereRows,
+    ranks: list[int],
+    noise: float,
+    rng: np.random.Generator,
+    settings: SphereSettings,
+    figures: dict[str, float],
+) -> tuple[Array, Array]:
+    """Read the attention matrices, with more sketch tokens where their rank asks for it."""
+    size = max(2, int(settings.share * min(len(rows.base) / len(rows.projection), *ranks)))
+    chosen, spread = choose_base(rows, size, rng)
+    # With noise no gap shows: attention is taken to have no larger rank than the values, and verification decides.
+    most = None if noise <= EXACT else max(ranks)
+    few = max(ranks) + settings.extra * (1 if most is None else 3)
+    while True:
+        seen = read_sketches(chosen, min(few, len(rows.basis)), size, spread, rng)
+        try:
+            theta, beta, found = solve_forms(chosen, seen, max(1e-6, 100 * noise), most)
+        except RankBudgetError:
+            if few >= len(rows.basis):
+                raise
+            few *= 2
+            continue
+        figures |= {"tokens": size, "spread": spread, "least": seen.least}
+        figures |= {"rank": max(found), "sketches": len(seen.few)}
+        return theta, beta

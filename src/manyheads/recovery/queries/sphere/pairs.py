@@ -1,4 +1,4 @@
-r"""Pairs of tokens on the sphere: a fixed difference, and as many copies of the query as one likes.
+r"""Pairs of normalised tokens with a fixed difference, and copies of the query.
 
 Behind a normalisation only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the
 difference v if and only if they are
@@ -38,7 +38,7 @@ from manyheads.recovery.queries.sigmoid_network import (
     fit_nets,
     net_amplification,
 )
-from manyheads.recovery.refusals import HeadSeparationError, NotALayer, RankBudgetError
+from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
 FIRST = 10
 """Queries at the first probe."""
@@ -124,13 +124,23 @@ class SphereHeads:
         """Largest amplification of noise of a head."""
         return float(self.amplification.max())
 
+    def figures(self) -> dict[str, float]:
+        """Return what a report shows of this stage."""
+        return {
+            "heads": len(self.net.values),
+            "residual": float(self.net.residual),
+            "amplification": self.worst,
+            "queries": len(self.queries),
+            "copies": self.copies,
+        }
+
 
 def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
     """Find the heads at a random difference, from the pencils of its queries; at the best of a few.
 
     Raises
     ------
-    HeadSeparationError
+    FitError
         No difference shows heads whose gates fit the answers.
     RankBudgetError
         More heads than d / 2 seem to answer.
@@ -153,7 +163,7 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
                     threshold=float(max(4, len(v) // 2)),
                 )
             if not heads:
-                raise HeadSeparationError(
+                raise FitError(
                     "the answers to pairs are rounding: no head reads the tokens", measured=0.0, threshold=1.0
                 )
             if copies >= heads + 2 and len(w) >= heads + 2:
@@ -177,7 +187,7 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
             break
     if best is not None:
         return best
-    raise HeadSeparationError(
+    raise FitError(
         "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
         "behind a normalisation, or its answers are too noisy",
         measured=residual,

@@ -1,0 +1,81 @@
+"""Logits of pairs at known values, for heads of any rank.
+
+With v W_i known for all heads, and linearly independent, the answer to copies of q + v and q is a linear system for the
+gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will do, rank one included.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import expit, logit
+
+from manyheads.recovery.queries.pairs.output_spaces import Projections
+from manyheads.recovery.queries.pairs.pairs import Pairs
+from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.sigmoid_network import Array
+
+LOGITS = (1.0, 3.2)
+"""Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
+
+SMALLEST = 1e-9
+"""Weights are read down to this size."""
+
+
+def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
+    """Read the logits (n, m) off answers (n, K, d) to heads of known values, at the shift nearest to half a gate.
+
+    Gates are read down to `least`.
+    """
+    gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
+    best = np.argmin(np.abs(gates - 0.5), axis=1)
+    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
+    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
+    return found
+
+
+class PairReader:
+    """Reads logits off pairs: at known values v W_i the gates of all heads follow from one answer.
+
+    Attributes
+    ----------
+    sketched
+        Sketch tokens of one group.
+    smallest
+        Smallest weight that was read.
+    """
+
+    sketched = 8
+
+    def __init__(self, oracle: Callable[..., Array], bias: Array, heads: Projections, causal: bool):
+        self.heads, self.bias, self.smallest = heads, bias, 1.0
+        self.pairs = Pairs(oracle, Sums(heads.projection.sum(0), bias), 1, 4, causal)
+
+    def find_scale(self, rng: np.random.Generator) -> float:
+        """Return the scale of tokens at which the logits of random pairs are moderate."""
+        dim = len(self.bias)
+        queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))
+        scale = 1.0
+        for _ in range(12):
+            size = float(np.quantile(np.abs(self.logits(scale * queries, scale * probe)), 0.98))
+            if LOGITS[0] <= size <= LOGITS[1]:
+                break
+            # Logits are bilinear: beyond what can be read they are at least this large.
+            scale *= float(np.clip(np.sqrt(0.6 * LOGITS[1] / max(size, 1e-9)), 1 / 8, 8))
+        return scale
+
+    def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:
+        """Return what `_Reader.ask` does."""
+        zero = np.zeros((1, len(self.bias)))
+        biases = self.logits(zero, basis)[:, 0]  # (d, m): beta . v
+        sketched = self.logits(zero, group)[:, 0]  # (g, m)
+        columns = self.logits(basis, group) - sketched[:, None]  # (g, d, m)
+        rows = self.logits(group, basis) - biases[:, None]  # (d, g, m)
+        return columns.transpose(2, 1, 0), rows.transpose(2, 1, 0), biases.T
+
+    def logits(self, queries: Array, probes: Array) -> Array:
+        """Read q^T Theta_i v + beta_i^T v (b, n, m) of all queries (n, d) and probes (b, d)."""
+        answers = self.pairs.respond(queries, probes)  # (b, n, K, d)
+        values = np.swapaxes(probes @ self.heads.projection, 0, 1)  # (b, m, d)
+        shifts = self.pairs.shifts
+        found = [read_logits(one, value, shifts, SMALLEST) for one, value in zip(answers, values, strict=True)]
+        return np.array(found)
