@@ -5,6 +5,8 @@ built-in it resembles, so a caller who does not know manyheads is not surprised.
 into exit status 2 and every other one into 3.
 """
 
+import operator
+
 
 class ManyheadsError(Exception):
     """Base of all errors that manyheads raises on purpose."""
@@ -16,6 +18,29 @@ class UsageError(ManyheadsError, ValueError):
 
 class ShapeError(UsageError):
     """Arrays whose shapes or dtypes do not fit together."""
+
+
+def check_integer(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """Return an integer argument of any integer type as Python's.
+
+    Raises
+    ------
+    UsageError
+        A bool, another type, or a number outside the range.
+
+    Examples
+    --------
+    >>> check_integer("heads", 3)
+    3
+    """
+    allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        raise UsageError(f"{name}={value!r}: give an integer {allowed}")
+    return number
 
 
 class ExtraMissing(ManyheadsError, ImportError):

@@ -150,10 +150,10 @@ def test_a_dimension_that_memory_does_not_hold_is_refused_before_work(dim):
     def never(x):
         raise AssertionError("asked")
 
-    with pytest.raises(UsageError, match=f"dim = {dim}: .* GB"):
+    with pytest.raises(UsageError, match=f"dim={dim}: .* GB"):
         extract_layer(never, dim, options=QUIET)
 
 
 def test_sequences_that_memory_does_not_hold_are_refused_before_work():
-    with pytest.raises(UsageError, match="verify = 1000000000"):
+    with pytest.raises(UsageError, match="verify=1000000000"):
         extract_layer(lambda x: x, 8, options=ExtractionOptions(verify=10**9, progress=False))

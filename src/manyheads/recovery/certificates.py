@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.oracle.oracle import Oracle
 
 COARSE = 1e-3
@@ -47,8 +47,10 @@ class GaussianSequences:
     scales: tuple[float, ...] = (0.5, 1.0, 2.0)
 
     def __post_init__(self) -> None:
-        if not self.lengths or not all(isinstance(k, int | np.integer) and k >= 1 for k in self.lengths):
-            raise UsageError(f"lengths {self.lengths}: give at least one, all of them positive whole numbers")
+        if not self.lengths:
+            raise UsageError("lengths=(): give at least one")
+        for length in self.lengths:
+            check_integer("length", length)
         if not self.scales or not all(0 < scale < np.inf for scale in self.scales):
             raise UsageError(f"scales {self.scales}: give at least one, all of them positive")
 
@@ -179,10 +181,8 @@ class Verification:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UsageError(f"{self.rounds} rounds: at least one certificate is drawn")
-        if not isinstance(self.sequences, int | np.integer) or self.sequences < 1:
-            raise UsageError(f"{self.sequences} sequences: verification needs at least one; there is no way without")
+        check_integer("rounds", self.rounds)
+        check_integer("sequences", self.sequences)
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence {self.confidence}: give a number between 0 and 1")
         if not self.tolerance > 0:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads._machine import machine_memory
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.recovery import methods
 from manyheads.recovery.certificates import (
     Certificate,
@@ -118,8 +118,7 @@ def extract_layer(
     options = options or ExtractionOptions()
     if method not in ("auto", *methods.METHODS):
         raise UsageError(f"method {method!r}: one of auto, {', '.join(methods.METHODS)}")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"seed = {seed!r}: give a whole number, not negative")
+    check_integer("seed", seed, 0)
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
@@ -270,6 +269,6 @@ def _check_memory(dim: int, options: ExtractionOptions) -> None:
     ):
         if memory is not None and needed > memory:
             raise UsageError(
-                f"{what} = {value}: the extraction would hold {needed / 1e9:.3g} GB, and this machine has "
+                f"{what}={value}: the extraction would hold {needed / 1e9:.3g} GB, and this machine has "
                 f"{memory / 1e9:.3g} GB; give a smaller number, or use a larger machine"
             )

@@ -3,9 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from manyheads.errors import UsageError
+from manyheads.errors import check_integer
 from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 
@@ -66,8 +64,7 @@ class ExtractionOptions:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tries, int | np.integer) or not 1 <= self.tries <= MOST_TRIES:
-            raise UsageError(f"tries = {self.tries}: a method is tried with 1 to {MOST_TRIES} seeds")
+        check_integer("tries", self.tries, 1, MOST_TRIES)
         self.verification()
 
     def verification(self) -> Verification:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.gauss_newton import as_examples
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
@@ -181,8 +181,7 @@ def learn_layer(
     if method not in get_args(Method):
         raise UsageError(f"method={method!r}: expected one of {', '.join(get_args(Method))}")
     check_heads(heads)
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"seed={seed!r}: a whole number, not negative")
+    check_integer("seed", seed, 0)
     if method == "six-stage":
         _check_form(options)
     split, draws = np.random.default_rng(seed).spawn(2)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyheads._arrays import COMPLEX, as_native, takes_arrays
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.progress import announce
@@ -163,9 +163,7 @@ class Oracle:
     ):
         if not callable(function):
             raise UsageError(f"the oracle is a {type(function).__name__}: give a function (n, k, d) -> (n, k, d)")
-        if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
-            raise UsageError(f"dim = {dim!r}: give the token dimension, a whole number of at least 1")
-        self.function, self.dim, self.settings = function, int(dim), settings or OracleSettings()
+        self.function, self.dim, self.settings = function, check_integer("dim", dim), settings or OracleSettings()
         self.cache = None if store is None else QueryCache(store)
         self.answer_dtype: np.dtype | None = None
         self._tallies: dict[str, Counts] = {}

@@ -3,7 +3,7 @@ r"""Joint least-squares refinement of all weights on random sequences, stage F5.
 An extraction reads differences of answers, and its errors are a multiple of the noise that grows with the shortness of
 its steps. The joint fit of all P weights to N random sequences of k tokens has the least error that is possible,
 
-.. math:: \frac{E \| F - \hat F \|^2}{E \| F \|^2} \approx \sigma^2 \frac{P}{N k d}
+.. math:: \frac{E \| F - \hat F \|^2}{\mathrm{Var}\, F} \approx \sigma^2 \frac{P}{N k d}
 
 with sigma the relative noise, if it starts near enough. Whether it did is measured on held-out sequences, and the
 refined layer is kept only if it explains those better.
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.gauss_newton import PolishSettings, polish
 from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import function_error
 
 Array = NDArray[np.float64]
 
@@ -109,7 +110,10 @@ def refine_layer(
     x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
     y = oracle(x, read="all")
     fitted = polish(layer, x[:count], y[:count], settings=PolishSettings(steps=8, inner=60, flat=1e-4))
-    before, after = (_unexplained(one, x[count:], y[count:]) for one in (layer, fitted.layer))
+    before, after = (
+        function_error(lambda _: y[count:], lambda z, one=one: evaluate_layer(one, z), x[count:])
+        for one in (layer, fitted.layer)
+    )
     share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
     noise = fitted.error / (1 - share)
     kept = after < before
@@ -118,7 +122,3 @@ def refine_layer(
 
 def _weights(dim: int, heads: int) -> int:
     return heads * (2 * dim**2 + dim) + dim
-
-
-def _unexplained(layer: AttentionLayer, x: Array, y: Array) -> float:
-    return float(np.sum((y - evaluate_layer(layer, x)) ** 2) / np.sum(y**2))

@@ -144,7 +144,8 @@ def extract_bounded(
     Raises
     ------
     FitError
-        S1: the heads cannot be told apart, or the function is no attention layer; a net does not fit to the noise, or cannot be followed in some direction.
+        S1: the heads cannot be told apart, or the function is no attention layer; a net does not fit to
+        the noise, or cannot be followed in some direction.
 
     Examples
     --------

@@ -209,8 +209,8 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
     Raises
     ------
     FitError
-        No pencil had real, distinct eigenvalues, or the answers are no net of as many units as they have dimensions: what the heads read is dependent, or the
-        function is no attention layer.
+        No pencil had real, distinct eigenvalues, or the answers are no net of as many units as they have dimensions:
+        what the heads read is dependent, or the function is no attention layer.
     """
     best: Separation | None = None
     refused: Exception | None = None
