@@ -179,7 +179,7 @@ class RotaryLayer:
         return self.turns.form(offset)
 
     def at_offset(self, offset: int) -> AttentionLayer:
-        """Return the merged form (Theta, W) that acts between tokens at one offset."""
+        """Return the merged form that acts between tokens at one offset."""
         form = self.form(offset)
         return AttentionLayer(form[:, :-1, :-1], self.projection, form[:, -1, :-1], self.bias, causal=True)
 
