@@ -110,14 +110,15 @@ def refine_layer(
     x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
     y = oracle(x, read="all")
     fitted = polish(layer, x[:count], y[:count], settings=PolishSettings(steps=8, inner=60, flat=1e-4))
-    before, after = (
-        function_error(lambda _: y[count:], lambda z, one=one: evaluate_layer(one, z), x[count:])
-        for one in (layer, fitted.layer)
-    )
+    before, after = (_unexplained(one, x[count:], y[count:]) for one in (layer, fitted.layer))
     share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
     noise = fitted.error / (1 - share)
     kept = after < before
     return Refined(fitted.layer if kept else layer, before, after, noise, noise * share, kept)
+
+
+def _unexplained(layer: AttentionLayer, x: Array, y: Array) -> float:
+    return function_error(lambda _: y, lambda z: evaluate_layer(layer, z), x)
 
 
 def _weights(dim: int, heads: int) -> int:

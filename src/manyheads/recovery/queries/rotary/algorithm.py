@@ -118,7 +118,7 @@ def extract_rotary(
     with log.stage("values") as figures:
         values = _split_values(oracle, sums, noise, rng, settings, figures)
     with log.stage("logits") as figures:
-        layer = _Logits(oracle, noise, rng, settings, sums.bias, values).read(figures)
+        layer: Any = _Logits(oracle, noise, rng, settings, sums.bias, values).read(figures)
     longest = layer.offsets if layer.turns is None else None
     return Extracted(layer, tuple(log.stages), "the tokens, offset by offset", predict=layer, longest=longest)
 
