@@ -251,3 +251,19 @@ def test_what_holds_no_array_stays_the_same_object():
         with pytest.raises(ShapeError, match=r"^x of dtype .*: give"):
             as_native(text, "x")
     assert as_native(np.ones(2, np.longdouble)).dtype == np.float64
+
+
+class Interface:
+    """An array that is known by its interface alone, as images are."""
+
+    def __init__(self, array):
+        self.array, self.__array_interface__ = array, array.__array_interface__
+
+
+@pytest.mark.parametrize("wrap", [memoryview, Interface])
+def test_views_of_memory_keep_their_byte_order(wrap):
+    numbers = np.arange(6, dtype=">f8").reshape(2, 3)
+    native = as_native(wrap(numbers))
+    assert native.dtype.isnative
+    assert np.array_equal(native, numbers)
+    assert np.array_equal(check_arrays([wrap(numbers)])[0], numbers)

@@ -55,7 +55,7 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     Parameters
     ----------
     value
-        Anything. Arrays are what has `__array__`.
+        Anything. Arrays are what has `__array__` or `__array_interface__`, and memory views.
     name
         What it is called in errors.
     kinds
@@ -66,8 +66,10 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     ShapeError
         A masked array, a dtype of another kind, or a tensor that requires a gradient.
     """
-    if type(value) in PLAIN or isinstance(value, type) or not hasattr(value, "__array__"):
+    if type(value) in PLAIN or isinstance(value, type):
         return value
+    if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
+        return as_native(np.asarray(value), name, kinds) if isinstance(value, memoryview) else value
     if _is_a(value, "jax", "Array"):
         _check_kind(value.dtype, name, kinds)
         return value

@@ -424,3 +424,56 @@ def test_an_older_run_is_cited_without_an_identifier_that_is_refused_today(good,
     edit(store / "run.json", source=json.loads((store / "run.json").read_text())["source"] | {"identifier": "arXiv:1"})
     assert differences(open_run(good), open_run(store)) == []
     assert "bernoulli1713" in cite(store)
+
+
+@pytest.mark.parametrize("linked", ["predicted", "units", "units/steps=3"])
+def test_nothing_is_written_or_removed_through_a_linked_folder(good, tmp_path, linked):
+    outside, store = tmp_path / "outside", tmp_path / "toy/small" / os.path.basename(good)
+    outside.mkdir()
+    shutil.copytree(good, store)
+    shutil.rmtree(store / linked)
+    os.symlink(outside, store / linked)
+    with pytest.raises(StoreDamaged, match="is a symbolic link"):
+        run(Small(), 2, json.loads((store / "run.json").read_text())["seed"], store=tmp_path, progress=False)
+    assert not list(outside.iterdir())
+    assert main(["runs", "clean", str(tmp_path)]) == 3
+
+
+@pytest.mark.parametrize("layout", [{"chunk": 2**31}, {"predictions": 2**31}])
+def test_a_stated_layout_is_that_of_the_study(good, tmp_path, layout):
+    store = copy(good, tmp_path / "toy/small" / os.path.basename(good))
+    header = json.loads((store / "run.json").read_text())
+    edit(store / "run.json", layout=header["layout"] | layout)
+    with pytest.raises(StoreDamaged, match="its layout differs"):
+        run(Small(), 2, header["seed"], store=tmp_path, progress=False)
+
+
+def test_a_unit_that_is_stated_and_not_stored_is_missing(good, tmp_path):
+    shutil.copytree(good, tmp_path / "run")
+    (tmp_path / "run/predicted/0").rename(tmp_path / "run/predicted/7")
+    with pytest.raises(StoreDamaged, match="is missing"):
+        open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("source", [{"title": []}, {"year": "2017},"}])
+def test_a_source_of_other_types_is_refused(good, tmp_path, source):
+    store = copy(good, tmp_path / "run")
+    edit(store / "run.json", source=json.loads((store / "run.json").read_text())["source"] | source)
+    with pytest.raises(StoreDamaged, match=f"the source's {min(source)}"):
+        cite(store)
+
+
+@pytest.mark.parametrize("forged", [{"basis": [1]}, {"claim": 5}, {"replicates_needed": "x"}])
+def test_a_verdict_of_other_types_is_refused(good, tmp_path, forged):
+    store = copy(good, tmp_path / "run")
+    verdicts = json.loads((store / "summary.json").read_text())["verdicts"]
+    edit(store / "summary.json", verdicts=[verdict | forged for verdict in verdicts])
+    with pytest.raises(StoreDamaged, match="a claim and its basis are texts"):
+        open_run(store)
+
+
+def test_a_grid_without_cells_is_refused(good, tmp_path):
+    store = copy(good, tmp_path / "run")
+    edit(store / "run.json", layout=json.loads((store / "run.json").read_text())["layout"] | {"cells": []})
+    with pytest.raises(StoreDamaged, match="a grid without cells"):
+        open_run(store)

@@ -110,7 +110,7 @@ class RunStore:
         run = cls(path)
         asked = identity(study, seed)
         other = [name for name, value in asked.items() if run.header[name] != value]
-        other += ["grid"] if run.layout.cells != tuple(study.cells()) else []
+        other += ["layout"] if run.layout != Layout.of(study) else []
         if other:
             raise StoreDamaged(f"{path} holds another run (its {other[0]} differs); move the folder away and run again")
         run.sweep()
@@ -190,6 +190,8 @@ class RunStore:
         inside = Path(os.path.realpath(self.path)) / path.relative_to(self.path)
         if Path(os.path.realpath(path)) != inside:
             raise StoreDamaged(f"{path} lies behind a symbolic link, out of the store; {remedy}")
+        if not path.is_dir():
+            raise StoreDamaged(f"{path} is missing: the run states a unit that is not stored; run it again")
         names = set(list_files(path))
         if MANIFEST not in names:
             raise StoreDamaged(f"{path / MANIFEST} is missing; {remedy}")
@@ -224,7 +226,16 @@ class RunStore:
         return len(self.finished())
 
     def leftovers(self) -> list[Path]:
-        """Return temporary folders of processes that are gone from this machine."""
+        """Return temporary folders of processes that are gone from this machine.
+
+        Raises
+        ------
+        StoreDamaged
+            A folder of units is a symbolic link: what is written or removed would lie out of the store.
+        """
+        for folder in (self.path / "predicted", self.path / "units", *self.path.glob("units/*")):
+            if folder.is_symlink():
+                raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
         # Level by level: a walk of the whole tree would enter folders that another process is renaming.
         found = [path for below in ("", "predicted/", "units/*/") for path in self.path.glob(f"{below}.*.tmp")]
         return [path for path in found if is_abandoned(path)]
@@ -278,6 +289,9 @@ def _check_types(header: dict[str, Any]) -> None:
         raise ValueError(f"the study is called {header['study']!r}")
     if strange := set(header["source"]) - {field.name for field in dataclasses.fields(Source)}:
         raise TypeError(f"the source has {sorted(strange)}")
+    for name, value in header["source"].items():
+        if type(value) is not (int if name == "year" else str):
+            raise TypeError(f"the source's {name} is a {type(value).__name__}")
     for name in ("inputs", "versions"):
         if not all(isinstance(value, str) for value in header[name].values()):
             raise TypeError(f"{name} are no texts")

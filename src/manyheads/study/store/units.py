@@ -119,6 +119,8 @@ class Layout:
         predictions, chunk = data["predictions"], data["chunk"]
         if not all(type(count) is int and 0 < count < 2**32 for count in (chunk, predictions or 1)):
             raise ValueError(f"predictions={predictions!r}, chunk={chunk!r}: expected counts")
+        if not data["cells"]:
+            raise ValueError("a grid without cells")
         return cls(tuple(Cell(**dict(cell)) for cell in data["cells"]), predictions, chunk)
 
 
