@@ -197,7 +197,9 @@ class Verdict:
         ):
             raise ValueError(f"no outcome of a verdict: {data['outcome']!r}, expected {data['expected']!r}")
         needed = data["replicates_needed"]
-        if not (isinstance(data["claim"], str) and isinstance(data["basis"], str) and type(needed) in (int, type(None))):
+        if not (
+            isinstance(data["claim"], str) and isinstance(data["basis"], str) and type(needed) in (int, type(None))
+        ):
             raise TypeError("a claim and its basis are texts, and replicates are counted")
         return cls(**values)
 
