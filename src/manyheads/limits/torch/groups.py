@@ -234,7 +234,7 @@ def scale_logits(model: Any, p: Parametrization) -> int:
     if len(read.scales) < shape.depth:
         raise UsageError(
             f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`: "
-            "this version of transformers scales logits elsewhere; use version 5.4 or later, or split query_key_value"
+            "this version of transformers scales logits elsewhere; use version 5.15 or later, or split query_key_value"
         )
     for name in read.scales:
         model.get_submodule(name).scaling = logit_scale(p, shape.key_dim)
