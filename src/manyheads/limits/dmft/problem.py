@@ -202,8 +202,9 @@ class Problem:
 
 def _array(name: str, given: Any) -> np.ndarray:
     """Return an array of float64, or refuse what is none."""
+    given = check_arrays(given, name)
     try:
-        array = np.asarray(check_arrays(given, name))
+        array = np.asarray(given)
         if array.dtype.kind in "biuf":
             return array.astype(np.float64)
     except ValueError:  # rows of different length
