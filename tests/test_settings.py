@@ -9,6 +9,7 @@ from tests.array_rows import EXPENSIVE, ROWS
 from tests.study.toys import VectorisedAverages, Walk
 from tests.test_arrays import call, drawn, leaves
 
+from manyheads._settings import default_numpy_errors
 from manyheads.study import run
 
 FOLLOW_THE_CALLER = {"data.TextWindows", "data.TextWindows.cut"}  # they hold arrays of JAX
@@ -61,3 +62,12 @@ def test_a_run_in_two_halves_under_other_settings_equals_one_without_a_break(stu
     assert [str(claim) for claim in halves["verdicts"]["claim"].values] == [
         str(claim) for claim in whole["verdicts"]["claim"].values
     ]
+
+
+def test_a_computation_that_expects_an_overflow_keeps_its_say_in_what_it_calls():
+    with default_numpy_errors():
+        assert np.geterr()["over"] == "warn"
+        with np.errstate(over="ignore"), default_numpy_errors():
+            assert np.geterr()["over"] == "ignore"
+    with np.errstate(over="raise"), default_numpy_errors():
+        assert np.geterr()["over"] == "warn"

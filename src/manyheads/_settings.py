@@ -7,13 +7,28 @@ A user may have changed any of them for a program of their own. Most only turn i
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
+_PINNED: ContextVar[bool] = ContextVar("whether NumPy's treatment of errors is that of this library", default=False)
 
-def default_numpy_errors() -> np.errstate:
-    """Return the context in which NumPy treats overflow and the like as it does unless it is told otherwise."""
-    return np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+
+@contextmanager
+def default_numpy_errors() -> Iterator[None]:
+    """Treat overflow and the like as NumPy does by default, whatever the user set.
+
+    Only the outermost call pins it: a computation that expects an overflow says so, and keeps its say in what it calls.
+    """
+    if _PINNED.get():
+        yield
+        return
+    token = _PINNED.set(True)
+    try:
+        with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+            yield
+    finally:
+        _PINNED.reset(token)
 
 
 @contextmanager
