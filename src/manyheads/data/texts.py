@@ -58,7 +58,7 @@ def load_text(path: str | Path | None = None) -> Text:
 
         return make_text(DEFAULT_NAME, "".join(topics[key] for key in sorted(topics)))
     if Path(path).exists() and not Path(path).is_file():
-        raise UsageError(f"the text {str(path)!r} is no regular file: give a file in UTF-8")
+        raise UsageError(f"the text {str(path)!r} cannot be read: it is no regular file; give a file in UTF-8")
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
