@@ -6,7 +6,7 @@ from scipy import stats
 from scipy.special import xlogy
 
 from manyheads.bigram import lag_information, plant_lags
-from manyheads.bigram.streams import read_streams
+from manyheads.bigram.lags.streams import read_streams
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -40,7 +40,7 @@ def test_the_two_parts_of_a_split_share_no_symbol(rng):
         ([0, 1, 7, 1, 0], 2, "from 0 to 7: a vocabulary of 3"),
         ([0, -1, 1, 0], 2, "from -1 to 1"),
         ([2, 2, 2, 2, 2], 2, "all 5 symbols are 2"),
-        ([0, 2, 2, 2, 2], 2, "all 3 targets are symbol 2"),
+        ([0, 2, 2, 2, 2], 2, "all 3 targets are 2"),
     ],
 )
 def test_streams_that_are_none_are_refused_with_the_figure(stream, lags, message):
@@ -54,8 +54,12 @@ def test_a_stream_that_never_changes_says_nothing_of_any_target(rng):
 
 
 def test_arrays_that_are_no_streams_are_refused():
-    with pytest.raises(ShapeError, match="row of integers"):
-        read_streams([0.5, 1.5], 1)
+    with pytest.raises(ShapeError, match="row of labels"):
+        read_streams(np.zeros((2, 3)), 1)
+    with pytest.raises(UsageError, match="NaN or infinite"):
+        read_streams([0.5, 1.5, np.nan], 1)
+    with pytest.raises(UsageError, match="2 labels occur, and vocabulary=3"):
+        read_streams(["a", "b", "a"], 1, vocabulary=3)
     with pytest.raises(ShapeError, match="shape of the streams"):
         read_streams([0, 1, 0, 1], 2, targets=[0, 1])
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyheads._arrays import as_integers, takes_arrays
+from manyheads._arrays import as_integers, takes_arrays, takes_labels
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+SYMBOLS = 4096  # integers below are symbols as they stand; larger ones are labels, such as identifiers
 BLOCK = 1 << 15  # places that are read at a time: bounds the memory of a pass, whatever the length of the stream
 
 
@@ -36,6 +37,8 @@ class Lagged:
         (m,) int64.
     lags, vocabulary
         Number of lags L and of symbols N.
+    labels
+        (N,): what the symbols are in the caller's stream.
     """
 
     symbols: np.ndarray
@@ -43,6 +46,7 @@ class Lagged:
     targets: np.ndarray
     lags: int
     vocabulary: int
+    labels: np.ndarray
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -57,6 +61,11 @@ class Lagged:
     def windows(self) -> np.ndarray:
         """The contexts, (m, L): column j is the symbol at lag j."""
         return self.symbols[self.places[:, None] - np.arange(self.lags)]
+
+    def count_pairs(self, lag: int) -> np.ndarray:
+        """Count targets and symbols at a lag, (N, N), target before symbol."""
+        codes = self.targets * self.vocabulary + self.symbols[self.places - lag]
+        return np.bincount(codes, minlength=self.vocabulary**2).reshape(self.vocabulary, self.vocabulary)
 
     def split(self, share: float) -> tuple[Lagged, Lagged]:
         """Cut off the last `share` of the samples, without those whose context reaches into the first part."""
@@ -83,21 +92,23 @@ def read_streams(
     Parameters
     ----------
     streams
-        Integers (n,), or a list of such arrays: sessions that do not continue one another.
+        Labels (n,) of any type, or a list of such arrays: sessions that do not continue one another; a `str` is a
+        stream of its characters. Integers from 0 to 4095, or any with `vocabulary`, are symbols as they stand; other
+        labels are numbered in their order.
     lags
         Number of lags L, lag 0 included.
     targets
         What is to be predicted at every place, of the same shape as `streams`; by default the next symbol.
     vocabulary
-        Number of symbols; by default one more than the largest that occurs.
+        Number of symbols; by default one more than the largest integer, or as many as there are labels.
 
     Raises
     ------
     ShapeError
-        Streams that are no rows of integers, or targets of another shape.
+        Streams that are no rows of labels, or targets of another shape.
     UsageError
-        An empty stream, symbols outside the vocabulary, lags that no stream is long enough for, or symbols or targets
-        that never change.
+        An empty stream, symbols outside the vocabulary, labels that are NaN, lags that no stream is long enough for, or
+        symbols or targets that never change.
 
     Examples
     --------
@@ -106,16 +117,13 @@ def read_streams(
     ([[6, 5], [7, 6]], [7, 8])
     """
     rows = _rows(streams, "stream")
-    wanted = [np.append(row[1:], -1) for row in rows] if targets is None else _rows(targets, "target")
+    wanted = [_followed(row) for row in rows] if targets is None else _rows(targets, "target")
     if [len(row) for row in rows] != [len(row) for row in wanted]:
         raise ShapeError("targets do not have the shape of the streams: give one target for every symbol")
     if lags < 1:
         raise UsageError(f"lags={lags}: at least one, lag 0, which is the symbol itself")
-    symbols = np.concatenate(rows)
-    answers = np.concatenate(wanted)
     ends = np.cumsum([len(row) for row in rows])
-    own = np.concatenate([np.arange(len(row)) for row in rows])  # place within its stream
-    usable = own >= lags - 1
+    usable = np.concatenate([np.arange(len(row)) for row in rows]) >= lags - 1  # enough history of its own stream
     if targets is None:
         usable[ends - 1] = False  # nothing follows
     places = np.flatnonzero(usable)
@@ -125,38 +133,72 @@ def read_streams(
             f"{lags} lags reach beyond the stream: its {longest} symbols leave no place with that much history; "
             f"give fewer than {longest} lags"
         )
-    return Lagged(symbols, places, answers[places], lags, _check_symbols(symbols, answers[places], vocabulary))
+    symbols, answers, labels = _number(_join(rows), _join(wanted)[places], vocabulary)
+    _check_change(labels[symbols], "symbols", "no lag says anything")
+    _check_change(labels[answers], "targets", "nothing is left to predict")
+    return Lagged(symbols, places, answers, lags, len(labels), labels)
 
 
 def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[np.ndarray]:
+    """Return one array for every stream that has any symbol."""
+    if isinstance(streams, str):
+        streams = list(streams)
     several = isinstance(streams, list | tuple) and len(streams) > 0 and np.ndim(streams[0]) > 0
     rows = [np.asarray(row) for row in (streams if several else [streams])]  # type: ignore[union-attr]
     for row in rows:
-        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
-            raise ShapeError(f"a {what} of shape {row.shape} and type {row.dtype}: give a row of integers")
+        if row.ndim != 1:
+            raise ShapeError(f"a {what} of shape {row.shape}: give a row of labels, or a list of such rows")
     if not any(row.size for row in rows):
-        raise UsageError(f"the {what} is empty: give symbols as integers from 0 on")
-    return [row.astype(np.int64) for row in rows if row.size]
+        raise UsageError(f"the {what} is empty: give labels, such as integers or text")
+    return [row for row in rows if row.size]
 
 
-def _check_symbols(symbols: np.ndarray, targets: np.ndarray, vocabulary: int | None) -> int:
-    low, high = int(min(symbols.min(), targets.min())), int(max(symbols.max(), targets.max()))
-    size = high + 1 if vocabulary is None else vocabulary
-    if low < 0 or high >= size:
-        raise UsageError(f"symbols run from {low} to {high}: a vocabulary of {size} has 0 to {size - 1}")
-    if symbols.min() == symbols.max():
-        raise UsageError(
-            f"all {len(symbols)} symbols are {symbols[0]}: no lag says anything; give a stream of two symbols or more"
-        )
-    if targets.min() == targets.max():
-        raise UsageError(
-            f"all {len(targets)} targets are symbol {targets[0]}: nothing is left to predict; give a stream of two "
-            "symbols or more"
-        )
-    return size
+def _followed(row: np.ndarray) -> np.ndarray:
+    """Return what follows each symbol; after the last one stands itself, which is never read."""
+    return np.append(row[1:], row[-1:])
 
 
-@takes_arrays
+def _join(rows: list[np.ndarray]) -> np.ndarray:
+    """Put rows behind each other; as objects where their types differ, so that no number becomes text."""
+    kinds = {"n" if row.dtype.kind in "biuf" else row.dtype.kind for row in rows}
+    return np.concatenate(rows if len(kinds) == 1 else [row.astype(object) for row in rows])
+
+
+def _number(
+    symbols: np.ndarray, targets: np.ndarray, vocabulary: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return symbols and targets as numbers from 0 on, and the label of every number."""
+    joined = _join([symbols, targets])
+    if joined.dtype.kind == "f" and np.isfinite(joined).all() and (joined == np.trunc(joined)).all():
+        joined = as_integers(joined, "the stream")
+    if joined.dtype.kind in "iu":
+        low, high = int(joined.min()), int(joined.max())
+        if vocabulary is not None and (low < 0 or high >= vocabulary):
+            raise UsageError(
+                f"symbols run from {low} to {high}: a vocabulary of {vocabulary} has 0 to {vocabulary - 1}"
+            )
+        if vocabulary is not None or (low >= 0 and high < SYMBOLS):
+            codes = joined.astype(np.int64)
+            return codes[: len(symbols)], codes[len(symbols) :], np.arange(vocabulary or high + 1)
+    if joined.dtype.kind == "f" and not np.isfinite(joined).all():
+        raise UsageError("labels that are NaN or infinite are equal to no other: give each gap a label of its own")
+    try:
+        labels, codes = np.unique(joined, return_inverse=True)
+    except TypeError:  # labels of several types have no order: as they first occur
+        numbers: dict[object, int] = {}
+        codes = np.asarray([numbers.setdefault(label, len(numbers)) for label in joined.tolist()])
+        labels = np.fromiter(numbers, dtype=object, count=len(numbers))
+    if vocabulary is not None and len(labels) != vocabulary:
+        raise UsageError(f"{len(labels)} labels occur, and vocabulary={vocabulary}: leave it out for labels")
+    return codes[: len(symbols)], codes[len(symbols) :], labels
+
+
+def _check_change(labels: np.ndarray, what: str, why: str) -> None:
+    if (labels == labels[0]).all():
+        raise UsageError(f"all {len(labels)} {what} are {labels[0]}: {why}; give a stream of two symbols or more")
+
+
+@takes_labels
 def lag_information(
     streams: ArrayLike | Sequence[ArrayLike],
     lags: int,
@@ -190,10 +232,9 @@ def lag_information(
 
 def information_of(data: Lagged) -> np.ndarray:
     """Return `lag_information` of a stream that was read."""
-    size, samples, found = data.vocabulary, len(data), []
+    samples, found = len(data), []
     for lag in range(data.lags):
-        codes = data.targets * size + data.symbols[data.places - lag]
-        joint = np.bincount(codes, minlength=size * size).reshape(size, size) / samples  # (target, symbol)
+        joint = data.count_pairs(lag) / samples  # (target, symbol)
         rows, columns = joint.sum(1), joint.sum(0)
         seen = joint > 0
         bits = float((joint[seen] * np.log2(joint[seen] / np.outer(rows, columns)[seen])).sum())
