@@ -231,7 +231,7 @@ FIGURES = [
     Figure(
         "lags-recall",
         "planted lags found in streams of all sizes, by the share of targets that follow them",
-        "what was found without a test of independence, at three error rates of 85%: TODO",
+        "at least 0.589, 0.836 and 0.969, as found without restarts and without a test of independence",
         varied_recall,
         {"streams": 150, "least": {"0.3": 0.589, "0.6": 0.836, "1": 0.969}},
     ),
