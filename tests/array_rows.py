@@ -423,7 +423,11 @@ EXPENSIVE = {
 TRACED = "called by the layer, on what it has checked"
 OPAQUE = "takes no arrays: a model, a configuration, text or settings"
 FILES = "reads tensors from files; rows are whole numbers"
+# Functions whose arrays may hold labels of any kind: text and objects are taken.
+TAKES_LABELS = {"bigram.fit_lags", "bigram.lag_information", "bigram.LagFit.predict"}
+
 EXEMPT = {
+    "bigram.LagFit.lags_of": "takes one symbol",
     "joma.UpdateRule": "takes numbers",
     "attention.AttentionLayer.logits": TRACED,
     "attention.AttentionLayer.read": TRACED,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.array_rows import EXEMPT, EXPENSIVE, ROWS
+from tests.array_rows import EXEMPT, EXPENSIVE, ROWS, TAKES_LABELS
 
 import manyheads
 from manyheads import _arrays
@@ -182,6 +182,8 @@ def test_the_byte_order_of_an_array_changes_no_bit(name, data):
 @pytest.mark.parametrize("name", ROWS)
 def test_masked_complex_and_object_arrays_are_refused(name, change):
     arrays, _ = drawn(name)
+    if name in TAKES_LABELS and change(np.zeros(1)).dtype == object:
+        return
     for key, value in arrays.items():
         with pytest.raises(ShapeError, match=r"mask|complex|object|real|dtype"):
             call(name, arrays | {key: first_replaced(value, change)})
