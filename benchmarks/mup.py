@@ -26,7 +26,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 
 from manyheads.data import cut_patches, load_digits, normalise
-from manyheads.limits import Parametrization, Tuned, shapes_along, transfer_check
+from manyheads.limits import (
+    Parametrization,
+    Tuned,
+    forward_factors,
+    initialise_model,
+    shapes_along,
+    torch_groups,
+    transfer_check,
+)
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
@@ -130,7 +138,7 @@ def compare_groups():
             theirs = {id(t): (row["lr"], row["weight_decay"]) for row in made.param_groups for t in row["params"]}
             cells = []
             for p in (Parametrization.mup(BASE, optimizer), Parametrization(base=BASE, optimizer=optimizer)):
-                groups = p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), ROLES, shape, folded=False)
+                groups = torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), ROLES, shape, forward_factors(p, shape))
                 differ, worst = {}, 0.0
                 for group in groups:
                     for tensor in group["params"]:
@@ -153,13 +161,14 @@ def prepare(theory, shape, rate, seed):
     tuned = Tuned(rate, EPSILON, spreads=SPREADS)
     if theory == "N, H and L":  # folded into the usual forward pass
         model, p = make(shape, False), Parametrization(base=BASE)
-        p.initialise(model, tuned, ROLES, shape, generator=torch.Generator().manual_seed(seed))
-        return model, torch.optim.Adam(p.torch_groups(model, tuned, ROLES, shape))
+        initialise_model(p, model, tuned, ROLES, shape, generator=torch.Generator().manual_seed(seed))
+        return model, torch.optim.Adam(torch_groups(p, model, tuned, ROLES, shape))
     model = with_base_shapes(shape)
     start_as_mup(model, seed)
     if theory == "mup":
         return model, mup.MuAdam(model.parameters(), lr=rate, eps=EPSILON)
-    return model, torch.optim.Adam(Parametrization.mup(BASE).torch_groups(model, tuned, ROLES, shape, folded=False))
+    p = Parametrization.mup(BASE)
+    return model, torch.optim.Adam(torch_groups(p, model, tuned, ROLES, shape, forward_factors(p, shape)))
 
 
 def train(theory, shape, rate, seed, steps):

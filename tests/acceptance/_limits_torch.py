@@ -8,6 +8,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.limits.torch.test_groups import distance_from_mup, folded_curves
 from tests.limits.torch_models import BASE, FAMILIES, build, grown
 
+from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import Parametrization, Tuned
 from manyheads.transformer import Shape
 
@@ -19,8 +20,8 @@ def right_model(p, family, shape, seed):
     import torch
 
     model = build(family, shape)
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-    return model, p.torch_groups(model, TUNED)
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    return model, torch_groups(p, model, TUNED)
 
 
 def false_alarms(folder: Path, families: list[str], seeds: int) -> Measured:
@@ -34,7 +35,7 @@ def false_alarms(folder: Path, families: list[str], seeds: int) -> Measured:
                 p = Parametrization(base=BASE, optimizer=optimizer)
                 for seed in range(seeds):
                     model, groups = right_model(p, family, shape, 100 * seed + place)
-                    audit = p.audit(model, kind(groups, lr=1.0), TUNED)
+                    audit = audit_model(p, model, kind(groups, lr=1.0), TUNED)
                     alarms += [(family, shape, each) for each in audit.faults]
                     numbers, models = numbers + len(audit.findings), models + 1
     extent = f"{models} models of {len(families)} families, {numbers:,} numbers judged"
@@ -98,7 +99,7 @@ def planted(folder: Path, families: list[str], seeds: int) -> Measured:
         p = Parametrization(base=BASE)
         model, groups = right_model(p, family, shape, seed)
         names, factors = MISTAKES[mistake](model, groups, shape.width / BASE.width)
-        faults = p.audit(model, groups, TUNED).faults
+        faults = audit_model(p, model, groups, TUNED).faults
         named = {(each.name, each.quantity) for each in faults} == set(itertools.product(names, factors))
         # A spread is known to its sampling error, five sigma of which are 0.11 with the 1,000 or more entries here.
         close = {True: 0.12, False: 1e-6}[mistake == "spread"]

@@ -11,6 +11,7 @@ import pytest
 
 from manyheads.cli import main
 from manyheads.cli.scale import Scale
+from manyheads.limits import audit_model
 from manyheads.limits import Parametrization
 from manyheads.limits.parametrization.parametrization import FORMS
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
@@ -403,7 +404,7 @@ def test_the_program_for_fused_queries_scales_the_logits(call, folder, family):
     namespace = {}
     exec(program, namespace)
     made = (namespace[name] for name in ("model", "optimizer", "tuned"))
-    assert namespace["parametrization"].audit(*made).passed
+    assert audit_model(namespace["parametrization"], *made).passed
     status, out, err = call(*asked, "--logit-exponent", 0.5)  # no program can
     assert (status, out) == (2, "")
     assert "query, key, value in one parameter" in err

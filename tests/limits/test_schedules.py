@@ -3,6 +3,7 @@
 import pytest
 from tests.limits.torch_models import BASE, build
 
+from manyheads.limits import audit_model, torch_groups
 from manyheads.limits import Parametrization, Tuned
 from manyheads.transformer import Shape
 
@@ -46,7 +47,7 @@ def scheduled(p, model, name, wrong=None):
     """Return the right optimizer of a model, but for the doubled rate of one class, and a schedule over it."""
     import torch
 
-    groups = p.torch_groups(model, TUNED)
+    groups = torch_groups(p, model, TUNED)
     rates = [group["lr"] * (2 if group["role"] == wrong else 1) for group in groups]
     optimizer = torch.optim.AdamW([group | {"lr": rate} for group, rate in zip(kept(groups), rates, strict=True)])
     return optimizer, SCHEDULES[name](torch.optim.lr_scheduler, optimizer, rates, [rate / 10 for rate in rates])
@@ -61,7 +62,7 @@ def test_what_was_tuned_is_judged_and_not_what_a_schedule_makes_of_it(name, wron
     lowers, silent = name == "ReduceLROnPlateau", name == "CyclicLR, momentum left"
     for step in range(4):
         for asked in (schedule,) if silent or (lowers and step) else (schedule, optimizer):
-            faults = p.audit(model, asked, TUNED, fresh=False).faults
+            faults = audit_model(p, model, asked, TUNED, fresh=False).faults
             assert {(each.role, each.quantity) for each in faults} == ({(wrong, "rate")} if wrong else set()), step
             assert [each.factor for each in faults] == pytest.approx([2] * len(faults))
         optimizer.step()
@@ -73,7 +74,7 @@ def test_a_peak_that_is_known_is_held_against_the_tuned_one(name):
     """And not the rates against each other, which would be right."""
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
     _, schedule = scheduled(p, model, name)
-    found = p.audit(model, schedule, Tuned(2e-3, weight_decay=0.1), fresh=False)
+    found = audit_model(p, model, schedule, Tuned(2e-3, weight_decay=0.1), fresh=False)
     assert {(each.quantity, round(each.factor, 6)) for each in found.faults} == {("rate", 0.5)}
 
 
@@ -87,8 +88,8 @@ def test_a_plateau_after_a_warm_up_leaves_its_peak():
         optimizer.step()
         warm_up.step()
         plateau.step(1.0)
-    assert p.audit(model, plateau, TUNED, fresh=False).passed
-    assert not p.audit(model, plateau, Tuned(2e-3, weight_decay=0.1), fresh=False).passed
+    assert audit_model(p, model, plateau, TUNED, fresh=False).passed
+    assert not audit_model(p, model, plateau, Tuned(2e-3, weight_decay=0.1), fresh=False).passed
 
 
 def test_a_cycle_with_one_rate_for_all_is_a_fault():
@@ -97,20 +98,20 @@ def test_a_cycle_with_one_rate_for_all_is_a_fault():
     from torch.optim.lr_scheduler import CyclicLR
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    groups = p.torch_groups(model, TUNED)
+    groups = torch_groups(p, model, TUNED)
     low = [group["lr"] / 10 for group in groups]
     optimizer = torch.optim.AdamW(kept(groups))
-    faults = p.audit(model, CyclicLR(optimizer, low, TUNED.rate), TUNED, fresh=False).faults
+    faults = audit_model(p, model, CyclicLR(optimizer, low, TUNED.rate), TUNED, fresh=False).faults
     assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("rate", "it has the base's rate")}
-    hidden = p.audit(model, optimizer, TUNED, fresh=False)
+    hidden = audit_model(p, model, optimizer, TUNED, fresh=False)
     assert hidden.passed
     assert "against each other, and not against the tuned one, for CyclicLR keeps its peak to itself" in hidden.notes[0]
     optimizer = torch.optim.AdamW(kept(groups))
     CyclicLR(optimizer, TUNED.rate / 10, low)
-    assert {each.quantity for each in p.audit(model, optimizer, TUNED, fresh=False).faults} == {"rate"}
+    assert {each.quantity for each in audit_model(p, model, optimizer, TUNED, fresh=False).faults} == {"rate"}
     optimizer = torch.optim.AdamW(kept(groups))
     CyclicLR(optimizer, 0.0, low)
-    nothing = p.audit(model, optimizer, TUNED, fresh=False)
+    nothing = audit_model(p, model, optimizer, TUNED, fresh=False)
     assert "rates: not judged, they are zero, for CyclicLR" in nothing.notes[0]
     assert {each.quantity for each in nothing.findings} == {"epsilon", "weight_decay"}
 
@@ -120,8 +121,8 @@ def test_rates_of_zero_are_not_called_right_beside_each_other():
     import torch
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    optimizer = torch.optim.AdamW([group | {"lr": 0.0} for group in kept(p.torch_groups(model, TUNED))])
-    faults = p.audit(model, optimizer, TUNED, fresh=False).faults
+    optimizer = torch.optim.AdamW([group | {"lr": 0.0} for group in kept(torch_groups(p, model, TUNED))])
+    faults = audit_model(p, model, optimizer, TUNED, fresh=False).faults
     assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("rate", "it is zero")}
     assert all("give the schedule in place of the optimizer" in each.meaning for each in faults)
 
@@ -133,11 +134,11 @@ def test_rates_that_are_off_by_one_factor_are_told_as_such():
     schedule.step(1.0)
     schedule.step(1.0)
     for asked, tuned in ((optimizer, TUNED), (schedule.optimizer.param_groups, Tuned(2e-3, weight_decay=0.1))):
-        faults = p.audit(model, asked, tuned, fresh=False).faults
+        faults = audit_model(p, model, asked, tuned, fresh=False).faults
         assert {each.quantity for each in faults} == {"rate"}
         assert {each.meaning.partition(":")[0] for each in faults} == {
             "all rates are off by this factor, and right beside each other"
         }
-    lowered = p.audit(model, schedule, TUNED, fresh=False)
+    lowered = audit_model(p, model, schedule, TUNED, fresh=False)
     assert lowered.passed
     assert "ReduceLROnPlateau does not keep the rates" in lowered.notes[0]

@@ -56,7 +56,7 @@ class Audit(Theory):
             A target that does not return a model and its optimizer, or whatever cannot be read off them.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import Tuned
+        from manyheads.limits import Tuned, audit_model
 
         if ":" not in self.target:
             raise UsageError(
@@ -73,7 +73,7 @@ class Audit(Theory):
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         fresh = False if self.trained else None
-        found = self.parametrization(base).audit(
+        found = audit_model(self.parametrization(base),
             model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=fresh, example=example
         )
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)

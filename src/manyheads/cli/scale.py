@@ -237,13 +237,10 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
 
 def as_json(table: "Table", tuned: "Tuned", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors, and what they make of what was tuned."""
-    from manyheads.limits.parametrization.programs import tuned_at
-
     data = table.as_dict() | {"outside": list(remarks)}
     data["tuned"] = {"rate": tuned.rate, "epsilon": tuned.epsilon, "weight_decay": tuned.weight_decay}
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        at = tuned_at(tuned, row)
-        shown["absolute"] = {"rate": at.rate, "epsilon": at.epsilon, "weight_decay": at.weight_decay}
+        shown["absolute"] = row.at(tuned.rate, tuned.epsilon, tuned.weight_decay)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
 
@@ -254,8 +251,6 @@ def print_table(
     """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
     from rich.table import Table as Drawn
 
-    from manyheads.limits.parametrization.programs import tuned_at
-
     p, base, shape = parametrization, table.base, table.shape
     adam, decays = p.optimizer == "adam", tuned.weight_decay > 0
     names = {"initial": "init std"}
@@ -264,10 +259,10 @@ def print_table(
     names |= {"weight_decay": "weight decay"} if decays else {}
     drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
     for rows in _alike(table):
-        at, cells = tuned_at(tuned, rows[0]), []
+        at, cells = rows[0].at(tuned.rate, tuned.epsilon, tuned.weight_decay), []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "rate")
-            value = getattr(rows[0] if times else at, name)
+            value = getattr(rows[0], name) if times else at[name]
             cells.append(_cell(value, _law(rows[0], name, p.richness), times))
         drawn.add_row("\n".join(_pairs([row.role for row in rows])), *cells)
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent

@@ -42,8 +42,8 @@ from .systems.transformers import sweep_losses as sweep_losses
 from .task import Lesson as Lesson
 from .task import digits_lesson as digits_lesson
 from .task import text_lesson as text_lesson
-from .torch.audit import audit_torch as audit_torch
+from .torch.audit import audit_model as audit_model
 from .torch.groups import Reading as Reading
 from .torch.groups import initialise_model as initialise_model
-from .torch.groups import make_groups as make_groups
 from .torch.groups import scale_logits as scale_logits
+from .torch.groups import torch_groups as torch_groups

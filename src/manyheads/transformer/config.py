@@ -84,6 +84,7 @@ class TransformerConfig:
     activation: Activation = "gelu"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", Shape.of(self.shape))
         for name, kind in (("read_out", ReadOut), ("positions", Positions), ("norm", Norm), ("activation", Activation)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}")

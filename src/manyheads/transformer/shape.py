@@ -1,5 +1,6 @@
 """Shape of a transformer: key dimension N, heads H, depth L."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.errors import UsageError
@@ -27,8 +28,28 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("key_dim", "heads", "depth"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{name}={value!r}: key dimension, heads and depth are positive integers")
+
+    @classmethod
+    def of(cls, given: "Shape | Sequence[int]", name: str = "shape") -> "Shape":
+        """Return a shape as it is, or that of three integers N, H, L.
+
+        Raises
+        ------
+        UsageError
+            Neither.
+
+        Examples
+        --------
+        >>> Shape.of((8, 4, 2))
+        Shape(key_dim=8, heads=4, depth=2)
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, tuple | list) or len(given) != 3:
+            raise UsageError(f"{name}={given!r}: expected Shape(key_dim, heads, depth), or these three integers")
+        return cls(*given)
 
     @property
     def width(self) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain
 
 from manyheads.errors import UsageError
+from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import (
     Audit,
     Has,
@@ -277,8 +278,8 @@ def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
     spared = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
     p, model = Parametrization(base=BASE), build("vit", WIDE)
     tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
-    p.initialise(model, tuned, generator=torch.Generator().manual_seed(seed))
-    without = {name for group in p.torch_groups(model, tuned) if not group["weight_decay"] for name in group["names"]}
+    initialise_model(p, model, tuned, generator=torch.Generator().manual_seed(seed))
+    without = {name for group in torch_groups(p, model, tuned) if not group["weight_decay"] for name in group["names"]}
     assert without == {name for name, tensor in model.named_parameters() if tensor.dim() == 1}
 
 
@@ -291,12 +292,12 @@ def test_no_false_alarm_on_right_groups(family, seed):
         for optimizer, kind in (("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
             p = Parametrization(base=BASE, optimizer=optimizer)
             model = build(family, shape)
-            p.initialise(model, TUNED, generator=torch.Generator().manual_seed(1000 * seed + number))
-            groups = p.torch_groups(model, TUNED)
-            audit = p.audit(model, kind(groups, lr=1.0), TUNED)
+            initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(1000 * seed + number))
+            groups = torch_groups(p, model, TUNED)
+            audit = audit_model(p, model, kind(groups, lr=1.0), TUNED)
             assert audit.passed, str(audit)
             assert len({each.name for each in audit.findings}) == len(list(model.parameters()))
-            assert p.audit(model, groups, TUNED).passed
+            assert audit_model(p, model, groups, TUNED).passed
 
 
 @pytest.mark.torch
@@ -307,9 +308,9 @@ def test_the_models_own_start_is_right_at_the_base_and_wrong_beyond(family, seed
     torch.manual_seed(seed)
     p = Parametrization(base=BASE)
     model = build(family, BASE)
-    assert p.audit(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED).passed
+    assert audit_model(p, model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED).passed
     wide = build(family, WIDE)
-    audit = p.audit(wide, torch.optim.AdamW(wide.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
+    audit = audit_model(p, wide, torch.optim.AdamW(wide.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
     assert {each.quantity for each in audit.faults} == {"initial", "rate", "epsilon", "weight_decay"}
     assert {"the base's" in each.meaning for each in audit.faults if each.quantity == "rate"} == {True}
 
@@ -328,28 +329,28 @@ def test_mistakes_planted_in_an_optimizer(seed):
     import torch
 
     p, model = Parametrization(base=BASE), build("qwen2", Shape(8, 8, 3))
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-    groups = p.torch_groups(model, TUNED)
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = torch_groups(p, model, TUNED)
     kept = [group for group in groups if group["role"] != "mlp_in"]
-    assert {each.role for each in p.audit(model, kept, TUNED).faults} == {"mlp_in"}
+    assert {each.role for each in audit_model(p, model, kept, TUNED).faults} == {"mlp_in"}
     doubled = [*groups, {**groups[0], "names": []}]
-    assert "in two groups" in p.audit(model, doubled, TUNED).faults[0].meaning
+    assert "in two groups" in audit_model(p, model, doubled, TUNED).faults[0].meaning
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight.mul_(2)
         model.model.norm.weight[3] = 1.0
-    audit = p.audit(model, groups, TUNED)
+    audit = audit_model(p, model, groups, TUNED)
     assert {(each.role, each.quantity) for each in audit.faults} == {("output", "initial"), ("final_norm", "initial")}
     assert "model.layers.1.self_attn.o_proj.weight (output): initial is" in str(audit)
     assert audit.as_dict()["passed"] is False
     optimizer = torch.optim.AdamW(groups, lr=1.0)
     model(input_ids=torch.zeros(1, 3, dtype=int), labels=torch.zeros(1, 3, dtype=int)).loss.backward()
     optimizer.step()
-    trained = p.audit(model, optimizer, TUNED)
+    trained = audit_model(p, model, optimizer, TUNED)
     assert trained.passed
     assert "have been trained" in trained.notes[0]
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
     assert optimizer.param_groups[0]["lr"] == 0
-    assert p.audit(model, optimizer, TUNED).passed, warm
+    assert audit_model(p, model, optimizer, TUNED).passed, warm
 
 
 @pytest.mark.torch
@@ -361,13 +362,13 @@ def test_a_forgotten_logit_scale_is_found(seed):
     for family in FUSED:
         p, model = Parametrization(base=BASE), build(family, shape)
         scale_logits(model, p)
-        p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-        groups = p.torch_groups(model, TUNED)
-        assert p.audit(model, groups, TUNED).passed
+        initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+        groups = torch_groups(p, model, TUNED)
+        assert audit_model(p, model, groups, TUNED).passed
         again = build(family, shape)
         again.load_state_dict(model.state_dict())
         with pytest.raises(UsageError, match="scale_logits"):
-            p.audit(again, groups, TUNED)
+            audit_model(p, again, groups, TUNED)
 
 
 @pytest.mark.torch
@@ -376,19 +377,19 @@ def test_audits_are_refused_where_there_is_nothing_to_audit():
 
     p, model = Parametrization(base=BASE), build("llama", BASE)
     with pytest.raises(UsageError, match=r"object has no parameter groups: give a torch\.optim optimizer"):
-        p.audit(model, object(), TUNED)
+        audit_model(p, model, object(), TUNED)
     with pytest.raises(UsageError, match="no group with params"):
-        p.audit(model, [], TUNED)
+        audit_model(p, model, [], TUNED)
     with pytest.raises(UsageError, match="no group with params"):
-        p.audit(model, [{"lr": 0.1}], TUNED)
+        audit_model(p, model, [{"lr": 0.1}], TUNED)
     with pytest.raises(UsageError, match=r"group 0 says no weight_decay: audit the optimizer itself"):
-        p.audit(model, [{"lr": 0.1, "params": []}], TUNED)
+        audit_model(p, model, [{"lr": 0.1, "params": []}], TUNED)
     with pytest.raises(UsageError, match=r"SGD is audited against optimizer='adam'.*optimizer='sgd'"):
-        p.audit(model, torch.optim.SGD(model.parameters(), lr=0.1), TUNED)
+        audit_model(p, model, torch.optim.SGD(model.parameters(), lr=0.1), TUNED)
     other = build("llama", BASE)
     with pytest.raises(UsageError, match=r"group 0 holds a tensor of shape .* no trained parameter of this model"):
-        p.audit(model, torch.optim.AdamW(other.parameters()), TUNED)
-    coupled = p.audit(model, torch.optim.Adam(p.torch_groups(model, TUNED)), TUNED)
+        audit_model(p, model, torch.optim.AdamW(other.parameters()), TUNED)
+    coupled = audit_model(p, model, torch.optim.Adam(torch_groups(p, model, TUNED)), TUNED)
     assert "use AdamW" in coupled.notes[0]
 
 
@@ -416,8 +417,8 @@ def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
             super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-6})
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-    groups = p.torch_groups(model, TUNED)
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = torch_groups(p, model, TUNED)
     for optimizer in (
         Lion(kept(groups, "eps")),
         Lamb(kept(groups)),
@@ -427,12 +428,12 @@ def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
         torch.optim.LBFGS(model.parameters()),
     ):
         with pytest.raises(UsageError, match=rf"steps of {type(optimizer).__name__} .*known are SGD.*param_groups"):
-            p.audit(model, optimizer, TUNED)
-    assert p.audit(model, Lamb(kept(groups)).param_groups, TUNED).passed  # the caller vouches
+            audit_model(p, model, optimizer, TUNED)
+    assert audit_model(p, model, Lamb(kept(groups)).param_groups, TUNED).passed  # the caller vouches
     with pytest.raises(UsageError, match=r"a group has eps=\(None, 0\.001\): expected one number"):
-        p.audit(model, torch.optim.Adafactor(kept(groups, "eps")).param_groups, TUNED)
+        audit_model(p, model, torch.optim.Adafactor(kept(groups, "eps")).param_groups, TUNED)
     for kind in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adagrad):
-        audit = p.audit(model, kind(kept(groups)), TUNED)
+        audit = audit_model(p, model, kind(kept(groups)), TUNED)
         assert audit.passed
         assert any(each.quantity == "initial" for each in audit.findings)  # also where state is there from the start
 
@@ -442,14 +443,14 @@ def test_groups_by_name_and_a_schedule_of_one_cycle_are_read(seed):
     import torch
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-    groups = p.torch_groups(model, TUNED)
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    groups = torch_groups(p, model, TUNED)
     named = [{**group, "params": list(zip(group["names"], group["params"], strict=True))} for group in groups]
-    assert p.audit(model, named, TUNED).passed
+    assert audit_model(p, model, named, TUNED).passed
     optimizer = torch.optim.AdamW(kept(groups))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [group["lr"] for group in groups], total_steps=10)
     assert optimizer.param_groups[0]["initial_lr"] < groups[0]["lr"] / 10
-    assert p.audit(model, optimizer, TUNED).passed, schedule
+    assert audit_model(p, model, optimizer, TUNED).passed, schedule
 
 
 @pytest.mark.torch
@@ -458,17 +459,17 @@ def test_a_trained_model_is_told_from_a_fresh_one_or_one_is_asked(seed):
     import torch
 
     p, model = Parametrization(base=BASE, optimizer="sgd"), build("llama", Shape(8, 8, 2))
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-    optimizer = torch.optim.SGD(p.torch_groups(model, TUNED))
-    assert p.audit(model, optimizer, TUNED).passed
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.SGD(torch_groups(p, model, TUNED))
+    assert audit_model(p, model, optimizer, TUNED).passed
     for tensor in model.parameters():
         tensor.grad = torch.full_like(tensor, 10 / TUNED.rate)
     optimizer.step()
     assert not optimizer.state
-    audit = p.audit(model, optimizer, TUNED)
+    audit = audit_model(p, model, optimizer, TUNED)
     assert {each.quantity for each in audit.faults} == {"initial"}
     assert "fresh=False" in audit.notes[0]
-    assert p.audit(model, optimizer, TUNED, fresh=False).passed
+    assert audit_model(p, model, optimizer, TUNED, fresh=False).passed
 
 
 @pytest.mark.torch
@@ -478,7 +479,7 @@ def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
     p, model = Parametrization(base=BASE), build("llama", BASE)
     with torch.no_grad():
         model.lm_head.weight[0, 0] = math.nan
-    audit = p.audit(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
+    audit = audit_model(p, model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
     assert [(each.name, each.quantity) for each in audit.faults] == [("lm_head.weight", "initial")]
     assert "NaN" in audit.faults[0].meaning
     json.dumps(audit.as_dict(), allow_nan=False)
@@ -524,20 +525,20 @@ def test_random_biases_are_judged_by_their_spread_or_not_at_all(seed):
     p, tuned = Parametrization(base=BASE), Tuned(1e-3, weight_decay=0.1)
     model = plain(BASE, 7, 6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    audit = p.audit(model, optimizer, tuned, PLAIN, BASE)
+    audit = audit_model(p, model, optimizer, tuned, PLAIN, BASE)
     assert audit.passed, str(audit)
     (note,) = (note for note in audit.notes if note.startswith("initial spreads of "))
     assert {"bias", "logit_bias", "unembedding_bias"} <= set(note.partition(":")[0].replace(",", "").split())
     usual = {"logit_bias": 1 / math.sqrt(3 * BASE.width), "value_bias": 1 / math.sqrt(3 * BASE.width)}
-    given = p.audit(model, optimizer, replace(tuned, spreads=usual), PLAIN, BASE)
+    given = audit_model(p, model, optimizer, replace(tuned, spreads=usual), PLAIN, BASE)
     assert given.passed, str(given)
     judged = {each.name.rpartition(".")[0][-5:] for each in given.findings if each.quantity == "initial"}
     assert {"query", "value"} <= judged
-    wrong = p.audit(model, optimizer, replace(tuned, spreads={"bias": 1.0, "logit_bias": 0.0}), PLAIN, BASE)
+    wrong = audit_model(p, model, optimizer, replace(tuned, spreads={"bias": 1.0, "logit_bias": 0.0}), PLAIN, BASE)
     assert {(each.role, each.quantity) for each in wrong.faults} == {("bias", "initial"), ("logit_bias", "initial")}
     with torch.no_grad():
         model.final_norm.bias[0] = 0.1  # of a norm's shift the start is known
-    assert {each.name for each in p.audit(model, optimizer, tuned, PLAIN, BASE).faults} == {"final_norm.bias"}
+    assert {each.name for each in audit_model(p, model, optimizer, tuned, PLAIN, BASE).faults} == {"final_norm.bias"}
 
 
 @pytest.mark.torch
@@ -548,7 +549,7 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     spreads = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
     spreads |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4, "norm": 2.0}
     tuned, model = Tuned(1e-3, weight_decay=0.1, spreads=spreads), plain(wide, 7, 6)
-    p.initialise(model, tuned, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
+    initialise_model(p, model, tuned, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
     block = model.blocks[0]
     expected = {
         block.value.bias: 0.3,
@@ -563,7 +564,7 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     assert torch.all(model.final_norm.weight == 1)
     assert not block.attention_norm.bias.any()
     assert not model.unembedding.bias.any()
-    assert p.audit(model, p.torch_groups(model, tuned, PLAIN, wide), tuned, PLAIN, wide).passed
+    assert audit_model(p, model, torch_groups(p, model, tuned, PLAIN, wide), tuned, PLAIN, wide).passed
     fused = read_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
     with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same spread"):
         list_wants(Parametrization(base=wide), fused, Tuned(1.0, spreads={"bias": 0.1}))
@@ -585,12 +586,12 @@ def test_groups_that_are_marked_as_those_of_another_rule_are_refused_by_name(mar
     import torch
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    rows = torch.optim.AdamW(kept(p.torch_groups(model, TUNED))).param_groups
+    rows = torch.optim.AdamW(kept(torch_groups(p, model, TUNED))).param_groups
     mixed = [row | (mark if number in (1, 3) else {}) for number, row in enumerate(rows)]
     with pytest.raises(UsageError, match=rf"groups 1, 3 are marked as those of {rule}.*have no such mark"):
-        p.audit(model, mixed, TUNED)
+        audit_model(p, model, mixed, TUNED)
     beside = {"use_muon": False, "algorithm": "adamw"}
-    assert p.audit(model, [row | beside for row in rows], TUNED, fresh=False).passed
+    assert audit_model(p, model, [row | beside for row in rows], TUNED, fresh=False).passed
 
 
 @pytest.mark.torch
@@ -605,14 +606,14 @@ def test_groups_of_muon_beside_those_of_adamw_are_told_apart():
     with pytest.raises(
         UsageError, match=r"group 0 is marked as those of Muon \(ns_steps\).*of 2 groups, group 1 have no"
     ):
-        p.audit(model, muon.param_groups + adamw.param_groups, TUNED)
+        audit_model(p, model, muon.param_groups + adamw.param_groups, TUNED)
     with pytest.raises(UsageError, match=r"how the steps of Muon scale is not described"):
-        p.audit(model, muon, TUNED)
+        audit_model(p, model, muon, TUNED)
     with pytest.raises(UsageError, match=r"group 0 is audited against optimizer='sgd'.*optimizer='adam'"):
-        Parametrization(base=BASE, optimizer="sgd").audit(model, adamw.param_groups, TUNED)
+        audit_model(Parametrization(base=BASE, optimizer="sgd"), model, adamw.param_groups, TUNED)
     sgd = torch.optim.SGD(rest).param_groups
     with pytest.raises(UsageError, match=r"group 1 is audited against optimizer='adam'.*optimizer='sgd'"):
-        p.audit(model, adamw.param_groups + sgd, TUNED)
+        audit_model(p, model, adamw.param_groups + sgd, TUNED)
 
 
 @pytest.mark.torch
@@ -621,6 +622,6 @@ def test_decay_inside_the_gradient_is_told_from_groups_alone():
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
     for kind, coupled in ((torch.optim.Adam, True), (torch.optim.AdamW, False)):
-        rows = kind(kept(p.torch_groups(model, TUNED))).param_groups
-        audit = p.audit(model, rows, TUNED, fresh=False)
+        rows = kind(kept(torch_groups(p, model, TUNED))).param_groups
+        audit = audit_model(p, model, rows, TUNED, fresh=False)
         assert ("use AdamW" in audit.notes[0]) == coupled

@@ -7,6 +7,7 @@ import pytest
 from tests.limits.torch_models import PLAIN, plain, train
 
 from manyheads.errors import UsageError
+from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import Forward, Parametrization, Reading, Tuned, forward_factors
 from manyheads.limits.torch.forward_pass import measure_forward
 from manyheads.limits.torch.groups import read_model
@@ -137,9 +138,9 @@ def refusal(model, roles, shape, p=None, **given):
     p, said = p or Parametrization(base=BASE), []
     tuned = replace(TUNED, spreads=dict.fromkeys(("embedding", "query"), 0.1))
     asked = (
-        lambda: p.audit(model, torch.optim.AdamW(model.parameters()), tuned, roles, shape, **given),
-        lambda: p.torch_groups(model, tuned, roles, shape, **given),
-        lambda: p.initialise(model, tuned, roles, shape, **given),
+        lambda: audit_model(p, model, torch.optim.AdamW(model.parameters()), tuned, roles, shape, **given),
+        lambda: torch_groups(p, model, tuned, roles, shape, **given),
+        lambda: initialise_model(p, model, tuned, roles, shape, **given),
     )
     for ask in asked:
         with pytest.raises(UsageError) as caught:
@@ -157,11 +158,11 @@ def test_a_logit_factor_that_a_norm_cancels_is_refused():
     model, roles = decoder("Qwen3", KEYS)
     p = Parametrization(base=BASE)
     own = replace(forward_factors(p, KEYS), output=1.0)
-    query = {group["role"]: group for group in p.torch_groups(model, TUNED, roles, KEYS, own)}["query"]
+    query = {group["role"]: group for group in torch_groups(p, model, TUNED, roles, KEYS, own)}["query"]
     assert query["lr"] == pytest.approx(TUNED.rate / 2)  # the model scales its logits, so that the weight does not
     for shape in (HEADS, DEPTH):  # where N stays there is no factor on logits
         model, roles = decoder("Qwen3", shape)
-        assert p.torch_groups(model, TUNED, roles, shape)
+        assert torch_groups(p, model, TUNED, roles, shape)
 
 
 def test_a_branch_factor_that_a_norm_behind_it_cancels_is_refused():
@@ -196,7 +197,7 @@ def test_a_model_that_is_said_to_multiply_and_does_not_is_refused(shape):
     p = Parametrization(base=BASE)
     asked = forward_factors(p, shape)
     right = plain(shape, 7, 6, (asked.branch, 8**-0.5, asked.output))
-    assert p.torch_groups(right, TUNED, PLAIN, shape, folded=False)
+    assert torch_groups(p, right, TUNED, PLAIN, shape, folded=False)
     model, _ = decoder("Llama", shape)  # of a known family, whose forward pass is asked as well
     assert "and folded=False expects" in refusal(model, None, None, folded=False)
 
@@ -206,7 +207,7 @@ def test_own_logits_need_no_folding():
     p = Parametrization(base=BASE)
     rates = []
     for logit in (1 / 16, 8**0.5 / 16, 16**-0.5):
-        groups = p.torch_groups(plain(KEYS, 7, 6, (1.0, logit, 1.0)), TUNED, PLAIN, KEYS)
+        groups = torch_groups(p, plain(KEYS, 7, 6, (1.0, logit, 1.0)), TUNED, PLAIN, KEYS)
         rates.append({group["role"]: group["lr"] for group in groups}["query"])
     assert rates == pytest.approx([TUNED.rate / 2, TUNED.rate / 2, TUNED.rate / 2 / 2**0.5])
 
@@ -230,11 +231,11 @@ def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
     assert "the batch did not pass (IndexError" in said
     example = ({"tokens": torch.zeros(2, 4, dtype=torch.long)},)
     groups = [
-        p.torch_groups(model, TUNED, roles, DEPTH, example=example),
-        p.torch_groups(model, TUNED, roles, DEPTH, Forward()),
+        torch_groups(p, model, TUNED, roles, DEPTH, example=example),
+        torch_groups(p, model, TUNED, roles, DEPTH, Forward()),
     ]
     assert [group["lr"] for group in groups[0]] == [group["lr"] for group in groups[1]]
-    assert p.torch_groups(Batched(BASE), TUNED, roles, BASE)  # nothing to fold
+    assert torch_groups(p, Batched(BASE), TUNED, roles, BASE)  # nothing to fold
     with pytest.raises(UsageError, match=r"Forward\(branch=0\): a multiplier is a positive number"):
         Forward(branch=0)
 
@@ -337,20 +338,20 @@ def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed
             model.final_norm = _Scaled.norm(HEADS.width)
         else:
             model.final_norm.bias = None
-        p.initialise(model, tuned, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
+        initialise_model(p, model, tuned, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
         assert torch.all(model.final_norm.weight == (-0.5 if shifted else 0.5))
-        assert p.audit(model, p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS), tuned, WITHOUT_SHIFT, HEADS).passed
-        optimizer = torch.optim.AdamW(p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS), lr=1.0)
+        assert audit_model(p, model, torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS), tuned, WITHOUT_SHIFT, HEADS).passed
+        optimizer = torch.optim.AdamW(torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS), lr=1.0)
         curves.append(train(model, optimizer, tokens, 4))
         with pytest.MonkeyPatch.context() as patch:  # and a wrong gain is a fault still
             patch.setattr(model.final_norm.weight, "data", model.final_norm.weight.data * 0 + 1.5)
-            rows = p.torch_groups(model, tuned, WITHOUT_SHIFT, HEADS)
-            faults = p.audit(model, rows, tuned, WITHOUT_SHIFT, HEADS, fresh=True).faults
+            rows = torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS)
+            faults = audit_model(p, model, rows, tuned, WITHOUT_SHIFT, HEADS, fresh=True).faults
             assert "final_norm.weight" in {each.name for each in faults}
     assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-12)
     with pytest.raises(UsageError, match=r"final_norm.weight is a gain of the form 1 \+ w.*spared=\('final_gain',\)"):
-        p.torch_groups(model, replace(tuned, spared=()), WITHOUT_SHIFT, HEADS)
-    assert p.torch_groups(plain(BASE, 7, 6, tied=True), replace(tuned, spared=()), {**PLAIN_TIED}, BASE)
+        torch_groups(p, model, replace(tuned, spared=()), WITHOUT_SHIFT, HEADS)
+    assert torch_groups(p, plain(BASE, 7, 6, tied=True), replace(tuned, spared=()), {**PLAIN_TIED}, BASE)
 
 
 PLAIN_TIED = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
@@ -365,10 +366,10 @@ def test_a_gemma_raises_no_false_alarm(seed):
     p = Parametrization(base=BASE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=TUNED.rate, weight_decay=0.1)
     tuned = replace(TUNED, spared=())
-    audit = p.audit(model, optimizer, tuned, roles, BASE)
+    audit = audit_model(p, model, optimizer, tuned, roles, BASE)
     assert audit.passed, str(audit)
     spreads = dict.fromkeys(("embedding", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.02)
-    p.initialise(model, replace(tuned, spreads=spreads), roles, BASE)
+    initialise_model(p, model, replace(tuned, spreads=spreads), roles, BASE)
     assert not any(t.any() for name, t in model.named_parameters() if name.endswith("norm.weight"))
 
 
@@ -392,14 +393,14 @@ def test_a_multiplier_of_the_embeddings_is_folded(seed, tied):
     curves = []
     for factor in (1.0, grown):
         model, roles = with_table(factor, tied)
-        p.initialise(model, tuned, roles, HEADS, Forward(embedding=factor), torch.Generator().manual_seed(seed))
-        groups = p.torch_groups(model, tuned, roles, HEADS, Forward(embedding=factor))
+        initialise_model(p, model, tuned, roles, HEADS, Forward(embedding=factor), torch.Generator().manual_seed(seed))
+        groups = torch_groups(p, model, tuned, roles, HEADS, Forward(embedding=factor))
         curves.append(train(model, torch.optim.AdamW(groups, lr=1.0), tokens, 4))
     assert curves[0][-1] < curves[0][0]
     assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-6)
     root, roles = with_table(HEADS.width**0.5, tied)  # as Gemma has it: measured, the same factor over the base's
-    rates = [group["lr"] for group in p.torch_groups(root, tuned, roles, HEADS)]
+    rates = [group["lr"] for group in torch_groups(p, root, tuned, roles, HEADS)]
     assert rates == [group["lr"] for group in groups]
     other, roles = with_table(3.0, tied)
     with pytest.raises(UsageError, match="embeddings by 3, and folded=True expects 1 or 8"):
-        p.torch_groups(other, tuned, roles, HEADS)
+        torch_groups(p, other, tuned, roles, HEADS)

@@ -6,6 +6,7 @@ import pytest
 from tests.limits.torch_models import BASE, PLAIN, build, plain
 
 from manyheads.errors import UsageError
+from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import Parametrization, Tuned, forward_factors, read_map, scale_logits
 from manyheads.limits.torch.init import measure_start
 from manyheads.transformer import Shape
@@ -29,10 +30,10 @@ def said(model, p=P, **reading):
     """The sentences about frozen parameters, which groups warn of and an audit notes."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        groups = p.torch_groups(model, TUNED, **reading)
+        groups = torch_groups(p, model, TUNED, **reading)
     sentences = [str(each.message) for each in found]
     assert all(each.filename == __file__ for each in found)  # the line that asked for the groups
-    notes = p.audit(model, groups, TUNED, fresh=False, **reading).notes
+    notes = audit_model(p, model, groups, TUNED, fresh=False, **reading).notes
     assert [note for note in notes if "frozen" in note] == sentences
     return sentences
 
@@ -80,7 +81,7 @@ def test_a_factor_whose_weight_is_frozen_is_named(words, owed, seed):
         assert ("scale_logits(model, parametrization)" in sentence) == (LOGITS in sentence)
     assert not said(freeze(build("llama", BASE), *words))  # where nothing changes
     drawn = build("llama", GROWN)
-    P.initialise(drawn, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialise_model(P, drawn, TUNED, generator=torch.Generator().manual_seed(seed))
     assert not said(freeze(drawn, *words))
     applied = freeze(build("llama", GROWN), *words)
     scale_logits(applied, P)
@@ -120,7 +121,7 @@ def test_a_last_norm_that_trains_its_shift_alone_carries_no_factor():
     model = build("gpt2", Shape(8, 8, 2))
     freeze(model, "weight")
     with pytest.raises(UsageError, match=r"a frozen table is embedding and unembedding.*no gain that is trained"):
-        P.torch_groups(model, TUNED)
+        torch_groups(P, model, TUNED)
 
 
 def test_frozen_parameters_of_a_plain_module():
@@ -137,7 +138,7 @@ def test_frozen_parameters_of_a_plain_module():
     assert not said(model, **reading, folded=forward_factors(P, shape))
     tied = freeze(plain(shape, 7, 6, tied=True), "embedding")
     roles = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
-    rates = {group["role"]: group["lr"] for group in P.torch_groups(tied, TUNED, roles, shape)}
+    rates = {group["role"]: group["lr"] for group in torch_groups(P, tied, TUNED, roles, shape)}
     assert rates["final_norm"] == pytest.approx(TUNED.rate / 2)  # carries the factor behind a frozen table
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain, train
 
 from manyheads.errors import UsageError
+from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import Parametrization, Reading, Tuned, forward_factors, scale_logits
 from manyheads.limits.parametrization.architecture import CARRIES
 from manyheads.limits.torch.groups import read_model
@@ -81,7 +82,7 @@ def folded_curves(optimizer, a, c, seed):
             copy_weights(twin, model.weights, GROWN, branch, logit)
         tokens = torch.from_numpy(np.array(tokens))
     kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
-    groups = p.torch_groups(twins[0], tuned, PLAIN, GROWN), [{"params": list(twins[1].parameters())}]
+    groups = torch_groups(p, twins[0], tuned, PLAIN, GROWN), [{"params": list(twins[1].parameters())}]
     made = [kind(each, lr=tuned.rate) for each in groups]
     curves = [train(twin, optimizer, tokens, STEPS) for twin, optimizer in zip(twins, made, strict=True)]
     return expected, *curves
@@ -131,8 +132,8 @@ def test_folded_equals_explicit_multipliers(optimizer, tied, seed):
     curves = []
     tokens = torch.randint(VOCABULARY, (4, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     for model, folded in ((usual, True), (explicit, False)):
-        p.initialise(model, tuned, names, GROWN, folded, torch.Generator().manual_seed(seed))
-        groups = p.torch_groups(model, tuned, names, GROWN, folded)
+        initialise_model(p, model, tuned, names, GROWN, folded, torch.Generator().manual_seed(seed))
+        groups = torch_groups(p, model, tuned, names, GROWN, folded)
         kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
         curves.append(train(model, kind(groups, lr=1.0), tokens, STEPS))
     if tied:
@@ -147,7 +148,7 @@ def test_families_are_read_completely(family):
     assert read.anatomy.shape == BASE
     assert set(read.tensors) == {name for name, _ in model.named_parameters()}
     assert len(read.scales) == BASE.depth
-    groups = Parametrization(base=BASE).torch_groups(model, TUNED)
+    groups = torch_groups(Parametrization(base=BASE), model, TUNED)
     assert sum(len(group["params"]) for group in groups) == len(read.tensors)
     for group in groups:  # nothing changes at the base
         assert (group["lr"], group["eps"], group["weight_decay"]) == (TUNED.rate, TUNED.epsilon, TUNED.weight_decay)
@@ -245,12 +246,12 @@ def test_fused_queries_need_the_models_own_logit_scale():
     for family in FUSED:
         model = build(family, keys)
         with pytest.raises(UsageError, match=r"(c_attn|query_key_value)\.weight holds query, key, value.*scale_logits"):
-            p.torch_groups(model, TUNED)
+            torch_groups(p, model, TUNED)
         assert scale_logits(model, p) == BASE.depth
-        group = next(group for group in p.torch_groups(model, TUNED) if group["role"] == "query+key+value")
+        group = next(group for group in torch_groups(p, model, TUNED) if group["role"] == "query+key+value")
         assert group["lr"] == pytest.approx(TUNED.rate / 2)
         with pytest.raises(UsageError, match="split the parameter"):  # at 1/2 queries and values differ in rate
-            Parametrization(0.5, base=BASE).torch_groups(build(family, keys), TUNED)
+            torch_groups(Parametrization(0.5, base=BASE), build(family, keys), TUNED)
 
 
 def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
@@ -264,8 +265,8 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
         if own:
             scale_logits(model, p)
         tuned = Tuned(3e-3, 1e-4, spreads={"query": 0.3, "key": 0.3})
-        p.initialise(model, tuned, generator=torch.Generator().manual_seed(seed))
-        optimizer = torch.optim.AdamW(p.torch_groups(model, tuned), lr=1.0)
+        initialise_model(p, model, tuned, generator=torch.Generator().manual_seed(seed))
+        optimizer = torch.optim.AdamW(torch_groups(p, model, tuned), lr=1.0)
         losses = []
         for _ in range(4):
             optimizer.zero_grad()
@@ -277,7 +278,7 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
     assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-5)  # RMS norms compute in single precision
     model.model.layers[1].self_attn.scaling = 0.4
     with pytest.raises(UsageError, match=r"layers\.1\.self_attn multiplies its logits by 0\.4.*scale_logits"):
-        p.torch_groups(model, TUNED)
+        torch_groups(p, model, TUNED)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
 )
 def test_models_outside_the_theory_are_refused_by_name(family, shape, changes, message):
     with pytest.raises(UsageError, match=message):
-        Parametrization(base=BASE).torch_groups(build(family, shape, **changes), TUNED)
+        torch_groups(Parametrization(base=BASE), build(family, shape, **changes), TUNED)
 
 
 def test_other_models_are_refused():
@@ -307,22 +308,22 @@ def test_other_models_are_refused():
     experts = transformers.MixtralConfig(**sizes, vocab_size=9, num_key_value_heads=1, num_local_experts=2)
     p = Parametrization(base=BASE)
     with pytest.raises(UsageError, match=r"'mixtral' is none of.*experts.*roles="):
-        p.torch_groups(transformers.MixtralForCausalLM(experts), TUNED)
+        torch_groups(p, transformers.MixtralForCausalLM(experts), TUNED)
     with pytest.raises(UsageError, match=r"Linear has no configuration.*roles="):
-        p.torch_groups(torch.nn.Linear(2, 2), TUNED)
+        torch_groups(p, torch.nn.Linear(2, 2), TUNED)
     with pytest.raises(UsageError, match=r"no torch\.nn\.Module"):
-        p.torch_groups(object(), TUNED)
+        torch_groups(p, object(), TUNED)
     with pytest.raises(UsageError, match="roles without a shape"):
-        p.torch_groups(torch.nn.Linear(2, 2), TUNED, {"weight": "query"})
+        torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"})
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
-        p.torch_groups(torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
+        torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     small = Parametrization(base=Shape(2, 1, 1))
     with pytest.raises(UsageError, match=r"no spread is known for the roles query"):
-        small.initialise(torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
+        initialise_model(small, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
     with torch.device("meta"):
         empty = build("llama", BASE)
     with pytest.raises(UsageError, match=r"holds no numbers.*to_empty"):
-        p.initialise(empty, TUNED)
+        initialise_model(p, empty, TUNED)
 
 
 def test_frozen_parameters_wrappers_and_padding(seed):
@@ -334,16 +335,16 @@ def test_frozen_parameters_wrappers_and_padding(seed):
     p = Parametrization(base=BASE)
     wrapped = torch.nn.Module()
     wrapped.module = model
-    names = [name for group in p.torch_groups(wrapped, TUNED) for name in group["names"]]
+    names = [name for group in torch_groups(p, wrapped, TUNED) for name in group["names"]]
     assert "model.decoder.embed_positions.weight" not in names
     assert len(names) == len(list(model.parameters())) - 1
-    p.initialise(wrapped, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialise_model(p, wrapped, TUNED, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(model.model.decoder.embed_positions.weight, before)
     table = model.model.decoder.embed_tokens.weight
     assert not table[1].any()
     assert table[2].any()
     drawn = table.clone()
-    p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(drawn, table)
 
 
@@ -356,7 +357,7 @@ def test_wrapped_parts_are_looked_through(seed):
     p, shape = Parametrization(base=BASE), Shape(16, 4, 2)
     plainly = build("llama", shape)
     scale_logits(plainly, p)
-    expected = [(group["role"], group["lr"], group["names"]) for group in p.torch_groups(plainly, TUNED)]
+    expected = [(group["role"], group["lr"], group["names"]) for group in torch_groups(p, plainly, TUNED)]
     blocks, body = build("llama", shape), build("llama", shape)
     for number, block in enumerate(blocks.model.layers):
         blocks.model.layers[number] = checkpoint_wrapper(block)
@@ -364,10 +365,10 @@ def test_wrapped_parts_are_looked_through(seed):
     for model in (blocks, body):
         assert scale_logits(model, p) == shape.depth
         assert model.model.layers[1].self_attn.scaling == plainly.model.layers[1].self_attn.scaling
-        p.initialise(model, TUNED, generator=torch.Generator().manual_seed(seed))
-        groups = p.torch_groups(model, TUNED)
+        initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+        groups = torch_groups(p, model, TUNED)
         assert [(group["role"], group["lr"], group["names"]) for group in groups] == expected
-        assert p.audit(model, torch.optim.AdamW(groups), TUNED).passed
+        assert audit_model(p, model, torch.optim.AdamW(groups), TUNED).passed
 
 
 def test_models_of_which_nothing_or_little_is_trained():
@@ -377,15 +378,15 @@ def test_models_of_which_nothing_or_little_is_trained():
     model = build("qwen2", shape)
     model.requires_grad_(False)
     with pytest.raises(UsageError, match="Qwen2ForCausalLM has no trained parameter"):
-        p.torch_groups(model, TUNED)
+        torch_groups(p, model, TUNED)
     model.model.layers[0].self_attn.q_proj.bias.requires_grad_(True)
     with pytest.raises(UsageError, match=r"a frozen table is embedding and unembedding at once"):
-        p.torch_groups(model, TUNED)
+        torch_groups(p, model, TUNED)
     model = build("llama", shape)
     for block in model.model.layers:
         block.self_attn.q_proj.weight.requires_grad_(False)
     assert scale_logits(model, p) == shape.depth  # of frozen queries as well
-    assert p.audit(model, torch.optim.AdamW(p.torch_groups(model, TUNED)), TUNED, fresh=False).passed
+    assert audit_model(p, model, torch.optim.AdamW(torch_groups(p, model, TUNED)), TUNED, fresh=False).passed
 
 
 def test_torch_takes_the_groups_as_they_are():
@@ -393,7 +394,7 @@ def test_torch_takes_the_groups_as_they_are():
 
     model = build("qwen2", Shape(8, 8, 3))
     for optimizer, kind in (("adam", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
-        groups = Parametrization(base=BASE, optimizer=optimizer).torch_groups(model, TUNED)
+        groups = torch_groups(Parametrization(base=BASE, optimizer=optimizer), model, TUNED)
         made = kind(groups, lr=TUNED.rate)
         assert [row["lr"] for row in made.param_groups] == [group["lr"] for group in groups]
         assert len({row["role"] for row in made.param_groups}) > 5
@@ -407,7 +408,7 @@ def test_width_only_groups_against_their_published_form():
     for optimizer in ("adam", "sgd"):
         p = Parametrization.mup(START, optimizer)
         applied = forward_factors(p, wide)
-        for group in p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, wide, applied):
+        for group in torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), PLAIN, wide, applied):
             matrix = group["role"] in matrices
             if optimizer == "adam":
                 factor = 1 / ratio if matrix else 1.0
@@ -434,7 +435,7 @@ def distance_from_mup(optimizer, shape):
     made = (mup.MuAdamW if optimizer == "adam" else mup.MuSGD)(model.parameters(), **given)
     theirs = {id(t): (row["lr"], row["weight_decay"]) for row in made.param_groups for t in row["params"]}
     p = Parametrization.mup(START, optimizer)
-    ours = p.torch_groups(model, Tuned(0.1, 1e-8, 0.2), PLAIN, shape, forward_factors(p, shape))
+    ours = torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), PLAIN, shape, forward_factors(p, shape))
     assert sum(len(group["params"]) for group in ours) == len(theirs)
     pairs = [((group["lr"], group["weight_decay"]), theirs[id(t)]) for group in ours for t in group["params"]]
     return max(abs(one / other - 1) for pair in pairs for one, other in zip(*pair, strict=True))
@@ -458,7 +459,7 @@ def test_every_class_of_every_family_scales_by_the_table(family):
         read = read_model(build(family, shape))
         parts = {place.name: place for place in read.anatomy.places}
         model = build(family, shape)
-        for group in p.torch_groups(model, TUNED):
+        for group in torch_groups(p, model, TUNED):
             if "hidden" in group["role"]:
                 continue
             for name in group["names"]:
@@ -473,11 +474,11 @@ def test_every_class_of_every_family_scales_by_the_table(family):
 
 def test_a_shape_that_the_matrices_contradict_is_refused():
     p, model = Parametrization(base=START), plain(Shape(4, 3, 4), VOCABULARY, LENGTH)
-    assert p.torch_groups(model, TUNED, PLAIN, Shape(4, 3, 4))
+    assert torch_groups(p, model, TUNED, PLAIN, Shape(4, 3, 4))
     with pytest.raises(UsageError, match=r"query\.weight \(query\) has the sides \(12, 12\).*stream of width 24"):
-        p.torch_groups(model, TUNED, PLAIN, Shape(8, 3, 4))
+        torch_groups(p, model, TUNED, PLAIN, Shape(8, 3, 4))
     with pytest.raises(UsageError, match="4 query matrices and L = 3 layers"):
-        p.torch_groups(model, TUNED, PLAIN, Shape(4, 3, 3))
+        torch_groups(p, model, TUNED, PLAIN, Shape(4, 3, 3))
 
 
 def test_reading_may_repeat_the_shape_but_not_contradict_it():

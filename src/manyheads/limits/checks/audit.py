@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.init_test import starts_right
 from manyheads.limits.parametrization.architecture import HIDDEN, Place
 from manyheads.limits.parametrization.table import OUTSIDE
 from manyheads.limits.parametrization.targets import Factors, Tuned, Want
-from manyheads.limits.torch.init import starts_right
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization

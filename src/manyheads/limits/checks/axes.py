@@ -14,7 +14,7 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L"}
 
 
-def shapes_along(axis: Axis, base: Shape, sizes: Iterable[int]) -> tuple[Shape, ...]:
+def shapes_along(axis: Axis, base: Shape | Sequence[int], sizes: Iterable[int]) -> tuple[Shape, ...]:
     """Return the base with one of its sizes exchanged.
 
     Examples
@@ -24,10 +24,10 @@ def shapes_along(axis: Axis, base: Shape, sizes: Iterable[int]) -> tuple[Shape, 
     """
     if axis not in AXES:
         raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
-    return tuple(replace(base, **{axis: size}) for size in sizes)
+    return tuple(replace(Shape.of(base, "base"), **{axis: size}) for size in sizes)
 
 
-def find_axis(shapes: Sequence[Shape]) -> tuple[Axis, list[int]]:
+def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]:
     """Return the axis along which shapes differ, and their sizes on it.
 
     Raises
@@ -40,6 +40,7 @@ def find_axis(shapes: Sequence[Shape]) -> tuple[Axis, list[int]]:
     >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
     ('key_dim', [4, 8])
     """
+    shapes = [Shape.of(shape) for shape in shapes]
     if len(shapes) < 2:
         raise UsageError(f"{len(shapes)} sizes: a power of the size needs at least two, and three to be sharp")
     moving = [axis for axis in AXES if len({getattr(shape, axis) for shape in shapes}) > 1]

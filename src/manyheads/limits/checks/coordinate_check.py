@@ -260,7 +260,7 @@ Measure = Callable[[Shape, int], Mapping[str, Any]]  # (shape, seed) -> quantity
 
 def coordinate_check(
     parametrization: Parametrization,
-    shapes: Sequence[Shape],
+    shapes: Sequence[Shape | Sequence[int]],
     measure: Measure,
     *,
     checkpoints: Sequence[int],
@@ -301,15 +301,16 @@ def coordinate_check(
     >>> coordinate_check(p, [Shape(4, 4, 2), Shape(32, 4, 2)], measure, checkpoints=(4,)).outcome
     'holds'
     """
-    axis, sizes = find_axis(shapes)
+    grown = [Shape.of(shape) for shape in shapes]
+    axis, sizes = find_axis(grown)
     check_seeds(seeds)
     if not len(checkpoints) or list(checkpoints) != sorted(set(checkpoints)):
         raise UsageError(f"checkpoints={tuple(checkpoints)}: give numbers of updates in rising order")
     if not isinstance(tolerance, Mapping) or axis not in tolerance:
         raise UsageError(f"tolerance={tolerance!r}: give one for each axis, such as {{{axis!r}: {TOLERANCE[axis]}}}")
-    rows = [[measure(shape, seed) for shape in shapes] for seed in seeds]
+    rows = [[measure(shape, seed) for shape in grown] for seed in seeds]
     for seed, row in zip(seeds, rows, strict=True):
-        for shape, cell in zip(shapes, row, strict=True):
+        for shape, cell in zip(grown, row, strict=True):
             where = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}"
             _check_measured(cell, where, len(checkpoints))
     motions = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}

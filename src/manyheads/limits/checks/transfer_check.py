@@ -248,7 +248,7 @@ def lesson_losses(lesson: Lesson, parametrization: Parametrization, recipe: Reci
 
 @takes_arrays
 def transfer_check(
-    shapes: Sequence[Shape],
+    shapes: Sequence[Shape | Sequence[int]],
     rates: Any,
     losses: Losses,
     *,
@@ -289,7 +289,8 @@ def transfer_check(
     >>> print(transfer_check(shapes, np.geomspace(1e-5, 1e-1, 17), losses).sentence())
     drifts by a factor 0.50 [0.50, 0.50] per doubling of N
     """
-    axis, sizes = find_axis(shapes)
+    grown = [Shape.of(shape) for shape in shapes]
+    axis, sizes = find_axis(grown)
     check_seeds(seeds)
 
     def best(shape: Shape, seed: int) -> float:
@@ -302,7 +303,7 @@ def transfer_check(
             message = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}: {error.message}"
             raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None
 
-    optima = np.array([[best(shape, seed) for shape in shapes] for seed in seeds])
+    optima = np.array([[best(shape, seed) for shape in grown] for seed in seeds])
     return judge_drift(axis, sizes, optima, allowed)
 
 

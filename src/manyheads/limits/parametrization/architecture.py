@@ -241,7 +241,7 @@ def read_config(
 
 def read_map(
     roles: Mapping[str, str],
-    shape: Shape,
+    shape: Shape | Sequence[int],
     names: Iterable[str | Sequence[str]],
     frozen: Iterable[str | Sequence[str]] = (),
 ) -> Anatomy:
@@ -273,8 +273,7 @@ def read_map(
     """
     if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
         raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
-    if not isinstance(shape, Shape):
-        raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
+    shape = Shape.of(shape)
     for pattern, part in roles.items():
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")

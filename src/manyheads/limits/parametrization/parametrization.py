@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,8 +17,6 @@ from manyheads.transformer.shape import Shape
 if TYPE_CHECKING:
     import optax
 
-    from manyheads.limits.checks.audit import Audit
-    from manyheads.limits.parametrization.targets import Forward, Tuned
     from manyheads.transformer.inputs import Input
 
 Form = Literal["effective", "multiplier"]
@@ -89,8 +88,7 @@ class Parametrization:
         for name, choices in (("optimizer", OPTIMIZERS), ("scheme", SCHEMES), ("form", FORMS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
-        if not isinstance(self.base, Shape):
-            raise UsageError(f"base={self.base!r}: expected Shape(key_dim, heads, depth)")
+        object.__setattr__(self, "base", Shape.of(self.base, "base"))
         for name in ("logit_exponent", "depth_exponent", "richness"):
             if not isinstance(getattr(self, name), Real):
                 raise UsageError(f"{name}={getattr(self, name)!r}: it is a number")
@@ -140,7 +138,7 @@ class Parametrization:
         shared = bulk.rate / bulk.initial ** (1 / order)  # so that the value weights start with spread one
         return {role: (law.rate / shared) ** order for role, law in found.items()}
 
-    def table(self, shape: Shape) -> Table:
+    def table(self, shape: Shape | Sequence[int]) -> Table:
         """Return what every class of weights needs at a shape, relative to the base.
 
         Raises
@@ -153,8 +151,7 @@ class Parametrization:
         >>> Parametrization(0.5, base=Shape(8, 4, 2)).table(Shape(32, 4, 2))["query"].rate
         0.125
         """
-        if not isinstance(shape, Shape):
-            raise UsageError(f"shape={shape!r}: expected Shape(key_dim, heads, depth)")
+        shape = Shape.of(shape)
         multipliers = self.multipliers()
         rows = []
         for role, law in self.laws().items():
@@ -188,7 +185,7 @@ class Parametrization:
             branch=self.branch.ratio(shape, self.base),
         )
 
-    def scaling(self, shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling:
+    def scaling(self, shape: Shape | Sequence[int], inputs: Input, mlp_ratio: int = 4) -> Scaling:
         """Return the scales of the house's `Transformer` at a shape: the standard ones at the base, and from there on.
 
         Examples
@@ -211,7 +208,7 @@ class Parametrization:
             output=start.output,
         )
 
-    def optax(self, transformation: optax.GradientTransformation, roles: Any, shape: Shape) -> Any:
+    def optax(self, transformation: optax.GradientTransformation, roles: Any, shape: Shape | Sequence[int]) -> Any:
         """Give every weight its rate, epsilon and weight decay under an optax transformation tuned at the base.
 
         Parameters
@@ -249,84 +246,3 @@ class Parametrization:
 
         table = self.table(shape)
         return rescale(transformation, roles, table.column("rate"), table.column("epsilon"))
-
-    def torch_groups(
-        self,
-        model: Any,
-        tuned: Tuned,
-        roles: Any = None,
-        shape: Shape | None = None,
-        folded: bool | Forward = True,
-        example: Any = None,
-    ) -> list[dict[str, Any]]:
-        """Sort the trained parameters of a PyTorch model into the groups of Adam, AdamW or SGD.
-
-        Parameters
-        ----------
-        model
-            A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
-        tuned
-            What was tuned at the base.
-        roles, shape
-            For a plain module: pattern of names → part (`manyheads.limits.parametrization.architecture.PARTS`), and
-            its shape.
-        folded
-            Whether what the parametrization wants in the forward pass goes into the weights. False for a model that
-            applies `manyheads.limits.forward_factors` itself, such as one written for mup. Either is measured on the
-            model where it matters; a `Forward` says what the model multiplies relative to the base, and is believed.
-        example
-            Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None
-            tries token ids.
-
-        Raises
-        ------
-        UsageError
-            What cannot be read, or cannot be scaled: by name, with what to do.
-
-        Warns
-        -----
-        UserWarning
-            A factor of the forward pass belongs into frozen parameters that do not start with it: by name, with what to
-            do.
-        """
-        from manyheads.limits.torch.groups import Reading, make_groups
-
-        return make_groups(self, model, tuned, Reading(roles, shape, folded, example))
-
-    def initialise(
-        self,
-        model: Any,
-        tuned: Tuned,
-        roles: Any = None,
-        shape: Shape | None = None,
-        folded: bool | Forward = True,
-        generator: Any = None,
-        example: Any = None,
-    ) -> None:
-        """Draw all trained parameters of a PyTorch model anew, in place; arguments are those of `torch_groups`."""
-        from manyheads.limits.torch.groups import Reading, initialise_model
-
-        initialise_model(self, model, tuned, Reading(roles, shape, folded, example), generator)
-
-    def audit(
-        self,
-        model: Any,
-        groups: Any,
-        tuned: Tuned,
-        roles: Any = None,
-        shape: Shape | None = None,
-        folded: bool | Forward = True,
-        fresh: bool | None = None,
-        example: Any = None,
-    ) -> Audit:
-        """Compare a PyTorch model and its optimizer (or its groups) with this table; arguments as of `torch_groups`.
-
-        A schedule of the optimizer may stand in its place: `CyclicLR` alone knows the peak of its rates.
-
-        `fresh` says whether the weights are as they started, so that their spreads are judged too; None finds out from
-        the optimizer, which gradient descent without momentum and a list of groups do not tell.
-        """
-        from manyheads.limits.torch.audit import audit_torch
-        from manyheads.limits.torch.groups import Reading
-
-        return audit_torch(self, model, groups, tuned, Reading(roles, shape, folded, example), fresh)

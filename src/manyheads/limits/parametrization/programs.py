@@ -16,25 +16,11 @@ from manyheads.transformer.shape import Shape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from manyheads.limits.parametrization.table import Row
 
 VOCABULARY, LENGTH = 64, 64  # of the model in the snippets, which stands for the reader's own
 _INPUTS = f"TokenInput({VOCABULARY}), length={LENGTH}, outputs={VOCABULARY}"
 ZERO = ("logit_bias", "bias", "unembedding_bias")
 """Roles that start at zero, whatever the factor."""
-
-
-def tuned_at(tuned: Tuned, row: Row) -> Tuned:
-    """Return what was tuned at the base for one class of weights.
-
-    Examples
-    --------
-    >>> row = Parametrization(base=Shape(8, 4, 2)).table(Shape(16, 4, 2))["value"]
-    >>> at = tuned_at(Tuned(1e-2, weight_decay=0.1), row)
-    >>> at.rate, at.epsilon, at.weight_decay
-    (0.005, 5e-09, 0.2)
-    """
-    return Tuned(tuned.rate * row.rate, tuned.epsilon * row.epsilon, tuned.weight_decay * row.weight_decay)
 
 
 def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
@@ -155,15 +141,15 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from manyheads.transformer import Shape
-from manyheads.limits import Parametrization, Tuned{imported}
+from manyheads.limits import Parametrization, Tuned, initialise_model{imported}, torch_groups
 
 parametrization = {_constructed(parametrization)}
 tuned = Tuned(rate={tuned.rate!r}, epsilon={tuned.epsilon!r}, weight_decay={tuned.weight_decay!r})
 
 # AutoModelForCausalLM and the like make the same model with its head.
 model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
-{scaled}parametrization.initialise(model, tuned)
-optimizer = torch.optim.{"AdamW" if adam else "SGD"}(parametrization.torch_groups(model, tuned))
+{scaled}initialise_model(parametrization, model, tuned)
+optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrization, model, tuned))
 '''
 
 

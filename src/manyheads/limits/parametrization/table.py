@@ -46,6 +46,11 @@ class Row:
     weight_decay: float
     laws: dict[str, str]
 
+    def at(self, rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
+        """Return the numbers of this class, from those that were tuned at the base."""
+        given = {"rate": rate, "epsilon": epsilon, "weight_decay": weight_decay}
+        return {name: number * getattr(self, name) for name, number in given.items()}
+
 
 @dataclass(frozen=True)
 class Table:
@@ -81,6 +86,17 @@ class Table:
     def __getitem__(self, role: str) -> Row:
         """Return the row of a role."""
         return {row.role: row for row in self.rows}[role]
+
+    def at(self, rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, dict[str, float]]:
+        """Return what every class needs, by role, from the numbers that were tuned at the base.
+
+        Examples
+        --------
+        >>> from manyheads.limits import Parametrization
+        >>> Parametrization(base=(8, 4, 2)).table((16, 4, 2)).at(rate=1e-2, weight_decay=0.1)["value"]
+        {'rate': 0.005, 'epsilon': 5e-09, 'weight_decay': 0.2}
+        """
+        return {row.role: row.at(rate, epsilon, weight_decay) for row in self.rows}
 
     def column(self, name: str) -> dict[str, float]:
         """Return one of the columns, by role: `"initial"`, `"multiplier"`, `"rate"`, `"epsilon"`, `"weight_decay"`."""

@@ -16,7 +16,7 @@ gradient descent. Decoupled weight decay stays one over the rate. Derived here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Literal
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS, start_of
 from manyheads.transformer.scaling import ROLES
+from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.architecture import Anatomy, Place
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.parametrization.power_laws import Power
-    from manyheads.transformer.shape import Shape
 
 QUANTITIES = ("initial", "rate", "epsilon", "weight_decay")
 
@@ -172,7 +172,7 @@ class Want:
         return "random" if self.place.start == "zero" and self.initial else self.place.start
 
 
-def forward_factors(p: Parametrization, shape: Shape) -> Forward:
+def forward_factors(p: Parametrization, shape: Shape | Sequence[int]) -> Forward:
     """Return what a model that is written for a parametrization multiplies in its forward pass.
 
     The standard scheme has no multiplier on its output, tied or not.
@@ -184,6 +184,7 @@ def forward_factors(p: Parametrization, shape: Shape) -> Forward:
     >>> forward_factors(Parametrization(base=Shape(8, 2, 2)), Shape(16, 2, 8))
     Forward(branch=0.25, logit=0.5, output=0.5, embedding=1.0)
     """
+    shape = Shape.of(shape)
     table = replace(p, form="effective").table(shape)
     output = 1.0 if p.scheme == "standard" else table["unembedding"].initial / table["embedding"].initial
     logit = (shape.key_dim / p.base.key_dim) ** -p.logit_exponent

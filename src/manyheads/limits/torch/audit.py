@@ -10,26 +10,35 @@ from typing import TYPE_CHECKING, Any
 from manyheads.errors import UsageError
 from manyheads.limits.checks.audit import Audit, Finding, Has, judge
 from manyheads.limits.parametrization.table import OUTSIDE
-from manyheads.limits.parametrization.targets import Tuned, Want, given_spread, list_wants, role_factors
+from manyheads.limits.parametrization.targets import Forward, Tuned, Want, given_spread, list_wants, role_factors
 from manyheads.limits.torch.applied_factors import find_forward
 from manyheads.limits.torch.frozen import name_uncarried
 from manyheads.limits.torch.groups import Reading, TorchModel, read_model, unwrap
 from manyheads.limits.torch.init import measure_start
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
+from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
 
 
-def audit_torch(
-    p: Parametrization, model: Any, groups: Any, tuned: Tuned, reading: Reading | None = None, fresh: bool | None = None
+def audit_model(
+    p: Parametrization,
+    model: Any,
+    groups: Any,
+    tuned: Tuned,
+    roles: Mapping[str, str] | None = None,
+    shape: Shape | Sequence[int] | None = None,
+    folded: bool | Forward = True,
+    fresh: bool | None = None,
+    example: Any = None,
 ) -> Audit:
-    """Compare a model and its optimizer with what the parametrization wants.
+    """Compare a PyTorch model and its optimizer with what the parametrization wants.
 
     Parameters
     ----------
-    model
-        The model.
+    p, model, tuned, roles, shape, folded, example
+        As `torch_groups` takes them.
     groups
         Its torch.optim optimizer, a schedule over it, or the list of groups. Under a schedule the rate it starts from
         counts, the groups' `initial_lr`, and under one cycle their `max_lr`. Two schedules leave no peak on the
@@ -43,9 +52,10 @@ def audit_torch(
     Raises
     ------
     UsageError
-        No groups, an optimizer of the other kind or of none that is known, or groups that train another model.
+        No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
+        `torch_groups` refuses.
     """
-    reading = reading or Reading()
+    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
     forward = find_forward(p, unwrap(model), read, reading)
     wants = list_wants(p, read.anatomy, tuned, forward)

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from manyheads.limits.checks.init_test import starts_right
 from manyheads.limits.parametrization.architecture import CARRIES
 from manyheads.limits.parametrization.targets import Tuned, list_wants, missing_factors, usual_forward
-from manyheads.limits.torch.init import measure_start, starts_right
+from manyheads.limits.torch.init import measure_start
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.architecture import Anatomy, Place

@@ -8,7 +8,7 @@ frozen parameters and buffers are left out, and named where a factor of the forw
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,10 @@ from manyheads.limits.parametrization.architecture import Anatomy, Place, read_c
 from manyheads.limits.parametrization.targets import Forward, Tuned, list_wants
 from manyheads.limits.torch.applied_factors import find_forward, logit_scale
 from manyheads.limits.torch.frozen import name_uncarried
+from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.transformer.shape import Shape
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -34,18 +34,8 @@ class Reading:
 
     Attributes
     ----------
-    roles
-        Pattern of names → part, see `read_map`; None for a model of transformers, which has a configuration.
-    shape
-        N, H and L of a plain module; read off the configuration otherwise.
-    folded
-        Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
-        one), or are applied by the model itself (False: all of `forward_factors`, such as a model that is written for
-        mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
-        `Forward` says what the model multiplies relative to the base, and is believed.
-    example
-        Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
-        token ids.
+    roles, shape, folded, example
+        As `torch_groups` takes them.
 
     Examples
     --------
@@ -133,8 +123,36 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
     )
 
 
-def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None) -> list[dict[str, Any]]:
+def torch_groups(
+    p: Parametrization,
+    model: Any,
+    tuned: Tuned,
+    roles: Mapping[str, str] | None = None,
+    shape: Shape | Sequence[int] | None = None,
+    folded: bool | Forward = True,
+    example: Any = None,
+) -> list[dict[str, Any]]:
     """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD.
+
+    Parameters
+    ----------
+    p
+        The parametrization.
+    model
+        A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
+    tuned
+        What was tuned at the base.
+    roles, shape
+        For a plain module: pattern of names → part (`manyheads.limits.parametrization.architecture.PARTS`), and its
+        shape.
+    folded
+        Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
+        one), or are applied by the model itself (False: all of `forward_factors`, such as a model that is written for
+        mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
+        `Forward` says what the model multiplies relative to the base, and is believed.
+    example
+        Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
+        token ids.
 
     Returns
     -------
@@ -144,7 +162,7 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     Raises
     ------
     UsageError
-        See `read_model`, `find_forward` and `list_wants`.
+        What cannot be read, or cannot be scaled: by name, with what to do.
 
     Warns
     -----
@@ -156,12 +174,12 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
     values, and the width of the MLP over d, are taken to be what they were at the base.
     """
-    reading = reading or Reading()
+    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
     forward = find_forward(p, unwrap(model), read, reading)
     wants = list_wants(p, read.anatomy, tuned, forward)
     for sentence in name_uncarried(p, read, tuned, forward):
-        warnings.warn(sentence, stacklevel=3)
+        warnings.warn(sentence, stacklevel=2)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for want in wants:
         numbers = {"lr": want.rate, "weight_decay": want.weight_decay}
@@ -174,12 +192,21 @@ def make_groups(p: Parametrization, model: Any, tuned: Tuned, reading: Reading |
 
 
 def initialise_model(
-    p: Parametrization, model: Any, tuned: Tuned, reading: Reading | None = None, generator: Any = None
+    p: Parametrization,
+    model: Any,
+    tuned: Tuned,
+    roles: Mapping[str, str] | None = None,
+    shape: Shape | Sequence[int] | None = None,
+    folded: bool | Forward = True,
+    generator: Any = None,
+    example: Any = None,
 ) -> None:
     """Draw all trained parameters anew, in place: Gaussian with the spread of their class, gains, and zeros.
 
     Parameters
     ----------
+    p, model, tuned, roles, shape, folded, example
+        As `torch_groups` takes them.
     generator
         A torch.Generator on the device of the model; None for torch's own.
 
@@ -189,7 +216,7 @@ def initialise_model(
         A plain module whose spreads at the base are not given, or a model on the device `meta`.
     """
     torch = require("torch")
-    reading = reading or Reading()
+    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
     wants = list_wants(p, read.anatomy, tuned, find_forward(p, unwrap(model), read, reading))
     if missing := sorted({want.role for want in wants if want.initial is None}):

@@ -41,7 +41,7 @@ def read_groups(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Map
             "(dictionaries with params, lr, eps, weight_decay) it was made from"
         )
     if not rows or not all("params" in row for row in rows):
-        raise UsageError("no group with params: make the groups by Parametrization.torch_groups(model, tuned)")
+        raise UsageError("no group with params: make the groups by torch_groups(parametrization, model, ...)")
     known = [] if rows is groups else [(type(groups).__name__, _kind(groups))]
     _refuse_other_rules(rows)
     known += [(f"group {number}", kind) for number, row in enumerate(rows) if (kind := _kind_of_group(row))]

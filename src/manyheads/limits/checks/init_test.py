@@ -1,0 +1,34 @@
+"""Test of an initial spread: chi-square for random parameters, rounding for gains and zeros."""
+
+import math
+
+FALSE_ALARM = 1e-6
+"""Probability that the spread of a rightly drawn parameter is called wrong."""
+
+
+def starts_right(start: str, expected: float, actual: float, count: int, rounding: float) -> bool:
+    """Whether a random parameter has its spread to sampling error, and a gain or a shift its number to rounding.
+
+    Parameters
+    ----------
+    start
+        `"random"`, `"one"` or `"zero"`.
+    expected, actual
+        Standard deviation, or the number itself.
+    count
+        How many entries there are.
+    rounding
+        Relative rounding of their number type.
+
+    Examples
+    --------
+    >>> [starts_right("random", 1.0, spread, count=400, rounding=1e-7) for spread in (0.9, 1.1, 1.4)]
+    [True, True, False]
+    """
+    from scipy.stats import chi2
+
+    if start == "random" and expected:
+        # Sum of squares over the variance: chi-square with as many degrees of freedom as entries, their mean being 0.
+        low, high = (math.sqrt(chi2.ppf(q, count) / count) for q in (FALSE_ALARM / 2, 1 - FALSE_ALARM / 2))
+        return bool(low - rounding <= actual / expected <= high + rounding)
+    return abs(actual - expected) <= 4 * rounding * abs(expected)
