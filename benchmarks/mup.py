@@ -27,9 +27,9 @@ import numpy as np
 
 from manyheads.data import cut_patches, load_digits, normalise
 from manyheads.limits import (
+    BaseHyperparameters,
     Parametrization,
-    Tuned,
-    forward_factors,
+    forward_multipliers,
     initialise_model,
     shapes_along,
     torch_groups,
@@ -138,7 +138,9 @@ def compare_groups():
             theirs = {id(t): (row["lr"], row["weight_decay"]) for row in made.param_groups for t in row["params"]}
             cells = []
             for p in (Parametrization.mup(BASE, optimizer), Parametrization(base=BASE, optimizer=optimizer)):
-                groups = torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), ROLES, shape, forward_factors(p, shape))
+                groups = torch_groups(
+                    p, model, BaseHyperparameters(0.1, 1e-8, 0.2), ROLES, shape, forward_multipliers(p, shape)
+                )
                 differ, worst = {}, 0.0
                 for group in groups:
                     for tensor in group["params"]:
@@ -158,7 +160,7 @@ def prepare(theory, shape, rate, seed):
 
     import mup
 
-    tuned = Tuned(rate, EPSILON, spreads=SPREADS)
+    tuned = BaseHyperparameters(rate, EPSILON, stds=SPREADS)
     if theory == "N, H and L":  # folded into the usual forward pass
         model, p = make(shape, False), Parametrization(base=BASE)
         initialise_model(p, model, tuned, ROLES, shape, generator=torch.Generator().manual_seed(seed))
@@ -168,7 +170,7 @@ def prepare(theory, shape, rate, seed):
     if theory == "mup":
         return model, mup.MuAdam(model.parameters(), lr=rate, eps=EPSILON)
     p = Parametrization.mup(BASE)
-    return model, torch.optim.Adam(torch_groups(p, model, tuned, ROLES, shape, forward_factors(p, shape)))
+    return model, torch.optim.Adam(torch_groups(p, model, tuned, ROLES, shape, forward_multipliers(p, shape)))
 
 
 def train(theory, shape, rate, seed, steps):

@@ -8,11 +8,10 @@ from tests.acceptance._lane import Figure, Measured
 from tests.limits.torch.test_groups import distance_from_mup, folded_curves
 from tests.limits.torch_models import BASE, FAMILIES, build, grown
 
-from manyheads.limits import audit_model, initialise_model, torch_groups
-from manyheads.limits import Parametrization, Tuned
+from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, initialise_model, torch_groups
 from manyheads.transformer import Shape
 
-TUNED = Tuned(rate=1e-3, epsilon=1e-8, weight_decay=0.1)
+TUNED = BaseHyperparameters(learning_rate=1e-3, epsilon=1e-8, weight_decay=0.1)
 
 
 def right_model(p, family, shape, seed):
@@ -30,11 +29,11 @@ def false_alarms(folder: Path, families: list[str], seeds: int) -> Measured:
 
     alarms, numbers, models = [], 0, 0
     for family in families:
-        for place, shape in enumerate(grown(family)):
+        for parameter, shape in enumerate(grown(family)):
             for optimizer, kind in (("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
                 p = Parametrization(base=BASE, optimizer=optimizer)
                 for seed in range(seeds):
-                    model, groups = right_model(p, family, shape, 100 * seed + place)
+                    model, groups = right_model(p, family, shape, 100 * seed + parameter)
                     audit = audit_model(p, model, kind(groups, lr=1.0), TUNED)
                     alarms += [(family, shape, each) for each in audit.faults]
                     numbers, models = numbers + len(audit.findings), models + 1
@@ -45,8 +44,8 @@ def false_alarms(folder: Path, families: list[str], seeds: int) -> Measured:
 def forget(model, groups, ratio):
     """Leave a group at the base's numbers."""
     group = next(group for group in groups if group["role"] == "mlp_in")
-    group.update(lr=TUNED.rate, eps=TUNED.epsilon, weight_decay=TUNED.weight_decay)
-    return group["names"], {"rate": ratio, "epsilon": ratio, "weight_decay": 1 / ratio}
+    group.update(lr=TUNED.learning_rate, eps=TUNED.epsilon, weight_decay=TUNED.weight_decay)
+    return group["names"], {"learning_rate": ratio, "epsilon": ratio, "weight_decay": 1 / ratio}
 
 
 def decay_twice(model, groups, ratio):
@@ -64,7 +63,7 @@ def leave_epsilon(model, groups, ratio):
 
 
 def draw_wide(model, groups, ratio):
-    """Leave one weight at the base's spread."""
+    """Leave one weight at the base's std."""
     import torch
 
     name = next(name for group in groups if group["role"] == "mlp_in" for name in group["names"])
@@ -77,14 +76,14 @@ def tie_twice(model, groups, ratio):
     """Scale a tied embedding as embedding and as unembedding."""
     table = model.get_input_embeddings().weight
     home = next(group for group in groups if any(tensor is table for tensor in group["params"]))
-    place = next(number for number, tensor in enumerate(home["params"]) if tensor is table)
-    alone = {**home, "params": [home["params"].pop(place)], "names": [home["names"].pop(place)]}
+    parameter = next(number for number, tensor in enumerate(home["params"]) if tensor is table)
+    alone = {**home, "params": [home["params"].pop(parameter)], "names": [home["names"].pop(parameter)]}
     groups.append({**alone, "lr": alone["lr"] / ratio})
-    return alone["names"], {"rate": 1 / ratio}
+    return alone["names"], {"learning_rate": 1 / ratio}
 
 
-MISTAKES = {"forget": forget, "decay": decay_twice, "epsilon": leave_epsilon, "spread": draw_wide, "tied": tie_twice}
-WORDS = {"forget": "the base's", "decay": "twice", "epsilon": "not rescaled", "spread": "the base's", "tied": "tied"}
+MISTAKES = {"forget": forget, "decay": decay_twice, "epsilon": leave_epsilon, "std": draw_wide, "tied": tie_twice}
+WORDS = {"forget": "the base's", "decay": "twice", "epsilon": "not rescaled", "std": "the base's", "tied": "tied"}
 TIED = ("gpt2", "opt", "qwen2", "bert")
 
 
@@ -101,8 +100,8 @@ def planted(folder: Path, families: list[str], seeds: int) -> Measured:
         names, factors = MISTAKES[mistake](model, groups, shape.width / BASE.width)
         faults = audit_model(p, model, groups, TUNED).faults
         named = {(each.name, each.quantity) for each in faults} == set(itertools.product(names, factors))
-        # A spread is known to its sampling error, five sigma of which are 0.11 with the 1,000 or more entries here.
-        close = {True: 0.12, False: 1e-6}[mistake == "spread"]
+        # A std is known to its sampling error, five sigma of which are 0.11 with the 1,000 or more entries here.
+        close = {True: 0.12, False: 1e-6}[mistake == "std"]
         right = all(abs(each.factor / factors.get(each.quantity, math.nan) - 1) < close for each in faults)
         if named and right and all(WORDS[mistake] in each.meaning for each in faults):
             found += 1
@@ -144,7 +143,7 @@ FIGURES = (
     ),
     Figure(
         "torch-planted-mistakes",
-        "audit finds a forgotten group, weight decay scaled twice, epsilon left, a wrong spread, a tie treated twice",
+        "audit finds a forgotten group, weight decay scaled twice, epsilon left, a wrong std, a tie treated twice",
         "every one named, with its factor, and nothing else",
         planted,
         {"families": list(FAMILIES), "seeds": 8},

@@ -11,8 +11,7 @@ import pytest
 
 from manyheads.cli import main
 from manyheads.cli.scale import Scale
-from manyheads.limits import audit_model
-from manyheads.limits import Parametrization
+from manyheads.limits import Parametrization, audit_model
 from manyheads.limits.parametrization.parametrization import FORMS
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
 from manyheads.limits.systems.transformers import QUANTITIES
@@ -42,13 +41,17 @@ def test_the_choices_are_those_of_the_theory():
 
 
 def test_numbers_follow_from_what_was_tuned(call):
-    status, out, _ = call(*FROM_TO, "--rate", 0.01, "--epsilon", 1e-6, "--weight-decay", 0.3, "--json")
+    status, out, _ = call(*FROM_TO, "--learning-rate", 0.01, "--epsilon", 1e-6, "--weight-decay", 0.3, "--json")
     assert status == 0
     found = json.loads(out)
     rows = {row["role"]: row for row in found["rows"]}
     # Twice the width and three times the depth, both exponents one: rate 1/2 in the blocks, epsilon 1/2 and 1/6.
-    assert rows["value"]["absolute"] == pytest.approx({"rate": 0.005, "epsilon": 1e-6 / 6, "weight_decay": 0.6})
-    assert rows["embedding"]["absolute"] == pytest.approx({"rate": 0.01, "epsilon": 1e-6 / 2, "weight_decay": 0.3})
+    assert rows["value"]["absolute"] == pytest.approx(
+        {"learning_rate": 0.005, "epsilon": 1e-6 / 6, "weight_decay": 0.6}
+    )
+    assert rows["embedding"]["absolute"] == pytest.approx(
+        {"learning_rate": 0.01, "epsilon": 1e-6 / 2, "weight_decay": 0.3}
+    )
     assert rows["value"]["initial"] == pytest.approx(2**-0.5)
     assert found["branch"] == pytest.approx(1 / 3)
     assert found["logit_scale"] == pytest.approx(8**-0.5)
@@ -60,11 +63,13 @@ def test_the_base_itself_changes_nothing(call):
         found = json.loads(out)
         assert found["branch"] == 1
         for row in found["rows"]:
-            assert [row[name] for name in ("initial", "multiplier", "rate", "epsilon", "weight_decay")] == [1] * 5
+            assert [row[name] for name in ("initial", "multiplier", "learning_rate", "epsilon", "weight_decay")] == [
+                1
+            ] * 5
 
 
 def test_the_table_for_people_says_where_from_what_and_what_not(call):
-    status, out, _ = call(*FROM_TO, "--rate", 0.01)
+    status, out, _ = call(*FROM_TO, "--learning-rate", 0.01)
     assert status == 0
     for words in (
         "N = 8, H = 8, L = 6",
@@ -126,7 +131,7 @@ def test_a_tied_matrix_is_told_its_factor_on_the_outputs(call, folder, flags, sa
 
 @pytest.mark.parametrize("flags", [(), ("--optimizer", "sgd", "--weight-decay", 0.1), ("--weight-decay", 0.1)])
 def test_the_optax_program_runs_and_gives_each_weight_its_rate(call, flags):
-    _, program, _ = call("--base", "4,2,1", "--to", "4,4,2", "--rate", 0.01, "--snippet", "optax", *flags)
+    _, program, _ = call("--base", "4,2,1", "--to", "4,4,2", "--learning-rate", 0.01, "--snippet", "optax", *flags)
     namespace = {}
     exec(program, namespace)
     model = namespace["model"]
@@ -138,7 +143,7 @@ def test_the_optax_program_runs_and_gives_each_weight_its_rate(call, flags):
     # The first step of Adam moves every entry by its rate, as gradient descent does for a gradient of one; the decay's
     # share of a weight does not depend on its class.
     moved = np.asarray(updates.blocks.value) + decay * 0.01 * np.asarray(model.weights.blocks.value)
-    np.testing.assert_allclose(moved, -0.01 * table["value"].rate, rtol=1e-4)
+    np.testing.assert_allclose(moved, -0.01 * table["value"].learning_rate, rtol=1e-4)
 
 
 @pytest.mark.torch
@@ -159,7 +164,7 @@ def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, fl
         "4,2,1",
         "--to",
         "8,4,2",
-        "--rate",
+        "--learning-rate",
         0.01,
         "--weight-decay",
         0.1,
@@ -181,7 +186,7 @@ def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, fl
     spread = dict.fromkeys(("query", "key", "value", "output", "mlp_in", "unembedding"), 8**-0.5)
     spread |= {"embedding": 1, "positional": 1, "mlp_out": 32**-0.5, "norm": 1, "final_norm": 1}
     (folder / "spreads.json").write_text(json.dumps(spread))
-    asked = (*theory, "--spreads", "spreads.json", "--applied", "--strict")
+    asked = (*theory, "--stds", "spreads.json", "--applied", "--strict")
     import sys
 
     sys.path.insert(0, str(folder))
@@ -191,17 +196,17 @@ def test_the_torch_program_runs_and_passes_the_audit(call, folder, optimizer, fl
     status, out, _ = call("audit", f"given_{name}:forgotten", *asked, "--json")
     assert status == 1
     faults = [each for each in json.loads(out)["findings"] if not each["right"]]
-    assert {each["quantity"] for each in faults} == {"rate"}
+    assert {each["quantity"] for each in faults} == {"learning_rate"}
     assert [each["factor"] for each in faults] == pytest.approx([4] * len(faults))
 
 
 @pytest.mark.torch
 def test_the_program_for_a_model_of_transformers_runs_and_passes_the_audit(call, folder):
     (folder / "config.json").write_text(json.dumps(GPT2))
-    _, program, _ = call("--base", "8,2,2", "--to", "config.json", "--rate", 0.01, "--snippet", "torch")
+    _, program, _ = call("--base", "8,2,2", "--to", "config.json", "--learning-rate", 0.01, "--snippet", "torch")
     (folder / "written_hf.py").write_text(program + "\n\ndef made():\n    return model, optimizer\n")
     status, out, err = call(
-        "audit", "written_hf:made", "--base", "8,2,2", "--rate", 0.01, "--weight-decay", 0.0, "--strict"
+        "audit", "written_hf:made", "--base", "8,2,2", "--learning-rate", 0.01, "--weight-decay", 0.0, "--strict"
     )
     assert status == 0, out + err
     assert ", 0 wrong" in out
@@ -210,9 +215,9 @@ def test_the_program_for_a_model_of_transformers_runs_and_passes_the_audit(call,
 @pytest.fixture
 def planted(monkeypatch, rng):
     """Let everything move alike at every size, or the stream grow; let the best rate stay, or fall with the size."""
-    growth = {"residual": 0.0, "rate": 0.0}
+    growth = {"residual": 0.0, "learning_rate": 0.0}
 
-    def measure_lesson(lesson, parametrization, recipe, rate, checkpoints):
+    def measure_task(lesson, parametrization, recipe, rate, checkpoints):
         def measure(shape, seed):
             size = shape.heads
             noise = 0.01 * rng.normal(size=(len(QUANTITIES), len(checkpoints)))
@@ -222,15 +227,19 @@ def planted(monkeypatch, rng):
 
         return measure
 
-    def lesson_losses(lesson, parametrization, recipe):
+    def task_losses(lesson, parametrization, recipe):
         def losses(shape, rates, seed):
-            best = np.log10(rates[len(rates) // 2]) + growth["rate"] * np.log10(shape.heads / 4) + 0.01 * rng.normal()
+            best = (
+                np.log10(rates[len(rates) // 2])
+                + growth["learning_rate"] * np.log10(shape.heads / 4)
+                + 0.01 * rng.normal()
+            )
             return (np.log10(rates) - best) ** 2
 
         return losses
 
-    monkeypatch.setattr("manyheads.limits.measure_lesson", measure_lesson)
-    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
+    monkeypatch.setattr("manyheads.limits.measure_task", measure_task)
+    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
     return growth
 
 
@@ -266,8 +275,8 @@ def test_memory_is_judged_by_that_of_the_machine(call, planted, monkeypatch):
 
 
 def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, planted):
-    planted |= {"residual": 0.7, "rate": -1.0}
-    status, out, _ = call("check", "--transfer", "--json", "--rates", 1e-5, 1, 11)
+    planted |= {"residual": 0.7, "learning_rate": -1.0}
+    status, out, _ = call("check", "--transfer", "--json", "--learning-rates", 1e-5, 1, 11)
     assert status == 0
     found = json.loads(out)
     broken = [each for each in found["coordinate_check"]["growths"] if each["outcome"] == "refuted"]
@@ -292,9 +301,9 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("--base", "8,4,2", "--to", "/"), "no config.json in this folder"),
         (("--base", "8,4,2", "--base-config", "x", "--to", "8,4,2"), "exclude each other"),
         ((*FROM_TO, "--logit-exponent", "0.7"), "1/2 and 1"),
-        ((*FROM_TO, "--snippet", "optax"), "needs --rate"),
-        ((*FROM_TO, "--rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
-        ((*FROM_TO, "--rate", "-1"), "positive"),
+        ((*FROM_TO, "--snippet", "optax"), "needs --learning-rate"),
+        ((*FROM_TO, "--learning-rate", "1", "--snippet", "torch", "--form", "multiplier"), "effective form"),
+        ((*FROM_TO, "--learning-rate", "-1"), "positive"),
         ((*FROM_TO, "--richness", "inf"), "positive"),
         (("check", "--sizes", "4"), "at least two"),
         (("check", "--seeds", "1"), "at least two"),
@@ -308,7 +317,7 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("check", "--batch", f"{10**8}"), "--batch 100000000: to train (N, H, L) = (8, 16, 2) takes about 83,"),
         (("check", "--task", "text", "--batch", f"{10**12}"), "give a smaller --batch, or smaller --sizes"),
         (("check", "--seeds", f"{2**31}"), "--seeds 2147483648: at most 10,000 networks of each size"),
-        (("check", "--transfer", "--train", f"{10**9}", "--rates", "1e-3", "1", f"{10**6}"), "12,000,000 GB"),
+        (("check", "--transfer", "--train", f"{10**9}", "--learning-rates", "1e-3", "1", f"{10**6}"), "12,000,000 GB"),
         (
             ("--snippet", "none", *FROM_TO),
             "invalid choice 'none' for argument '--snippet'; choose one of optax, torch;",
@@ -317,19 +326,19 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
         (("check", "--seed", "-1"), "from 0 to"),
         (("check", "--seed", f"{10**30}"), "from 0 to"),
         (("check", "--sizes", "8", f"{10**400}"), "more than 1,000,000,000 weights"),
-        (("check", "--rate", "inf"), "--rate inf: it is a positive number"),
-        (("check", "--rate", "nan"), "--rate nan: it is a positive number"),
+        (("check", "--learning-rate", "inf"), "--learning-rate inf: it is a positive number"),
+        (("check", "--learning-rate", "nan"), "--learning-rate nan: it is a positive number"),
         (("check", "--epsilon", "nan"), "--epsilon nan: it is a positive number"),
-        (("check", "--transfer", "--rates", "1", "inf", "3"), "give two rates, the lower first"),
+        (("check", "--transfer", "--learning-rates", "1", "inf", "3"), "give two rates, the lower first"),
         (("check", "--text", "x.txt"), "belongs to --task text"),
-        (("check", "--rates", "1", "2", "3"), "belongs to --transfer"),
+        (("check", "--learning-rates", "1", "2", "3"), "belongs to --transfer"),
         (("check", "--base", "config.json"), "expected N,H,L"),
         (("--base", __file__, "--to", "8,4,2"), "a config.json goes to --base-config"),
         (("check", "--base", __file__), "such as 64,12,12, and no file"),
         (("--base", "8,4,2", "--to", f"8,4,{10**400}"), "beyond what a float holds"),
         (("audit", "nothing", "--base", "8,4,2"), "package.module:function"),
-        (("audit", "os:getcwd", "--base", "8,4,2", "--base-config", "x", "--rate", "1"), "exclude each other"),
-        (("audit", "os:getcwd", "--base", "8,4,2", "--rate", "1"), "expected (model, optimizer)"),
+        (("audit", "os:getcwd", "--base", "8,4,2", "--base-config", "x", "--learning-rate", "1"), "exclude each other"),
+        (("audit", "os:getcwd", "--base", "8,4,2", "--learning-rate", "1"), "expected (model, optimizer)"),
         (("audti",), "did you mean 'audit'?"),
     ],
 )
@@ -399,11 +408,11 @@ def test_the_program_for_fused_queries_scales_the_logits(call, folder, family):
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 48}
     given = {"model_type": family, "n_embd": 24, "n_head": 3, "n_layer": 2, "vocab_size": 20, "n_positions": 8} | sizes
     (folder / "config.json").write_text(json.dumps(given))
-    asked = ("--base", "4,3,2", "--to", "config.json", "--rate", 0.01, "--snippet", "torch")
+    asked = ("--base", "4,3,2", "--to", "config.json", "--learning-rate", 0.01, "--snippet", "torch")
     _, program, _ = call(*asked)
     namespace = {}
     exec(program, namespace)
-    made = (namespace[name] for name in ("model", "optimizer", "tuned"))
+    made = (namespace[name] for name in ("model", "optimizer", "hyperparameters"))
     assert audit_model(namespace["parametrization"], *made).passed
     status, out, err = call(*asked, "--logit-exponent", 0.5)  # no program can
     assert (status, out) == (2, "")
@@ -413,7 +422,7 @@ def test_the_program_for_fused_queries_scales_the_logits(call, folder, family):
 def test_a_program_for_every_family_and_for_fields_of_our_own(call, folder):
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
     (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes}))
-    asked = ("--base", "8,4,2", "--to", "config.json", "--rate", 0.01)
+    asked = ("--base", "8,4,2", "--to", "config.json", "--learning-rate", 0.01)
     assert call(*asked)[0] == 0
     status, out, _ = call(*asked, "--snippet", "torch")
     assert status == 0
@@ -426,10 +435,10 @@ def test_a_program_for_every_family_and_for_fields_of_our_own(call, folder):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted, monkeypatch, as_json):
-    def lesson_losses(lesson, parametrization, recipe):
+    def task_losses(lesson, parametrization, recipe):
         return lambda shape, rates, seed: -np.asarray(rates)
 
-    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
+    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
     status, out, err = call("check", "--transfer", *(["--json"] if as_json else []))
     assert status == 3
     assert "an end of the rates" in err
@@ -444,10 +453,10 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
 def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
     """Best rates that agree to the last bit stand on the grid, and decide nothing."""
 
-    def lesson_losses(lesson, parametrization, recipe):
+    def task_losses(lesson, parametrization, recipe):
         return lambda shape, rates, seed: np.log(np.asarray(rates) / np.median(rates)) ** 2
 
-    monkeypatch.setattr("manyheads.limits.lesson_losses", lesson_losses)
+    monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
     _, out, _ = call("check", "--transfer", "--json")
     found = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["transfer_check"]
     assert found["outcome"] == "inconclusive"
@@ -457,9 +466,9 @@ def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
 @pytest.mark.parametrize("text", ["1" * 5000, "[" * 100_000, '{"query": true}', "[1]"])
 def test_spreads_that_are_none_are_refused(call, folder, text):
     (folder / "spreads.json").write_text(text)
-    status, _, err = call("audit", "os:getcwd", "--base", "8,4,2", "--rate", 1, "--spreads", "spreads.json")
+    status, _, err = call("audit", "os:getcwd", "--base", "8,4,2", "--learning-rate", 1, "--stds", "spreads.json")
     assert status == 2
-    assert "--spreads spreads.json: " in err
+    assert "--stds spreads.json: " in err
 
 
 @pytest.mark.torch
@@ -471,11 +480,11 @@ def test_audits_of_loaded_weights_and_of_roles_without_a_shape(call, folder):
         "    return model, torch.optim.AdamW(model.parameters(), lr=0.1), {'weight': 'value'}\n"
     )
     (folder / "spreads.json").write_text('{"value": 9}')
-    asked = ("audit", "loaded_plain:made", "--base", "8,4,2", "--rate", 0.1, "--weight-decay", 0.01)
+    asked = ("audit", "loaded_plain:made", "--base", "8,4,2", "--learning-rate", 0.1, "--weight-decay", 0.01)
     status, _, err = call(*asked)
     assert status == 2
     assert "--to is missing" in err
-    asked += ("--to", "8,4,2", "--spreads", "spreads.json", "--strict")
+    asked += ("--to", "8,4,2", "--stds", "spreads.json", "--strict")
     status, out, _ = call(*asked)
     assert status == 1
     assert "--trained" in " ".join(out.split())

@@ -7,7 +7,7 @@ import pytest
 from manyheads.demo import scaling
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.scaling import Scaling
-from manyheads.limits.systems.transformers import Motion
+from manyheads.limits.systems.transformers import Updates
 from manyheads.study import Listing, run
 
 STUDY = Scaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))
@@ -18,13 +18,13 @@ def planted(monkeypatch, rng):
     """Motions that double with each doubling in the plain model and stay in the scaled one, spread 0.02 over seeds."""
     asked = []
 
-    def measure_motion(lesson, parametrization, shape, recipe, rate, checkpoints, key, *, fields):
+    def measure_updates(lesson, parametrization, shape, recipe, rate, checkpoints, key, *, fields):
         asked.append((parametrization.scheme, shape))
         growth = shape.heads * shape.depth / 2 if parametrization.scheme == "standard" else 1.0
         values = {name: growth * np.exp(0.02 * rng.normal(size=len(checkpoints))) for name in fields}
-        return Motion(**dict.fromkeys(Motion._fields, np.array(np.nan)) | values)
+        return Updates(**dict.fromkeys(Updates._fields, np.array(np.nan)) | values)
 
-    monkeypatch.setattr(scaling, "measure_motion", measure_motion)
+    monkeypatch.setattr(scaling, "measure_updates", measure_updates)
     return asked
 
 

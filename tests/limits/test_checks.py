@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import (
-    Parametrization,
-    coordinate_check,
-    find_optimum,
-    search_optimum,
-    shapes_along,
-    transfer_check,
-)
+from manyheads.limits import Parametrization, coordinate_check, shapes_along, transfer_check
 from manyheads.limits.checks import transfer_check as transfer
 from manyheads.limits.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
-from manyheads.limits.checks.transfer_check import judge_drift
+from manyheads.limits.checks.transfer_check import find_optimum, judge_drift, search_optimum
 from manyheads.limits.systems.transformers import QUANTITIES
 from manyheads.transformer import Shape
 
@@ -243,7 +236,7 @@ def every(value):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"measure": every(0.0)}, r"outputs = 0 \(\(N, H, L\) = \(4, 4, 2\), seed 0\): a motion is positive"),
+        ({"measure": every(0.0)}, r"outputs = 0 \(\(N, H, L\) = \(4, 4, 2\), seed 0\): an update is positive"),
         ({"measure": every(-1.0)}, "outputs = -1"),
         ({"measure": every(0.5)}, "the same numbers for all of the 8 seeds"),
         ({"measure": lambda shape, seed: every(1.0)(shape, seed) if not seed else {}}, "returned no .*seed 1"),

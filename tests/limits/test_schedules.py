@@ -3,13 +3,12 @@
 import pytest
 from tests.limits.torch_models import BASE, build
 
-from manyheads.limits import audit_model, torch_groups
-from manyheads.limits import Parametrization, Tuned
+from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, torch_groups
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 
-TUNED = Tuned(rate=1e-3, epsilon=1e-8, weight_decay=0.1)
+TUNED = BaseHyperparameters(learning_rate=1e-3, epsilon=1e-8, weight_decay=0.1)
 
 SCHEDULES = {  # torch.optim.lr_scheduler, an optimizer, the tuned rates of its groups, a tenth of them → a schedule
     "LambdaLR": lambda lr, o, peaks, low: lr.LambdaLR(o, lambda step: min(1.0, step / 5)),
@@ -48,9 +47,13 @@ def scheduled(p, model, name, wrong=None):
     import torch
 
     groups = torch_groups(p, model, TUNED)
-    rates = [group["lr"] * (2 if group["role"] == wrong else 1) for group in groups]
-    optimizer = torch.optim.AdamW([group | {"lr": rate} for group, rate in zip(kept(groups), rates, strict=True)])
-    return optimizer, SCHEDULES[name](torch.optim.lr_scheduler, optimizer, rates, [rate / 10 for rate in rates])
+    learning_rates = [group["lr"] * (2 if group["role"] == wrong else 1) for group in groups]
+    optimizer = torch.optim.AdamW(
+        [group | {"lr": learning_rate} for group, learning_rate in zip(kept(groups), learning_rates, strict=True)]
+    )
+    return optimizer, SCHEDULES[name](
+        torch.optim.lr_scheduler, optimizer, learning_rates, [learning_rate / 10 for learning_rate in learning_rates]
+    )
 
 
 @pytest.mark.parametrize("wrong", [None, "value"])
@@ -63,7 +66,9 @@ def test_what_was_tuned_is_judged_and_not_what_a_schedule_makes_of_it(name, wron
     for step in range(4):
         for asked in (schedule,) if silent or (lowers and step) else (schedule, optimizer):
             faults = audit_model(p, model, asked, TUNED, fresh=False).faults
-            assert {(each.role, each.quantity) for each in faults} == ({(wrong, "rate")} if wrong else set()), step
+            assert {(each.role, each.quantity) for each in faults} == (
+                {(wrong, "learning_rate")} if wrong else set()
+            ), step
             assert [each.factor for each in faults] == pytest.approx([2] * len(faults))
         optimizer.step()
         schedule.step(*([1.0] if lowers else []))
@@ -74,8 +79,8 @@ def test_a_peak_that_is_known_is_held_against_the_tuned_one(name):
     """And not the rates against each other, which would be right."""
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
     _, schedule = scheduled(p, model, name)
-    found = audit_model(p, model, schedule, Tuned(2e-3, weight_decay=0.1), fresh=False)
-    assert {(each.quantity, round(each.factor, 6)) for each in found.faults} == {("rate", 0.5)}
+    found = audit_model(p, model, schedule, BaseHyperparameters(2e-3, weight_decay=0.1), fresh=False)
+    assert {(each.quantity, round(each.factor, 6)) for each in found.faults} == {("learning_rate", 0.5)}
 
 
 def test_a_plateau_after_a_warm_up_leaves_its_peak():
@@ -89,7 +94,7 @@ def test_a_plateau_after_a_warm_up_leaves_its_peak():
         warm_up.step()
         plateau.step(1.0)
     assert audit_model(p, model, plateau, TUNED, fresh=False).passed
-    assert not audit_model(p, model, plateau, Tuned(2e-3, weight_decay=0.1), fresh=False).passed
+    assert not audit_model(p, model, plateau, BaseHyperparameters(2e-3, weight_decay=0.1), fresh=False).passed
 
 
 def test_a_cycle_with_one_rate_for_all_is_a_fault():
@@ -101,14 +106,16 @@ def test_a_cycle_with_one_rate_for_all_is_a_fault():
     groups = torch_groups(p, model, TUNED)
     low = [group["lr"] / 10 for group in groups]
     optimizer = torch.optim.AdamW(kept(groups))
-    faults = audit_model(p, model, CyclicLR(optimizer, low, TUNED.rate), TUNED, fresh=False).faults
-    assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("rate", "it has the base's rate")}
+    faults = audit_model(p, model, CyclicLR(optimizer, low, TUNED.learning_rate), TUNED, fresh=False).faults
+    assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {
+        ("learning_rate", "it has the base's learning rate")
+    }
     hidden = audit_model(p, model, optimizer, TUNED, fresh=False)
     assert hidden.passed
     assert "against each other, and not against the tuned one, for CyclicLR keeps its peak to itself" in hidden.notes[0]
     optimizer = torch.optim.AdamW(kept(groups))
-    CyclicLR(optimizer, TUNED.rate / 10, low)
-    assert {each.quantity for each in audit_model(p, model, optimizer, TUNED, fresh=False).faults} == {"rate"}
+    CyclicLR(optimizer, TUNED.learning_rate / 10, low)
+    assert {each.quantity for each in audit_model(p, model, optimizer, TUNED, fresh=False).faults} == {"learning_rate"}
     optimizer = torch.optim.AdamW(kept(groups))
     CyclicLR(optimizer, 0.0, low)
     nothing = audit_model(p, model, optimizer, TUNED, fresh=False)
@@ -123,7 +130,7 @@ def test_rates_of_zero_are_not_called_right_beside_each_other():
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
     optimizer = torch.optim.AdamW([group | {"lr": 0.0} for group in kept(torch_groups(p, model, TUNED))])
     faults = audit_model(p, model, optimizer, TUNED, fresh=False).faults
-    assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("rate", "it is zero")}
+    assert {(each.quantity, each.meaning.partition(":")[0]) for each in faults} == {("learning_rate", "it is zero")}
     assert all("give the schedule in place of the optimizer" in each.meaning for each in faults)
 
 
@@ -133,9 +140,12 @@ def test_rates_that_are_off_by_one_factor_are_told_as_such():
     optimizer, schedule = scheduled(p, model, "ReduceLROnPlateau")
     schedule.step(1.0)
     schedule.step(1.0)
-    for asked, tuned in ((optimizer, TUNED), (schedule.optimizer.param_groups, Tuned(2e-3, weight_decay=0.1))):
-        faults = audit_model(p, model, asked, tuned, fresh=False).faults
-        assert {each.quantity for each in faults} == {"rate"}
+    for asked, hyperparameters in (
+        (optimizer, TUNED),
+        (schedule.optimizer.param_groups, BaseHyperparameters(2e-3, weight_decay=0.1)),
+    ):
+        faults = audit_model(p, model, asked, hyperparameters, fresh=False).faults
+        assert {each.quantity for each in faults} == {"learning_rate"}
         assert {each.meaning.partition(":")[0] for each in faults} == {
             "all rates are off by this factor, and right beside each other"
         }

@@ -28,15 +28,15 @@ class Audit(Theory):
     """In place of --base: a config.json, or a folder with one."""
     to: Sizes = None
     """The model's shape, where it has no configuration that tells."""
-    rate: Annotated[Optional[float], ABSENT] = None
+    learning_rate: Annotated[Optional[float], ABSENT] = None
     """The learning rate that was tuned at the base."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
-    spared: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
+    no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
     """Roles without weight decay, such as norm bias; or parts of one: embedding_bias, the bias of a ViT's patches."""
-    spreads: Annotated[Optional[Path], ABSENT] = None
+    stds: Annotated[Optional[Path], ABSENT] = None
     """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
     applied: bool = False
     """The model multiplies its logits, branches and outputs itself; otherwise the weights carry those factors."""
@@ -56,25 +56,35 @@ class Audit(Theory):
             A target that does not return a model and its optimizer, or whatever cannot be read off them.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import Tuned, audit_model
+        from manyheads.limits import BaseHyperparameters, audit_model
 
         if ":" not in self.target:
             raise UsageError(
                 f"{self.target!r} names no function: give package.module:function that returns (model, optimizer)"
             )
-        if self.rate is None:
-            raise UsageError("--rate is missing: give the learning rate that was tuned at the base")
+        if self.learning_rate is None:
+            raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
         if self.base and self.base_config:
             raise UsageError("--base and --base-config exclude each other")
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
-        tuned = Tuned(self.rate, self.epsilon, self.weight_decay, self._spreads(), self.spared or ())
+        hyperparameters = BaseHyperparameters(
+            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or ()
+        )
         model, optimizer, roles, example = self._load()
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
         fresh = False if self.trained else None
-        found = audit_model(self.parametrization(base),
-            model, optimizer, tuned, roles, shape, folded=not self.applied, fresh=fresh, example=example
+        found = audit_model(
+            self.parametrization(base),
+            model,
+            optimizer,
+            hyperparameters,
+            roles,
+            shape,
+            folded=not self.applied,
+            fresh=fresh,
+            example=example,
         )
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
@@ -82,14 +92,14 @@ class Audit(Theory):
     def _spreads(self) -> dict[str, float]:
         from manyheads.errors import UsageError
 
-        if self.spreads is None:
+        if self.stds is None:
             return {}
         try:
-            found = json.loads(self.spreads.read_text(encoding="utf-8"))
+            found = json.loads(self.stds.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nothing that Python converts
-            raise UsageError(f"--spreads {self.spreads}: cannot be read as JSON ({error})") from error
+            raise UsageError(f"--stds {self.stds}: cannot be read as JSON ({error})") from error
         if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
-            raise UsageError(f'--spreads {self.spreads}: expected an object from role to number, {{"query": 0.02}}')
+            raise UsageError(f'--stds {self.stds}: expected an object from role to number, {{"query": 0.02}}')
         return found
 
     def _load(self) -> tuple[Any, ...]:

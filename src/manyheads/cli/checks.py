@@ -14,7 +14,7 @@ from manyheads.cli.parsing import ABSENT
 from manyheads.cli.scale import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
-    from manyheads.limits import CoordinateCheck, Lesson, Parametrization, TransferCheck
+    from manyheads.limits import CoordinateCheck, Parametrization, Task, TransferCheck
     from manyheads.limits.systems.transformers import Recipe
     from manyheads.transformer import Shape
 
@@ -24,8 +24,8 @@ Rates = Annotated[Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="
 VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecided"}
 USUAL: dict[str, dict[str, Any]] = {
     # Gradient descent needs training of order one, away from the edge of stability: larger batches, a moderate rate.
-    "adam": {"rate": 3e-3, "steps": (4, 25), "rates": (3e-4, 3e-1, 7), "batch": 16},
-    "sgd": {"rate": 0.3, "steps": (60,), "rates": (1e-2, 10.0, 7), "batch": 96},
+    "adam": {"learning_rate": 3e-3, "steps": (4, 25), "learning_rates": (3e-4, 3e-1, 7), "batch": 16},
+    "sgd": {"learning_rate": 0.3, "steps": (60,), "learning_rates": (1e-2, 10.0, 7), "batch": 96},
 }
 LARGEST_SEED = 2**31
 """From here on JAX would take a seed for another one."""
@@ -63,7 +63,7 @@ class Check(Theory):
     """Handwritten digits, or the next character of a text."""
     text: Annotated[Optional[Path], ABSENT] = None
     """A UTF-8 file for --task text; Python's own documentation if absent."""
-    rate: Annotated[Optional[float], ABSENT] = None
+    learning_rate: Annotated[Optional[float], ABSENT] = None
     """Learning rate of the base; 0.003 for adam and 0.3 for sgd if absent."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
@@ -77,7 +77,7 @@ class Check(Theory):
     """The first of them."""
     transfer: bool = False
     """Find the best learning rate of each size, too."""
-    rates: Rates = None
+    learning_rates: Rates = None
     """Grid of rates for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
@@ -104,16 +104,16 @@ class Check(Theory):
         parametrization = self.parametrization(base)
         shapes = self._shapes(base)
         self._refuse(shapes)
-        lesson = self._lesson()
-        self._refuse_memory(lesson, shapes)
+        task = self._task()
+        self._refuse_memory(task, shapes)
         self._refuse_work(shapes)
         recipe = Recipe(self.train, self.epsilon)
-        check = self._check_coordinates(lesson, parametrization, recipe, shapes)
+        check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # said before the longer check begins, which may be interrupted or find no optimum
             print("\n".join(_coordinates_as_text(self, check)), flush=True)
         found = None
         try:
-            found = self._check_transfer(lesson, parametrization, recipe, shapes) if self.transfer else None
+            found = self._check_transfer(task, parametrization, recipe, shapes) if self.transfer else None
         except CertificateError as error:
             if self.json:
                 failed = {"outcome": "failed", "sentence": str(error)}
@@ -169,18 +169,18 @@ class Check(Theory):
                 f"--sizes: {_said((largest,))} has more than {LARGEST_NETWORK:,} weights, and several networks of each "
                 "size are trained here; take smaller ones"
             )
-        for flag, value in (("--rate", self._usual("rate")), ("--epsilon", self.epsilon)):
+        for flag, value in (("--learning-rate", self._usual("learning_rate")), ("--epsilon", self.epsilon)):
             if not 0 < value < math.inf:
                 raise UsageError(f"{flag} {value}: it is a positive number")
-        if self.rates and not self.transfer:
-            raise UsageError("--rates belongs to --transfer")
-        low, high, count = self._usual("rates")
+        if self.learning_rates and not self.transfer:
+            raise UsageError("--learning-rates belongs to --transfer")
+        low, high, count = self._usual("learning_rates")
         if not 0 < low < high < math.inf or count < 3:
             raise UsageError(
-                f"--rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
+                f"--learning-rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
             )
 
-    def _refuse_memory(self, lesson: "Lesson", shapes: "tuple[Shape, ...]") -> None:
+    def _refuse_memory(self, task: "Task", shapes: "tuple[Shape, ...]") -> None:
         """Refuse what this machine cannot hold: a process that takes too much is killed without a word."""
         import jax
 
@@ -190,7 +190,7 @@ class Check(Theory):
         memory = machine_memory()
         if memory is None or jax.default_backend() != "cpu":  # an accelerator says itself what it cannot hold
             return
-        bytes_of = {shape: OVERHEAD * _training_bytes(lesson, shape) for shape in shapes}
+        bytes_of = {shape: OVERHEAD * _training_bytes(task, shape) for shape in shapes}
         shape = max(bytes_of, key=bytes_of.__getitem__)
         needed = bytes_of[shape]
         if needed > memory:
@@ -198,19 +198,19 @@ class Check(Theory):
                 f"--batch {self._usual('batch')}: to train {_said((shape,))} takes about {needed / 1e9:,.0f} GB, and "
                 f"this machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
             )
-        count = self._usual("rates")[2]
+        count = self._usual("learning_rates")[2]
         kept = 12 * self.train * count  # a loss a step and rate, in single and then in double precision
         if self.transfer and kept > memory:
             raise UsageError(
-                f"--train {self.train} and --rates with {count} points: their losses take {kept / 1e9:,.0f} GB, and "
-                f"this machine has {memory / 1e9:,.0f} GB; give fewer"
+                f"--train {self.train} and --learning-rates with {count} points: their losses take {kept / 1e9:,.0f} GB"
+                f", and this machine has {memory / 1e9:,.0f} GB; give fewer"
             )
 
     def _refuse_work(self, shapes: "tuple[Shape, ...]") -> None:
         """Refuse what would take days, before the first step of it."""
         from manyheads.errors import UsageError
 
-        steps, count = self._usual("steps"), self._usual("rates")[2]
+        steps, count = self._usual("steps"), self._usual("learning_rates")[2]
         for flag, given, trainings in (("--steps", steps[-1], 1), ("--train", self.train, count * self.transfer)):
             tokens = self._usual("batch") * LENGTH[self.task]
             work = sum(max(LEAST_WORK, 6 * tokens * _count_weights(shape)) for shape in shapes)
@@ -221,11 +221,11 @@ class Check(Theory):
                     f"and {LARGEST_WORK:.0g} are allowed; give fewer steps or seeds, or smaller --sizes"
                 )
 
-    def _lesson(self) -> "Lesson":
-        from manyheads.limits import digits_lesson, text_lesson
+    def _task(self) -> "Task":
+        from manyheads.limits import digits_task, text_task
 
         batch = self._usual("batch")
-        return digits_lesson(batch) if self.task == "digits" else text_lesson(self.text, batch)
+        return digits_task(batch) if self.task == "digits" else text_task(self.text, batch)
 
     def _seeds(self) -> range:
         return range(self.seed, self.seed + self.seeds)
@@ -233,9 +233,9 @@ class Check(Theory):
     # The two checks
 
     def _check_coordinates(
-        self, lesson: "Lesson", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+        self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
     ) -> "CoordinateCheck":
-        from manyheads.limits import coordinate_check, measure_lesson
+        from manyheads.limits import coordinate_check, measure_task
         from manyheads.study.progress import announce, progress_bar
 
         steps = self._usual("steps")
@@ -243,7 +243,7 @@ class Check(Theory):
         announce(
             f"coordinate check: {_said(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
         )
-        measure = measure_lesson(lesson, parametrization, recipe, self._usual("rate"), steps)
+        measure = measure_task(task, parametrization, recipe, self._usual("learning_rate"), steps)
         with progress_bar("coordinate check", total) as advance:
 
             def watched(shape: "Shape", seed: int) -> Any:
@@ -254,23 +254,23 @@ class Check(Theory):
             return coordinate_check(parametrization, shapes, watched, checkpoints=steps, seeds=self._seeds())
 
     def _check_transfer(
-        self, lesson: "Lesson", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
+        self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
     ) -> "TransferCheck":
         import numpy as np
 
-        from manyheads.limits import lesson_losses, transfer_check
+        from manyheads.limits import task_losses, transfer_check
         from manyheads.study.progress import announce, progress_bar
 
-        low, high, count = self._usual("rates")
+        low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds
         trained = f"{total * count} trainings of {_steps((self.train,))}"
         announce(f"transfer check: {_said(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
-        train = lesson_losses(lesson, parametrization, recipe)
+        train = task_losses(task, parametrization, recipe)
         with progress_bar("transfer check", total) as advance:
 
-            def losses(shape: "Shape", rates: Any, seed: int) -> Any:
-                found = train(shape, rates, seed)
-                if len(rates) == count:  # and not the few by which a grid is widened
+            def losses(shape: "Shape", learning_rates: Any, seed: int) -> Any:
+                found = train(shape, learning_rates, seed)
+                if len(learning_rates) == count:  # and not the few by which a grid is widened
                     advance()
                 return found
 
@@ -281,7 +281,7 @@ def _count_weights(shape: "Shape") -> int:
     return 12 * shape.depth * shape.width**2  # four projections, and two matrices of the MLP with four times the width
 
 
-def _training_bytes(lesson: "Lesson", shape: "Shape") -> int:
+def _training_bytes(task: "Task", shape: "Shape") -> int:
     """Count the bytes of one training under Adam; traced, so that nothing of that size is allocated."""
     import jax
     import jax.numpy as jnp
@@ -292,13 +292,13 @@ def _training_bytes(lesson: "Lesson", shape: "Shape") -> int:
     from manyheads.transformer.training import member_bytes
     from manyheads.transformer.transformer import initialise
 
-    config = lesson.config(shape)
+    config = task.config(shape)
     scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
 
     def build(key: Any) -> Any:
         return initialise(config, scaling, key, jnp.float32)
 
-    return member_bytes(build, cross_entropy, lesson.batches, optax.adam(1.0), jax.random.key(0))
+    return member_bytes(build, cross_entropy, task.batches, optax.adam(1.0), jax.random.key(0))
 
 
 def _steps(numbers: Sequence[int]) -> str:

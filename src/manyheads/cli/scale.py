@@ -12,7 +12,7 @@ from manyheads.cli.parsing import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from manyheads.limits import Parametrization, Table, Tuned
+    from manyheads.limits import BaseHyperparameters, Parametrization, Table
     from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
@@ -59,7 +59,7 @@ class Scale(Theory):
     """In place of --base: a config.json, or a folder with one."""
     to: Target = None
     """The shape to train: N,H,L, or a config.json, or a folder with one."""
-    rate: Annotated[Optional[float], ABSENT] = None
+    learning_rate: Annotated[Optional[float], ABSENT] = None
     """The learning rate that was tuned at the base; without it factors are shown."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
@@ -81,7 +81,7 @@ class Scale(Theory):
             A shape is missing or cannot be read, or flags exclude each other.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import Tuned
+        from manyheads.limits import BaseHyperparameters
         from manyheads.limits.parametrization.targets import refuse_depth
 
         if self.snippet and self.json:
@@ -90,33 +90,39 @@ class Scale(Theory):
             raise UsageError("--base and --base-config exclude each other")
         base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape, notes = read_shape(self.to, "--to")
-        tuned = Tuned(1.0 if self.rate is None else self.rate, self.epsilon, self.weight_decay)
+        hyperparameters = BaseHyperparameters(
+            1.0 if self.learning_rate is None else self.learning_rate, self.epsilon, self.weight_decay
+        )
         parametrization = self.parametrization(base, self.form)
         if notes and notes.post_norm:
             refuse_depth(parametrization, shape)
         if self.snippet:
-            if self.rate is None:
-                raise UsageError("--snippet needs --rate, the learning rate that was tuned at the base")
-            print(self._program(parametrization, shape, tuned, notes), end="")
+            if self.learning_rate is None:
+                raise UsageError("--snippet needs --learning-rate, the learning rate that was tuned at the base")
+            print(self._program(parametrization, shape, hyperparameters, notes), end="")
             return 0
         table = parametrization.table(shape)
         remarks = list(dict.fromkeys([*_compare(base_notes, notes, parametrization, shape), *table.outside]))
         if self.json:
-            print(json.dumps(as_json(table, tuned, remarks), indent=1))
+            print(json.dumps(as_json(table, hyperparameters, remarks), indent=1))
         else:
-            print_table(parametrization, table, tuned, remarks, factors=self.rate is None)
+            print_table(parametrization, table, hyperparameters, remarks, factors=self.learning_rate is None)
         return 0
 
     def _program(
-        self, parametrization: "Parametrization", shape: "Shape", tuned: "Tuned", notes: "Notes | None"
+        self,
+        parametrization: "Parametrization",
+        shape: "Shape",
+        hyperparameters: "BaseHyperparameters",
+        notes: "Notes | None",
     ) -> str:
         from manyheads.limits.parametrization.programs import optax_snippet, torch_snippet, transformers_snippet
 
         if self.snippet == "optax":
-            return optax_snippet(parametrization, shape, tuned)
+            return optax_snippet(parametrization, shape, hyperparameters)
         if notes is None or not notes.family:
-            return torch_snippet(parametrization, shape, tuned)
-        return transformers_snippet(parametrization, shape, tuned, str(self.to), notes.fused)
+            return torch_snippet(parametrization, shape, hyperparameters)
+        return transformers_snippet(parametrization, shape, hyperparameters, str(self.to), notes.fused)
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ def _describe(config: dict[str, Any], notes: Notes) -> Notes:
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
     """Return remarks about what two configurations do not share, or share and a table does not show."""
-    from manyheads.limits import forward_factors
+    from manyheads.limits import forward_multipliers
 
     remarks = []
     known = target or base
@@ -214,7 +220,7 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
             "post-norm: width and key dimension are scaled; depth is outside the theory, and stays the base's"
         )
     if known and known.tied:
-        output = forward_factors(parametrization, shape).output
+        output = forward_multipliers(parametrization, shape).output
         if output == 1:
             outputs = "leave the outputs as they are"
         elif parametrization.form == "effective":
@@ -235,33 +241,41 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     return remarks
 
 
-def as_json(table: "Table", tuned: "Tuned", remarks: "Sequence[str]") -> dict[str, Any]:
+def as_json(table: "Table", hyperparameters: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors, and what they make of what was tuned."""
     data = table.as_dict() | {"outside": list(remarks)}
-    data["tuned"] = {"rate": tuned.rate, "epsilon": tuned.epsilon, "weight_decay": tuned.weight_decay}
+    data["base_hyperparameters"] = {
+        "learning_rate": hyperparameters.learning_rate,
+        "epsilon": hyperparameters.epsilon,
+        "weight_decay": hyperparameters.weight_decay,
+    }
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        shown["absolute"] = row.at(tuned.rate, tuned.epsilon, tuned.weight_decay)
+        shown["absolute"] = row.at(hyperparameters.learning_rate, hyperparameters.epsilon, hyperparameters.weight_decay)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
 
 
 def print_table(
-    parametrization: "Parametrization", table: "Table", tuned: "Tuned", remarks: "Sequence[str]", factors: bool
+    parametrization: "Parametrization",
+    table: "Table",
+    hyperparameters: "BaseHyperparameters",
+    remarks: "Sequence[str]",
+    factors: bool,
 ) -> None:
     """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
     from rich.table import Table as Drawn
 
     p, base, shape = parametrization, table.base, table.shape
-    adam, decays = p.optimizer == "adam", tuned.weight_decay > 0
+    adam, decays = p.optimizer == "adam", hyperparameters.weight_decay > 0
     names = {"initial": "init std"}
     names |= {"multiplier": "multiplier"} if p.form == "multiplier" else {}
-    names |= {"rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
+    names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
     names |= {"weight_decay": "weight decay"} if decays else {}
     drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
     for rows in _alike(table):
-        at, cells = rows[0].at(tuned.rate, tuned.epsilon, tuned.weight_decay), []
+        at, cells = rows[0].at(hyperparameters.learning_rate, hyperparameters.epsilon, hyperparameters.weight_decay), []
         for name in names:
-            times = name in ("initial", "multiplier") or (factors and name == "rate")
+            times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
             value = getattr(rows[0], name) if times else at[name]
             cells.append(_cell(value, _law(rows[0], name, p.richness), times))
         drawn.add_row("\n".join(_pairs([row.role for row in rows])), *cells)
@@ -285,8 +299,8 @@ def _alike(table: "Table") -> "list[list[Any]]":
     """Return the rows with equal numbers and powers together, in the table's order."""
     found: dict[Any, list[Any]] = {}
     for row in table.rows:
-        numbers = (row.initial, row.multiplier, row.rate, row.epsilon, row.weight_decay)
-        found.setdefault((numbers, tuple(row.laws.items())), []).append(row)
+        numbers = (row.initial, row.multiplier, row.learning_rate, row.epsilon, row.weight_decay)
+        found.setdefault((numbers, tuple(row.powers.items())), []).append(row)
     return list(found.values())
 
 
@@ -297,7 +311,7 @@ def _pairs(roles: list[str]) -> list[str]:
 
 def _law(row: Any, name: str, richness: float) -> str:
     """Return the power that a number follows; richness is left out where it stays the base's."""
-    law = row.laws.get(name, "1 / rate")
+    law = row.powers.get(name, "1 / rate")
     kept = [part for part in law.split(" ") if richness != 1 or "γ" not in part]
     return " ".join(kept) or "1"
 

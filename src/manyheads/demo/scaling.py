@@ -16,8 +16,8 @@ from manyheads.joma.text.transformers import character_config
 from manyheads.limits.checks.coordinate_check import TOLERANCE, least_growth, required_growth
 from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.parametrization.parametrization import Parametrization
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
-from manyheads.limits.task import Lesson
+from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
+from manyheads.limits.task import Task
 from manyheads.study import Cell, Claim, Curve, Listing, Multiples, Panel, Source, Study, spread_curve
 from manyheads.study.claims import Measure
 from manyheads.transformer.scaling import ROLES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.table import Table
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
-COLUMNS = {"initial": "init std", "rate": "learning rate", "epsilon": "Adam's epsilon"}
+COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Scaling(Study):
         schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
         lesson, recipe = self._lesson(), Recipe(epsilon=1e-8)
         moved = [
-            measure_motion(
+            measure_updates(
                 lesson, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN)
             )._asdict()
             for scheme in schemes.values()
@@ -164,10 +164,10 @@ class Scaling(Study):
         """Show the table, and how far everything moves step by step."""
         return (_draw_table(self.table()), self._draw_motions(trained))
 
-    def _lesson(self) -> Lesson:
+    def _lesson(self) -> Task:
         vocabulary, (training, _) = read_characters(self.text)
         template = character_config(self.base, len(vocabulary), self.length)
-        return Lesson(template, TextWindows(training, self.length, self.batch))
+        return Task(template, TextWindows(training, self.length, self.batch))
 
     def _growth(self, trained: xr.Dataset, name: str, scheme: str) -> NDArray[np.float64]:
         """Return log2 of the motion at the larger shape over the demo's, at the last step: (replicates,)."""
@@ -217,7 +217,7 @@ def _draw_table(table: Table) -> Listing:
     """Return the table of the larger shape, classes with equal numbers in one row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in table.rows:
-        laws = [" ".join(part for part in row.laws[name].split() if "γ" not in part) for name in COLUMNS]
+        laws = [" ".join(part for part in row.powers[name].split() if "γ" not in part) for name in COLUMNS]
         cells = [f"× {getattr(row, name):.4g}" for name in COLUMNS]
         shown = tuple(cell if law in ("1", "") else f"{cell}   ({law})" for cell, law in zip(cells, laws, strict=True))
         alike.setdefault(shown, []).append(row.role.replace("_", " "))

@@ -45,7 +45,7 @@ class ImageBatches(eqx.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Task:
     """One task for transformers of every shape: everything about them but the shape, and where batches come from.
 
     Attributes
@@ -57,8 +57,8 @@ class Lesson:
 
     Examples
     --------
-    >>> lesson = digits_lesson(batch=4)
-    >>> lesson.config(Shape(4, 2, 1)).shape.width, lesson.batches(jax.random.key(0))[0].shape
+    >>> task = digits_task(batch=4)
+    >>> task.config(Shape(4, 2, 1)).shape.width, task.batches(jax.random.key(0))[0].shape
     (8, (4, 16, 4))
     """
 
@@ -70,7 +70,7 @@ class Lesson:
         return replace(self.template, shape=shape)
 
 
-def digits_lesson(batch: int = 16) -> Lesson:
+def digits_task(batch: int = 16) -> Task:
     """Return a vision transformer's task: the ten handwritten digits, 16 patches of 2 x 2 pixels, mean pooling.
 
     Raises
@@ -82,10 +82,10 @@ def digits_lesson(batch: int = 16) -> Lesson:
     digits = load_digits()
     patches = cut_patches(normalise(digits.images, np.float32), PATCH)  # (samples, 16, 4)
     config = TransformerConfig(Shape(1, 1, 1), PatchInput(patches.shape[-1]), patches.shape[-2], outputs=10)
-    return Lesson(config, ImageBatches(jnp.asarray(patches, jnp.float32), jnp.asarray(digits.labels, jnp.int32), batch))
+    return Task(config, ImageBatches(jnp.asarray(patches, jnp.float32), jnp.asarray(digits.labels, jnp.int32), batch))
 
 
-def text_lesson(text: Path | None = None, batch: int = 8, length: int = 32) -> Lesson:
+def text_task(text: Path | None = None, batch: int = 8, length: int = 32) -> Task:
     """Return a causal transformer's task: the next character of a text, by default Python's documentation.
 
     Raises
@@ -100,7 +100,7 @@ def text_lesson(text: Path | None = None, batch: int = 8, length: int = 32) -> L
     config = TransformerConfig(
         Shape(1, 1, 1), TokenInput(len(vocabulary)), length, len(vocabulary), causal=True, read_out="token"
     )
-    return Lesson(config, TextWindows(tokens, length, batch))
+    return Task(config, TextWindows(tokens, length, batch))
 
 
 def _check(batch: int) -> None:

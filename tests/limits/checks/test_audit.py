@@ -11,27 +11,25 @@ from hypothesis import strategies as st
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain
 
 from manyheads.errors import UsageError
-from manyheads.limits import audit_model, initialise_model, torch_groups
 from manyheads.limits import (
     Audit,
-    Has,
+    BaseHyperparameters,
     Parametrization,
-    Tuned,
-    audit_rates,
-    forward_factors,
-    judge,
-    list_wants,
-    read_config,
-    read_map,
+    audit_learning_rates,
+    audit_model,
+    forward_multipliers,
+    initialise_model,
     scale_logits,
+    torch_groups,
 )
-from manyheads.limits.parametrization.architecture import read_body
-from manyheads.limits.parametrization.targets import role_factors
+from manyheads.limits.checks.audit import ActualSettings, judge
+from manyheads.limits.parametrization.architecture import read_body, read_config, read_map
+from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES
 from manyheads.transformer import Shape
 
 WIDE = Shape(8, 16, 2)  # four times the base's heads
-TUNED = Tuned(rate=1e-3, epsilon=1e-8, weight_decay=0.1)
+TUNED = BaseHyperparameters(learning_rate=1e-3, epsilon=1e-8, weight_decay=0.1)
 
 
 def gpt2_names(layers):
@@ -49,61 +47,73 @@ def gpt2(shape):
     return read_config(config, gpt2_names(shape.depth))
 
 
-def right(wants):
+def right(targets):
     """What parameters have if they have what they want."""
-    return {want.place.name: Has(want.rate, want.epsilon, want.weight_decay) for want in wants}
+    return {
+        target.parameter.name: ActualSettings(target.learning_rate, target.epsilon, target.weight_decay)
+        for target in targets
+    }
 
 
 @pytest.mark.parametrize(
-    ("shape", "names", "rate", "cause"),
+    ("shape", "names", "learning_rate", "cause"),
     [
         (BASE, "", None, "all rates are off by this factor, and right beside each other"),
         (WIDE, "", None, "all rates are off by this factor, and right beside each other"),
         (WIDE, ("c_attn.weight", "c_attn.bias"), None, "all rates are off by this factor, and right beside each other"),
         (WIDE, "c_attn.weight", None, "its factor is another one"),  # a single class tells no common factor
-        (WIDE, "c_attn.weight", TUNED.rate, "it has the base's rate"),
+        (WIDE, "c_attn.weight", TUNED.learning_rate, "it has the base's learning rate"),
     ],
 )
-def test_a_common_factor_is_told_from_that_of_one_class(shape, names, rate, cause):
-    wants = [
-        want for want in list_wants(Parametrization(base=BASE), gpt2(shape), TUNED) if want.place.name.endswith(names)
+def test_a_common_factor_is_told_from_that_of_one_class(shape, names, learning_rate, cause):
+    targets = [
+        target
+        for target in parameter_targets(Parametrization(base=BASE), gpt2(shape), TUNED)
+        if target.parameter.name.endswith(names)
     ]
-    has = {
-        want.place.name: Has(2 * want.rate if rate is None else rate, want.epsilon, want.weight_decay) for want in wants
+    settings = {
+        target.parameter.name: ActualSettings(
+            2 * target.learning_rate if learning_rate is None else learning_rate, target.epsilon, target.weight_decay
+        )
+        for target in targets
     }
-    rates = [each for each in judge(wants, has, TUNED) if each.quantity == "rate"]
-    assert len(rates) == len(wants)
-    assert {each.factor for each in rates} == {2.0 if rate is None else 4.0}
-    assert {each.meaning.partition(":")[0].partition(";")[0] for each in rates} == {cause}
+    learning_rates = [each for each in judge(targets, settings, TUNED) if each.quantity == "learning_rate"]
+    assert len(learning_rates) == len(targets)
+    assert {each.factor for each in learning_rates} == {2.0 if learning_rate is None else 4.0}
+    assert {each.meaning.partition(":")[0].partition(";")[0] for each in learning_rates} == {cause}
 
 
 def test_the_rates_of_a_wider_gpt2_by_hand():
-    wants = {want.place.name: want for want in list_wants(Parametrization(base=BASE), gpt2(WIDE), TUNED)}
-    table, norm = wants["transformer.wte.weight"], wants["transformer.ln_f.weight"]
-    matrix = wants["transformer.h.0.attn.c_attn.weight"]
-    assert (table.rate, table.epsilon, table.weight_decay, table.initial) == (1e-3, 2.5e-9, 0.1, 0.02)
-    assert (norm.rate, norm.epsilon, norm.weight_decay, norm.initial) == (2.5e-4, 1e-8, 0.4, 0.25)
-    assert (matrix.rate, matrix.epsilon, matrix.weight_decay, matrix.initial) == (2.5e-4, 2.5e-9, 0.4, 0.01)
-    output = wants["transformer.h.1.mlp.c_proj.weight"]
+    targets = {
+        target.parameter.name: target for target in parameter_targets(Parametrization(base=BASE), gpt2(WIDE), TUNED)
+    }
+    table, norm = targets["transformer.wte.weight"], targets["transformer.ln_f.weight"]
+    matrix = targets["transformer.h.0.attn.c_attn.weight"]
+    assert (table.learning_rate, table.epsilon, table.weight_decay, table.initial) == (1e-3, 2.5e-9, 0.1, 0.02)
+    assert (norm.learning_rate, norm.epsilon, norm.weight_decay, norm.initial) == (2.5e-4, 1e-8, 0.4, 0.25)
+    assert (matrix.learning_rate, matrix.epsilon, matrix.weight_decay, matrix.initial) == (2.5e-4, 2.5e-9, 0.4, 0.01)
+    output = targets["transformer.h.1.mlp.c_proj.weight"]
     assert output.initial == pytest.approx(0.02 / math.sqrt(2 * BASE.depth) / 2)
 
 
 def test_depth_goes_into_what_writes_to_the_stream():
     deep = Shape(8, 4, 8)
-    wants = {want.place.name: want for want in list_wants(Parametrization(base=BASE), gpt2(deep), TUNED)}
-    output, read = wants["transformer.h.7.attn.c_proj.weight"], wants["transformer.h.7.mlp.c_fc.weight"]
-    assert (output.factors.initial, output.factors.rate, output.factors.epsilon) == (0.25, 0.25, 1.0)
-    assert (read.factors.initial, read.factors.rate, read.factors.epsilon) == (1.0, 1.0, 0.25)
-    assert wants["transformer.h.7.mlp.c_proj.bias"].factors.rate == 0.25
-    assert wants["transformer.h.7.mlp.c_fc.bias"].factors.rate == 1.0
+    targets = {
+        target.parameter.name: target for target in parameter_targets(Parametrization(base=BASE), gpt2(deep), TUNED)
+    }
+    output, read = targets["transformer.h.7.attn.c_proj.weight"], targets["transformer.h.7.mlp.c_fc.weight"]
+    assert (output.factors.initial, output.factors.learning_rate, output.factors.epsilon) == (0.25, 0.25, 1.0)
+    assert (read.factors.initial, read.factors.learning_rate, read.factors.epsilon) == (1.0, 1.0, 0.25)
+    assert targets["transformer.h.7.mlp.c_proj.bias"].factors.learning_rate == 0.25
+    assert targets["transformer.h.7.mlp.c_fc.bias"].factors.learning_rate == 1.0
 
 
 def test_gradient_descent_folds_by_the_square():
     p = Parametrization(optimizer="sgd", base=BASE)
     deep = Shape(8, 4, 8)
-    wants = {want.place.name: want for want in list_wants(p, gpt2(deep), TUNED)}
-    law = p.table(deep)["output"].rate
-    assert wants["transformer.h.0.attn.c_proj.weight"].factors.rate == pytest.approx(law / 16)
+    targets = {target.parameter.name: target for target in parameter_targets(p, gpt2(deep), TUNED)}
+    law = p.table(deep)["output"].learning_rate
+    assert targets["transformer.h.0.attn.c_proj.weight"].factors.learning_rate == pytest.approx(law / 16)
 
 
 def test_matrices_above_the_blocks_follow_width_alone():
@@ -111,67 +121,75 @@ def test_matrices_above_the_blocks_follow_width_alone():
         p = Parametrization(0.5, 0.75, optimizer=optimizer, base=BASE)
         deep, same = Shape(16, 4, 9), Shape(16, 4, BASE.depth)
         hidden, table = role_factors(p, deep)["hidden"], p.table(same)["value"]
-        assert (hidden.initial, hidden.rate, hidden.epsilon) == (table.initial, table.rate, table.epsilon)
+        assert (hidden.initial, hidden.learning_rate, hidden.epsilon) == (
+            table.initial,
+            table.learning_rate,
+            table.epsilon,
+        )
 
 
 def test_planted_mistakes_are_named_with_their_factor():
-    wants = list_wants(Parametrization(base=BASE), gpt2(WIDE), TUNED)
+    targets = parameter_targets(Parametrization(base=BASE), gpt2(WIDE), TUNED)
     name = "transformer.h.0.mlp.c_fc.weight"
-    want = next(want for want in wants if want.place.name == name)
-    tied = role_factors(Parametrization(base=BASE), WIDE)["unembedding"].rate
-    assert all(each.right for each in judge(wants, right(wants), TUNED, tied))
+    target = next(target for target in targets if target.parameter.name == name)
+    tied = role_factors(Parametrization(base=BASE), WIDE)["unembedding"].learning_rate
+    assert all(each.right for each in judge(targets, right(targets), TUNED, tied))
 
-    def fault(name, has):
-        (found,) = [each for each in judge(wants, right(wants) | {name: has}, TUNED, tied) if not each.right]
+    def fault(name, settings):
+        (found,) = [each for each in judge(targets, right(targets) | {name: settings}, TUNED, tied) if not each.right]
         return found
 
-    forgotten = fault(name, Has(TUNED.rate, want.epsilon, want.weight_decay))
-    assert (forgotten.quantity, forgotten.factor) == ("rate", pytest.approx(4))
-    assert "the base's rate" in forgotten.meaning
+    forgotten = fault(name, ActualSettings(TUNED.learning_rate, target.epsilon, target.weight_decay))
+    assert (forgotten.quantity, forgotten.factor) == ("learning_rate", pytest.approx(4))
+    assert "the base's learning rate" in forgotten.meaning
     assert "4 times as far" in forgotten.meaning
-    twice = fault(name, Has(want.rate, want.epsilon, 16 * TUNED.weight_decay))
+    twice = fault(name, ActualSettings(target.learning_rate, target.epsilon, 16 * TUNED.weight_decay))
     assert (twice.quantity, twice.factor) == ("weight_decay", pytest.approx(4))
     assert "scaled twice" in twice.meaning
     assert "4 times the share" in twice.meaning
-    epsilon = fault(name, Has(want.rate, TUNED.epsilon, want.weight_decay))
+    epsilon = fault(name, ActualSettings(target.learning_rate, TUNED.epsilon, target.weight_decay))
     assert (epsilon.quantity, epsilon.factor) == ("epsilon", pytest.approx(4))
     assert "not rescaled" in epsilon.meaning
     assert "damped" in epsilon.meaning
-    table = next(want for want in wants if want.place.tied)
-    both = fault(table.place.name, Has(table.rate / 4, table.epsilon, table.weight_decay))
-    assert (both.quantity, both.factor) == ("rate", pytest.approx(0.25))
+    table = next(target for target in targets if target.parameter.tied)
+    both = fault(table.parameter.name, ActualSettings(table.learning_rate / 4, table.epsilon, table.weight_decay))
+    assert (both.quantity, both.factor) == ("learning_rate", pytest.approx(0.25))
     assert "tied embedding treated twice" in both.meaning
-    odd = fault(name, Has(3 * want.rate, want.epsilon, want.weight_decay))
+    odd = fault(name, ActualSettings(3 * target.learning_rate, target.epsilon, target.weight_decay))
     assert "another one" in odd.meaning
-    missing = judge(wants, {key: has for key, has in right(wants).items() if key != name}, TUNED)
+    missing = judge(targets, {key: settings for key, settings in right(targets).items() if key != name}, TUNED)
     assert [each.meaning for each in missing if not each.right] == ["it is in no group: it is never trained"]
 
 
 def test_spreads_are_judged_by_their_sampling_error(rng):
-    (want,) = list_wants(
-        Parametrization(base=BASE), read_map({"q": "query"}, WIDE, ["q"]), Tuned(1e-3, spreads={"query": 0.2})
+    (target,) = parameter_targets(
+        Parametrization(base=BASE),
+        read_map({"q": "query"}, WIDE, ["q"]),
+        BaseHyperparameters(1e-3, stds={"query": 0.2}),
     )
-    assert want.initial == pytest.approx(0.1)
+    assert target.initial == pytest.approx(0.1)
     for count in (16, 400, 100_000):  # 300 draws at a false-alarm rate of 1e-6
         for _ in range(100):
-            spread = math.sqrt(np.square(0.1 * rng.normal(size=count)).mean())
-            assert judge([want], {"q": Has(want.rate, spread=spread, count=count)}, TUNED)[-1].right
-    wrong = judge([want], {"q": Has(want.rate, spread=0.2, count=400)}, TUNED)[-1]
+            std = math.sqrt(np.square(0.1 * rng.normal(size=count)).mean())
+            assert judge([target], {"q": ActualSettings(target.learning_rate, std=std, count=count)}, TUNED)[-1].right
+    wrong = judge([target], {"q": ActualSettings(target.learning_rate, std=0.2, count=400)}, TUNED)[-1]
     assert (wrong.right, wrong.quantity, wrong.factor) == (False, "initial", pytest.approx(2))
-    assert "the base's spread" in wrong.meaning
-    assert not judge([want], {"q": Has(want.rate, spread=0.1003, count=10_000_000)}, TUNED)[-1].right
+    assert "the base's std" in wrong.meaning
+    assert not judge([target], {"q": ActualSettings(target.learning_rate, std=0.1003, count=10_000_000)}, TUNED)[
+        -1
+    ].right
 
 
 def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
     names = ["a", "b", "c"]
-    wants = list_wants(
+    targets = parameter_targets(
         Parametrization(base=BASE),
         read_map(dict.fromkeys(names, "query"), WIDE, names),
-        Tuned(1e-3, spreads={"query": 0.2}),
+        BaseHyperparameters(1e-3, stds={"query": 0.2}),
     )
-    spreads = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
-    has = {name: Has(1e-3 / 4, spread=spread, count=400) for name, spread in spreads.items()}
-    text = str(Audit(judge(wants, has, TUNED)))
+    stds = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
+    settings = {name: ActualSettings(1e-3 / 4, std=std, count=400) for name, std in stds.items()}
+    text = str(Audit(judge(targets, settings, TUNED)))
     assert "a and 1 more (query): initial is 2 times" in text
     assert "c (query): initial is 5 times" in text
 
@@ -179,19 +197,22 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rate": 0.0}, "rate=0.0: it is a positive number"),
-        ({"rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
-        ({"rate": "3e-4"}, "rate='3e-4': it is a positive number"),
-        ({"rate": 1.0, "spreads": {"query": 10**400}}, "the spread of query is 10"),
-        ({"rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
-        ({"rate": 1.0, "spreads": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
-        ({"rate": 1.0, "spreads": {"query": -0.1}}, "the spread of query is -0.1"),
-        ({"rate": 1.0, "spared": ("nrom",)}, "no role is called 'nrom': choose from .*; or from their parts, .*blank"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0: it is a positive number"),
+        ({"learning_rate": 1.0, "epsilon": -1.0}, "epsilon=-1.0"),
+        ({"learning_rate": "3e-4"}, "learning_rate='3e-4': it is a positive number"),
+        ({"learning_rate": 1.0, "stds": {"query": 10**400}}, "the std of query is 10"),
+        ({"learning_rate": 1.0, "weight_decay": -1.0}, "weight_decay=-1.0: it is not negative"),
+        ({"learning_rate": 1.0, "stds": {"querry": 0.1}}, "no role is called 'querry': choose from embedding"),
+        ({"learning_rate": 1.0, "stds": {"query": -0.1}}, "the std of query is -0.1"),
+        (
+            {"learning_rate": 1.0, "no_decay": ("nrom",)},
+            "no role is called 'nrom': choose from .*; or from their parts, .*blank",
+        ),
     ],
 )
 def test_what_cannot_have_been_tuned_is_refused(given, message):
     with pytest.raises(UsageError, match=message):
-        Tuned(**given)
+        BaseHyperparameters(**given)
 
 
 def test_role_maps_are_refused_where_they_do_not_fit():
@@ -205,14 +226,14 @@ def test_role_maps_are_refused_where_they_do_not_fit():
         read_map({"q": "query", "k": "key"}, BASE, [("q", "k")])
     tied = read_map({"in": "embedding", "out": "unembedding"}, WIDE, [("in", "out")])
     with pytest.raises(UsageError, match=r"factor 0.25 behind it.*0 parameters of role final_gain"):
-        list_wants(Parametrization(base=BASE), tied, TUNED)
+        parameter_targets(Parametrization(base=BASE), tied, TUNED)
     p = Parametrization(base=BASE)
-    assert len(list_wants(p, tied, TUNED, forward_factors(p, WIDE))) == 1
+    assert len(parameter_targets(p, tied, TUNED, forward_multipliers(p, WIDE))) == 1
     fused = read_map({"*": "query+key+value"}, Shape(16, 4, 2), ["qkv"])
     with pytest.raises(UsageError, match="qkv holds query, key, value"):
-        list_wants(Parametrization(base=BASE), fused, TUNED)
-    with pytest.raises(UsageError, match="give all of them the same spread"):
-        list_wants(Parametrization(base=Shape(16, 4, 2)), fused, Tuned(1.0, spreads={"query": 0.1}))
+        parameter_targets(Parametrization(base=BASE), fused, TUNED)
+    with pytest.raises(UsageError, match="give all of them the same std"):
+        parameter_targets(Parametrization(base=Shape(16, 4, 2)), fused, BaseHyperparameters(1.0, stds={"query": 0.1}))
 
 
 @pytest.mark.parametrize("roles", [["q"], {"q": 3}, {3: "query"}, "query"])
@@ -222,10 +243,10 @@ def test_role_maps_that_are_none_are_refused(roles):
 
 
 def test_a_shape_or_what_was_tuned_of_another_kind_is_refused():
-    with pytest.raises(UsageError, match=r"shape=\(8, 4, 2\): expected Shape"):
-        read_map({"q": "query"}, (8, 4, 2), ["q"])
-    with pytest.raises(UsageError, match=r"tuned=0\.001: give Tuned\(rate="):
-        list_wants(Parametrization(base=BASE), gpt2(WIDE), 1e-3)
+    with pytest.raises(UsageError, match=r"shape=\(8, 4\): expected Shape"):
+        read_map({"q": "query"}, (8, 4), ["q"])
+    with pytest.raises(UsageError, match=r"hyperparameters=0\.001: give BaseHyperparameters\(learning_rate="):
+        parameter_targets(Parametrization(base=BASE), gpt2(WIDE), 1e-3)
 
 
 def test_configurations_are_refused_where_they_do_not_divide():
@@ -239,35 +260,40 @@ def test_rates_by_role(rng):
     for form in ("effective", "multiplier"):
         p = Parametrization(0.5, base=BASE, form=form)
         table = p.table(WIDE)
-        rates = {role: TUNED.rate * factor for role, factor in table.column("rate").items()}
+        learning_rates = {role: TUNED.learning_rate * factor for role, factor in table.column("learning_rate").items()}
         epsilons = {role: TUNED.epsilon * factor for role, factor in table.column("epsilon").items()}
         decays = {role: TUNED.weight_decay * factor for role, factor in table.column("weight_decay").items()}
-        audit = audit_rates(p, WIDE, rates, TUNED, epsilons, decays)
+        audit = audit_learning_rates(p, WIDE, learning_rates, TUNED, epsilons, decays)
         assert audit.passed
-        assert len(audit.findings) == 3 * len(rates)
-        role = str(rng.choice(list(rates)))
-        (fault,) = audit_rates(p, WIDE, rates | {role: 5 * rates[role]}, TUNED, epsilons, decays).faults
-        assert (fault.name, fault.quantity, fault.factor) == (role, "rate", pytest.approx(5))
+        assert len(audit.findings) == 3 * len(learning_rates)
+        role = str(rng.choice(list(learning_rates)))
+        (fault,) = audit_learning_rates(
+            p, WIDE, learning_rates | {role: 5 * learning_rates[role]}, TUNED, epsilons, decays
+        ).faults
+        assert (fault.name, fault.quantity, fault.factor) == (role, "learning_rate", pytest.approx(5))
     with pytest.raises(UsageError, match="no role is called 'querry'"):
-        audit_rates(p, WIDE, {"querry": 0.1}, TUNED)
+        audit_learning_rates(p, WIDE, {"querry": 0.1}, TUNED)
 
 
 def test_a_part_of_a_role_can_be_spared():
     """Usual practice spares biases and gains alone; the bias of patches has the role of positions, which decay."""
     names = {"bias": "embedding_bias", "positions": "positional", "token": "marker", "q": "query+key+value"}
-    anatomy = read_map(names, BASE, list(names))
+    architecture = read_map(names, BASE, list(names))
 
-    def decays(*spared):
-        tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
-        return [want.weight_decay for want in list_wants(Parametrization(base=BASE), anatomy, tuned)]
+    def decays(*no_decay):
+        hyperparameters = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=no_decay)
+        return [
+            target.weight_decay
+            for target in parameter_targets(Parametrization(base=BASE), architecture, hyperparameters)
+        ]
 
     assert decays("embedding_bias") == [0, 0.1, 0.1, 0.1]
     assert decays("positional") == [0, 0, 0, 0.1]  # the role
     assert decays("value") == [0.1, 0.1, 0.1, 0]
-    p, tuned = Parametrization(base=BASE), Tuned(1e-3, spared=("embedding_bias",))
-    assert audit_rates(p, BASE, {"positional": 1e-3}, tuned).passed
-    with pytest.raises(UsageError, match="spared='embedding_bias' is no role of the table"):
-        audit_rates(p, BASE, {"positional": 1e-3}, tuned, weight_decays={"positional": 0.0})
+    p, hyperparameters = Parametrization(base=BASE), BaseHyperparameters(1e-3, no_decay=("embedding_bias",))
+    assert audit_learning_rates(p, BASE, {"positional": 1e-3}, hyperparameters).passed
+    with pytest.raises(UsageError, match="no_decay='embedding_bias' is no role of the table"):
+        audit_learning_rates(p, BASE, {"positional": 1e-3}, hyperparameters, weight_decays={"positional": 0.0})
 
 
 @pytest.mark.torch
@@ -275,11 +301,16 @@ def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
     """As transformers and timm group them; classes of the theory are wider."""
     import torch
 
-    spared = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
+    no_decay = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
     p, model = Parametrization(base=BASE), build("vit", WIDE)
-    tuned = Tuned(1e-3, weight_decay=0.1, spared=spared)
-    initialise_model(p, model, tuned, generator=torch.Generator().manual_seed(seed))
-    without = {name for group in torch_groups(p, model, tuned) if not group["weight_decay"] for name in group["names"]}
+    hyperparameters = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=no_decay)
+    initialise_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
+    without = {
+        name
+        for group in torch_groups(p, model, hyperparameters)
+        if not group["weight_decay"]
+        for name in group["names"]
+    }
     assert without == {name for name, tensor in model.named_parameters() if tensor.dim() == 1}
 
 
@@ -311,14 +342,14 @@ def test_the_models_own_start_is_right_at_the_base_and_wrong_beyond(family, seed
     assert audit_model(p, model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), TUNED).passed
     wide = build(family, WIDE)
     audit = audit_model(p, wide, torch.optim.AdamW(wide.parameters(), lr=1e-3, weight_decay=0.1), TUNED)
-    assert {each.quantity for each in audit.faults} == {"initial", "rate", "epsilon", "weight_decay"}
-    assert {"the base's" in each.meaning for each in audit.faults if each.quantity == "rate"} == {True}
+    assert {each.quantity for each in audit.faults} == {"initial", "learning_rate", "epsilon", "weight_decay"}
+    assert {"the base's" in each.meaning for each in audit.faults if each.quantity == "learning_rate"} == {True}
 
 
 def test_a_decay_that_should_not_be_is_said_and_is_json():
-    want = list_wants(Parametrization(base=BASE), gpt2(WIDE), Tuned(rate=1e-3))[0]
-    has = {want.place.name: Has(want.rate, want.epsilon, 0.1)}
-    audit = Audit(judge([want], has, Tuned(rate=1e-3)))
+    target = parameter_targets(Parametrization(base=BASE), gpt2(WIDE), BaseHyperparameters(learning_rate=1e-3))[0]
+    settings = {target.parameter.name: ActualSettings(target.learning_rate, target.epsilon, 0.1)}
+    audit = Audit(judge([target], settings, BaseHyperparameters(learning_rate=1e-3)))
     assert audit.faults[0].factor == math.inf
     assert audit.faults[0].meaning == "it should have none, as at the base"
     assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["findings"][2]["factor"] is None
@@ -463,7 +494,7 @@ def test_a_trained_model_is_told_from_a_fresh_one_or_one_is_asked(seed):
     optimizer = torch.optim.SGD(torch_groups(p, model, TUNED))
     assert audit_model(p, model, optimizer, TUNED).passed
     for tensor in model.parameters():
-        tensor.grad = torch.full_like(tensor, 10 / TUNED.rate)
+        tensor.grad = torch.full_like(tensor, 10 / TUNED.learning_rate)
     optimizer.step()
     assert not optimizer.state
     audit = audit_model(p, model, optimizer, TUNED)
@@ -513,7 +544,7 @@ def test_configurations_with_a_spread_that_is_none_are_refused():
     for name, value in (("initializer_range", "0.02"), ("initializer_range", -0.1), ("init_std", 10**400)):
         with pytest.raises(UsageError, match=f"{name} is .*standard deviation"):
             read_config(config | {name: value}, gpt2_names(1))
-    assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).spread == 0.1
+    assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).std == 0.1
 
 
 @pytest.mark.torch
@@ -522,23 +553,27 @@ def test_random_biases_are_judged_by_their_spread_or_not_at_all(seed):
     import torch
 
     torch.manual_seed(seed)
-    p, tuned = Parametrization(base=BASE), Tuned(1e-3, weight_decay=0.1)
+    p, hyperparameters = Parametrization(base=BASE), BaseHyperparameters(1e-3, weight_decay=0.1)
     model = plain(BASE, 7, 6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    audit = audit_model(p, model, optimizer, tuned, PLAIN, BASE)
+    audit = audit_model(p, model, optimizer, hyperparameters, PLAIN, BASE)
     assert audit.passed, str(audit)
-    (note,) = (note for note in audit.notes if note.startswith("initial spreads of "))
+    (note,) = (note for note in audit.notes if note.startswith("initial stds of "))
     assert {"bias", "logit_bias", "unembedding_bias"} <= set(note.partition(":")[0].replace(",", "").split())
     usual = {"logit_bias": 1 / math.sqrt(3 * BASE.width), "value_bias": 1 / math.sqrt(3 * BASE.width)}
-    given = audit_model(p, model, optimizer, replace(tuned, spreads=usual), PLAIN, BASE)
+    given = audit_model(p, model, optimizer, replace(hyperparameters, stds=usual), PLAIN, BASE)
     assert given.passed, str(given)
     judged = {each.name.rpartition(".")[0][-5:] for each in given.findings if each.quantity == "initial"}
     assert {"query", "value"} <= judged
-    wrong = audit_model(p, model, optimizer, replace(tuned, spreads={"bias": 1.0, "logit_bias": 0.0}), PLAIN, BASE)
+    wrong = audit_model(
+        p, model, optimizer, replace(hyperparameters, stds={"bias": 1.0, "logit_bias": 0.0}), PLAIN, BASE
+    )
     assert {(each.role, each.quantity) for each in wrong.faults} == {("bias", "initial"), ("logit_bias", "initial")}
     with torch.no_grad():
         model.final_norm.bias[0] = 0.1  # of a norm's shift the start is known
-    assert {each.name for each in audit_model(p, model, optimizer, tuned, PLAIN, BASE).faults} == {"final_norm.bias"}
+    assert {each.name for each in audit_model(p, model, optimizer, hyperparameters, PLAIN, BASE).faults} == {
+        "final_norm.bias"
+    }
 
 
 @pytest.mark.torch
@@ -546,10 +581,10 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     import torch
 
     p, wide = Parametrization(base=BASE), Shape(16, 4, 4)
-    spreads = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
-    spreads |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4, "norm": 2.0}
-    tuned, model = Tuned(1e-3, weight_decay=0.1, spreads=spreads), plain(wide, 7, 6)
-    initialise_model(p, model, tuned, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
+    stds = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
+    stds |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4, "norm": 2.0}
+    hyperparameters, model = BaseHyperparameters(1e-3, weight_decay=0.1, stds=stds), plain(wide, 7, 6)
+    initialise_model(p, model, hyperparameters, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
     block = model.blocks[0]
     expected = {
         block.value.bias: 0.3,
@@ -558,16 +593,18 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
         block.key.bias: 0.5,
         model.final_norm.bias: 0.4,
     }
-    for tensor, spread in expected.items():  # 64 numbers: five standard errors
-        assert tensor.square().mean().sqrt().item() == pytest.approx(spread, rel=5 / math.sqrt(2 * tensor.numel()))
+    for tensor, std in expected.items():  # 64 numbers: five standard errors
+        assert tensor.square().mean().sqrt().item() == pytest.approx(std, rel=5 / math.sqrt(2 * tensor.numel()))
     assert torch.all(block.attention_norm.weight == 2)  # of gains the number itself
     assert torch.all(model.final_norm.weight == 1)
     assert not block.attention_norm.bias.any()
     assert not model.unembedding.bias.any()
-    assert audit_model(p, model, torch_groups(p, model, tuned, PLAIN, wide), tuned, PLAIN, wide).passed
+    assert audit_model(
+        p, model, torch_groups(p, model, hyperparameters, PLAIN, wide), hyperparameters, PLAIN, wide
+    ).passed
     fused = read_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
-    with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same spread"):
-        list_wants(Parametrization(base=wide), fused, Tuned(1.0, spreads={"bias": 0.1}))
+    with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same std"):
+        parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"bias": 0.1}))
 
 
 @pytest.mark.torch

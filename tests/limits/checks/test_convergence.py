@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.limits import Parametrization, Recipe, digits_lesson
+from manyheads.limits import Parametrization, digits_task
 from manyheads.limits.checks.convergence import (
     distances_to_largest,
     effective_sizes,
@@ -15,7 +15,7 @@ from manyheads.limits.checks.convergence import (
     power_of_drift,
 )
 from manyheads.limits.systems.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
-from manyheads.limits.systems.transformers import factors_of
+from manyheads.limits.systems.transformers import Recipe, factors_of
 from manyheads.transformer import Shape, roles
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
@@ -26,7 +26,7 @@ BASE = Shape(2, 2, 1)
 
 @pytest.fixture(scope="module")
 def lesson():
-    return digits_lesson(batch=4)
+    return digits_task(batch=4)
 
 
 def test_a_course_is_a_training_by_hand(lesson, seed):
@@ -39,7 +39,7 @@ def test_a_course_is_a_training_by_hand(lesson, seed):
     config = lesson.config(shape)
     for_models, for_batches, for_probe = jax.random.split(key, 3)
     start = draw_network(config, factors_of(p, shape, lesson, Recipe()), jax.random.fold_in(for_models, 1))
-    each = {row.role: optax.adam(rate * row.rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows}
+    each = {row.role: optax.adam(rate * row.learning_rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows}
     tx, weights = optax.partition(each, roles), start.weights
     state, losses = tx.init(weights), []
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, Power
+from manyheads.limits import Parametrization, forward_multipliers, shapes_along
 from manyheads.limits.parametrization.optax_scaling import rescale
+from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles, standard_scaling
 from manyheads.transformer.losses import cross_entropy
@@ -37,7 +38,7 @@ PARAMETRIZATIONS = st.builds(
 
 
 def published(n, h, depth, a, c, optimizer):
-    """Return the published table at N = n, H = h, L = depth, gamma0 = 1: (multiplier, spread) by role, and the rate.
+    """Return the published table at N = n, H = h, L = depth, gamma0 = 1: (multiplier, std) by role, and the rate.
 
     Bordelon, Chaudhry, Pehlevan (2024), Table 1 and the captions; a and c are the exponents of logits and depth.
     """
@@ -45,26 +46,26 @@ def published(n, h, depth, a, c, optimizer):
     bulk = (d**-0.5, 1.0)
     logit = (h**-0.5 * n ** (a - 1.5), n ** (1 - a))
     if optimizer == "sgd":
-        first, rate = depth ** (0.5 - c), d * depth ** (2 * c - 1)
+        first, learning_rate = depth ** (0.5 - c), d * depth ** (2 * c - 1)
         last = (depth ** (0.5 - c) / d, depth ** (c - 0.5))
     else:
-        first, rate = d**0.5 * depth ** (1 - c), d**-0.5 * depth ** (c - 1)
+        first, learning_rate = d**0.5 * depth ** (1 - c), d**-0.5 * depth ** (c - 1)
         last = (depth ** (1 - c) * d**0.5 / d, d**-0.5 * depth ** (c - 1))
     table = dict.fromkeys(("value", "output", "mlp_in", "mlp_out"), bulk) | dict.fromkeys(("query", "key"), logit)
     table |= dict.fromkeys(("embedding", "positional", "final_norm"), (first, 1 / first)) | {"unembedding": last}
-    return table, rate
+    return table, learning_rate
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("a", "c"), EXPONENTS)
 def test_the_multiplier_form_is_the_published_table(a, c, optimizer):
     found = Parametrization(a, c, optimizer=optimizer, form="multiplier").table(Shape(3, 5, 7))
-    expected, rate = published(3, 5, 7, a, c, optimizer)
-    for role, (multiplier, spread) in expected.items():
+    expected, learning_rate = published(3, 5, 7, a, c, optimizer)
+    for role, (multiplier, std) in expected.items():
         row = found[role]
         assert row.multiplier == pytest.approx(multiplier, rel=1e-12)
-        assert row.initial == pytest.approx(spread, rel=1e-12)
-    assert [row.rate for row in found.rows] == pytest.approx([rate] * len(ROLES), rel=1e-12)
+        assert row.initial == pytest.approx(std, rel=1e-12)
+    assert [row.learning_rate for row in found.rows] == pytest.approx([learning_rate] * len(ROLES), rel=1e-12)
     assert found.branch == pytest.approx(7**-c)
     assert found.logit_prefactor * 3**-found.logit_exponent == pytest.approx(3**-a)
 
@@ -73,7 +74,7 @@ def test_the_multiplier_form_is_the_published_table(a, c, optimizer):
 def test_nothing_changes_at_the_base(p):
     table = p.table(p.base)
     for row in table.rows:
-        assert (row.initial, row.multiplier, row.rate, row.epsilon, row.weight_decay) == (1, 1, 1, 1, 1)
+        assert (row.initial, row.multiplier, row.learning_rate, row.epsilon, row.weight_decay) == (1, 1, 1, 1, 1)
     assert table.branch == 1
     scaling, usual = p.scaling(p.base, TokenInput(9)), standard_scaling(p.base, TokenInput(9))
     assert scaling.initial == usual.initial
@@ -85,7 +86,7 @@ def test_a_change_of_base_is_a_product(p, middle, target):
     second = Parametrization(p.logit_exponent, p.depth_exponent, 1.0, p.optimizer, middle, p.scheme, p.form)
     there, on, whole = p.table(middle), second.table(target), p.table(target)
     for role in ROLES:
-        for column in ("initial", "multiplier", "rate", "epsilon"):
+        for column in ("initial", "multiplier", "learning_rate", "epsilon"):
             product_ = getattr(there[role], column) * getattr(on[role], column)
             assert product_ == pytest.approx(getattr(whole[role], column), rel=1e-9)
 
@@ -95,10 +96,12 @@ def test_every_role_has_a_row_and_rate_times_decay_stays(p, shape):
     table = p.table(shape)
     assert {row.role for row in table.rows} == set(ROLES)
     for row in table.rows:
-        assert row.rate * row.weight_decay == pytest.approx(1)
-        assert all(np.isfinite([row.initial, row.multiplier, row.rate, row.epsilon]))
+        assert row.learning_rate * row.weight_decay == pytest.approx(1)
+        assert all(np.isfinite([row.initial, row.multiplier, row.learning_rate, row.epsilon]))
     if p.form == "multiplier" and p.scheme == "limits":
-        assert [row.rate for row in table.rows] == pytest.approx([table["value"].rate] * len(ROLES), rel=1e-9)
+        assert [row.learning_rate for row in table.rows] == pytest.approx(
+            [table["value"].learning_rate] * len(ROLES), rel=1e-9
+        )
 
 
 @given(SHAPES, SHAPES)
@@ -107,10 +110,12 @@ def test_complete_p_and_mup_are_members(base, shape):
     flat = Shape(shape.key_dim, shape.heads, base.depth)
     ours, mup = Parametrization.complete_p(base).table(flat), Parametrization.mup(base).table(flat)
     for role in ROLES:
-        assert (ours[role].initial, ours[role].rate) == pytest.approx((mup[role].initial, mup[role].rate))
+        assert (ours[role].initial, ours[role].learning_rate) == pytest.approx(
+            (mup[role].initial, mup[role].learning_rate)
+        )
     assert {row.epsilon for row in mup.rows} == {1.0}
     standard = Parametrization.standard(base).table(shape)
-    assert {row.rate for row in standard.rows} == {1.0}
+    assert {row.learning_rate for row in standard.rows} == {1.0}
     fresh = standard_scaling(shape, TokenInput(9)).initial
     scaled = Parametrization.standard(base).scaling(shape, TokenInput(9)).initial
     assert scaled == pytest.approx(fresh)
@@ -121,7 +126,7 @@ def run(p, shape, optimizer, key, steps=6):
     config = TransformerConfig(shape, TokenInput(7), 5, 7, causal=True, read_out="token", biases=True)
     scaling = jax.tree.map(jnp.float64, p.scaling(shape, config.inputs))
     table = p.table(shape)
-    factors = jax.tree.map(jnp.float64, (table.column("rate"), table.column("epsilon")))
+    factors = jax.tree.map(jnp.float64, (table.column("learning_rate"), table.column("epsilon")))
     return _train(config, scaling, factors, optimizer, key, steps)
 
 
@@ -190,7 +195,7 @@ def test_rescaling_is_adam_with_epsilon_rate_and_decay_of_each_class(rng):
     tx = p.optax(optax.adamw(0.01, eps=0.3, weight_decay=0.2), labels, LARGER)
     state = tx.init(weights)
     singles = {
-        role: optax.adamw(0.01 * row.rate, eps=0.3 * row.epsilon, weight_decay=0.2 * row.weight_decay)
+        role: optax.adamw(0.01 * row.learning_rate, eps=0.3 * row.epsilon, weight_decay=0.2 * row.weight_decay)
         for role, row in ((row.role, row) for row in table.rows)
     }
     states = {role: singles[role].init(weights[role]) for role in ROLES}
@@ -220,7 +225,9 @@ def test_powers_print_and_multiply():
         {"depth_exponent": 0.4},
         {"richness": 0.0},
         {"scheme": "mup", "richness": 2.0},
-        {"base": (8, 4, 2)},
+        {"base": (8, 4)},
+        {"base": (8, 4, True)},
+        {"base": "842"},
         {"depth_exponent": None},
         {"richness": "1"},
     ],
@@ -238,7 +245,8 @@ def test_an_unknown_role_is_refused():
 @pytest.mark.parametrize(
     ("given", "shape", "said"),
     [
-        ({}, (8, 4, 2), "expected Shape"),
+        ({}, (8, 4), "expected Shape"),
+        ({}, 8, "expected Shape"),
         ({}, Shape(10**400, 4, 2), "beyond what a float holds"),
         ({"richness": 1e300, "optimizer": "sgd"}, BASE, "beyond what a float holds"),
         ({"richness": 1e-300, "optimizer": "sgd"}, BASE, "beyond what a float holds"),
@@ -249,6 +257,25 @@ def test_a_shape_without_a_table_is_refused(given, shape, said):
         Parametrization(base=BASE, **given).table(shape)
 
 
+def test_three_integers_do_for_a_shape():
+    p = Parametrization(base=(4, 2, 2))
+    assert p == Parametrization(base=BASE)
+    assert p.table((16, 4, 2)) == p.table([16, 4, 2]) == p.table(Shape(16, 4, 2))
+    assert forward_multipliers(p, (16, 4, 2)) == forward_multipliers(p, Shape(16, 4, 2))
+    assert shapes_along("heads", (8, 4, 2), (2, 16)) == (Shape(8, 2, 2), Shape(8, 16, 2))
+    assert p.scaling((16, 4, 2), TokenInput(30)).initial == p.scaling(Shape(16, 4, 2), TokenInput(30)).initial
+
+
+def test_a_table_gives_the_numbers_at_its_shape():
+    """Those of groups that are made of the same hyperparameters, by hand for one class."""
+    table = Parametrization(0.5, base=BASE).table((16, 2, 2))
+    found = table.at(learning_rate=1e-2, epsilon=1e-6, weight_decay=0.1)
+    assert set(found) == {row.role for row in table.rows}
+    assert found["value"] == {"learning_rate": 1e-2 / 4, "epsilon": 1e-6 / 4, "weight_decay": 0.4}
+    assert found["query"]["learning_rate"] == 1e-2 / 4 / 2
+    assert found["embedding"] == {"learning_rate": 1e-2, "epsilon": 1e-6 / 4, "weight_decay": 0.1}
+
+
 def test_labels_and_weights_need_not_have_the_same_structure():
     """One name for a branch, weights that a mask leaves out, arguments that a transformation wants besides."""
     p = Parametrization(base=Shape(8, 1, 1))
@@ -257,11 +284,11 @@ def test_labels_and_weights_need_not_have_the_same_structure():
     chained = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau())
     tx = p.optax(chained, labels, Shape(32, 1, 1))
     updates, _ = tx.update(ones, tx.init(ones), ones, value=1.0)
-    rate = p.table(Shape(32, 1, 1)).column("rate")
+    learning_rate = p.table(Shape(32, 1, 1)).column("learning_rate")
     moved = {"value": updates["block"], "embedding": updates["table"], "bias": updates["kept"]}
     for role, branch in moved.items():
         assert [float(leaf[0]) for leaf in jax.tree.leaves(branch)] == pytest.approx(
-            [-rate[role] / p.table(Shape(32, 1, 1))[role].epsilon] * len(jax.tree.leaves(branch))
+            [-learning_rate[role] / p.table(Shape(32, 1, 1))[role].epsilon] * len(jax.tree.leaves(branch))
         )
     frozen = {"train": p.optax(optax.sgd(1.0), labels, Shape(32, 1, 1)), "freeze": optax.set_to_zero()}
     tx = optax.multi_transform(frozen, {"block": "train", "table": "train", "kept": "freeze"})

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import Parametrization, Recipe, digits_lesson, measure_motion, sweep_losses, text_lesson
-from manyheads.limits.systems.transformers import TWINS
+from manyheads.limits import Parametrization, digits_task, text_task
+from manyheads.limits.systems.transformers import TWINS, Recipe, measure_updates, sweep_losses
 from manyheads.transformer import Shape, initialise, roles
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
@@ -20,7 +20,7 @@ P = Parametrization(0.5, 1.0, base=BASE)
 
 @pytest.fixture(scope="module")
 def lesson():
-    return digits_lesson(batch=16)
+    return digits_task(batch=16)
 
 
 @jax.jit
@@ -32,13 +32,13 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     """Adam with each class's own numbers, by optax.partition; hidden inputs recomputed from the definition."""
     key, rate, steps = jax.random.key(seed), 0.01, 3
     with jax.enable_x64(True):  # as in a study: compiled once for this test and the contract's rows
-        found = measure_motion(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
+        found = measure_updates(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
 
     config, table = lesson.config(SHAPE), P.table(SHAPE)
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, P.scaling(SHAPE, config.inputs), for_model)
     weights = start.weights
-    each = {row.role: optax.adam(rate * row.rate, eps=1e-4 * row.epsilon) for row in table.rows}
+    each = {row.role: optax.adam(rate * row.learning_rate, eps=1e-4 * row.epsilon) for row in table.rows}
     tx = optax.partition(each, roles)
     state, update = jax.jit(tx.init)(weights), jax.jit(tx.update)
     for step in range(steps):
@@ -96,9 +96,9 @@ def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
 def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(lesson, seed):
     """One step written out: every weight moves by its class's rate times its gradient."""
     p, key, rate = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE), jax.random.key(seed), 0.1
-    found = measure_motion(lesson, p, SHAPE, Recipe(), rate, (1,), key, fields=("outputs",))
+    found = measure_updates(lesson, p, SHAPE, Recipe(), rate, (1,), key, fields=("outputs",))
     assert [name for name, value in found._asdict().items() if value is not None] == ["outputs"]
-    config, factors = lesson.config(SHAPE), p.table(SHAPE).column("rate")
+    config, factors = lesson.config(SHAPE), p.table(SHAPE).column("learning_rate")
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, p.scaling(SHAPE, config.inputs), for_model)
     batch, probe = lesson.batches(jax.random.fold_in(for_batches, 0)), lesson.batches(for_probe)[0]
@@ -109,7 +109,7 @@ def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(les
 
 
 def test_the_text_lesson_predicts_the_next_character():
-    lesson = text_lesson(batch=2, length=8)
+    lesson = text_task(batch=2, length=8)
     inputs, answers = lesson.batches(jax.random.key(0))
     assert inputs.shape == answers.shape == (2, 8)
     assert (inputs[:, 1:] == answers[:, :-1]).all()
@@ -120,13 +120,13 @@ def test_the_text_lesson_predicts_the_next_character():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: digits_lesson(batch=0),
-        lambda: text_lesson(batch=0),
+        lambda: digits_task(batch=0),
+        lambda: text_task(batch=0),
         lambda: Recipe(epsilon=-1.0),
         lambda: Recipe(steps=0),
-        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (4, 4), None),
-        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (), None),
-        lambda: measure_motion(None, P, BASE, Recipe(), 0.1, (4,), None, fields=("speed",)),
+        lambda: measure_updates(None, P, BASE, Recipe(), 0.1, (4, 4), None),
+        lambda: measure_updates(None, P, BASE, Recipe(), 0.1, (), None),
+        lambda: measure_updates(None, P, BASE, Recipe(), 0.1, (4,), None, fields=("speed",)),
     ],
 )
 def test_wrong_use_is_refused(call):

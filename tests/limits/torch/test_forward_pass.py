@@ -7,16 +7,23 @@ import pytest
 from tests.limits.torch_models import PLAIN, plain, train
 
 from manyheads.errors import UsageError
-from manyheads.limits import audit_model, initialise_model, torch_groups
-from manyheads.limits import Forward, Parametrization, Reading, Tuned, forward_factors
+from manyheads.limits import (
+    BaseHyperparameters,
+    ForwardMultipliers,
+    Parametrization,
+    audit_model,
+    forward_multipliers,
+    initialise_model,
+    torch_groups,
+)
 from manyheads.limits.torch.forward_pass import measure_forward
-from manyheads.limits.torch.groups import read_model
+from manyheads.limits.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 
 BASE = Shape(8, 4, 2)
-TUNED = Tuned(1e-3, weight_decay=0.1, spared=("norm", "final_norm"))
+TUNED = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=("norm", "final_norm"))
 KEYS, HEADS, DEPTH = Shape(16, 4, 2), Shape(8, 8, 2), Shape(8, 4, 4)  # one axis at a time
 
 ROLES = {  # of decoders in transformers; those that fit nothing are left out
@@ -57,7 +64,7 @@ def decoder(name, shape, **changes):
 
 
 def measured(model, roles, shape, example=None):
-    return measure_forward(model, read_model(model, Reading(roles, shape)), example)
+    return measure_forward(model, read_model(model, ModelOptions(roles, shape)), example)
 
 
 def only(found):
@@ -136,11 +143,11 @@ def refusal(model, roles, shape, p=None, **given):
     import torch
 
     p, said = p or Parametrization(base=BASE), []
-    tuned = replace(TUNED, spreads=dict.fromkeys(("embedding", "query"), 0.1))
+    hyperparameters = replace(TUNED, stds=dict.fromkeys(("embedding", "query"), 0.1))
     asked = (
-        lambda: audit_model(p, model, torch.optim.AdamW(model.parameters()), tuned, roles, shape, **given),
-        lambda: torch_groups(p, model, tuned, roles, shape, **given),
-        lambda: initialise_model(p, model, tuned, roles, shape, **given),
+        lambda: audit_model(p, model, torch.optim.AdamW(model.parameters()), hyperparameters, roles, shape, **given),
+        lambda: torch_groups(p, model, hyperparameters, roles, shape, **given),
+        lambda: initialise_model(p, model, hyperparameters, roles, shape, **given),
     )
     for ask in asked:
         with pytest.raises(UsageError) as caught:
@@ -154,12 +161,14 @@ def test_a_logit_factor_that_a_norm_cancels_is_refused():
     said = refusal(*decoder("Qwen3", KEYS), KEYS)
     assert "the factor 0.7071 on the logits would have no known effect" in said
     assert "the logits do not follow what model.layers.0.self_attn.q_proj puts out: a norm (QK-norm)" in said
-    assert "folded=Forward(" in said
+    assert "folded=ForwardMultipliers(" in said
     model, roles = decoder("Qwen3", KEYS)
     p = Parametrization(base=BASE)
-    own = replace(forward_factors(p, KEYS), output=1.0)
+    own = replace(forward_multipliers(p, KEYS), output=1.0)
     query = {group["role"]: group for group in torch_groups(p, model, TUNED, roles, KEYS, own)}["query"]
-    assert query["lr"] == pytest.approx(TUNED.rate / 2)  # the model scales its logits, so that the weight does not
+    assert query["lr"] == pytest.approx(
+        TUNED.learning_rate / 2
+    )  # the model scales its logits, so that the weight does not
     for shape in (HEADS, DEPTH):  # where N stays there is no factor on logits
         model, roles = decoder("Qwen3", shape)
         assert torch_groups(p, model, TUNED, roles, shape)
@@ -188,14 +197,14 @@ def test_a_branch_factor_that_a_norm_behind_it_cancels_is_refused():
 def test_a_model_that_multiplies_itself_and_is_folded_as_well_is_refused(shape, forward, said):
     message = refusal(plain(shape, 7, 6, forward), PLAIN, shape)
     assert said in message
-    assert "folded=False if it applies all of forward_factors" in message
+    assert "folded=False if it applies all of forward_multipliers" in message
 
 
 @pytest.mark.parametrize("shape", [DEPTH, HEADS])
 def test_a_model_that_is_said_to_multiply_and_does_not_is_refused(shape):
     assert "and folded=False expects" in refusal(plain(shape, 7, 6), PLAIN, shape, folded=False)
     p = Parametrization(base=BASE)
-    asked = forward_factors(p, shape)
+    asked = forward_multipliers(p, shape)
     right = plain(shape, 7, 6, (asked.branch, 8**-0.5, asked.output))
     assert torch_groups(p, right, TUNED, PLAIN, shape, folded=False)
     model, _ = decoder("Llama", shape)  # of a known family, whose forward pass is asked as well
@@ -205,11 +214,13 @@ def test_a_model_that_is_said_to_multiply_and_does_not_is_refused(shape):
 def test_own_logits_need_no_folding():
     """1/N, and 1/N times what makes the base usual, are what the parametrization asks for."""
     p = Parametrization(base=BASE)
-    rates = []
+    learning_rates = []
     for logit in (1 / 16, 8**0.5 / 16, 16**-0.5):
         groups = torch_groups(p, plain(KEYS, 7, 6, (1.0, logit, 1.0)), TUNED, PLAIN, KEYS)
-        rates.append({group["role"]: group["lr"] for group in groups}["query"])
-    assert rates == pytest.approx([TUNED.rate / 2, TUNED.rate / 2, TUNED.rate / 2 / 2**0.5])
+        learning_rates.append({group["role"]: group["lr"] for group in groups}["query"])
+    assert learning_rates == pytest.approx(
+        [TUNED.learning_rate / 2, TUNED.learning_rate / 2, TUNED.learning_rate / 2 / 2**0.5]
+    )
 
 
 def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
@@ -232,12 +243,12 @@ def test_what_cannot_be_run_is_refused_where_it_matters_and_believed_if_said():
     example = ({"tokens": torch.zeros(2, 4, dtype=torch.long)},)
     groups = [
         torch_groups(p, model, TUNED, roles, DEPTH, example=example),
-        torch_groups(p, model, TUNED, roles, DEPTH, Forward()),
+        torch_groups(p, model, TUNED, roles, DEPTH, ForwardMultipliers()),
     ]
     assert [group["lr"] for group in groups[0]] == [group["lr"] for group in groups[1]]
     assert torch_groups(p, Batched(BASE), TUNED, roles, BASE)  # nothing to fold
-    with pytest.raises(UsageError, match=r"Forward\(branch=0\): a multiplier is a positive number"):
-        Forward(branch=0)
+    with pytest.raises(UsageError, match=r"ForwardMultipliers\(branch=0\): a multiplier is a positive number"):
+        ForwardMultipliers(branch=0)
 
 
 def test_attention_of_torch_itself_is_read():
@@ -329,7 +340,7 @@ def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed
     """Gemma's: no false alarm, `initialise` leaves them at zero, and with a tied table 1 + w carries the factor."""
     import torch
 
-    p, tuned = Parametrization(base=BASE), replace(TUNED, spreads=SPREADS | {"unembedding": 0.3})
+    p, hyperparameters = Parametrization(base=BASE), replace(TUNED, stds=SPREADS | {"unembedding": 0.3})
     tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(seed))
     curves = []
     for shifted in (False, True):
@@ -338,20 +349,27 @@ def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed
             model.final_norm = _Scaled.norm(HEADS.width)
         else:
             model.final_norm.bias = None
-        initialise_model(p, model, tuned, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
+        initialise_model(p, model, hyperparameters, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
         assert torch.all(model.final_norm.weight == (-0.5 if shifted else 0.5))
-        assert audit_model(p, model, torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS), tuned, WITHOUT_SHIFT, HEADS).passed
-        optimizer = torch.optim.AdamW(torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS), lr=1.0)
+        assert audit_model(
+            p,
+            model,
+            torch_groups(p, model, hyperparameters, WITHOUT_SHIFT, HEADS),
+            hyperparameters,
+            WITHOUT_SHIFT,
+            HEADS,
+        ).passed
+        optimizer = torch.optim.AdamW(torch_groups(p, model, hyperparameters, WITHOUT_SHIFT, HEADS), lr=1.0)
         curves.append(train(model, optimizer, tokens, 4))
         with pytest.MonkeyPatch.context() as patch:  # and a wrong gain is a fault still
             patch.setattr(model.final_norm.weight, "data", model.final_norm.weight.data * 0 + 1.5)
-            rows = torch_groups(p, model, tuned, WITHOUT_SHIFT, HEADS)
-            faults = audit_model(p, model, rows, tuned, WITHOUT_SHIFT, HEADS, fresh=True).faults
+            rows = torch_groups(p, model, hyperparameters, WITHOUT_SHIFT, HEADS)
+            faults = audit_model(p, model, rows, hyperparameters, WITHOUT_SHIFT, HEADS, fresh=True).faults
             assert "final_norm.weight" in {each.name for each in faults}
     assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-12)
-    with pytest.raises(UsageError, match=r"final_norm.weight is a gain of the form 1 \+ w.*spared=\('final_gain',\)"):
-        torch_groups(p, model, replace(tuned, spared=()), WITHOUT_SHIFT, HEADS)
-    assert torch_groups(p, plain(BASE, 7, 6, tied=True), replace(tuned, spared=()), {**PLAIN_TIED}, BASE)
+    with pytest.raises(UsageError, match=r"final_norm.weight is a gain of the form 1 \+ w.*no_decay=\('final_gain',\)"):
+        torch_groups(p, model, replace(hyperparameters, no_decay=()), WITHOUT_SHIFT, HEADS)
+    assert torch_groups(p, plain(BASE, 7, 6, tied=True), replace(hyperparameters, no_decay=()), {**PLAIN_TIED}, BASE)
 
 
 PLAIN_TIED = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
@@ -364,12 +382,12 @@ def test_a_gemma_raises_no_false_alarm(seed):
     torch.manual_seed(seed)
     model, roles = decoder("Gemma", BASE)
     p = Parametrization(base=BASE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=TUNED.rate, weight_decay=0.1)
-    tuned = replace(TUNED, spared=())
-    audit = audit_model(p, model, optimizer, tuned, roles, BASE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TUNED.learning_rate, weight_decay=0.1)
+    hyperparameters = replace(TUNED, no_decay=())
+    audit = audit_model(p, model, optimizer, hyperparameters, roles, BASE)
     assert audit.passed, str(audit)
-    spreads = dict.fromkeys(("embedding", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.02)
-    initialise_model(p, model, replace(tuned, spreads=spreads), roles, BASE)
+    stds = dict.fromkeys(("embedding", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.02)
+    initialise_model(p, model, replace(hyperparameters, stds=stds), roles, BASE)
     assert not any(t.any() for name, t in model.named_parameters() if name.endswith("norm.weight"))
 
 
@@ -387,20 +405,31 @@ def test_a_multiplier_of_the_embeddings_is_folded(seed, tied):
     """With one over it in the table, and before a tied read-out times it, the model trains as without it."""
     import torch
 
-    p, tuned = Parametrization(base=BASE), Tuned(3e-3, 1e-4, 0.1, SPREADS | {"unembedding": 0.3})
+    p, hyperparameters = (
+        Parametrization(base=BASE),
+        BaseHyperparameters(3e-3, 1e-4, 0.1, SPREADS | {"unembedding": 0.3}),
+    )
     tokens = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(seed))
     grown = (HEADS.width / BASE.width) ** 0.5
     curves = []
     for factor in (1.0, grown):
         model, roles = with_table(factor, tied)
-        initialise_model(p, model, tuned, roles, HEADS, Forward(embedding=factor), torch.Generator().manual_seed(seed))
-        groups = torch_groups(p, model, tuned, roles, HEADS, Forward(embedding=factor))
+        initialise_model(
+            p,
+            model,
+            hyperparameters,
+            roles,
+            HEADS,
+            ForwardMultipliers(embedding=factor),
+            torch.Generator().manual_seed(seed),
+        )
+        groups = torch_groups(p, model, hyperparameters, roles, HEADS, ForwardMultipliers(embedding=factor))
         curves.append(train(model, torch.optim.AdamW(groups, lr=1.0), tokens, 4))
     assert curves[0][-1] < curves[0][0]
     assert curves[0] == pytest.approx(curves[1], rel=0, abs=1e-6)
     root, roles = with_table(HEADS.width**0.5, tied)  # as Gemma has it: measured, the same factor over the base's
-    rates = [group["lr"] for group in torch_groups(p, root, tuned, roles, HEADS)]
-    assert rates == [group["lr"] for group in groups]
+    learning_rates = [group["lr"] for group in torch_groups(p, root, hyperparameters, roles, HEADS)]
+    assert learning_rates == [group["lr"] for group in groups]
     other, roles = with_table(3.0, tied)
     with pytest.raises(UsageError, match="embeddings by 3, and folded=True expects 1 or 8"):
-        torch_groups(p, other, tuned, roles, HEADS)
+        torch_groups(p, other, hyperparameters, roles, HEADS)

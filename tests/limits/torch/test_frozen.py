@@ -6,15 +6,23 @@ import pytest
 from tests.limits.torch_models import BASE, PLAIN, build, plain
 
 from manyheads.errors import UsageError
-from manyheads.limits import audit_model, initialise_model, torch_groups
-from manyheads.limits import Parametrization, Tuned, forward_factors, read_map, scale_logits
-from manyheads.limits.torch.init import measure_start
+from manyheads.limits import (
+    BaseHyperparameters,
+    Parametrization,
+    audit_model,
+    forward_multipliers,
+    initialise_model,
+    scale_logits,
+    torch_groups,
+)
+from manyheads.limits.parametrization.architecture import read_map
+from manyheads.limits.torch.init import measure_init
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 
 GROWN = Shape(16, 8, 5)  # twice N and H, five halves of L
-TUNED = Tuned(rate=1e-3, weight_decay=0.1)
+TUNED = BaseHyperparameters(learning_rate=1e-3, weight_decay=0.1)
 P = Parametrization(base=BASE)
 
 
@@ -42,7 +50,7 @@ LOGITS, BRANCHES, OUTPUTS = "0.7071 on the logits", "0.4 on the branches", "0.25
 
 
 @pytest.mark.parametrize(
-    ("words", "owed"),
+    ("words", "carrier"),
     [
         ("q_proj", {LOGITS: "model.layers.0.self_attn.q_proj.weight and 4 more, which are"}),
         ("k_proj", {}),
@@ -66,14 +74,14 @@ LOGITS, BRANCHES, OUTPUTS = "0.7071 on the logits", "0.4 on the branches", "0.25
         ),
     ],
 )
-def test_a_factor_whose_weight_is_frozen_is_named(words, owed, seed):
-    """With the spread of the family, as a model is made or loaded; and not if it was drawn with it before."""
+def test_a_factor_whose_weight_is_frozen_is_named(words, carrier, seed):
+    """With the std of the family, as a model is made or loaded; and not if it was drawn with it before."""
     import torch
 
     words = words.split()
     sentences = said(freeze(build("llama", GROWN), *words))
     starts = [
-        f"the factor {factor} belongs into {names} frozen: nothing here puts it" for factor, names in owed.items()
+        f"the factor {factor} belongs into {names} frozen: nothing here puts it" for factor, names in carrier.items()
     ]
     assert [sentence[: len(start)] for sentence, start in zip(sentences, starts, strict=True)] == starts
     for sentence in sentences:
@@ -85,7 +93,7 @@ def test_a_factor_whose_weight_is_frozen_is_named(words, owed, seed):
     assert not said(freeze(drawn, *words))
     applied = freeze(build("llama", GROWN), *words)
     scale_logits(applied, P)
-    assert not said(applied, folded=forward_factors(P, GROWN))
+    assert not said(applied, folded=forward_multipliers(P, GROWN))
 
 
 def test_logits_that_the_attention_scales_itself_need_no_weight():
@@ -135,11 +143,13 @@ def test_frozen_parameters_of_a_plain_module():
     short = {pattern: part for pattern, part in PLAIN.items() if "query" not in part}
     (sentence,) = said(model, roles=short, shape=shape)
     assert "0.7071 on the logits belongs into query, and the role map gives no parameter that part" in sentence
-    assert not said(model, **reading, folded=forward_factors(P, shape))
+    assert not said(model, **reading, folded=forward_multipliers(P, shape))
     tied = freeze(plain(shape, 7, 6, tied=True), "embedding")
     roles = {pattern: part for pattern, part in PLAIN.items() if pattern != "unembedding.bias"}
-    rates = {group["role"]: group["lr"] for group in torch_groups(P, tied, TUNED, roles, shape)}
-    assert rates["final_norm"] == pytest.approx(TUNED.rate / 2)  # carries the factor behind a frozen table
+    learning_rates = {group["role"]: group["lr"] for group in torch_groups(P, tied, TUNED, roles, shape)}
+    assert learning_rates["final_norm"] == pytest.approx(
+        TUNED.learning_rate / 2
+    )  # carries the factor behind a frozen table
 
 
 def test_layers_that_are_frozen_alone_do_not_contradict_the_depth():
@@ -151,7 +161,7 @@ def test_layers_that_are_frozen_alone_do_not_contradict_the_depth():
 def test_numbers_that_cannot_be_read_hold_nothing():
     import torch
 
-    assert measure_start(torch.empty(0, 4), "random") == {}  # of a sharded parameter another process has all of it
+    assert measure_init(torch.empty(0, 4), "random") == {}  # of a sharded parameter another process has all of it
     with torch.device("meta"):
         model = build("llama", Shape(16, 4, 2))
     assert len(said(freeze(model, "q_proj"))) == 1

@@ -11,10 +11,17 @@ import pytest
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain, train
 
 from manyheads.errors import UsageError
-from manyheads.limits import audit_model, initialise_model, torch_groups
-from manyheads.limits import Parametrization, Reading, Tuned, forward_factors, scale_logits
+from manyheads.limits import (
+    BaseHyperparameters,
+    Parametrization,
+    audit_model,
+    forward_multipliers,
+    initialise_model,
+    scale_logits,
+    torch_groups,
+)
 from manyheads.limits.parametrization.architecture import CARRIES
-from manyheads.limits.torch.groups import read_model
+from manyheads.limits.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
@@ -22,7 +29,9 @@ from manyheads.transformer.training import with_weights
 pytestmark = pytest.mark.torch
 
 START, GROWN = Shape(4, 2, 2), Shape(8, 3, 3)
-TUNED = Tuned(rate=3e-3, epsilon=1e-3, weight_decay=0.1)  # an epsilon of the size of gradients, so that it counts
+TUNED = BaseHyperparameters(
+    learning_rate=3e-3, epsilon=1e-3, weight_decay=0.1
+)  # an epsilon of the size of gradients, so that it counts
 VOCABULARY, LENGTH, STEPS = 7, 6, 6
 
 
@@ -60,7 +69,7 @@ def folded_curves(optimizer, a, c, seed):
     """Losses of the house's transformer, of the plain torch module with folded groups, and of that without groups."""
     import torch
 
-    tuned = TUNED if optimizer == "adam" else Tuned(rate=0.1, weight_decay=0.1)
+    hyperparameters = TUNED if optimizer == "adam" else BaseHyperparameters(learning_rate=0.1, weight_decay=0.1)
     p = Parametrization(a, c, richness=0.5, optimizer=optimizer, base=START)
     branch, logit = (GROWN.depth / START.depth) ** -c, (GROWN.key_dim / START.key_dim) ** (0.5 - a)
     config = TransformerConfig(
@@ -73,17 +82,21 @@ def folded_curves(optimizer, a, c, seed):
         weights = jax.tree.map(lambda x: x + 0.01 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), model.weights)
         model = with_weights(model, weights)
         tokens = jax.random.randint(jax.random.fold_in(key, 1), (4, LENGTH + 1), 0, VOCABULARY)
-        tx = optax.adamw(tuned.rate, eps=tuned.epsilon, weight_decay=tuned.weight_decay)
+        tx = optax.adamw(
+            hyperparameters.learning_rate, eps=hyperparameters.epsilon, weight_decay=hyperparameters.weight_decay
+        )
         if optimizer == "sgd":
-            tx = optax.chain(optax.add_decayed_weights(tuned.weight_decay), optax.sgd(tuned.rate))
+            tx = optax.chain(
+                optax.add_decayed_weights(hyperparameters.weight_decay), optax.sgd(hyperparameters.learning_rate)
+            )
         expected = house_curve(model, p.optax(tx, roles(weights), GROWN), tokens)
         twins = [plain(GROWN, VOCABULARY, LENGTH) for _ in range(2)]
         for twin in twins:
             copy_weights(twin, model.weights, GROWN, branch, logit)
         tokens = torch.from_numpy(np.array(tokens))
     kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
-    groups = torch_groups(p, twins[0], tuned, PLAIN, GROWN), [{"params": list(twins[1].parameters())}]
-    made = [kind(each, lr=tuned.rate) for each in groups]
+    groups = torch_groups(p, twins[0], hyperparameters, PLAIN, GROWN), [{"params": list(twins[1].parameters())}]
+    made = [kind(each, lr=hyperparameters.learning_rate) for each in groups]
     curves = [train(twin, optimizer, tokens, STEPS) for twin, optimizer in zip(twins, made, strict=True)]
     return expected, *curves
 
@@ -121,19 +134,24 @@ def test_folded_equals_explicit_multipliers(optimizer, tied, seed):
     """A tied embedding with d0/d folded into the last norm trains as one with that multiplier on its output."""
     import torch
 
-    tuned = TUNED if optimizer == "adam" else Tuned(rate=0.1, weight_decay=0.1)
-    spreads = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.3)
-    tuned = Tuned(tuned.rate, tuned.epsilon, tuned.weight_decay, {**spreads, "unembedding": 0.3})
+    hyperparameters = TUNED if optimizer == "adam" else BaseHyperparameters(learning_rate=0.1, weight_decay=0.1)
+    stds = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.3)
+    hyperparameters = BaseHyperparameters(
+        hyperparameters.learning_rate,
+        hyperparameters.epsilon,
+        hyperparameters.weight_decay,
+        {**stds, "unembedding": 0.3},
+    )
     p = Parametrization(richness=0.7, optimizer=optimizer, base=START)
-    asked = forward_factors(p, GROWN)
+    asked = forward_multipliers(p, GROWN)
     forward = (asked.branch, START.key_dim**-0.5 * asked.logit, asked.output)
     usual, explicit = (plain(GROWN, VOCABULARY, LENGTH, given, tied) for given in (None, forward))
     names = {pattern: part for pattern, part in PLAIN.items() if not (tied and pattern == "unembedding.bias")}
     curves = []
     tokens = torch.randint(VOCABULARY, (4, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     for model, folded in ((usual, True), (explicit, False)):
-        initialise_model(p, model, tuned, names, GROWN, folded, torch.Generator().manual_seed(seed))
-        groups = torch_groups(p, model, tuned, names, GROWN, folded)
+        initialise_model(p, model, hyperparameters, names, GROWN, folded, torch.Generator().manual_seed(seed))
+        groups = torch_groups(p, model, hyperparameters, names, GROWN, folded)
         kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
         curves.append(train(model, kind(groups, lr=1.0), tokens, STEPS))
     if tied:
@@ -145,13 +163,17 @@ def test_folded_equals_explicit_multipliers(optimizer, tied, seed):
 def test_families_are_read_completely(family):
     model = build(family, BASE)
     read = read_model(model)
-    assert read.anatomy.shape == BASE
+    assert read.architecture.shape == BASE
     assert set(read.tensors) == {name for name, _ in model.named_parameters()}
     assert len(read.scales) == BASE.depth
     groups = torch_groups(Parametrization(base=BASE), model, TUNED)
     assert sum(len(group["params"]) for group in groups) == len(read.tensors)
     for group in groups:  # nothing changes at the base
-        assert (group["lr"], group["eps"], group["weight_decay"]) == (TUNED.rate, TUNED.epsilon, TUNED.weight_decay)
+        assert (group["lr"], group["eps"], group["weight_decay"]) == (
+            TUNED.learning_rate,
+            TUNED.epsilon,
+            TUNED.weight_decay,
+        )
 
 
 def test_parts_of_names_that_are_easy_to_mistake():
@@ -172,12 +194,14 @@ def test_parts_of_names_that_are_easy_to_mistake():
         ("vit", "classifier.weight"): ("unembedding",),
     }
     for family in {family for family, _ in expected}:
-        places = {place.name: place for place in read_model(build(family, BASE)).anatomy.places}
+        parameters = {
+            parameter.name: parameter for parameter in read_model(build(family, BASE)).architecture.parameters
+        }
         for (own, name), parts in expected.items():
             if own == family:
-                assert places[name].parts == parts
-    places = read_model(build("bert", BASE)).anatomy.places
-    assert [place.name for place in places if place.closes] == [
+                assert parameters[name].parts == parts
+    parameters = read_model(build("bert", BASE)).architecture.parameters
+    assert [parameter.name for parameter in parameters if parameter.closes] == [
         "cls.predictions.transform.LayerNorm.weight",
         "cls.predictions.transform.LayerNorm.bias",
     ]
@@ -222,9 +246,9 @@ def test_factors_reach_what_they_are_folded_for(family, seed):
         for name in read.scales:
             model.get_submodule(name).scaling /= 1.7
         queries = [
-            entries_of_queries(family, read.tensors[place.name])
-            for place in read.anatomy.places
-            if CARRIES.get(place.parts[0]) == "logit"
+            entries_of_queries(family, read.tensors[parameter.name])
+            for parameter in read.architecture.parameters
+            if CARRIES.get(parameter.parts[0]) == "logit"
         ]
         for entries in queries:
             entries *= 1.7
@@ -232,8 +256,8 @@ def test_factors_reach_what_they_are_folded_for(family, seed):
         assert not torch.allclose(scaled, before, rtol=1e-2)
         for entries in queries:
             entries /= 1.7
-        closing = [place.name for place in read.anatomy.places if place.closes]
-        assert bool(closing) == any(place.tied for place in read.anatomy.places)
+        closing = [parameter.name for parameter in read.architecture.parameters if parameter.closes]
+        assert bool(closing) == any(parameter.tied for parameter in read.architecture.parameters)
         for name in closing:
             read.tensors[name] *= 3
         if closing:
@@ -249,7 +273,7 @@ def test_fused_queries_need_the_models_own_logit_scale():
             torch_groups(p, model, TUNED)
         assert scale_logits(model, p) == BASE.depth
         group = next(group for group in torch_groups(p, model, TUNED) if group["role"] == "query+key+value")
-        assert group["lr"] == pytest.approx(TUNED.rate / 2)
+        assert group["lr"] == pytest.approx(TUNED.learning_rate / 2)
         with pytest.raises(UsageError, match="split the parameter"):  # at 1/2 queries and values differ in rate
             torch_groups(Parametrization(0.5, base=BASE), build(family, keys), TUNED)
 
@@ -264,9 +288,9 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
         model = build("llama", shape).double()
         if own:
             scale_logits(model, p)
-        tuned = Tuned(3e-3, 1e-4, spreads={"query": 0.3, "key": 0.3})
-        initialise_model(p, model, tuned, generator=torch.Generator().manual_seed(seed))
-        optimizer = torch.optim.AdamW(torch_groups(p, model, tuned), lr=1.0)
+        hyperparameters = BaseHyperparameters(3e-3, 1e-4, stds={"query": 0.3, "key": 0.3})
+        initialise_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
+        optimizer = torch.optim.AdamW(torch_groups(p, model, hyperparameters), lr=1.0)
         losses = []
         for _ in range(4):
             optimizer.zero_grad()
@@ -318,7 +342,7 @@ def test_other_models_are_refused():
     with pytest.raises(UsageError, match=r"fits the parameter 'bias'"):
         torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     small = Parametrization(base=Shape(2, 1, 1))
-    with pytest.raises(UsageError, match=r"no spread is known for the roles query"):
+    with pytest.raises(UsageError, match=r"no std is known for the roles query"):
         initialise_model(small, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
     with torch.device("meta"):
         empty = build("llama", BASE)
@@ -395,7 +419,7 @@ def test_torch_takes_the_groups_as_they_are():
     model = build("qwen2", Shape(8, 8, 3))
     for optimizer, kind in (("adam", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
         groups = torch_groups(Parametrization(base=BASE, optimizer=optimizer), model, TUNED)
-        made = kind(groups, lr=TUNED.rate)
+        made = kind(groups, lr=TUNED.learning_rate)
         assert [row["lr"] for row in made.param_groups] == [group["lr"] for group in groups]
         assert len({row["role"] for row in made.param_groups}) > 5
 
@@ -407,8 +431,8 @@ def test_width_only_groups_against_their_published_form():
     matrices = ("query", "key", "value", "output", "mlp_in", "mlp_out")
     for optimizer in ("adam", "sgd"):
         p = Parametrization.mup(START, optimizer)
-        applied = forward_factors(p, wide)
-        for group in torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), PLAIN, wide, applied):
+        applied = forward_multipliers(p, wide)
+        for group in torch_groups(p, model, BaseHyperparameters(0.1, 1e-8, 0.2), PLAIN, wide, applied):
             matrix = group["role"] in matrices
             if optimizer == "adam":
                 factor = 1 / ratio if matrix else 1.0
@@ -435,7 +459,7 @@ def distance_from_mup(optimizer, shape):
     made = (mup.MuAdamW if optimizer == "adam" else mup.MuSGD)(model.parameters(), **given)
     theirs = {id(t): (row["lr"], row["weight_decay"]) for row in made.param_groups for t in row["params"]}
     p = Parametrization.mup(START, optimizer)
-    ours = torch_groups(p, model, Tuned(0.1, 1e-8, 0.2), PLAIN, shape, forward_factors(p, shape))
+    ours = torch_groups(p, model, BaseHyperparameters(0.1, 1e-8, 0.2), PLAIN, shape, forward_multipliers(p, shape))
     assert sum(len(group["params"]) for group in ours) == len(theirs)
     pairs = [((group["lr"], group["weight_decay"]), theirs[id(t)]) for group in ours for t in group["params"]]
     return max(abs(one / other - 1) for pair in pairs for one, other in zip(*pair, strict=True))
@@ -457,19 +481,21 @@ def test_every_class_of_every_family_scales_by_the_table(family):
         branch, logit = table.branch, (shape.key_dim / BASE.key_dim) ** -0.5
         output = BASE.width / shape.width
         read = read_model(build(family, shape))
-        parts = {place.name: place for place in read.anatomy.places}
+        parts = {parameter.name: parameter for parameter in read.architecture.parameters}
         model = build(family, shape)
         for group in torch_groups(p, model, TUNED):
             if "hidden" in group["role"]:
                 continue
             for name in group["names"]:
-                place = parts[name]
-                c = {"output": branch, "mlp_out": branch, "query": logit}.get(place.parts[0].removesuffix("_bias"), 1.0)
-                c = output if place.closes else c
+                parameter = parts[name]
+                c = {"output": branch, "mlp_out": branch, "query": logit}.get(
+                    parameter.parts[0].removesuffix("_bias"), 1.0
+                )
+                c = output if parameter.closes else c
                 row = table[group["role"].partition("+")[0]]
-                assert group["lr"] == pytest.approx(TUNED.rate * row.rate * c), name
+                assert group["lr"] == pytest.approx(TUNED.learning_rate * row.learning_rate * c), name
                 assert group["eps"] == pytest.approx(TUNED.epsilon * row.epsilon / c), name
-                assert group["lr"] * group["weight_decay"] == pytest.approx(TUNED.rate * TUNED.weight_decay)
+                assert group["lr"] * group["weight_decay"] == pytest.approx(TUNED.learning_rate * TUNED.weight_decay)
 
 
 def test_a_shape_that_the_matrices_contradict_is_refused():
@@ -483,6 +509,6 @@ def test_a_shape_that_the_matrices_contradict_is_refused():
 
 def test_reading_may_repeat_the_shape_but_not_contradict_it():
     model = build("llama", BASE)
-    assert read_model(model, Reading(shape=BASE)).anatomy.shape == BASE
+    assert read_model(model, ModelOptions(shape=BASE)).architecture.shape == BASE
     with pytest.raises(UsageError, match="leave shape out"):
-        read_model(model, Reading(shape=Shape(4, 8, 2)))
+        read_model(model, ModelOptions(shape=Shape(4, 8, 2)))

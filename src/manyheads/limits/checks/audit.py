@@ -12,38 +12,38 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.init_test import starts_right
-from manyheads.limits.parametrization.architecture import HIDDEN, Place
+from manyheads.limits.checks.init_test import init_is_right
+from manyheads.limits.parametrization.architecture import HIDDEN, Parameter
 from manyheads.limits.parametrization.table import OUTSIDE
-from manyheads.limits.parametrization.targets import Factors, Tuned, Want
+from manyheads.limits.parametrization.targets import BaseHyperparameters, Factors, ParameterTarget
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.transformer.shape import Shape
 
-OTHER_SPREAD = "it starts with another spread"
+OTHER_STD = "it starts with another std"
 ROUNDING = 1e-6
 """Relative difference of rates, epsilons and decays that is still called equal."""
 
 
 @dataclass(frozen=True)
-class Has:
+class ActualSettings:
     """What one parameter has; None for what there is none of, or what is not judged.
 
     Attributes
     ----------
-    rate, epsilon, weight_decay
+    learning_rate, epsilon, weight_decay
         Of the group it is in.
-    spread, count
+    std, count
         Root mean square of its entries now, and how many they are; for gains the gain, the one farthest from the rest.
     rounding
         Relative rounding of its number type.
     """
 
-    rate: float | None = None
+    learning_rate: float | None = None
     epsilon: float | None = None
     weight_decay: float | None = None
-    spread: float | None = None
+    std: float | None = None
     count: int = 0
     rounding: float = 0.0
 
@@ -59,7 +59,7 @@ class Finding:
     expected, actual, factor
         What it should be and is, and actual over expected (infinite where nothing was expected).
     right
-        Whether they agree: to rounding, for spreads within their sampling error.
+        Whether they agree: to rounding, for stds within their sampling error.
     meaning
         What a wrong one does, in words; empty for a right one.
     """
@@ -114,7 +114,7 @@ class Audit:
         for each in self.faults:
             told: tuple[str, ...] = (f"{each.factor:.3g}", each.meaning)
             cause = each.meaning.partition(":")[0]
-            if each.quantity == "initial" and cause != OTHER_SPREAD:
+            if each.quantity == "initial" and cause != OTHER_STD:
                 told = (cause,)  # factors of one cause differ by the noise of the draw
             kinds.setdefault((each.role, each.quantity, *told), []).append(each)
         for same in kinds.values():
@@ -127,57 +127,63 @@ class Audit:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def judge(wants: Iterable[Want], has: Mapping[str, Has], tuned: Tuned, tied: float = 1.0) -> tuple[Finding, ...]:
+def judge(
+    targets: Iterable[ParameterTarget],
+    settings: Mapping[str, ActualSettings],
+    hyperparameters: BaseHyperparameters,
+    tied: float = 1.0,
+) -> tuple[Finding, ...]:
     """Compare what parameters have with what they need.
 
     Parameters
     ----------
-    wants
+    targets
         What they need.
-    has
+    settings
         Name → what they have; a parameter that is missing is trained by nothing.
-    tuned
+    hyperparameters
         What was tuned at the base, by which a forgotten factor is told from a doubled one.
     tied
         The unembedding's rate over the embedding's, by which a tied embedding that was scaled as both is recognised.
 
     Examples
     --------
-    >>> from manyheads.limits.parametrization.architecture import Place
+    >>> from manyheads.limits.parametrization.architecture import Parameter
     >>> from manyheads.limits.parametrization.targets import Factors
-    >>> want = Want(Place("q", ("query",)), "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)
-    >>> (finding,) = judge([want], {"q": Has(rate=0.1)}, Tuned(rate=0.1))
+    >>> query = Parameter("q", ("query",))
+    >>> target = ParameterTarget(query, "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)
+    >>> (finding,) = judge([target], {"q": ActualSettings(learning_rate=0.1)}, BaseHyperparameters(learning_rate=0.1))
     >>> finding.factor, finding.meaning.partition(":")[0]
-    (4.0, "it has the base's rate")
+    (4.0, "it has the base's learning rate")
     """
-    wants = tuple(wants)
-    alike = _share_a_factor(wants, has)
+    targets = tuple(targets)
+    alike = _share_a_factor(targets, settings)
     findings = []
-    for want in wants:
-        name = want.place.name
-        if name not in has:
+    for target in targets:
+        name = target.parameter.name
+        if name not in settings:
             meaning = "it is in no group: it is never trained"
-            findings.append(Finding(name, want.role, "rate", want.rate, 0.0, 0.0, False, meaning))
+            findings.append(Finding(name, target.role, "learning_rate", target.learning_rate, 0.0, 0.0, False, meaning))
             continue
-        own = has[name]
-        for quantity in ("rate", "epsilon", "weight_decay"):
-            actual, expected = getattr(own, quantity), getattr(want, quantity)
+        own = settings[name]
+        for quantity in ("learning_rate", "epsilon", "weight_decay"):
+            actual, expected = getattr(own, quantity), getattr(target, quantity)
             if actual is not None:
                 right = abs(actual - expected) <= ROUNDING * abs(expected)
-                words = "" if right else _explain(quantity, want, own, tuned, tied, alike)
+                words = "" if right else _explain(quantity, target, own, hyperparameters, tied, alike)
                 findings.append(
-                    Finding(name, want.role, quantity, expected, actual, _over(actual, expected), right, words)
+                    Finding(name, target.role, quantity, expected, actual, _over(actual, expected), right, words)
                 )
-        if own.spread is not None and want.initial is not None:
-            findings.append(_judge_start(want, own))
+        if own.std is not None and target.initial is not None:
+            findings.append(_judge_start(target, own))
     return tuple(findings)
 
 
-def audit_rates(
+def audit_learning_rates(
     p: Parametrization,
     shape: Shape,
-    rates: Mapping[str, float],
-    tuned: Tuned,
+    learning_rates: Mapping[str, float],
+    hyperparameters: BaseHyperparameters,
     epsilons: Mapping[str, float] | None = None,
     weight_decays: Mapping[str, float] | None = None,
 ) -> Audit:
@@ -189,60 +195,63 @@ def audit_rates(
         The parametrization; in multiplier form the rates are those beside its multipliers.
     shape
         The shape that is trained.
-    rates, epsilons, weight_decays
+    learning_rates, epsilons, weight_decays
         Role → number; what is not given is not judged.
-    tuned
+    hyperparameters
         What was tuned at the base.
 
     Raises
     ------
     UsageError
-        An unknown role, or decays by role where a part of a role is spared.
+        An unknown role, or decays by role where a part of a role is no_decay.
 
     Examples
     --------
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
     >>> p = Parametrization(base=Shape(8, 2, 2))
-    >>> audit = audit_rates(p, Shape(8, 8, 2), {"query": 0.1, "value": 0.025}, Tuned(rate=0.1))
+    >>> rates = {"query": 0.1, "value": 0.025}
+    >>> audit = audit_learning_rates(p, Shape(8, 8, 2), rates, BaseHyperparameters(learning_rate=0.1))
     >>> [(each.name, each.factor) for each in audit.faults]
     [('query', 4.0)]
     """
     table = p.table(shape)
     known = [row.role for row in table.rows]
-    given = {"rate": rates, "epsilon": epsilons or {}, "weight_decay": weight_decays or {}}
+    given = {"learning_rate": learning_rates, "epsilon": epsilons or {}, "weight_decay": weight_decays or {}}
     for numbers in given.values():
         if unknown := [role for role in numbers if role not in known]:
             raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(known)}")
-    if weight_decays and (parts := [name for name in tuned.spared if name not in (*known, HIDDEN)]):
-        raise UsageError(f"spared={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
-    has: dict[str, Has] = {}
-    wants = []
+    if weight_decays and (parts := [name for name in hyperparameters.no_decay if name not in (*known, HIDDEN)]):
+        raise UsageError(f"no_decay={parts[0]!r} is no role of the table, and decays are given by role: spare a role")
+    settings: dict[str, ActualSettings] = {}
+    targets = []
     for row in table.rows:
         if not any(row.role in numbers for numbers in given.values()):
             continue
-        wants.append(
-            Want(
-                place=Place(row.role, (row.role,)),
+        targets.append(
+            ParameterTarget(
+                parameter=Parameter(row.role, (row.role,)),
                 role=row.role,
-                factors=Factors(row.initial, row.rate, row.epsilon),
+                factors=Factors(row.initial, row.learning_rate, row.epsilon),
                 initial=None,
-                rate=tuned.rate * row.rate,
-                epsilon=tuned.epsilon * row.epsilon,
-                weight_decay=0.0 if row.role in tuned.spared else tuned.weight_decay * row.weight_decay,
+                learning_rate=hyperparameters.learning_rate * row.learning_rate,
+                epsilon=hyperparameters.epsilon * row.epsilon,
+                weight_decay=0.0
+                if row.role in hyperparameters.no_decay
+                else hyperparameters.weight_decay * row.weight_decay,
             )
         )
-        rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
-        has[row.role] = Has(rate, epsilon, decay)
-    return Audit(judge(wants, has, tuned))
+        learning_rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
+        settings[row.role] = ActualSettings(learning_rate, epsilon, decay)
+    return Audit(judge(targets, settings, hyperparameters))
 
 
-def _judge_start(want: Want, own: Has) -> Finding:
-    expected, actual = want.initial or 0.0, own.spread or 0.0
-    right = starts_right(want.start, expected, actual, own.count, own.rounding)
+def _judge_start(target: ParameterTarget, own: ActualSettings) -> Finding:
+    expected, actual = target.initial or 0.0, own.std or 0.0
+    right = init_is_right(target.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)
-    words = "" if right else _explain_start(want, factor)
-    return Finding(want.place.name, want.role, "initial", expected, actual, factor, right, words)
+    words = "" if right else _explain_start(target, factor)
+    return Finding(target.parameter.name, target.role, "initial", expected, actual, factor, right, words)
 
 
 def _over(actual: float, expected: float) -> float:
@@ -253,36 +262,51 @@ def _near(one: float, other: float) -> bool:
     return abs(one - other) <= 10 * ROUNDING * abs(other)
 
 
-def _share_a_factor(wants: Iterable[Want], has: Mapping[str, Has]) -> bool:
+def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, ActualSettings]) -> bool:
     """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be.
 
     Of zeros nobody knows.
     """
-    pairs = [(want, has[want.place.name].rate) for want in wants if want.place.name in has]
-    found = [(want.factors.rate, rate / want.rate) for want, rate in pairs if rate is not None]
+    pairs = [
+        (target, settings[target.parameter.name].learning_rate)
+        for target in targets
+        if target.parameter.name in settings
+    ]
+    found = [
+        (target.factors.learning_rate, learning_rate / target.learning_rate)
+        for target, learning_rate in pairs
+        if learning_rate is not None
+    ]
     if not found or not found[0][1] or not all(_near(ratio, found[0][1]) for _, ratio in found):
         return False
     factors = [factor for factor, _ in found]
     return _near(factors[0], 1) or not _near(min(factors), max(factors))
 
 
-def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, alike: bool) -> str:
+def _explain(
+    quantity: str,
+    target: ParameterTarget,
+    own: ActualSettings,
+    hyperparameters: BaseHyperparameters,
+    tied: float,
+    alike: bool,
+) -> str:
     """Say what a wrong rate, epsilon or decay is, and does."""
     actual = getattr(own, quantity)
-    factor = _over(actual, getattr(want, quantity))
-    own_factor = 1 / want.factors.rate if quantity == "weight_decay" else getattr(want.factors, quantity)
-    base = getattr(tuned, quantity)
-    if quantity == "rate" and alike:
+    factor = _over(actual, getattr(target, quantity))
+    own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
+    base = getattr(hyperparameters, quantity)
+    if quantity == "learning_rate" and alike:
         cause = (
             "all rates are off by this factor, and right beside each other: the tuned rate was another one, or a "
             "schedule has moved them that leaves no trace of its peak (give the schedule in place of the optimizer)"
         )
-    elif quantity == "rate" and not actual:
+    elif quantity == "learning_rate" and not actual:
         cause = (
             "it is zero: its group is switched off, or a schedule that leaves no trace of its peak has not begun (give "
             "the schedule in place of the optimizer)"
         )
-    elif quantity == "rate" and want.place.tied and _near(actual, want.rate * tied):
+    elif quantity == "learning_rate" and target.parameter.tied and _near(actual, target.learning_rate * tied):
         cause = "a tied embedding treated twice, as embedding and as unembedding"
     elif _near(actual, base) and not _near(own_factor, 1):
         cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"
@@ -290,41 +314,41 @@ def _explain(quantity: str, want: Want, own: Has, tuned: Tuned, tied: float, ali
         cause = "it was scaled twice"
     else:
         cause = "its factor is another one"
-    if quantity == "rate":
+    if quantity == "learning_rate":
         return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
         return f"{cause}; beside its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
-    if not tuned.weight_decay or not want.weight_decay:
+    if not hyperparameters.weight_decay or not target.weight_decay:
         return "it should have none, as at the base"
-    share = _over((own.rate or 0.0) * actual, tuned.rate * tuned.weight_decay)
+    share = _over((own.learning_rate or 0.0) * actual, hyperparameters.learning_rate * hyperparameters.weight_decay)
     return f"{cause}; with its rate, a step takes away {share:.3g} times the share of the weight that it took"
 
 
-def _explain_start(want: Want, factor: float) -> str:
+def _explain_start(target: ParameterTarget, factor: float) -> str:
     if math.isnan(factor):
         return "it holds numbers that are none (NaN)"
-    if want.start == "zero":
+    if target.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
-    if want.start == "one":
+    if target.start == "one":
         return f"a gain that starts at {factor:.3g} times what it should: so does what is behind it"
-    if _near_spread(want.factors.initial):
-        cause = OTHER_SPREAD
-    elif _near_spread(factor * want.factors.initial):
-        cause = "it starts with the base's spread"
-    elif _near_spread(factor / want.factors.initial):
-        cause = "its spread was scaled twice"
+    if _near_std(target.factors.initial):
+        cause = OTHER_STD
+    elif _near_std(factor * target.factors.initial):
+        cause = "it starts with the base's std"
+    elif _near_std(factor / target.factors.initial):
+        cause = "its std was scaled twice"
     else:
-        cause = OTHER_SPREAD
-    if set(want.role.split("+")) <= {"query", "key"}:
+        cause = OTHER_STD
+    if set(target.role.split("+")) <= {"query", "key"}:
         return f"{cause}: the first logits are {factor:.3g} times those wanted"
-    if want.role == "unembedding":
+    if target.role == "unembedding":
         return f"{cause}: the first outputs are {factor:.3g} times those of the base"
-    if want.role in ("embedding", "positional"):
+    if target.role in ("embedding", "positional"):
         return f"{cause}: the stream starts at {factor:.3g} times the base's, beside which the blocks' share changes"
     return f"{cause}: what it computes starts at {factor:.3g} times the base's"
 
 
-def _near_spread(ratio: float) -> bool:
-    """Whether a ratio of spreads is one, as well as a sample of some hundred numbers can tell."""
+def _near_std(ratio: float) -> bool:
+    """Whether a ratio of stds is one, as well as a sample of some hundred numbers can tell."""
     return 0.8 < ratio < 1.25

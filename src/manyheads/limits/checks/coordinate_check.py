@@ -23,8 +23,8 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
-from manyheads.limits.task import Lesson
+from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
+from manyheads.limits.task import Task
 from manyheads.statistics import ExponentFit, Outcome, decide, fit_exponent, replicates_to_decide
 from manyheads.transformer.shape import Shape
 
@@ -123,12 +123,12 @@ class CoordinateCheck:
     ----------
     growths
         One for every quantity and checkpoint.
-    motions
+    updates
         Quantity -> (seeds, shapes, checkpoints).
     """
 
     growths: tuple[Growth, ...]
-    motions: Mapping[str, np.ndarray]
+    updates: Mapping[str, np.ndarray]
 
     @property
     def broken(self) -> tuple[Growth, ...]:
@@ -277,7 +277,7 @@ def coordinate_check(
         At least two, different along one axis only.
     measure
         Trains one network and returns how far each quantity of `QUANTITIES` has moved at each checkpoint:
-        `measure_lesson` for the house's transformer, or a function of your own model.
+        `measure_task` for the house's transformer, or a function of your own model.
     checkpoints
         Numbers of updates: a few, and order-one many. Only at the last one are start-up transients called failures.
     seeds
@@ -313,14 +313,14 @@ def coordinate_check(
         for shape, cell in zip(grown, row, strict=True):
             where = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}"
             _check_measured(cell, where, len(checkpoints))
-    motions = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
-    if all((np.isfinite(values) & (values == values[:1])).all() for values in motions.values()):
+    updates = {name: np.array([[cell[name] for cell in row] for row in rows], np.float64) for name in QUANTITIES}
+    if all((np.isfinite(values) & (values == values[:1])).all() for values in updates.values()):
         raise UsageError(
             f"measure returned the same numbers for all of the {len(rows)} seeds: one network would count as several; "
             "draw its weights from the seed"
         )
-    growths = judge_growths(parametrization, axis, sizes, motions, checkpoints, tolerance[axis])
-    return CoordinateCheck(growths, motions)
+    growths = judge_growths(parametrization, axis, sizes, updates, checkpoints, tolerance[axis])
+    return CoordinateCheck(growths, updates)
 
 
 def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> None:
@@ -337,7 +337,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
     for name, values in found.items():
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
             raise UsageError(
-                f"measure returned {name} = {still[0]:g} ({where}): a motion is positive, and what does not move has "
+                f"measure returned {name} = {still[0]:g} ({where}): an update is positive, and what does not move has "
                 "no exponent; train for more steps, at a larger rate, or in higher precision"
             )
 
@@ -346,19 +346,19 @@ def judge_growths(
     parametrization: Parametrization,
     axis: Axis,
     sizes: Sequence[int],
-    motions: Mapping[str, np.ndarray],
+    updates: Mapping[str, np.ndarray],
     checkpoints: Sequence[int],
     tolerance: float,
 ) -> tuple[Growth, ...]:
-    """Judge motions, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
+    """Judge updates, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
 
     A root mean square holds the limit and, added in square, what is random at finite size: corrections are positive, so
     that right exponents come out lower, by `finite_size_bias` where its correction is the largest, and never higher.
     """
     required, found, bias = required_growth(parametrization), [], finite_size_bias(sizes)
-    # What diverged moves nothing where a norm has divided by infinity: that is no motion of size zero.
-    lost = np.any([~np.isfinite(values) for values in motions.values()], 0)
-    for name, values in motions.items():
+    # What diverged moves nothing where a norm has divided by infinity: that is no update of size zero.
+    lost = np.any([~np.isfinite(values) for values in updates.values()], 0)
+    for name, values in updates.items():
         values = np.where(lost & (values == 0), np.nan, values)
         for place, step in enumerate(checkpoints):
             least = least_growth(parametrization, early=place < len(checkpoints) - 1)
@@ -367,14 +367,14 @@ def judge_growths(
     return tuple(found)
 
 
-def measure_lesson(
-    lesson: Lesson, parametrization: Parametrization, recipe: Recipe, rate: float, checkpoints: Sequence[int]
+def measure_task(
+    task: Task, parametrization: Parametrization, recipe: Recipe, rate: float, checkpoints: Sequence[int]
 ) -> Measure:
-    """Return the `measure` of `coordinate_check` that trains the house's transformer on a lesson.
+    """Return the `measure` of `coordinate_check` that trains the house's transformer on a task.
 
     Parameters
     ----------
-    lesson, parametrization, recipe
+    task, parametrization, recipe
         What is trained, and how.
     rate
         Learning rate of the base shape.
@@ -387,6 +387,6 @@ def measure_lesson(
         steps, followed = tuple(checkpoints), tuple(QUANTITIES)
         with default_rules():
             key = jax.random.key(seed)
-            return measure_motion(lesson, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
+            return measure_updates(task, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
 
     return measure

@@ -1,13 +1,13 @@
-"""Test of an initial spread: chi-square for random parameters, rounding for gains and zeros."""
+"""Test of an initial std: chi-square for random parameters, rounding for gains and zeros."""
 
 import math
 
 FALSE_ALARM = 1e-6
-"""Probability that the spread of a rightly drawn parameter is called wrong."""
+"""Probability that the std of a rightly drawn parameter is called wrong."""
 
 
-def starts_right(start: str, expected: float, actual: float, count: int, rounding: float) -> bool:
-    """Whether a random parameter has its spread to sampling error, and a gain or a shift its number to rounding.
+def init_is_right(start: str, expected: float, actual: float, count: int, rounding: float) -> bool:
+    """Whether a random parameter has its std to sampling error, and a gain or a shift its number to rounding.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def starts_right(start: str, expected: float, actual: float, count: int, roundin
 
     Examples
     --------
-    >>> [starts_right("random", 1.0, spread, count=400, rounding=1e-7) for spread in (0.9, 1.1, 1.4)]
+    >>> [init_is_right("random", 1.0, std, count=400, rounding=1e-7) for std in (0.9, 1.1, 1.4)]
     [True, True, False]
     """
     from scipy.stats import chi2

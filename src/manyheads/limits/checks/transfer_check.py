@@ -20,7 +20,7 @@ from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.checks.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import Recipe, sweep_losses
-from manyheads.limits.task import Lesson
+from manyheads.limits.task import Task
 from manyheads.statistics import DriftTest, Outcome, drift_test
 from manyheads.transformer.shape import Shape
 
@@ -221,7 +221,7 @@ Losses = Callable[[Shape, np.ndarray, int], Any]  # (shape, rates, seed) -> (R,)
 
 
 def final_losses(
-    lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: Any
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: Any
 ) -> np.ndarray:
     """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats.
 
@@ -230,18 +230,18 @@ def final_losses(
     rates = np.asarray(rates, np.float64)
     missing = -len(rates) % PIECE
     pieces = np.concatenate([rates, rates[-1:].repeat(missing)]).reshape(-1, PIECE)
-    found = [sweep_losses(lesson, parametrization, shape, recipe, piece, key) for piece in pieces]
+    found = [sweep_losses(task, parametrization, shape, recipe, piece, key) for piece in pieces]
     last = max(1, recipe.steps // LAST)
     return np.concatenate(found)[: len(rates), -last:].mean(1)
 
 
-def lesson_losses(lesson: Lesson, parametrization: Parametrization, recipe: Recipe) -> Losses:
-    """Return the `losses` of `transfer_check` that train the house's transformer on a lesson."""
+def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) -> Losses:
+    """Return the `losses` of `transfer_check` that train the house's transformer on a task."""
     import jax
 
     def losses(shape: Shape, rates: np.ndarray, seed: int) -> np.ndarray:
         with default_rules():
-            return final_losses(lesson, parametrization, shape, recipe, rates, jax.random.key(seed))
+            return final_losses(task, parametrization, shape, recipe, rates, jax.random.key(seed))
 
     return losses
 
@@ -265,7 +265,7 @@ def transfer_check(
     rates
         (R,) learning rates of the base shape, equally spaced in the logarithm.
     losses
-        Trains at all rates from one seed and returns the final losses: `lesson_losses`, or a function of your own.
+        Trains at all rates from one seed and returns the final losses: `task_losses`, or a function of your own.
     seeds
         At least two.
     allowed

@@ -14,7 +14,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import AXES, LETTERS, Axis, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
-from manyheads.limits.task import Lesson, digits_lesson, text_lesson
+from manyheads.limits.task import Task, digits_task, text_task
 from manyheads.statistics import ExponentFit
 from manyheads.study import Cell, Curve, Multiples, Source, Verdict
 from manyheads.transformer.shape import Shape
@@ -83,11 +83,11 @@ def scheme_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
 
 
 @lru_cache(maxsize=8)
-def lesson_of(task: str, batch: int) -> Lesson:
+def lesson_of(task: str, batch: int) -> Task:
     """Return the digits or the text, read once."""
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
-    return digits_lesson(batch) if task == "digits" else text_lesson(batch=batch)
+    return digits_task(batch) if task == "digits" else text_task(batch=batch)
 
 
 def choose_sizes(

@@ -49,8 +49,8 @@ CARRIES: Mapping[str, str] = {
 
 Start = Literal["random", "one", "zero"]
 
-LARGEST_SPREAD = 1e30
-"""No family starts its weights at such a spread; float32 still holds it."""
+LARGEST_STD = 1e30
+"""No family starts its weights at such a std; float32 still holds it."""
 
 _WEIGHT = {
     Role.EMBEDDING: "embedding",
@@ -79,12 +79,12 @@ _NORM = {
 }
 
 
-def start_of(part: str) -> Start:
+def init_of(part: str) -> Start:
     """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
 
     Examples
     --------
-    >>> [start_of(part) for part in ("query", "query_bias", "final_gain")]
+    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
     ['random', 'zero', 'one']
     """
     if part.endswith("gain"):
@@ -93,7 +93,7 @@ def start_of(part: str) -> Start:
 
 
 @dataclass(frozen=True)
-class Place:
+class Parameter:
     """One trained parameter.
 
     Attributes
@@ -119,24 +119,24 @@ class Place:
     @property
     def start(self) -> Start:
         """How it starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
-        return start_of(self.parts[0])
+        return init_of(self.parts[0])
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class Architecture:
     """The trained parameters of one model and its shape.
 
     Attributes
     ----------
     shape
         Key dimension, heads, depth.
-    places
+    parameters
         One for each parameter, shared ones once.
     family
         The `model_type` of its configuration, empty for a plain module.
     post_norm
         Whether blocks normalise after adding to the stream.
-    spread
+    std
         The standard deviation at which the family starts its weights, None for a plain module.
     open_end
         Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
@@ -145,12 +145,12 @@ class Anatomy:
     """
 
     shape: Shape
-    places: tuple[Place, ...]
+    parameters: tuple[Parameter, ...]
     family: str = ""
     post_norm: bool = False
-    spread: float | None = None
+    std: float | None = None
     open_end: str = field(default="", repr=False)
-    frozen: tuple[Place, ...] = field(default=(), repr=False)
+    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Body:
 
 def read_config(
     config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
-) -> Anatomy:
+) -> Architecture:
     """Read a model of Hugging Face transformers: GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT.
 
     Parameters
@@ -188,7 +188,7 @@ def read_config(
 
     Returns
     -------
-    Anatomy
+    Architecture
 
     Raises
     ------
@@ -207,35 +207,35 @@ def read_config(
     >>> modules = ["wpe", "ln_f", *(f"h.0.{name}" for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2"))]
     >>> modules += ["h.0.mlp.c_fc", "h.0.mlp.c_proj"]
     >>> names = ["wte.weight", *(f"{name}.{end}" for name in modules for end in ("weight", "bias"))]
-    >>> anatomy = read_config(config, [name for name in names if name != "wpe.bias"])
-    >>> anatomy.shape.key_dim, {place.name: place.parts for place in anatomy.places}["h.0.attn.c_attn.bias"]
+    >>> architecture = read_config(config, [name for name in names if name != "wpe.bias"])
+    >>> architecture.shape.key_dim, {each.name: each.parts for each in architecture.parameters}["h.0.attn.c_attn.bias"]
     (4, ('query_bias', 'key_bias', 'value_bias'))
     """
     groups = [(each,) if isinstance(each, str) else tuple(each) for each in names]
-    parameters = _recognize(config, groups)
-    body = _read_body(parameters.config)
+    known = _recognize(config, groups)
+    body = _read_body(known.config)
     shape, post = body.shape, body.post_norm
-    _check_projections(parameters)
-    saved = parameters.config.family.saved_name
-    named = [(group, [parameters.roles[saved(name)] for name in group]) for group in groups]
+    _check_projections(known)
+    saved = known.config.family.saved_name
+    named = [(group, [known.roles[saved(name)] for name in group]) for group in groups]
     tied = any({Role.EMBEDDING, Role.UNEMBEDDING} <= {part.role for part in parts} for _, parts in named)
-    closing, reason = _closing(parameters, post) if tied else (None, "")
-    places: dict[bool, list[Place]] = {True: [], False: []}  # by whether they are frozen
+    closing, reason = _closing(known, post) if tied else (None, "")
+    parameters: dict[bool, list[Parameter]] = {True: [], False: []}  # by whether they are frozen
     for group, parts in named:
         means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
         closes = closing is not None and parts[0].role is closing
-        places[group[0] in frozen].append(_place(group, means, closes))
-    if tied and not reason and not any(place.closes and place.start == "one" for place in places[False]):
+        parameters[group[0] in frozen].append(_parameter(group, means, closes))
+    if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
-    spread = _read_spread(config)
-    return Anatomy(
+    std = _read_std(config)
+    return Architecture(
         shape,
-        tuple(places[False]),
-        parameters.config.family.model_type,
+        tuple(parameters[False]),
+        known.config.family.model_type,
         post,
-        spread,
+        std,
         reason,
-        frozen=tuple(places[True]),
+        frozen=tuple(parameters[True]),
     )
 
 
@@ -244,7 +244,7 @@ def read_map(
     shape: Shape | Sequence[int],
     names: Iterable[str | Sequence[str]],
     frozen: Iterable[str | Sequence[str]] = (),
-) -> Anatomy:
+) -> Architecture:
     """Read a plain model by a map from patterns of names to parts.
 
     Parameters
@@ -267,8 +267,8 @@ def read_map(
 
     Examples
     --------
-    >>> anatomy = read_map({"table": "embedding", "*.q.bias": "query_bias"}, Shape(4, 2, 1), ["table", "0.q.bias"])
-    >>> [(place.name, place.start) for place in anatomy.places]
+    >>> architecture = read_map({"table": "embedding", "*.q.bias": "query_bias"}, Shape(4, 2, 1), ["table", "0.q.bias"])
+    >>> [(parameter.name, parameter.start) for parameter in architecture.parameters]
     [('table', 'random'), ('0.q.bias', 'zero')]
     """
     if not isinstance(roles, Mapping) or not all(isinstance(word, str) for pair in roles.items() for word in pair):
@@ -278,29 +278,29 @@ def read_map(
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
     used: set[str] = set()
-    places, resting = [], []
+    parameters, resting = [], []
     for each in names:
         group = (each,) if isinstance(each, str) else tuple(each)
         means = _look_up(roles, group, used)
         if unknown := [name for name in group if name not in means]:
             raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
-        places.append(_place(group, set(means.values()), closes=False))
+        parameters.append(_parameter(group, set(means.values()), closes=False))
     for each in frozen:
         group = (each,) if isinstance(each, str) else tuple(each)
         if means := _look_up(roles, group, used):
-            resting.append(_place(group, set(means.values()), closes=False))
+            resting.append(_parameter(group, set(means.values()), closes=False))
     if idle := [pattern for pattern in roles if pattern not in used]:
         raise UsageError(f"the pattern {idle[0]!r} of the role map fits no parameter: mend or remove it")
     reason = ""
-    if any(place.tied for place in (*places, *resting)):
-        ends = [place.name for place in places if place.parts[0] == "final_gain"]
+    if any(parameter.tied for parameter in (*parameters, *resting)):
+        ends = [parameter.name for parameter in parameters if parameter.parts[0] == "final_gain"]
         reason = "" if len(ends) == 1 else f"it has {len(ends)} parameters of role final_gain that are trained"
         if not reason:
             last = ("final_gain", "final_shift")
-            places, resting = (
-                [replace(each, closes=each.parts[0] in last) for each in some] for some in (places, resting)
+            parameters, resting = (
+                [replace(each, closes=each.parts[0] in last) for each in some] for some in (parameters, resting)
             )
-    return Anatomy(shape, tuple(places), open_end=reason, frozen=tuple(resting))
+    return Architecture(shape, tuple(parameters), open_end=reason, frozen=tuple(resting))
 
 
 def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
@@ -383,13 +383,13 @@ def _check_projections(parameters: ParameterMap) -> None:
             raise _narrow(name, parameters.config.values["width"])
 
 
-def _read_spread(config: Mapping[str, Any]) -> float:
+def _read_std(config: Mapping[str, Any]) -> float:
     """Return the standard deviation at which a family starts its weights, chosen as transformers does."""
     name = "initializer_range" if config.get("initializer_range") else "init_std"
-    spread = config.get(name) or 0.02
-    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 0 < spread < LARGEST_SPREAD:
-        raise UsageError(f"{name} is {str(spread)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
-    return float(spread)
+    std = config.get(name) or 0.02
+    if isinstance(std, bool) or not isinstance(std, int | float) or not 0 < std < LARGEST_STD:
+        raise UsageError(f"{name} is {str(std)[:80]!r}, not a standard deviation of initial weights, such as 0.02")
+    return float(std)
 
 
 def _parts(part: Any, name: str) -> tuple[str, ...]:
@@ -416,11 +416,11 @@ def _closing(parameters: ParameterMap, post: bool) -> tuple[Role | None, str]:
     return Role.FINAL_NORM, ""
 
 
-def _place(names: tuple[str, ...], means: set[tuple[str, ...]], closes: bool) -> Place:
+def _parameter(names: tuple[str, ...], means: set[tuple[str, ...]], closes: bool) -> Parameter:
     """Join the meanings of a parameter that may have several names."""
     if means == {("embedding",), ("unembedding",)}:
-        return Place(names[0], ("embedding",), tied=True)
+        return Parameter(names[0], ("embedding",), tied=True)
     if len(means) > 1:
         shown = " and ".join("+".join(each) for each in sorted(means))
         raise UsageError(f"{' = '.join(names)} is one parameter in the roles {shown}: only embeddings can be tied")
-    return Place(names[0], means.pop(), closes=closes)
+    return Parameter(names[0], means.pop(), closes=closes)

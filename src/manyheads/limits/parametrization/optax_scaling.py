@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def rescale(
     transformation: optax.GradientTransformation,
     roles: Any,
-    rates: Mapping[str, Number],
+    learning_rates: Mapping[str, Number],
     epsilons: Mapping[str, Number],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Run a transformation on rescaled gradients and weights, and rescale its updates.
@@ -35,7 +35,7 @@ def rescale(
     roles
         Names of roles in the structure of the weights; a name in place of a whole branch holds for all of it. Weights
         that `optax.masked` and `optax.multi_transform` leave out are left alone.
-    rates, epsilons
+    learning_rates, epsilons
         The factors by role, numbers or traced scalars: one compiled step then serves every scheme.
 
     Raises
@@ -45,7 +45,7 @@ def rescale(
     """
     if not isinstance(transformation, optax.GradientTransformation):
         raise UsageError(f"{transformation!r} is no optax transformation: give the base's, such as optax.adam(1e-3)")
-    known = set(rates) & set(epsilons)
+    known = set(learning_rates) & set(epsilons)
     labels = dict(jax.tree_util.tree_leaves_with_path(roles))
     if unknown := {label for label in labels.values() if label not in known}:
         raise UsageError(f"no role is called {sorted(map(str, unknown))[0]!r}: choose from {', '.join(sorted(known))}")
@@ -73,8 +73,8 @@ def rescale(
         return inner.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        seen = None if params is None else times(params, rates, inverse=True)
+        seen = None if params is None else times(params, learning_rates, inverse=True)
         moved, state = inner.update(times(updates, epsilons, inverse=True), state, seen, **extra)
-        return times(moved, rates, inverse=False), state
+        return times(moved, learning_rates, inverse=False), state
 
     return optax.GradientTransformationExtraArgs(init, update)

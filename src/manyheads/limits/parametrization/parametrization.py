@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.power_laws import ONE, Power
-from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES, Law, Optimizer, Scheme, laws
+from manyheads.limits.parametrization.scaling_exponents import (
+    OPTIMIZERS,
+    SCHEMES,
+    Optimizer,
+    ScalingExponents,
+    Scheme,
+    scaling_exponents,
+)
 from manyheads.limits.parametrization.table import Row, Table
 from manyheads.transformer.scaling import ROLES, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
@@ -72,7 +79,7 @@ class Parametrization:
     --------
     >>> p = Parametrization(base=Shape(16, 4, 2))
     >>> table = p.table(Shape(16, 8, 2))
-    >>> table["value"].rate, table["embedding"].rate, table["unembedding"].initial
+    >>> table["value"].learning_rate, table["embedding"].learning_rate, table["unembedding"].initial
     (0.5, 1.0, 0.5)
     """
 
@@ -103,7 +110,7 @@ class Parametrization:
 
     @classmethod
     def standard(cls, base: Shape, optimizer: Optimizer = "adam") -> Parametrization:
-        """Return the usual practice: fan-in spreads, logits over the root of N, one rate for all, no branch factor."""
+        """Return the usual practice: fan-in stds, logits over the root of N, one rate for all, no branch factor."""
         return cls(logit_exponent=0.5, optimizer=optimizer, base=base, scheme="standard")
 
     @classmethod
@@ -119,9 +126,9 @@ class Parametrization:
         """Return the member with both exponents one under Adam, known as CompleteP."""
         return cls(base=base)
 
-    def laws(self) -> dict[str, Law]:
+    def scaling_exponents(self) -> dict[str, ScalingExponents]:
         """Return the powers of every role in effective form."""
-        return laws(self.scheme, self.optimizer, self.logit_exponent, self.depth_exponent)
+        return scaling_exponents(self.scheme, self.optimizer, self.logit_exponent, self.depth_exponent)
 
     @property
     def branch(self) -> Power:
@@ -132,11 +139,11 @@ class Parametrization:
         """Return the power of every forward multiplier: one in effective form."""
         if self.form == "effective":
             return dict.fromkeys(ROLES, ONE)
-        found = self.laws()
+        found = self.scaling_exponents()
         order = 1.0 if self.optimizer == "adam" else 0.5  # rate in effective form ~ m (Adam), m^2 (gradient descent)
         bulk = found["value"]
-        shared = bulk.rate / bulk.initial ** (1 / order)  # so that the value weights start with spread one
-        return {role: (law.rate / shared) ** order for role, law in found.items()}
+        shared = bulk.learning_rate / bulk.initial ** (1 / order)  # so that the value weights start with std one
+        return {role: (law.learning_rate / shared) ** order for role, law in found.items()}
 
     def table(self, shape: Shape | Sequence[int]) -> Table:
         """Return what every class of weights needs at a shape, relative to the base.
@@ -148,31 +155,31 @@ class Parametrization:
 
         Examples
         --------
-        >>> Parametrization(0.5, base=Shape(8, 4, 2)).table(Shape(32, 4, 2))["query"].rate
+        >>> Parametrization(0.5, base=Shape(8, 4, 2)).table(Shape(32, 4, 2))["query"].learning_rate
         0.125
         """
         shape = Shape.of(shape)
         multipliers = self.multipliers()
         rows = []
-        for role, law in self.laws().items():
+        for role, law in self.scaling_exponents().items():
             m = multipliers[role]
             powers = {
                 "initial": law.initial / m,
                 "multiplier": m,
-                "rate": law.rate / (m if self.optimizer == "adam" else m**2),
+                "learning_rate": law.learning_rate / (m if self.optimizer == "adam" else m**2),
                 "epsilon": law.epsilon * m if self.optimizer == "adam" else ONE,
             }
             try:
                 numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
             except OverflowError:
-                numbers = {"rate": 0.0}
+                numbers = {"learning_rate": 0.0}
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
                 raise UsageError(
                     f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
                     "and a richness closer to 1"
                 )
-            laws_shown = {name: str(power) for name, power in powers.items()}
-            rows.append(Row(role, **numbers, weight_decay=1 / numbers["rate"], laws=laws_shown))
+            shown = {name: str(power) for name, power in powers.items()}
+            rows.append(Row(role, **numbers, weight_decay=1 / numbers["learning_rate"], powers=shown))
         return Table(
             scheme=self.scheme,
             optimizer=self.optimizer,
@@ -245,4 +252,4 @@ class Parametrization:
         from manyheads.limits.parametrization.optax_scaling import rescale
 
         table = self.table(shape)
-        return rescale(transformation, roles, table.column("rate"), table.column("epsilon"))
+        return rescale(transformation, roles, table.column("learning_rate"), table.column("epsilon"))

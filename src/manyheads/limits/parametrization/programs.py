@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import read_map
 from manyheads.limits.parametrization.parametrization import Parametrization
-from manyheads.limits.parametrization.targets import Factors, Tuned, forward_factors, list_wants, usual_forward
+from manyheads.limits.parametrization.targets import (
+    BaseHyperparameters,
+    Factors,
+    forward_multipliers,
+    parameter_targets,
+    usual_multipliers,
+)
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
@@ -23,22 +29,22 @@ ZERO = ("logit_bias", "bias", "unembedding_bias")
 """Roles that start at zero, whatever the factor."""
 
 
-def optax_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
+def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
     """Return a program that makes the house's transformer at a shape and its optax optimizer.
 
     Examples
     --------
     >>> p = Parametrization(base=Shape(4, 2, 1))
-    >>> exec(optax_snippet(p, Shape(4, 4, 1), Tuned(1e-2)))
+    >>> exec(optax_snippet(p, Shape(4, 4, 1), BaseHyperparameters(1e-2)))
     """
-    p, rate = parametrization, f"{tuned.rate!r}"
+    p, learning_rate = parametrization, f"{hyperparameters.learning_rate!r}"
     if p.optimizer == "adam":
-        decay = f", weight_decay={tuned.weight_decay!r}" if tuned.weight_decay else ""
-        made = f"optax.adam{'w' if decay else ''}({rate}, eps={tuned.epsilon!r}{decay})"
-    elif tuned.weight_decay:
-        made = f"optax.chain(optax.add_decayed_weights({tuned.weight_decay!r}), optax.sgd({rate}))"
+        decay = f", weight_decay={hyperparameters.weight_decay!r}" if hyperparameters.weight_decay else ""
+        made = f"optax.adam{'w' if decay else ''}({learning_rate}, eps={hyperparameters.epsilon!r}{decay})"
+    elif hyperparameters.weight_decay:
+        made = f"optax.chain(optax.add_decayed_weights({hyperparameters.weight_decay!r}), optax.sgd({learning_rate}))"
     else:
-        made = f"optax.sgd({rate})"
+        made = f"optax.sgd({learning_rate})"
     return f'''"""{_headline(p, shape)}"""
 
 import jax
@@ -50,7 +56,7 @@ from manyheads.limits import Parametrization
 parametrization = {_constructed(p)}
 shape = {_shown(shape)}
 
-# Inputs, length and outputs are yours. The spreads of the weights, the scale of the logits and the factor of the
+# Inputs, length and outputs are yours. The stds of the weights, the scale of the logits and the factor of the
 # branches come with the scaling.
 config = TransformerConfig(shape, {_INPUTS}, causal=True, read_out="token")
 model = initialise(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
@@ -61,7 +67,7 @@ state = optimizer.init(model.weights)
 '''
 
 
-def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) -> str:
+def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
     """Return a program for PyTorch alone: numbers by class, a small transformer that takes them, parameter groups.
 
     Spreads are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
@@ -73,7 +79,7 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
 
     Examples
     --------
-    >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), Tuned(1e-2))
+    >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), BaseHyperparameters(1e-2))
     >>> "N, H, L = 4, 4, 1" in text
     True
     """
@@ -83,14 +89,14 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
     start = standard_scaling(parametrization.base, TokenInput(VOCABULARY)).initial
     rows = [row for row in table.rows if row.role not in ZERO]
     adam = parametrization.optimizer == "adam"
-    forward = forward_factors(parametrization, shape)
-    found = {row.role: Factors(row.initial, row.rate, row.epsilon) for row in rows}
+    forward = forward_multipliers(parametrization, shape)
+    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon) for row in rows}
     # With its factor in the forward pass the read-out starts and trains as at the base: what `audit` calls applied.
     read_out = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
     # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
     found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
-    groups = _entries((role, _group(tuned, factors, adam)) for role, factors in found.items())
+    groups = _entries((role, _group(hyperparameters, factors, adam)) for role, factors in found.items())
     made = "AdamW" if adam else "SGD"
     return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
         "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
@@ -102,7 +108,11 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, tuned: Tuned) 
 
 
 def transformers_snippet(
-    parametrization: Parametrization, shape: Shape, tuned: Tuned, config: str, fused: bool = False
+    parametrization: Parametrization,
+    shape: Shape,
+    hyperparameters: BaseHyperparameters,
+    config: str,
+    fused: bool = False,
 ) -> str:
     """Return a program that makes a model of Hugging Face transformers from its `config.json`, and its optimizer.
 
@@ -119,12 +129,13 @@ def transformers_snippet(
 
     Examples
     --------
-    >>> text = transformers_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), Tuned(1e-2), "config.json")
+    >>> p = Parametrization(base=Shape(4, 2, 1))
+    >>> text = transformers_snippet(p, Shape(4, 4, 1), BaseHyperparameters(1e-2), "config.json")
     >>> "AutoConfig.from_pretrained('config.json')" in text
     True
     """
     adam = parametrization.optimizer == "adam"
-    own = fused and _needs_own_scale(parametrization, shape, tuned)
+    own = fused and _needs_own_scale(parametrization, shape, hyperparameters)
     imported = ", scale_logits" if own else ""
     scaled = (
         """
@@ -141,25 +152,34 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from manyheads.transformer import Shape
-from manyheads.limits import Parametrization, Tuned, initialise_model{imported}, torch_groups
+from manyheads.limits import Parametrization, BaseHyperparameters, initialise_model{imported}, torch_groups
 
 parametrization = {_constructed(parametrization)}
-tuned = Tuned(rate={tuned.rate!r}, epsilon={tuned.epsilon!r}, weight_decay={tuned.weight_decay!r})
+hyperparameters = BaseHyperparameters(
+    learning_rate={hyperparameters.learning_rate!r},
+    epsilon={hyperparameters.epsilon!r},
+    weight_decay={hyperparameters.weight_decay!r},
+)
 
 # AutoModelForCausalLM and the like make the same model with its head.
 model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
-{scaled}initialise_model(parametrization, model, tuned)
-optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrization, model, tuned))
+{scaled}initialise_model(parametrization, model, hyperparameters)
+optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrization, model, hyperparameters))
 '''
 
 
-def _needs_own_scale(p: Parametrization, shape: Shape, tuned: Tuned) -> bool:
+def _needs_own_scale(p: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> bool:
     """Whether the usual scale of the logits leaves queries with a factor that keys and values have not."""
-    anatomy = read_map({"*": "query+key+value"}, shape, ["the matrix"])
+    architecture = read_map({"*": "query+key+value"}, shape, ["the matrix"])
     try:
-        list_wants(p, anatomy, tuned)
+        parameter_targets(p, architecture, hyperparameters)
     except UsageError:
-        list_wants(p, anatomy, tuned, replace(usual_forward(p, shape), logit=forward_factors(p, shape).logit))
+        parameter_targets(
+            p,
+            architecture,
+            hyperparameters,
+            replace(usual_multipliers(p, shape), logit=forward_multipliers(p, shape).logit),
+        )
         return True
     return False
 
@@ -189,9 +209,12 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _group(tuned: Tuned, factors: Factors, adam: bool) -> str:
-    parts = {"lr": tuned.rate * factors.rate, **({"eps": tuned.epsilon * factors.epsilon} if adam else {})}
-    parts["weight_decay"] = tuned.weight_decay / factors.rate
+def _group(hyperparameters: BaseHyperparameters, factors: Factors, adam: bool) -> str:
+    parts = {
+        "lr": hyperparameters.learning_rate * factors.learning_rate,
+        **({"eps": hyperparameters.epsilon * factors.epsilon} if adam else {}),
+    }
+    parts["weight_decay"] = hyperparameters.weight_decay / factors.learning_rate
     return "{" + ", ".join(f'"{name}": {value:.10g}' for name, value in parts.items()) + "}"
 
 
@@ -204,7 +227,7 @@ import torch
 from torch import nn
 
 N, H, L = <SIZES>
-INITIAL = {  # spread at the start; gains start at this constant
+INITIAL = {  # std at the start; gains start at this constant
 <INITIAL>
 }
 GROUPS = {

@@ -1,9 +1,9 @@
-r"""How every class of weights scales with N, H, L, as data: initial spread, wanted motion, size of the gradient.
+r"""How every class of weights scales with N, H, L, as data: initial std, wanted motion, size of the gradient.
 
 One table serves both optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
 weight that the forward pass multiplies by (no multiplier beside it):
 
-* its initial spread;
+* its initial std;
 * the motion that training should give it in unit time, so that what it computes moves by an amount of order one (of
   order :math:`L^{-1}` of the stream in each block);
 * the size of its gradient.
@@ -32,29 +32,29 @@ SCHEMES: tuple[str, ...] = get_args(Scheme)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 
-class Law(NamedTuple):
+class ScalingExponents(NamedTuple):
     """How one class of weights scales, in effective form."""
 
     initial: Power
-    rate: Power
+    learning_rate: Power
     epsilon: Power  # Adam's; gradient descent has none
 
 
-class Sizes(NamedTuple):
+class ClassScales(NamedTuple):
     """What a class is like under the consistent scaling, in effective form."""
 
     initial: Power
-    motion: Power
+    update: Power
     gradient: Power
 
 
-def consistent_sizes(logit_exponent: float, depth_exponent: float) -> dict[str, Sizes]:
+def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str, ClassScales]:
     """Return the sizes of every role at logit exponent alpha_A and depth exponent alpha_L.
 
     Examples
     --------
-    >>> sizes = consistent_sizes(0.5, 1.0)["query"]
-    >>> print(sizes.initial, "|", sizes.motion, "|", sizes.gradient)
+    >>> sizes = consistent_scales(0.5, 1.0)["query"]
+    >>> print(sizes.initial, "|", sizes.update, "|", sizes.gradient)
     N^-1/2 H^-1/2 | N^-3/2 H^-1 | N^-1/2 H^-1 L^-1 γ^-1
     """
     stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
@@ -62,32 +62,34 @@ def consistent_sizes(logit_exponent: float, depth_exponent: float) -> dict[str, 
     inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
     logit_moves = moves * Power(key_dim=logit_exponent - 1)
     logit_inside = inside * Power(key_dim=1 - logit_exponent)
-    bulk = Sizes(WIDTH**-0.5, moves / WIDTH, inside)
-    logit = Sizes(WIDTH**-0.5, logit_moves / WIDTH, logit_inside)
+    bulk = ClassScales(WIDTH**-0.5, moves / WIDTH, inside)
+    logit = ClassScales(WIDTH**-0.5, logit_moves / WIDTH, logit_inside)
     return {
-        "embedding": Sizes(ONE, ONE, stream),
-        "positional": Sizes(ONE, ONE, stream),
+        "embedding": ClassScales(ONE, ONE, stream),
+        "positional": ClassScales(ONE, ONE, stream),
         "query": logit,
         "key": logit,
         "value": bulk,
         "output": bulk,
         "mlp_in": bulk,
         "mlp_out": bulk,
-        "norm": Sizes(ONE, moves, inside),
-        "logit_bias": Sizes(ONE, logit_moves, logit_inside),
-        "bias": Sizes(ONE, moves, inside),
-        "final_norm": Sizes(ONE, ONE, stream),
-        "unembedding": Sizes(WIDTH**-1 * Power(richness=-1), WIDTH**-1 * Power(richness=-1), ONE),
-        "unembedding_bias": Sizes(ONE, Power(richness=-1), ONE),
+        "norm": ClassScales(ONE, moves, inside),
+        "logit_bias": ClassScales(ONE, logit_moves, logit_inside),
+        "bias": ClassScales(ONE, moves, inside),
+        "final_norm": ClassScales(ONE, ONE, stream),
+        "unembedding": ClassScales(WIDTH**-1 * Power(richness=-1), WIDTH**-1 * Power(richness=-1), ONE),
+        "unembedding_bias": ClassScales(ONE, Power(richness=-1), ONE),
     }
 
 
 def standard_initial() -> dict[str, Power]:
-    """Return the usual initial spreads: one over the square root of the fan-in, gains one."""
-    return {role: ONE if sizes.initial == ONE else WIDTH**-0.5 for role, sizes in consistent_sizes(1.0, 1.0).items()}
+    """Return the usual initial stds: one over the square root of the fan-in, gains one."""
+    return {role: ONE if sizes.initial == ONE else WIDTH**-0.5 for role, sizes in consistent_scales(1.0, 1.0).items()}
 
 
-def laws(scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float) -> dict[str, Law]:
+def scaling_exponents(
+    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float
+) -> dict[str, ScalingExponents]:
     """Return the laws of all roles.
 
     Parameters
@@ -95,7 +97,7 @@ def laws(scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_expo
     scheme
         `"limits"`: the consistent scaling in N, H and L. `"mup"`: the same with width d = N H alone and plain rates
         for queries and keys, which is right for logit exponent 1 only; epsilon is not rescaled, as in Yang et al.
-        (2022). `"standard"`: fan-in spreads, one rate and one epsilon for all.
+        (2022). `"standard"`: fan-in stds, one rate and one epsilon for all.
     optimizer
         `"adam"` or `"sgd"`.
     logit_exponent, depth_exponent
@@ -103,16 +105,18 @@ def laws(scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_expo
 
     Examples
     --------
-    >>> print(laws("limits", "sgd", 0.5, 1.0)["query"].rate, "|", laws("mup", "adam", 1.0, 1.0)["value"].rate)
-    N^-1 L γ^2 | N^-1 H^-1
+    >>> print(scaling_exponents("limits", "sgd", 0.5, 1.0)["query"].learning_rate)
+    N^-1 L γ^2
+    >>> print(scaling_exponents("mup", "adam", 1.0, 1.0)["value"].learning_rate)
+    N^-1 H^-1
     """
     if scheme == "standard":
-        return {role: Law(initial, ONE, ONE) for role, initial in standard_initial().items()}
+        return {role: ScalingExponents(initial, ONE, ONE) for role, initial in standard_initial().items()}
     alone = scheme == "mup"
-    sizes = consistent_sizes(1.0, 1.0) if alone else consistent_sizes(logit_exponent, depth_exponent)
+    sizes = consistent_scales(1.0, 1.0) if alone else consistent_scales(logit_exponent, depth_exponent)
     found = {}
-    for role, (initial, motion, gradient) in sizes.items():
-        rate = motion if optimizer == "adam" else Power(richness=1) * motion / gradient
-        law = Law(initial, rate, gradient if optimizer == "adam" else ONE)
-        found[role] = Law(initial.without_depth(), rate.without_depth(), ONE) if alone else law
+    for role, (initial, update, gradient) in sizes.items():
+        learning_rate = update if optimizer == "adam" else Power(richness=1) * update / gradient
+        law = ScalingExponents(initial, learning_rate, gradient if optimizer == "adam" else ONE)
+        found[role] = ScalingExponents(initial.without_depth(), learning_rate.without_depth(), ONE) if alone else law
     return found

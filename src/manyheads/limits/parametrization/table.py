@@ -24,31 +24,31 @@ class Row:
     role
         The class, one of `manyheads.transformer.scaling.ROLES`.
     initial
-        Factor on the initial spread (on the constant at which gains start).
+        Factor on the initial std (on the constant at which gains start).
     multiplier
         Factor on the forward multiplier m, the weight acting as m W; one in effective form.
-    rate
+    learning_rate
         Factor on the learning rate.
     epsilon
         Factor on Adam's epsilon; one for gradient descent.
     weight_decay
         Factor on decoupled weight decay: one over `rate`, so that rate times decay, the share of a weight that a step
         takes away, stays. Derived here; the theory has no weight decay.
-    laws
-        The same as powers, by name, for people.
+    powers
+        The same as powers of N, H, L and gamma0, by column.
     """
 
     role: str
     initial: float
     multiplier: float
-    rate: float
+    learning_rate: float
     epsilon: float
     weight_decay: float
-    laws: dict[str, str]
+    powers: dict[str, str]
 
-    def at(self, rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
+    def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
         """Return the numbers of this class, from those that were tuned at the base."""
-        given = {"rate": rate, "epsilon": epsilon, "weight_decay": weight_decay}
+        given = {"learning_rate": learning_rate, "epsilon": epsilon, "weight_decay": weight_decay}
         return {name: number * getattr(self, name) for name, number in given.items()}
 
 
@@ -87,16 +87,16 @@ class Table:
         """Return the row of a role."""
         return {row.role: row for row in self.rows}[role]
 
-    def at(self, rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, dict[str, float]]:
+    def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, dict[str, float]]:
         """Return what every class needs, by role, from the numbers that were tuned at the base.
 
         Examples
         --------
         >>> from manyheads.limits import Parametrization
-        >>> Parametrization(base=(8, 4, 2)).table((16, 4, 2)).at(rate=1e-2, weight_decay=0.1)["value"]
-        {'rate': 0.005, 'epsilon': 5e-09, 'weight_decay': 0.2}
+        >>> Parametrization(base=(8, 4, 2)).table((16, 4, 2)).at(learning_rate=1e-2, weight_decay=0.1)["value"]
+        {'learning_rate': 0.005, 'epsilon': 5e-09, 'weight_decay': 0.2}
         """
-        return {row.role: row.at(rate, epsilon, weight_decay) for row in self.rows}
+        return {row.role: row.at(learning_rate, epsilon, weight_decay) for row in self.rows}
 
     def column(self, name: str) -> dict[str, float]:
         """Return one of the columns, by role: `"initial"`, `"multiplier"`, `"rate"`, `"epsilon"`, `"weight_decay"`."""

@@ -1,9 +1,9 @@
-r"""What every parameter of a model needs: initial spread, learning rate, epsilon and weight decay, folding included.
+r"""What every parameter of a model needs: initial std, learning rate, epsilon and weight decay, folding included.
 
 A model whose forward pass cannot be changed still multiplies its logits by :math:`N^{-1/2}` and its branches by one.
 A factor c that the parametrization wants in the forward pass is then *folded* into the weight behind it: the model
 computes with :math:`W' = c\,W`, whose gradient is 1/c times that of W, so W' follows c W exactly if it starts at c
-times the spread and trains with c times Adam's rate and 1/c times its epsilon, or with :math:`c^2` times the rate of
+times the std and trains with c times Adam's rate and 1/c times its epsilon, or with :math:`c^2` times the rate of
 gradient descent. Decoupled weight decay stays one over the rate. Derived here.
 
 * The branch factor :math:`(L/L_0)^{-\alpha_L}` goes into :math:`W_O`, the second matrix of the MLP, and their biases.
@@ -22,36 +22,36 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS, start_of
+from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS, init_of
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
-    from manyheads.limits.parametrization.architecture import Anatomy, Place
+    from manyheads.limits.parametrization.architecture import Architecture, Parameter
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.parametrization.power_laws import Power
 
-QUANTITIES = ("initial", "rate", "epsilon", "weight_decay")
+QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
-class Tuned:
+class BaseHyperparameters:
     """What was tuned at the base shape.
 
     Attributes
     ----------
-    rate
+    learning_rate
         The learning rate; under a schedule its peak.
     epsilon
         Adam's epsilon.
     weight_decay
         Decoupled weight decay.
-    spreads
+    stds
         Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
         part (`manyheads.limits.parametrization.architecture.PARTS`). Without one, weights have the family's usual one,
         which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
-    spared
+    no_decay
         Roles without weight decay. Where a role is too wide, a part of it
         (`manyheads.limits.parametrization.architecture.PARTS`): the bias
         of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
@@ -63,30 +63,30 @@ class Tuned:
 
     Examples
     --------
-    >>> Tuned(rate=3e-4, weight_decay=0.1, spared=("norm", "bias", "embedding_bias")).epsilon
+    >>> BaseHyperparameters(learning_rate=3e-4, weight_decay=0.1, no_decay=("norm", "bias", "embedding_bias")).epsilon
     1e-08
     """
 
-    rate: float
+    learning_rate: float
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    spreads: Mapping[str, float] = field(default_factory=dict)
-    spared: tuple[str, ...] = ()
+    stds: Mapping[str, float] = field(default_factory=dict)
+    no_decay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in (("rate", self.rate), ("epsilon", self.epsilon)):
+        for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
             if not (_is_size(value) and value > 0):
                 raise UsageError(f"{name}={value!r}: it is a positive number")
         if not _is_size(self.weight_decay):
             raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
         known = (*ROLES, HIDDEN)
-        if unknown := [role for role in (*self.spreads, *self.spared) if role not in known and role not in PARTS]:
+        if unknown := [role for role in (*self.stds, *self.no_decay) if role not in known and role not in PARTS]:
             parts = ", ".join(part for part in PARTS if part not in known)
             raise UsageError(
                 f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
             )
-        if bad := [role for role, spread in self.spreads.items() if not _is_size(spread)]:
-            raise UsageError(f"the spread of {bad[0]} is {self.spreads[bad[0]]!r}: it is not negative, and a number")
+        if bad := [role for role, std in self.stds.items() if not _is_size(std)]:
+            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
 
 
 def _is_size(value: object) -> bool:
@@ -98,17 +98,17 @@ class Factors:
     """What changes from the base to a shape; one at the base."""
 
     initial: float
-    rate: float
+    learning_rate: float
     epsilon: float
 
     def fold(self, c: float, optimizer: str) -> Factors:
         """Return the factors of c times the weight."""
         adam = optimizer == "adam"
-        return Factors(self.initial * c, self.rate * (c if adam else c * c), self.epsilon / c if adam else 1.0)
+        return Factors(self.initial * c, self.learning_rate * (c if adam else c * c), self.epsilon / c if adam else 1.0)
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardMultipliers:
     """Multipliers of a forward pass, relative to those of the model that was tuned at the base.
 
     Attributes
@@ -136,16 +136,16 @@ class Forward:
     def __post_init__(self) -> None:
         for each in fields(self):
             if not (_is_size(value := getattr(self, each.name)) and value > 0):
-                raise UsageError(f"Forward({each.name}={value!r}): a multiplier is a positive number")
+                raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
 
 
 @dataclass(frozen=True)
-class Want:
+class ParameterTarget:
     """What one parameter needs.
 
     Attributes
     ----------
-    place
+    parameter
         The parameter.
     role
         Its class, joined by `+` where several share it.
@@ -154,25 +154,25 @@ class Want:
     initial
         Standard deviation at which it starts; for gains the gain itself, 1 + w where the module adds one to the
         parameter w; None where the base's is not known.
-    rate, epsilon, weight_decay
+    learning_rate, epsilon, weight_decay
         The numbers of its group; epsilon is the base's under gradient descent.
     """
 
-    place: Place
+    parameter: Parameter
     role: str
     factors: Factors
     initial: float | None
-    rate: float
+    learning_rate: float
     epsilon: float
     weight_decay: float
 
     @property
     def start(self) -> Literal["random", "one", "zero"]:
         """How it starts: a bias at random where it did at the base."""
-        return "random" if self.place.start == "zero" and self.initial else self.place.start
+        return "random" if self.parameter.start == "zero" and self.initial else self.parameter.start
 
 
-def forward_factors(p: Parametrization, shape: Shape | Sequence[int]) -> Forward:
+def forward_multipliers(p: Parametrization, shape: Shape | Sequence[int]) -> ForwardMultipliers:
     """Return what a model that is written for a parametrization multiplies in its forward pass.
 
     The standard scheme has no multiplier on its output, tied or not.
@@ -181,19 +181,19 @@ def forward_factors(p: Parametrization, shape: Shape | Sequence[int]) -> Forward
     --------
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
-    >>> forward_factors(Parametrization(base=Shape(8, 2, 2)), Shape(16, 2, 8))
-    Forward(branch=0.25, logit=0.5, output=0.5, embedding=1.0)
+    >>> forward_multipliers(Parametrization(base=Shape(8, 2, 2)), Shape(16, 2, 8))
+    ForwardMultipliers(branch=0.25, logit=0.5, output=0.5, embedding=1.0)
     """
     shape = Shape.of(shape)
     table = replace(p, form="effective").table(shape)
     output = 1.0 if p.scheme == "standard" else table["unembedding"].initial / table["embedding"].initial
     logit = (shape.key_dim / p.base.key_dim) ** -p.logit_exponent
-    return Forward(table.branch, logit, output)
+    return ForwardMultipliers(table.branch, logit, output)
 
 
-def usual_forward(p: Parametrization, shape: Shape) -> Forward:
+def usual_multipliers(p: Parametrization, shape: Shape) -> ForwardMultipliers:
     """Return what a model multiplies that knows no parametrization: its logits, by N to the minus 1/2."""
-    return Forward(logit=(shape.key_dim / p.base.key_dim) ** -0.5)
+    return ForwardMultipliers(logit=(shape.key_dim / p.base.key_dim) ** -0.5)
 
 
 def refuse_depth(p: Parametrization, shape: Shape) -> None:
@@ -211,50 +211,63 @@ def refuse_depth(p: Parametrization, shape: Shape) -> None:
         )
 
 
-def list_wants(p: Parametrization, anatomy: Anatomy, tuned: Tuned, forward: Forward | None = None) -> tuple[Want, ...]:
+def parameter_targets(
+    p: Parametrization,
+    architecture: Architecture,
+    hyperparameters: BaseHyperparameters,
+    forward: ForwardMultipliers | None = None,
+) -> tuple[ParameterTarget, ...]:
     """Return what every parameter of a model needs.
 
     Parameters
     ----------
     p
         The parametrization; its form does not matter.
-    anatomy
+    architecture
         The model.
-    tuned
+    hyperparameters
         What was tuned at the base.
     forward
         What the model multiplies itself, relative to the base; None for N to the minus 1/2 on the logits alone. Branch,
-        logit and output factors that are missing go into the weights. With `forward_factors` nothing is missing, and
-        the read-out trains as in mup, with the multiplier beside it.
+        logit and output factors that are missing go into the weights. With `forward_multipliers` nothing is missing,
+        and the read-out trains as in mup, with the multiplier beside it.
 
     Raises
     ------
     UsageError
         A model that the parametrization does not describe, or a parameter that cannot carry what it would have to.
     """
-    if not isinstance(tuned, Tuned):
-        raise UsageError(f"tuned={tuned!r}: give Tuned(rate=..., epsilon=..., weight_decay=...), as at the base")
-    shape = anatomy.shape
-    if anatomy.post_norm:
+    if not isinstance(hyperparameters, BaseHyperparameters):
+        raise UsageError(
+            f"hyperparameters={hyperparameters!r}: give BaseHyperparameters(learning_rate=..., epsilon=..., "
+            "weight_decay=...), as at the base"
+        )
+    shape = architecture.shape
+    if architecture.post_norm:
         refuse_depth(p, shape)
-    forward = forward or usual_forward(p, shape)
-    missing = missing_factors(p, shape, forward)
+    forward = forward or usual_multipliers(p, shape)
+    missing = missing_multipliers(p, shape, forward)
     closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
-    if anatomy.open_end and closing != 1:
-        tied = next((place.name for place in anatomy.places if place.tied), "a frozen table")
+    if architecture.open_end and closing != 1:
+        tied = next((parameter.name for parameter in architecture.parameters if parameter.tied), "a frozen table")
         raise UsageError(
             f"{tied} is embedding and unembedding at once and needs the factor {closing:.4g} behind it, which "
-            f"no parameter of this model can carry: {anatomy.open_end}; untie it (tie_word_embeddings=False), or let "
-            "the model multiply logits, branches and outputs itself and say folded=False"
+            f"no parameter of this model can carry: {architecture.open_end}; untie it (tie_word_embeddings=False), or "
+            "let the model multiply logits, branches and outputs itself and say folded=False"
         )
     factors = role_factors(p, shape)
-    return tuple(_want(place, p, factors, (missing, forward), tuned, anatomy) for place in anatomy.places)
+    return tuple(
+        _target(parameter, p, factors, (missing, forward), hyperparameters, architecture)
+        for parameter in architecture.parameters
+    )
 
 
-def missing_factors(p: Parametrization, shape: Shape, forward: Forward) -> Forward:
+def missing_multipliers(p: Parametrization, shape: Shape, forward: ForwardMultipliers) -> ForwardMultipliers:
     """Return what a parametrization asks of a forward pass beyond what it multiplies: weights have to carry it."""
-    asked = forward_factors(p, shape)
-    return Forward(*(getattr(asked, each.name) / getattr(forward, each.name) for each in fields(Forward)))
+    asked = forward_multipliers(p, shape)
+    return ForwardMultipliers(
+        *(getattr(asked, each.name) / getattr(forward, each.name) for each in fields(ForwardMultipliers))
+    )
 
 
 def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
@@ -263,88 +276,90 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     Those scale as the weights of a block do, without what depth puts there.
     """
     table = replace(p, form="effective").table(shape)
-    found = {row.role: Factors(row.initial, row.rate, row.epsilon) for row in table.rows}
-    law = p.laws()["value"]
+    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon) for row in table.rows}
+    law = p.scaling_exponents()["value"]
 
     def at_shape(power: Power) -> float:
         return replace(power, depth=0.0).ratio(shape, p.base, p.richness)
 
-    return found | {HIDDEN: Factors(at_shape(law.initial), at_shape(law.rate), at_shape(law.epsilon))}
+    return found | {HIDDEN: Factors(at_shape(law.initial), at_shape(law.learning_rate), at_shape(law.epsilon))}
 
 
-def _want(
-    place: Place,
+def _target(
+    parameter: Parameter,
     p: Parametrization,
     factors: Mapping[str, Factors],
-    about: tuple[Forward, Forward],
-    tuned: Tuned,
-    anatomy: Anatomy,
-) -> Want:
+    about: tuple[ForwardMultipliers, ForwardMultipliers],
+    hyperparameters: BaseHyperparameters,
+    architecture: Architecture,
+) -> ParameterTarget:
     missing, forward = about
     # Width-only practice leaves epsilon alone in the form in which it is published, multipliers in the forward.
-    published = p.scheme == "mup" and forward == forward_factors(p, anatomy.shape)
+    published = p.scheme == "mup" and forward == forward_multipliers(p, architecture.shape)
     found = {}
-    for part in place.parts:
+    for part in parameter.parts:
         c = getattr(missing, CARRIES[part]) if part in CARRIES else 1.0
-        c = missing.output * forward.embedding if place.closes else c
+        c = missing.output * forward.embedding if parameter.closes else c
         c = 1 / forward.output if part == "unembedding" else c
         each = factors[PARTS[part]].fold(c, p.optimizer)
         found[part] = replace(each, epsilon=1.0) if published else each
-    spread = _spread(place, p, tuned, anatomy)
-    first = _agree(place, found, starts=place.start != "zero" or bool(spread))
-    decayed = not any(name in tuned.spared for part in place.parts for name in (part, PARTS[part]))
-    if place.offset and first.initial != 1 and decayed and tuned.weight_decay:
+    std = _std(parameter, p, hyperparameters, architecture)
+    first = _agree(parameter, found, starts=parameter.start != "zero" or bool(std))
+    decayed = not any(name in hyperparameters.no_decay for part in parameter.parts for name in (part, PARTS[part]))
+    if parameter.offset and first.initial != 1 and decayed and hyperparameters.weight_decay:
         raise UsageError(
-            f"{place.name} is a gain of the form {place.offset:g} + w that has to carry {first.initial:.4g}, and "
-            f"weight decay draws it to {place.offset:g} instead: spare it, Tuned(spared=({place.parts[0]!r},))"
+            f"{parameter.name} is a gain of the form {parameter.offset:g} + w that has to carry {first.initial:.4g}, "
+            f"and weight decay draws it to {parameter.offset:g} instead: exempt it, no_decay=({parameter.parts[0]!r},)"
         )
-    return Want(
-        place=place,
-        role="+".join(dict.fromkeys(PARTS[part] for part in place.parts)),
+    return ParameterTarget(
+        parameter=parameter,
+        role="+".join(dict.fromkeys(PARTS[part] for part in parameter.parts)),
         factors=first,
-        initial=None if spread is None else spread * first.initial,
-        rate=tuned.rate * first.rate,
-        epsilon=tuned.epsilon * first.epsilon,
-        weight_decay=tuned.weight_decay / first.rate if decayed else 0.0,
+        initial=None if std is None else std * first.initial,
+        learning_rate=hyperparameters.learning_rate * first.learning_rate,
+        epsilon=hyperparameters.epsilon * first.epsilon,
+        weight_decay=hyperparameters.weight_decay / first.learning_rate if decayed else 0.0,
     )
 
 
-def _agree(place: Place, found: Mapping[str, Factors], starts: bool) -> Factors:
+def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> Factors:
     """Return the factors that all parts of one parameter share, or refuse it by name; of zeros the init is none."""
     parts = list(found)
     first = found[parts[0]]
     for part in parts[1:]:
-        for name in ("initial", "rate", "epsilon"):
+        for name in ("initial", "learning_rate", "epsilon"):
             one, other = getattr(first, name), getattr(found[part], name)
             if (starts or name != "initial") and abs(one - other) > 1e-9 * abs(one):
                 raise UsageError(
-                    f"{place.name} holds {', '.join(parts)} in one parameter, and they need different {name} factors "
-                    f"({parts[0]}: {one:.4g}, {part}: {other:.4g}). At logit exponent 1, let the model scale its "
-                    "logits itself (scale_logits(model, parametrization)); at 1/2, grow heads and depth alone; or "
+                    f"{parameter.name} holds {', '.join(parts)} in one parameter, and they need different {name} "
+                    f"factors ({parts[0]}: {one:.4g}, {part}: {other:.4g}). At logit exponent 1, let the model scale "
+                    "its logits itself (scale_logits(model, parametrization)); at 1/2, grow heads and depth alone; or "
                     "split the parameter into three"
                 )
     return first
 
 
-def _spread(place: Place, p: Parametrization, tuned: Tuned, anatomy: Anatomy) -> float | None:
-    """Return the spread of a parameter at the base: as tuned, else one for gains, zero for biases, the family's."""
-    given = {given_spread(part, tuned) for part in place.parts}
+def _std(
+    parameter: Parameter, p: Parametrization, hyperparameters: BaseHyperparameters, architecture: Architecture
+) -> float | None:
+    """Return the std of a parameter at the base: as tuned, else one for gains, zero for biases, the family's."""
+    given = {given_std(part, hyperparameters) for part in parameter.parts}
     if len(given) > 1:
-        roles = " and ".join(dict.fromkeys(PARTS[part] for part in place.parts))
-        raise UsageError(f"{place.name} holds {roles}: give all of them the same spread")
-    if (spread := given.pop()) is not None:
-        return spread
-    if place.start != "random":
-        return float(place.start == "one")
-    if anatomy.spread is None:
+        roles = " and ".join(dict.fromkeys(PARTS[part] for part in parameter.parts))
+        raise UsageError(f"{parameter.name} holds {roles}: give all of them the same std")
+    if (std := given.pop()) is not None:
+        return std
+    if parameter.start != "random":
+        return float(parameter.start == "one")
+    if architecture.std is None:
         return None
     # GPT-2 starts what writes to the stream smaller, by the root of the number of branches.
-    writes = anatomy.family == "gpt2" and place.parts[0] in ("output", "mlp_out")
-    return anatomy.spread / (2 * p.base.depth) ** 0.5 if writes else anatomy.spread
+    writes = architecture.family == "gpt2" and parameter.parts[0] in ("output", "mlp_out")
+    return architecture.std / (2 * p.base.depth) ** 0.5 if writes else architecture.std
 
 
-def given_spread(part: str, tuned: Tuned) -> float | None:
-    """Return the spread that was given for a part: its own, else its role's, unless the part alone starts at zero."""
+def given_std(part: str, hyperparameters: BaseHyperparameters) -> float | None:
+    """Return the std that was given for a part: its own, else its role's, unless the part alone starts at zero."""
     role = PARTS[part]
-    mixed = len({start_of(each) for each in PARTS if PARTS[each] == role}) > 1
-    return tuned.spreads.get(part, None if mixed and start_of(part) == "zero" else tuned.spreads.get(role))
+    mixed = len({init_of(each) for each in PARTS if PARTS[each] == role}) > 1
+    return hyperparameters.stds.get(part, None if mixed and init_of(part) == "zero" else hyperparameters.stds.get(role))

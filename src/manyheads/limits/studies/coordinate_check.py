@@ -21,7 +21,7 @@ from manyheads.limits.checks.coordinate_check import (
 )
 from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of, scheme_of
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_motion
+from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.statistics import ExponentFit, Interval, fit_exponent
 from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict
 from manyheads.transformer.shape import Shape
@@ -136,7 +136,7 @@ class CoordinateCheckStudy(Study):
         rate, batch, steps = self._setting
         lesson = lesson_of(self.task, batch)
         runs = [
-            measure_motion(lesson, parametrization, shape, Recipe(), rate, steps, jax.random.fold_in(key, number))
+            measure_updates(lesson, parametrization, shape, Recipe(), rate, steps, jax.random.fold_in(key, number))
             for number in range(self.networks)
         ]
         with np.errstate(invalid="ignore", divide="ignore"):  # a diverged run is data

@@ -15,7 +15,7 @@ from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons.logit_distributions import geometric_curve, power_guides
 from manyheads.limits.comparisons.schemes import CAPTION, Plan, bordelon, caption_verdict, lesson_of
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
-from manyheads.limits.systems.transformers import Recipe, measure_motion
+from manyheads.limits.systems.transformers import Recipe, measure_updates
 from manyheads.statistics import ExponentFit, fit_exponent
 from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict
 from manyheads.transformer.shape import Shape
@@ -112,7 +112,7 @@ class HeadDiversity(Study):
         own, _, batches = OWN[self.optimizer]
         lesson = lesson_of(self.task, batches[self.task])
         rate = self.rate or own
-        found = measure_motion(lesson, parametrization, shape, Recipe(), rate, self.updates(), key)
+        found = measure_updates(lesson, parametrization, shape, Recipe(), rate, self.updates(), key)
         variance = np.concatenate([found.head_variance_start[None], found.head_variance])
         moved = np.concatenate([np.zeros(1), found.logits])
         steps = np.asarray([0, *self.updates()])

@@ -25,7 +25,7 @@ from manyheads.transformer.transformer import Record, Transformer, initialise
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.systems.transformers import Recipe
-    from manyheads.limits.task import Lesson
+    from manyheads.limits.task import Task
     from manyheads.transformer.config import TransformerConfig
     from manyheads.transformer.shape import Shape
 
@@ -55,7 +55,7 @@ class Course(NamedTuple):
 
 
 def follow_networks(
-    lesson: Lesson,
+    task: Task,
     parametrization: Parametrization,
     shape: Shape,
     recipe: Recipe,
@@ -71,7 +71,7 @@ def follow_networks(
 
     Parameters
     ----------
-    lesson, parametrization, shape, recipe
+    task, parametrization, shape, recipe
         What is trained, and how; `recipe.steps` updates.
     rate
         Learning rate of the base shape.
@@ -91,13 +91,13 @@ def follow_networks(
         raise UsageError(f"networks={networks}: train at least one")
     if not looks or list(looks) != sorted(set(looks)) or looks[0] < 0 or looks[-1] > recipe.steps:
         raise UsageError(f"looks={looks}: give rising numbers of updates, from 0 to the {recipe.steps} that are made")
-    setting = Setting(lesson.config(shape), parametrization.optimizer)
-    together = side_by_side(setting, lesson.batches, networks)
-    factors = factors_of(parametrization, shape, lesson, recipe)
-    # Bounds as data, as in `measure_motion`: one compiled loop body serves all stretches.
+    setting = Setting(task.config(shape), parametrization.optimizer)
+    together = side_by_side(setting, task.batches, networks)
+    factors = factors_of(parametrization, shape, task, recipe)
+    # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.
     bounds = jnp.asarray([0, *looks, recipe.steps], jnp.int32)
     counts = (recipe.steps, networks, together)
-    found = _follow((setting, counts), lesson.batches, factors, jnp.float32(rate), bounds, key)
+    found = _follow((setting, counts), task.batches, factors, jnp.float32(rate), bounds, key)
     return jax.tree.map(np.asarray, found)
 
 

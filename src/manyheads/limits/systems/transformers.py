@@ -27,7 +27,7 @@ from manyheads.transformer.weights import roles
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.task import Lesson
+    from manyheads.limits.task import Task
     from manyheads.transformer.config import TransformerConfig
 
 BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs memory and saves no time
@@ -69,23 +69,23 @@ class Factors(NamedTuple):
     epsilon: Any  # Adam's at the base
 
 
-def factors_of(parametrization: Parametrization, shape: Shape, lesson: Lesson, recipe: Recipe) -> Factors:
+def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> Factors:
     """Return a parametrization's numbers at one shape."""
-    config, table = lesson.config(shape), parametrization.table(shape)
+    config, table = task.config(shape), parametrization.table(shape)
     scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
-    factors = Factors(scaling, table.column("rate"), table.column("epsilon"), recipe.epsilon)
+    factors = Factors(scaling, table.column("learning_rate"), table.column("epsilon"), recipe.epsilon)
     return jax.tree.map(jnp.float32, factors)
 
 
 @takes_arrays
 def sweep_losses(
-    lesson: Lesson, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
 ) -> np.ndarray:
     """Train one network a rate, all from the same weights on the same batches.
 
     Parameters
     ----------
-    lesson, parametrization, shape, recipe
+    task, parametrization, shape, recipe
         What is trained, and how.
     rates
         (R,) learning rates of the base shape.
@@ -97,11 +97,11 @@ def sweep_losses(
     ndarray
         (R, steps) the loss of every step before its update, in nats; not finite where training diverged.
     """
-    factors = factors_of(parametrization, shape, lesson, recipe)
-    setting = Setting(lesson.config(shape), parametrization.optimizer)
-    together = side_by_side(setting, lesson.batches, len(rates))
+    factors = factors_of(parametrization, shape, task, recipe)
+    setting = Setting(task.config(shape), parametrization.optimizer)
+    together = side_by_side(setting, task.batches, len(rates))
     traced = jnp.asarray(rates, jnp.float32)
-    losses = _sweep(setting, (recipe.steps, together), lesson.batches, factors, traced, key)
+    losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
 
@@ -141,7 +141,7 @@ def side_by_side(setting: Setting, batches: Any, members: int) -> int:
     return next(count for count in range(most, 0, -1) if members % count == 0)  # no remainder: one program, not two
 
 
-class Motion(NamedTuple):
+class Updates(NamedTuple):
     """Root mean squares over a probe batch, one number a checkpoint unless said otherwise; None if not asked for."""
 
     outputs: Any  # change of the outputs
@@ -176,8 +176,8 @@ QUANTITIES: dict[str, str] = {
 """The quantities that a coordinate check follows, and the module in which each stands."""
 
 
-def measure_motion(
-    lesson: Lesson,
+def measure_updates(
+    task: Task,
     parametrization: Parametrization,
     shape: Shape,
     recipe: Recipe,
@@ -185,13 +185,13 @@ def measure_motion(
     checkpoints: tuple[int, ...],
     key: jax.Array,
     *,
-    fields: tuple[str, ...] = Motion._fields,
-) -> Motion:
+    fields: tuple[str, ...] = Updates._fields,
+) -> Updates:
     """Train one network and measure at some steps how far everything has moved from its start.
 
     Parameters
     ----------
-    lesson, parametrization, shape, recipe
+    task, parametrization, shape, recipe
         What is trained, and how; `recipe.steps` is not looked at.
     rate
         Learning rate of the base shape.
@@ -200,11 +200,11 @@ def measure_motion(
     key
         For weights, batches and the probe batch.
     fields
-        What to measure, of `Motion`; less is compiled sooner.
+        What to measure, of `Updates`; less is compiled sooner.
 
     Returns
     -------
-    Motion
+    Updates
         NumPy arrays, (checkpoints,) or (); not finite where training diverged.
 
     Raises
@@ -212,27 +212,27 @@ def measure_motion(
     UsageError
         The checkpoints do not increase from at least one, or an unknown field.
     """
-    if unknown := set(fields) - set(Motion._fields):
-        raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Motion._fields)}")
+    if unknown := set(fields) - set(Updates._fields):
+        raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
     if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
         raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
-    factors = factors_of(parametrization, shape, lesson, recipe)
-    setting = Setting(lesson.config(shape), parametrization.optimizer)
+    factors = factors_of(parametrization, shape, task, recipe)
+    setting = Setting(task.config(shape), parametrization.optimizer)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
-    found = _motion((setting, frozenset(fields)), lesson.batches, factors, jnp.float32(rate), bounds, key)
+    found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(rate), bounds, key)
     return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
 
 
 @partial(jax.jit, static_argnums=0)
-def _motion(
+def _updates(
     asked: tuple[Setting, frozenset[str]],
     batches: Any,
     factors: Factors,
     rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
-) -> Motion:
+) -> Updates:
     setting, fields = asked
     config = setting.config
     twins = TWINS if fields & {"head_variance_start", "kernel_spread"} else 1
@@ -258,7 +258,7 @@ def _motion(
         updates, memory = tx.update(gradient, memory, weights)
         return optax.apply_updates(weights, updates), memory
 
-    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Motion]:
+    def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Updates]:
         state = jax.lax.fori_loop(span[0], span[1], advance, state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe))
@@ -273,9 +273,9 @@ def _motion(
     return _only(fields, whole)
 
 
-def _only(fields: frozenset[str], motion: Motion) -> Motion:
+def _only(fields: frozenset[str], update: Updates) -> Updates:
     """Leave out what nobody asked for, so that it is not compiled."""
-    return Motion(**{name: value if name in fields else None for name, value in motion._asdict().items()})
+    return Updates(**{name: value if name in fields else None for name, value in update._asdict().items()})
 
 
 def _kernel(stream: jax.Array) -> jax.Array:
@@ -284,7 +284,7 @@ def _kernel(stream: jax.Array) -> jax.Array:
     return rows @ rows.T / rows.shape[-1]
 
 
-def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Motion:
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Updates:
     now = model.record(probe[0])
     logits = attention_logits(now)
     z = _block_inputs(model, now)  # (L, ..., T, d)
@@ -294,7 +294,7 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -
         change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)  # (L, H, d, N)
         return _rms(multiplier[role] * jnp.einsum("l...td,lhdn->l...htn", z, change))
 
-    return Motion(
+    return Updates(
         outputs=_rms(now.outputs - before.outputs),
         residual=_rms(now.layers.stream[-1] - before.stream),
         logits=_rms(logits - before.logits),

@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import CARRIES
-from manyheads.limits.parametrization.targets import Forward, forward_factors, missing_factors, usual_forward
+from manyheads.limits.parametrization.targets import (
+    ForwardMultipliers,
+    forward_multipliers,
+    missing_multipliers,
+    usual_multipliers,
+)
 from manyheads.limits.torch.forward_pass import ForwardPass, measure_forward
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.torch.groups import Reading, TorchModel
+    from manyheads.limits.torch.groups import ModelOptions, TorchModel
 
 WORDS = {"logit": "logits", "branch": "branches", "output": "outputs", "embedding": "embeddings"}
-GIVE = "give folded=Forward(branch=..., logit=..., output=...), what the model multiplies relative to the base"
+GIVE = (
+    "give folded=ForwardMultipliers(branch=..., logit=..., output=...), what the model multiplies relative to the base"
+)
 KEEP = {"logit": "keep the key dimension of the base", "branch": "keep its depth", "output": "keep its width"}
 
 
-def find_forward(p: Parametrization, model: Any, read: TorchModel, reading: Reading) -> Forward:
+def find_multipliers(p: Parametrization, model: Any, read: TorchModel, reading: ModelOptions) -> ForwardMultipliers:
     """Return what a model multiplies its branches, logits and outputs by, relative to the base.
 
     Where a size changes on which a multiplier depends, it is measured, unless it was given, or the model is of a family
@@ -37,10 +44,10 @@ def find_forward(p: Parametrization, model: Any, read: TorchModel, reading: Read
         The model multiplies by something else than `reading` says, or a factor in a weight would have no effect, or the
         measurement does not tell.
     """
-    shape, base, folded = read.anatomy.shape, p.base, reading.folded
-    if isinstance(folded, Forward):
+    shape, base, folded = read.architecture.shape, p.base, reading.folded
+    if isinstance(folded, ForwardMultipliers):
         return folded
-    said = usual_forward(p, shape) if folded else forward_factors(p, shape)
+    said = usual_multipliers(p, shape) if folded else forward_multipliers(p, shape)
     if (logit := _find_scaling(p, read, folded)) is not None:
         said = replace(said, logit=logit)
     moves = {
@@ -61,7 +68,7 @@ def find_forward(p: Parametrization, model: Any, read: TorchModel, reading: Read
                 raise UsageError(
                     f"{module} multiplies its {WORDS[name]} by {number:.6g}, and folded={folded} expects "
                     f"{' or '.join(dict.fromkeys(f'{value:.6g}' for value, _ in choices))}: "
-                    f"{'folded=False if it applies all of forward_factors(parametrization, shape); or ' * folded}{GIVE}"
+                    f"{'folded=False if it applies all of forward_multipliers(p, shape); or ' * folded}{GIVE}"
                 )
             if name in ("logit", "embedding"):
                 said = replace(said, **{name: fitting[0]})
@@ -75,10 +82,10 @@ def logit_scale(p: Parametrization, key_dim: int) -> float:
 
 def _choices(name: str, p: Parametrization, read: TorchModel, folded: bool) -> list[tuple[float, float]]:
     """Return what a multiplier may be, and what that is relative to the base; constants of the base are not known."""
-    shape, asked = read.anatomy.shape, forward_factors(p, read.anatomy.shape)
+    shape, asked = read.architecture.shape, forward_multipliers(p, read.architecture.shape)
     if name == "logit":
         n, own = shape.key_dim, asked.logit
-        usual = [(n**-0.5, usual_forward(p, shape).logit)] if folded else []
+        usual = [(n**-0.5, usual_multipliers(p, shape).logit)] if folded else []
         return [*usual, (logit_scale(p, n), own), (n**-p.logit_exponent, own)]
     if name == "embedding":  # none, or the root of the width (Gemma)
         return [(1.0, 1.0), (shape.width**0.5, (shape.width / p.base.width) ** 0.5)]
@@ -89,16 +96,20 @@ def _choices(name: str, p: Parametrization, read: TorchModel, folded: bool) -> l
     return [(own, own), (own * (p.branch.ratio(p.base, Shape(1, 1, 1)) if name == "branch" else 1 / p.base.width), own)]
 
 
-def _refuse_unknown(name: str, found: ForwardPass, said: Forward, p: Parametrization, read: TorchModel) -> None:
+def _refuse_unknown(
+    name: str, found: ForwardPass, said: ForwardMultipliers, p: Parametrization, read: TorchModel
+) -> None:
     """Refuse a multiplier that was not measured, if one is to be folded or was said to be applied."""
-    measured, shape = getattr(found, name), read.anatomy.shape
-    places = (*read.anatomy.places, *read.anatomy.frozen)
-    carried = {CARRIES.get(part, "output" if part == "unembedding" else "") for each in places for part in each.parts}
-    carried |= {"output" for each in places if each.tied}
+    measured, shape = getattr(found, name), read.architecture.shape
+    parameters = (*read.architecture.parameters, *read.architecture.frozen)
+    carried = {
+        CARRIES.get(part, "output" if part == "unembedding" else "") for each in parameters for part in each.parts
+    }
+    carried |= {"output" for each in parameters if each.tied}
     if name == "embedding" or name not in carried or not measured.unknown:  # `name_uncarried` says what nobody carries
         return
-    missing = getattr(missing_factors(p, shape, said), name)
-    applied = getattr(forward_factors(p, shape), name) / getattr(usual_forward(p, shape), name)
+    missing = getattr(missing_multipliers(p, shape, said), name)
+    applied = getattr(forward_multipliers(p, shape), name) / getattr(usual_multipliers(p, shape), name)
     if abs(missing - 1) > 1e-9:
         raise UsageError(
             f"the factor {missing:.4g} on the {WORDS[name]} would have no known effect in a weight: "
@@ -119,7 +130,7 @@ def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float |
     UsageError
         Logit scales that are neither the usual nor the parametrization's.
     """
-    n, n0 = read.anatomy.shape.key_dim, p.base.key_dim
+    n, n0 = read.architecture.shape.key_dim, p.base.key_dim
     usual, wanted = n**-0.5, logit_scale(p, n)
     logit = None
     for name, scale in read.scales.items():

@@ -8,13 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.audit import Audit, Finding, Has, judge
+from manyheads.limits.checks.audit import ActualSettings, Audit, Finding, judge
 from manyheads.limits.parametrization.table import OUTSIDE
-from manyheads.limits.parametrization.targets import Forward, Tuned, Want, given_spread, list_wants, role_factors
-from manyheads.limits.torch.applied_factors import find_forward
-from manyheads.limits.torch.frozen import name_uncarried
-from manyheads.limits.torch.groups import Reading, TorchModel, read_model, unwrap
-from manyheads.limits.torch.init import measure_start
+from manyheads.limits.parametrization.targets import (
+    BaseHyperparameters,
+    ForwardMultipliers,
+    ParameterTarget,
+    given_std,
+    parameter_targets,
+    role_factors,
+)
+from manyheads.limits.torch.applied_factors import find_multipliers
+from manyheads.limits.torch.frozen import describe_missing_factors
+from manyheads.limits.torch.groups import ModelOptions, TorchModel, read_model, unwrap
+from manyheads.limits.torch.init import measure_init
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.transformer.shape import Shape
 
@@ -26,10 +33,10 @@ def audit_model(
     p: Parametrization,
     model: Any,
     groups: Any,
-    tuned: Tuned,
+    hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
-    folded: bool | Forward = True,
+    folded: bool | ForwardMultipliers = True,
     fresh: bool | None = None,
     example: Any = None,
 ) -> Audit:
@@ -37,7 +44,7 @@ def audit_model(
 
     Parameters
     ----------
-    p, model, tuned, roles, shape, folded, example
+    p, model, hyperparameters, roles, shape, folded, example
         As `torch_groups` takes them.
     groups
         Its torch.optim optimizer, a schedule over it, or the list of groups. Under a schedule the rate it starts from
@@ -45,8 +52,8 @@ def audit_model(
         optimizer: that of `CyclicLR` is read off the schedule, and that of `ReduceLROnPlateau` is forgotten once it
         has been lowered. Where the peak is not known, rates are held against each other.
     fresh
-        Whether the weights are as they started, so that their spreads can be judged; None: if the optimizer has not
-        made a step, of which gradient descent without momentum keeps no trace. A spread is right within its sampling
+        Whether the weights are as they started, so that their stds can be judged; None: if the optimizer has not
+        made a step, of which gradient descent without momentum keeps no trace. A std is right within its sampling
         error at a false-alarm rate of 1e-6 a parameter.
 
     Raises
@@ -55,79 +62,98 @@ def audit_model(
         No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
         `torch_groups` refuses.
     """
-    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
+    reading = ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
-    forward = find_forward(p, unwrap(model), read, reading)
-    wants = list_wants(p, read.anatomy, tuned, forward)
+    forward = find_multipliers(p, unwrap(model), read, reading)
+    targets = parameter_targets(p, read.architecture, hyperparameters, forward)
     groups, schedules = find_optimizer(groups)
-    rows, notes = read_groups(p, groups, tuned)
-    rates, hidden = read_peaks(rows, schedules)
+    rows, notes = read_groups(p, groups, hyperparameters)
+    learning_rates, hidden = read_peaks(rows, schedules)
     asked, fresh = fresh, not has_stepped(groups) if fresh is None else fresh
-    has, doubled = _collect(p, read, rows, rates, fresh)
-    has, random = _leave_random_biases(wants, has, read, tuned)
+    settings, doubled = _collect(p, read, rows, learning_rates, fresh)
+    settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
     if hidden:
-        tuned, has, said = _hold_against_each_other(wants, has, tuned)
-        wants = list_wants(p, read.anatomy, tuned, forward)
+        hyperparameters, settings, said = _hold_against_each_other(targets, settings, hyperparameters)
+        targets = parameter_targets(p, read.architecture, hyperparameters, forward)
         notes.append(f"rates: {said}, for {hidden}")
-    factors = role_factors(p, read.anatomy.shape)
-    tied = factors["unembedding"].rate / factors["embedding"].rate
-    findings = judge(wants, has, tuned, tied) + doubled
-    unknown = sorted({want.role for want in wants if want.initial is None} | random)
+    factors = role_factors(p, read.architecture.shape)
+    tied = factors["unembedding"].learning_rate / factors["embedding"].learning_rate
+    findings = judge(targets, settings, hyperparameters, tied) + doubled
+    unknown = sorted({target.role for target in targets if target.initial is None} | random)
     if not fresh:
-        notes.append("initial spreads: not judged, the weights have been trained")
+        notes.append("initial stds: not judged, the weights have been trained")
     elif asked is None and any(each.quantity == "initial" and not each.right for each in findings):
         notes.append(
-            "initial spreads: judged as those of a model before its first step; if yours is trained, say fresh=False "
+            "initial stds: judged as those of a model before its first step; if yours is trained, say fresh=False "
             "(--trained on the command line)"
         )
     elif unknown:
         notes.append(
-            f"initial spreads of {', '.join(unknown)}: not judged, no spread at the base is known "
-            "(Tuned(spreads={role: standard deviation}))"
+            f"initial stds of {', '.join(unknown)}: not judged, no std at the base is known "
+            "(BaseHyperparameters(stds={role: standard deviation}))"
         )
-    notes += name_uncarried(p, read, tuned, forward)
-    if read.anatomy.post_norm:
+    notes += describe_missing_factors(p, read, hyperparameters, forward)
+    if read.architecture.post_norm:
         notes.append("post-norm: depth is outside the theory; width and key dimension are judged")
     return Audit(findings, (*notes, *OUTSIDE))
 
 
 def _leave_random_biases(
-    wants: Sequence[Want], has: dict[str, Has], read: TorchModel, tuned: Tuned
-) -> tuple[dict[str, Has], set[str]]:
-    """Leave out how random biases of a plain module start, whose spread at the base was not given, as `nn.Linear`'s.
+    targets: Sequence[ParameterTarget],
+    settings: dict[str, ActualSettings],
+    read: TorchModel,
+    hyperparameters: BaseHyperparameters,
+) -> tuple[dict[str, ActualSettings], set[str]]:
+    """Leave out how random biases of a plain module start, whose std at the base was not given, as `nn.Linear`'s.
 
     Returns what is left, and the roles of those that were left out.
     """
     left = {
-        want.place.name: want.role
-        for want in wants
-        if not read.anatomy.family
-        and want.place.parts[0].endswith("bias")
-        and given_spread(want.place.parts[0], tuned) is None
-        and want.place.name in has
-        and has[want.place.name].spread
+        target.parameter.name: target.role
+        for target in targets
+        if not read.architecture.family
+        and target.parameter.parts[0].endswith("bias")
+        and given_std(target.parameter.parts[0], hyperparameters) is None
+        and target.parameter.name in settings
+        and settings[target.parameter.name].std
     }
-    return has | {name: replace(has[name], spread=None) for name in left}, set(left.values())
+    return settings | {name: replace(settings[name], std=None) for name in left}, set(left.values())
 
 
 def _hold_against_each_other(
-    wants: Sequence[Want], has: dict[str, Has], tuned: Tuned
-) -> tuple[Tuned, dict[str, Has], str]:
+    targets: Sequence[ParameterTarget], settings: dict[str, ActualSettings], hyperparameters: BaseHyperparameters
+) -> tuple[BaseHyperparameters, dict[str, ActualSettings], str]:
     """Take for tuned the rate at the base that the middle one of the parameters has; if it is zero, judge no rates."""
-    found = [(has[want.place.name].rate or 0.0) / want.factors.rate for want in wants if want.place.name in has]
+    found = [
+        (settings[target.parameter.name].learning_rate or 0.0) / target.factors.learning_rate
+        for target in targets
+        if target.parameter.name in settings
+    ]
     common = statistics.median_low(found) if found else 0.0
     if common:
-        return replace(tuned, rate=common), has, "held against each other, and not against the tuned one"
-    return tuned, {name: replace(each, rate=None) for name, each in has.items()}, "not judged, they are zero"
+        return (
+            replace(hyperparameters, learning_rate=common),
+            settings,
+            "held against each other, and not against the tuned one",
+        )
+    return (
+        hyperparameters,
+        {name: replace(each, learning_rate=None) for name, each in settings.items()},
+        "not judged, they are zero",
+    )
 
 
 def _collect(
-    p: Parametrization, read: TorchModel, rows: Sequence[Mapping[str, Any]], rates: Sequence[float], fresh: bool
-) -> tuple[dict[str, Has], tuple[Finding, ...]]:
+    p: Parametrization,
+    read: TorchModel,
+    rows: Sequence[Mapping[str, Any]],
+    learning_rates: Sequence[float],
+    fresh: bool,
+) -> tuple[dict[str, ActualSettings], tuple[Finding, ...]]:
     """Return what every parameter has, and those that are in more than one group."""
     names = {id(tensor): name for name, tensor in read.tensors.items()}
-    parts = {place.name: place for place in read.anatomy.places}
-    has: dict[str, Has] = {}
+    parts = {parameter.name: parameter for parameter in read.architecture.parameters}
+    settings: dict[str, ActualSettings] = {}
     doubled = []
     for number, row in enumerate(rows):
         tensors = row["params"]
@@ -141,17 +167,17 @@ def _collect(
                     f"group {number} holds a tensor of shape {tuple(tensor.shape)} that is no trained parameter of "
                     "this model: audit the model together with the optimizer that trains it"
                 )
-            if name in has:
+            if name in settings:
                 meaning = "it is in two groups: every step is made twice"
                 role = "+".join(parts[name].parts)
-                doubled.append(Finding(name, role, "rate", 1.0, 2.0, 2.0, False, meaning))
+                doubled.append(Finding(name, role, "learning_rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
-            place = parts[name]
-            start = measure_start(tensor, place.start, read.padding.get(name), place.offset) if fresh else {}
-            has[name] = Has(
-                rate=rates[number],
+            parameter = parts[name]
+            start = measure_init(tensor, parameter.start, read.padding.get(name), parameter.offset) if fresh else {}
+            settings[name] = ActualSettings(
+                learning_rate=learning_rates[number],
                 epsilon=float(row["eps"]) if p.optimizer == "adam" else None,
                 weight_decay=float(row["weight_decay"]),
                 **start,
             )
-    return has, tuple(doubled)
+    return settings, tuple(doubled)

@@ -109,11 +109,15 @@ class _Probe:
         self.torch, self.model, self.read, self.found = torch, model, read, ForwardPass()
         self.names = {module: name for name, module in model.named_modules()}
         tensors = {**read.frozen, **read.tensors}
-        places = (*read.anatomy.places, *read.anatomy.frozen)
-        self.parts = {id(tensors[place.name]): place.parts for place in places}
-        tied = next((tensors[place.name] for place in places if place.tied), None)
-        self.table = next((tensors[place.name] for place in places if place.parts == ("unembedding",)), tied)
-        self.shift = next((tensors[place.name] for place in places if place.parts == ("unembedding_bias",)), None)
+        parameters = (*read.architecture.parameters, *read.architecture.frozen)
+        self.parts = {id(tensors[parameter.name]): parameter.parts for parameter in parameters}
+        tied = next((tensors[parameter.name] for parameter in parameters if parameter.tied), None)
+        self.table = next(
+            (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding",)), tied
+        )
+        self.shift = next(
+            (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding_bias",)), None
+        )
         self.swapped: Any = None
         self.own: dict[Any, float] = {}  # what projections multiply by within themselves
         self.queries: list[tuple[str, Any]] = []
@@ -313,7 +317,7 @@ class _Probe:
 
     def _split(self, fused: Any) -> list[tuple[Any, Any]]:
         """Return queries and keys of a fused projection: all queries, keys, values, or those of head after head."""
-        n, width = self.read.anatomy.shape.key_dim, self.read.anatomy.shape.width
+        n, width = self.read.architecture.shape.key_dim, self.read.architecture.shape.width
         pairs = [(fused[..., :width], fused[..., width:].chunk(2, -1)[0])]
         if fused.shape[-1] == 3 * width:
             heads = fused.unflatten(-1, (-1, 3, n))
@@ -322,7 +326,7 @@ class _Probe:
 
     def _products(self, query: Any, key: Any, tokens: int) -> Any:
         """Return q_i . k_i summed over heads and sequences, for every token; None where sizes do not fit."""
-        n = self.read.anatomy.shape.key_dim
+        n = self.read.architecture.shape.key_dim
         rows = []
         for each in (query, key):
             each = each.double()

@@ -1,9 +1,9 @@
 """Frozen parameters into which a factor of the forward pass belongs, and where nothing puts it.
 
 What a model does not multiply is folded into the weight behind it (`manyheads.limits.parametrization.targets`), by
-the spread at which
+the std at which
 it starts and by its rate. A frozen weight has no rate, and is not drawn anew. It holds the factor if it started with
-it, which its spread tells, and any factor if it is zero; what it was trained with elsewhere cannot be seen.
+it, which its std tells, and any factor if it is zero; what it was trained with elsewhere cannot be seen.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from manyheads.limits.checks.init_test import starts_right
+from manyheads.limits.checks.init_test import init_is_right
 from manyheads.limits.parametrization.architecture import CARRIES
-from manyheads.limits.parametrization.targets import Tuned, list_wants, missing_factors, usual_forward
-from manyheads.limits.torch.init import measure_start
+from manyheads.limits.parametrization.targets import (
+    BaseHyperparameters,
+    missing_multipliers,
+    parameter_targets,
+    usual_multipliers,
+)
+from manyheads.limits.torch.init import measure_init
 
 if TYPE_CHECKING:
-    from manyheads.limits.parametrization.architecture import Anatomy, Place
+    from manyheads.limits.parametrization.architecture import Architecture, Parameter
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.targets import Forward
+    from manyheads.limits.parametrization.targets import ForwardMultipliers
     from manyheads.limits.torch.groups import TorchModel
 
 MULTIPLIES: Mapping[str, str] = {
@@ -33,58 +38,69 @@ MULTIPLIES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Owed:
+class FrozenCarrier:
     """A frozen parameter into which a factor of the forward pass belongs.
 
     Attributes
     ----------
-    place
+    parameter
         The parameter.
     factor, value
-        Which one, a field of `Forward`, and how much.
+        Which one, a field of `ForwardMultipliers`, and how much.
     initial
         Standard deviation (of gains the number) at which it would have started with the factor; None where that is
         not known, or holds for a third of it.
     """
 
-    place: Place
+    parameter: Parameter
     factor: str
     value: float
     initial: float | None
 
 
-def list_owed(p: Parametrization, anatomy: Anatomy, tuned: Tuned, forward: Forward | None = None) -> tuple[Owed, ...]:
+def list_frozen_carriers(
+    p: Parametrization,
+    architecture: Architecture,
+    hyperparameters: BaseHyperparameters,
+    forward: ForwardMultipliers | None = None,
+) -> tuple[FrozenCarrier, ...]:
     """Return the frozen parameters of a model that would have to hold a factor other than one.
 
     Parameters
     ----------
     forward
-        What the model multiplies itself, as `list_wants` takes it.
+        What the model multiplies itself, as `parameter_targets` takes it.
 
     Examples
     --------
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
     >>> from manyheads.limits.parametrization.architecture import read_map
-    >>> anatomy = read_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
-    >>> [(each.place.name, each.factor) for each in list_owed(Parametrization(base=Shape(4, 2, 1)), anatomy, Tuned(1))]
+    >>> p = Parametrization(base=Shape(4, 2, 1))
+    >>> architecture = read_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
+    >>> found = list_frozen_carriers(p, architecture, BaseHyperparameters(1))
+    >>> [(each.parameter.name, each.factor) for each in found]
     [('q', 'logit')]
     """
-    forward = forward or usual_forward(p, anatomy.shape)
-    factors = asdict(missing_factors(p, anatomy.shape, forward))
+    forward = forward or usual_multipliers(p, architecture.shape)
+    factors = asdict(missing_multipliers(p, architecture.shape, forward))
     found = []
-    for place in anatomy.frozen:
-        for part in place.parts:
-            name = "output" if place.closes or part == "unembedding" else CARRIES.get(part)
-            value = 1.0 if name is None else factors[name] * (forward.embedding if place.closes else 1)
+    for parameter in architecture.frozen:
+        for part in parameter.parts:
+            name = "output" if parameter.closes or part == "unembedding" else CARRIES.get(part)
+            value = 1.0 if name is None else factors[name] * (forward.embedding if parameter.closes else 1)
             if name is not None and abs(value - 1) > 1e-9:
-                alone = replace(anatomy, places=(place,), open_end="") if len(place.parts) == 1 else None
-                initial = list_wants(p, alone, tuned, forward)[0].initial if alone else None
-                found.append(Owed(place, name, value, initial))
+                alone = (
+                    replace(architecture, parameters=(parameter,), open_end="") if len(parameter.parts) == 1 else None
+                )
+                initial = parameter_targets(p, alone, hyperparameters, forward)[0].initial if alone else None
+                found.append(FrozenCarrier(parameter, name, value, initial))
     return tuple(found)
 
 
-def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, forward: Forward) -> list[str]:
+def describe_missing_factors(
+    p: Parametrization, read: TorchModel, hyperparameters: BaseHyperparameters, forward: ForwardMultipliers
+) -> list[str]:
     """Say which factors no parameter of a PyTorch model carries because the one that should is frozen, and what to do.
 
     Parameters
@@ -92,19 +108,19 @@ def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, forward: 
     forward
         What the model multiplies itself, relative to the base.
     """
-    owed: dict[str, list[Owed]] = {}
-    for each in list_owed(p, read.anatomy, tuned, forward):
-        if not _holds(each, read.frozen[each.place.name]):
-            owed.setdefault(each.factor, []).append(each)
-    said = [_say(some, bool(read.scales)) for some in owed.values()]
+    carrier: dict[str, list[FrozenCarrier]] = {}
+    for each in list_frozen_carriers(p, read.architecture, hyperparameters, forward):
+        if not _holds(each, read.frozen[each.parameter.name]):
+            carrier.setdefault(each.factor, []).append(each)
+    said = [_say(some, bool(read.scales)) for some in carrier.values()]
     # A map may leave frozen parameters out: then nobody knows where the factor is.
-    known = (*read.anatomy.places, *read.anatomy.frozen)
-    if len(read.anatomy.frozen) < len(read.frozen):
-        for name, value in asdict(missing_factors(p, read.anatomy.shape, forward)).items():
+    known = (*read.architecture.parameters, *read.architecture.frozen)
+    if len(read.architecture.frozen) < len(read.frozen):
+        for name, value in asdict(missing_multipliers(p, read.architecture.shape, forward)).items():
             parts = [part for part, factor in CARRIES.items() if factor == name and not part.endswith("bias")]
             parts = parts or ["unembedding"]
-            told = any(part in place.parts for part in parts for place in known)
-            told |= name == "output" and any(place.tied for place in known)
+            told = any(part in parameter.parts for part in parts for parameter in known)
+            told |= name == "output" and any(parameter.tied for parameter in known)
             if abs(value - 1) > 1e-9 and not told:
                 said.append(
                     f"the factor {value:.4g} on the {MULTIPLIES[name]} belongs into {' and '.join(parts)}, and the "
@@ -113,25 +129,25 @@ def name_uncarried(p: Parametrization, read: TorchModel, tuned: Tuned, forward: 
     return said
 
 
-def _holds(owed: Owed, tensor: Any) -> bool:
+def _holds(carrier: FrozenCarrier, tensor: Any) -> bool:
     """Whether a frozen parameter starts with its factor, or is zero; without numbers it does not."""
-    start = "random" if owed.place.start == "zero" and owed.initial else owed.place.start
+    start = "random" if carrier.parameter.start == "zero" and carrier.initial else carrier.parameter.start
     quantised = not tensor.is_floating_point() or tensor.element_size() == 1  # their scale stands elsewhere
-    found = {} if quantised else measure_start(tensor, start, offset=owed.place.offset)
+    found = {} if quantised else measure_init(tensor, start, offset=carrier.parameter.offset)
     if not found:
         return False
-    spread, count, rounding = found["spread"], found["count"], found["rounding"]
-    return spread == 0 or (owed.initial is not None and starts_right(start, owed.initial, spread, count, rounding))
+    std, count, rounding = found["std"], found["count"], found["rounding"]
+    return std == 0 or (carrier.initial is not None and init_is_right(start, carrier.initial, std, count, rounding))
 
 
-def _say(owed: list[Owed], scalable: bool) -> str:
-    first, several = owed[0], len(owed) > 1
-    names = first.place.name + (f" and {len(owed) - 1} more, which are" if several else ", which is")
+def _say(carrier: list[FrozenCarrier], scalable: bool) -> str:
+    first, several = carrier[0], len(carrier) > 1
+    names = first.parameter.name + (f" and {len(carrier) - 1} more, which are" if several else ", which is")
     what = "them" if several else "it"
     own = ""
     if first.factor == "logit":
         own = "let the attention scale its logits (scale_logits(model, parametrization)); or " if scalable else ""
-        what = "what belongs to the queries" if any(len(each.place.parts) > 1 for each in owed) else what
+        what = "what belongs to the queries" if any(len(each.parameter.parts) > 1 for each in carrier) else what
     return (
         f"the factor {first.value:.4g} on the {MULTIPLIES[first.factor]} belongs into {names} frozen: nothing here "
         f"puts it there, and in trained numbers it cannot be seen; {own}multiply {what} by {first.value:.4g} once, if "

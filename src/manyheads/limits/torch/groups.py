@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import Anatomy, Place, read_config, read_map
-from manyheads.limits.parametrization.targets import Forward, Tuned, list_wants
-from manyheads.limits.torch.applied_factors import find_forward, logit_scale
-from manyheads.limits.torch.frozen import name_uncarried
+from manyheads.limits.parametrization.architecture import Architecture, Parameter, read_config, read_map
+from manyheads.limits.parametrization.targets import BaseHyperparameters, ForwardMultipliers, parameter_targets
+from manyheads.limits.torch.applied_factors import find_multipliers, logit_scale
+from manyheads.limits.torch.frozen import describe_missing_factors
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelOptions:
     """How a model is to be read.
 
     Attributes
@@ -39,13 +39,13 @@ class Reading:
 
     Examples
     --------
-    >>> Reading().folded
+    >>> ModelOptions().folded
     True
     """
 
     roles: Mapping[str, str] | None = None
     shape: Shape | None = None
-    folded: bool | Forward = True
+    folded: bool | ForwardMultipliers = True
     example: Any = None
 
 
@@ -55,7 +55,7 @@ class TorchModel:
 
     Attributes
     ----------
-    anatomy
+    architecture
         Its trained parameters by name.
     tensors
         Name → parameter.
@@ -67,14 +67,14 @@ class TorchModel:
         Name → parameter that is not trained.
     """
 
-    anatomy: Anatomy
+    architecture: Architecture
     tensors: Mapping[str, Any]
     scales: Mapping[str, float]
     padding: Mapping[str, int]
     frozen: Mapping[str, Any]
 
 
-def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
+def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     """Find the shape of a model and the part of every trained parameter.
 
     Raises
@@ -85,7 +85,7 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
     ExtraMissing
         torch is not installed.
     """
-    reading = reading or Reading()
+    reading = reading or ModelOptions()
     model = unwrap(model)
     names: dict[int, list[str]] = {}
     tensors: dict[str, Any] = {}
@@ -102,20 +102,20 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         resting = [group for group in names.values() if group[0] in frozen]
-        anatomy = _add_offsets(read_map(reading.roles, reading.shape, trained, resting), model, tensors)
-        _check_sizes(anatomy, tensors, complete=not frozen)
+        architecture = _add_offsets(read_map(reading.roles, reading.shape, trained, resting), model, tensors)
+        _check_sizes(architecture, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
             f"{type(model).__name__} has no configuration of transformers: give roles={{pattern: part}} and "
             "shape=Shape(key_dim, heads, depth)"
         )
     else:
-        anatomy = read_config(config.to_dict(), names.values(), frozen)
-        scales = {name: float(module.scaling) for name, module in _attention(model, anatomy).items()}
-        if reading.shape not in (None, anatomy.shape):
-            raise UsageError(f"shape={reading.shape}, and the configuration says {anatomy.shape}: leave shape out")
+        architecture = read_config(config.to_dict(), names.values(), frozen)
+        scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
+        if reading.shape not in (None, architecture.shape):
+            raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")
     return TorchModel(
-        anatomy,
+        architecture,
         {name: tensor for name, tensor in tensors.items() if name not in frozen},
         scales,
         _padding(model, names),
@@ -126,10 +126,10 @@ def read_model(model: Any, reading: Reading | None = None) -> TorchModel:
 def torch_groups(
     p: Parametrization,
     model: Any,
-    tuned: Tuned,
+    hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
-    folded: bool | Forward = True,
+    folded: bool | ForwardMultipliers = True,
     example: Any = None,
 ) -> list[dict[str, Any]]:
     """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD.
@@ -140,16 +140,16 @@ def torch_groups(
         The parametrization.
     model
         A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
-    tuned
+    hyperparameters
         What was tuned at the base.
     roles, shape
         For a plain module: pattern of names → part (`manyheads.limits.parametrization.architecture.PARTS`), and its
         shape.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
-        one), or are applied by the model itself (False: all of `forward_factors`, such as a model that is written for
-        mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
-        `Forward` says what the model multiplies relative to the base, and is believed.
+        one), or are applied by the model itself (False: all of `forward_multipliers`, such as a model that is written
+        for mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
+        `ForwardMultipliers` says what the model multiplies relative to the base, and is believed.
     example
         Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
         token ids.
@@ -174,38 +174,38 @@ def torch_groups(
     Weight decay is meant as decoupled (AdamW; for gradient descent both are the same). Heads per group of keys and
     values, and the width of the MLP over d, are taken to be what they were at the base.
     """
-    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
+    reading = ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
-    forward = find_forward(p, unwrap(model), read, reading)
-    wants = list_wants(p, read.anatomy, tuned, forward)
-    for sentence in name_uncarried(p, read, tuned, forward):
+    forward = find_multipliers(p, unwrap(model), read, reading)
+    targets = parameter_targets(p, read.architecture, hyperparameters, forward)
+    for sentence in describe_missing_factors(p, read, hyperparameters, forward):
         warnings.warn(sentence, stacklevel=2)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for want in wants:
-        numbers = {"lr": want.rate, "weight_decay": want.weight_decay}
-        numbers |= {"eps": want.epsilon} if p.optimizer == "adam" else {}
-        empty = {"params": [], **numbers, "names": [], "role": want.role}
-        group = groups.setdefault((want.role, *numbers.values()), empty)
-        group["params"].append(read.tensors[want.place.name])
-        group["names"].append(want.place.name)
+    for target in targets:
+        numbers = {"lr": target.learning_rate, "weight_decay": target.weight_decay}
+        numbers |= {"eps": target.epsilon} if p.optimizer == "adam" else {}
+        empty = {"params": [], **numbers, "names": [], "role": target.role}
+        group = groups.setdefault((target.role, *numbers.values()), empty)
+        group["params"].append(read.tensors[target.parameter.name])
+        group["names"].append(target.parameter.name)
     return list(groups.values())
 
 
 def initialise_model(
     p: Parametrization,
     model: Any,
-    tuned: Tuned,
+    hyperparameters: BaseHyperparameters,
     roles: Mapping[str, str] | None = None,
     shape: Shape | Sequence[int] | None = None,
-    folded: bool | Forward = True,
+    folded: bool | ForwardMultipliers = True,
     generator: Any = None,
     example: Any = None,
 ) -> None:
-    """Draw all trained parameters anew, in place: Gaussian with the spread of their class, gains, and zeros.
+    """Draw all trained parameters anew, in place: Gaussian with the std of their class, gains, and zeros.
 
     Parameters
     ----------
-    p, model, tuned, roles, shape, folded, example
+    p, model, hyperparameters, roles, shape, folded, example
         As `torch_groups` takes them.
     generator
         A torch.Generator on the device of the model; None for torch's own.
@@ -213,27 +213,29 @@ def initialise_model(
     Raises
     ------
     UsageError
-        A plain module whose spreads at the base are not given, or a model on the device `meta`.
+        A plain module whose stds at the base are not given, or a model on the device `meta`.
     """
     torch = require("torch")
-    reading = Reading(roles, None if shape is None else Shape.of(shape), folded, example)
+    reading = ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
     read = read_model(model, reading)
-    wants = list_wants(p, read.anatomy, tuned, find_forward(p, unwrap(model), read, reading))
-    if missing := sorted({want.role for want in wants if want.initial is None}):
+    targets = parameter_targets(
+        p, read.architecture, hyperparameters, find_multipliers(p, unwrap(model), read, reading)
+    )
+    if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(
-            f"no spread is known for the roles {', '.join(missing)}: give Tuned(spreads={{role: standard deviation at "
-            "the base}})"
+            f"no std is known for the roles {', '.join(missing)}: give BaseHyperparameters(stds={{role: standard "
+            "deviation at the base}})"
         )
     if any(tensor.is_meta for tensor in read.tensors.values()):
         raise UsageError("a model on the device meta holds no numbers: model.to_empty(device=...) first")
     with torch.no_grad():
-        for want in wants:
-            tensor = read.tensors[want.place.name]
-            if want.start == "random":
-                tensor.normal_(0.0, want.initial, generator=generator)
+        for target in targets:
+            tensor = read.tensors[target.parameter.name]
+            if target.start == "random":
+                tensor.normal_(0.0, target.initial, generator=generator)
             else:
-                tensor.fill_((want.initial or 0.0) - want.place.offset)
-            if (row := read.padding.get(want.place.name)) is not None:
+                tensor.fill_((target.initial or 0.0) - target.parameter.offset)
+            if (row := read.padding.get(target.parameter.name)) is not None:
                 tensor[row] = 0
 
 
@@ -257,7 +259,7 @@ def scale_logits(model: Any, p: Parametrization) -> int:
     """
     model = unwrap(model)
     read = read_model(model)
-    shape = read.anatomy.shape
+    shape = read.architecture.shape
     if len(read.scales) < shape.depth:
         raise UsageError(
             f"{shape.depth} layers, and {len(read.scales)} attention modules with an attribute `scaling`: "
@@ -280,15 +282,21 @@ def unwrap(model: Any) -> Any:
         model = next(iter(children.values()))
 
 
-def _add_offsets(anatomy: Anatomy, model: Any, tensors: Mapping[str, Any]) -> Anatomy:
+def _add_offsets(architecture: Architecture, model: Any, tensors: Mapping[str, Any]) -> Architecture:
     """Say of gains what their modules add to them: 1 + w multiplies in Gemma's norms, and starts at w = 0."""
     owners = {id(t): module for module in model.modules() for t in module.parameters(recurse=False)}
 
-    def add(place: Place) -> Place:
-        tensor = tensors[place.name]
-        return place if place.start != "one" else replace(place, offset=_measure_offset(owners[id(tensor)], tensor))
+    def add(parameter: Parameter) -> Parameter:
+        tensor = tensors[parameter.name]
+        return (
+            parameter
+            if parameter.start != "one"
+            else replace(parameter, offset=_measure_offset(owners[id(tensor)], tensor))
+        )
 
-    return replace(anatomy, places=tuple(map(add, anatomy.places)), frozen=tuple(map(add, anatomy.frozen)))
+    return replace(
+        architecture, parameters=tuple(map(add, architecture.parameters)), frozen=tuple(map(add, architecture.frozen))
+    )
 
 
 def _measure_offset(module: Any, tensor: Any) -> float:
@@ -314,28 +322,28 @@ def _measure_offset(module: Any, tensor: Any) -> float:
     return float(round(offset)) if abs(offset - round(offset)) < near else 0.0
 
 
-def _attention(model: Any, anatomy: Anatomy) -> dict[str, Any]:
+def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
     found = {}
-    for place in (*anatomy.places, *anatomy.frozen):  # frozen queries have a scale all the same
-        if place.parts[0] == "query":
-            name = place.name.rsplit(".", 2)[0]
+    for parameter in (*architecture.parameters, *architecture.frozen):  # frozen queries have a scale all the same
+        if parameter.parts[0] == "query":
+            name = parameter.name.rsplit(".", 2)[0]
             module = model.get_submodule(name)
             if isinstance(getattr(module, "scaling", None), float):
                 found[name] = module
     return found
 
 
-def _check_sizes(anatomy: Anatomy, tensors: Mapping[str, Any], complete: bool) -> None:
+def _check_sizes(architecture: Architecture, tensors: Mapping[str, Any], complete: bool) -> None:
     """Refuse a shape that the matrices of attention contradict: its width is on one of their sides."""
-    shape, queries = anatomy.shape, 0
-    for place in anatomy.places:
-        sides = tuple(tensors[place.name].shape)
-        queries += "query" in place.parts
-        if place.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
+    shape, queries = architecture.shape, 0
+    for parameter in architecture.parameters:
+        sides = tuple(tensors[parameter.name].shape)
+        queries += "query" in parameter.parts
+        if parameter.parts[0] in ("query", "key", "value", "output") and len(sides) > 1 and shape.width not in sides:
             raise UsageError(
-                f"{place.name} ({'+'.join(place.parts)}) has the sides {sides}, and shape says N = {shape.key_dim}, "
-                f"H = {shape.heads}, a stream of width {shape.width}: correct one of them"
+                f"{parameter.name} ({'+'.join(parameter.parts)}) has the sides {sides}, and shape says "
+                f"N = {shape.key_dim}, H = {shape.heads}, a stream of width {shape.width}: correct one of them"
             )
     if complete and queries > 1 and queries % shape.depth:  # one alone may be shared by all layers, or hold them all
         raise UsageError(f"{queries} query matrices and L = {shape.depth} layers: correct the shape or the role map")

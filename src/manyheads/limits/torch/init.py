@@ -1,4 +1,4 @@
-"""Initial spread of a PyTorch tensor."""
+"""Initial std of a PyTorch tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from manyheads._extras import require
 
 
-def measure_start(tensor: Any, start: str, padding: int | None = None, offset: float = 0.0) -> dict[str, Any]:
+def measure_init(tensor: Any, start: str, padding: int | None = None, offset: float = 0.0) -> dict[str, Any]:
     """Return the root mean square of a parameter and its count; of gains, the entry farthest from their mean.
 
     Nothing is returned for a tensor without numbers: on the device `meta`, or an empty share of a parameter. A module
@@ -20,10 +20,10 @@ def measure_start(tensor: Any, start: str, padding: int | None = None, offset: f
     values, count = tensor.detach(), tensor.numel()
     if start == "one":
         flat = values.double().flatten()
-        spread = offset + float(flat[(flat - flat.mean()).abs().argmax()])
+        std = offset + float(flat[(flat - flat.mean()).abs().argmax()])
     else:
         if padding is not None and not bool(values[padding].any()):  # a row that is zero by design
             count -= values[padding].numel()
         # Summed in double precision without a copy of the table in it.
-        spread = float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(max(count, 1))
-    return {"spread": spread, "count": count, "rounding": float(torch.finfo(values.dtype).eps)}
+        std = float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(max(count, 1))
+    return {"std": std, "count": count, "rounding": float(torch.finfo(values.dtype).eps)}

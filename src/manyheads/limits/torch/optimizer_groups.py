@@ -10,7 +10,7 @@ from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.targets import Tuned
+    from manyheads.limits.parametrization.targets import BaseHyperparameters
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
@@ -32,7 +32,9 @@ OTHER_RULES: Mapping[str, str] = {
 """Key of a group → optimizers whose groups have it, and whose steps scale otherwise than Adam's and SGD's."""
 
 
-def read_groups(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Mapping[str, Any]], list[str]]:
+def read_groups(
+    p: Parametrization, groups: Any, hyperparameters: BaseHyperparameters
+) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the groups of an optimizer or of a list, completed, and what has to be said about them."""
     rows = getattr(groups, "param_groups", groups)
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not all(isinstance(row, Mapping) for row in rows):
@@ -59,7 +61,7 @@ def read_groups(p: Parametrization, groups: Any, tuned: Tuned) -> tuple[list[Map
     notes = []
     usual = rows is groups or type(groups).__name__ == "AdamW"
     coupled = not all(row.get("decoupled_weight_decay", usual) for row in rows)
-    if coupled and p.optimizer == "adam" and tuned.weight_decay:
+    if coupled and p.optimizer == "adam" and hyperparameters.weight_decay:
         notes.append("weight decay inside Adam's gradient is outside the theory: use AdamW, where it is decoupled")
     return list(rows), notes
 
@@ -132,16 +134,16 @@ def read_peaks(rows: Sequence[Mapping[str, Any]], schedules: Sequence[Any]) -> t
     """Return the rate of every group that was tuned, and why it is not known what it was, empty where it is."""
     # The peak of a one-cycle schedule, what other schedules start from, or the rate; a tensor, perhaps.
     keys = [next(key for key in ("max_lr", "initial_lr", "lr") if _is_number(row.get(key))) for row in rows]
-    rates = [float(row[key]) for row, key in zip(rows, keys, strict=True)]
+    learning_rates = [float(row[key]) for row, key in zip(rows, keys, strict=True)]
     for schedule in schedules:
         if len(peaks := getattr(schedule, "max_lrs", ())) == len(rows):
             return [float(peak) for peak in peaks], ""
         if type(schedule).__name__ == "ReduceLROnPlateau" and schedule.last_epoch > 0 and "lr" in keys:
-            return rates, "ReduceLROnPlateau does not keep the rates that it has lowered"
+            return learning_rates, "ReduceLROnPlateau does not keep the rates that it has lowered"
     # CyclicLR cycles the momentum as a one-cycle schedule does, and writes no peak beside it.
     if any("base_momentum" in row and key != "max_lr" for row, key in zip(rows, keys, strict=True)):
-        return rates, "CyclicLR keeps its peak to itself: give the schedule in place of the optimizer"
-    return rates, ""
+        return learning_rates, "CyclicLR keeps its peak to itself: give the schedule in place of the optimizer"
+    return learning_rates, ""
 
 
 def has_stepped(groups: Any) -> bool:
