@@ -2,9 +2,12 @@ from .checks.audit import Audit as Audit
 from .checks.audit import audit_learning_rates as audit_learning_rates
 from .checks.axes import shapes_along as shapes_along
 from .checks.coordinate_check import CoordinateCheck as CoordinateCheck
+from .checks.coordinate_check import check_growth as check_growth
 from .checks.coordinate_check import coordinate_check as coordinate_check
 from .checks.coordinate_check import measure_task as measure_task
 from .checks.transfer_check import TransferCheck as TransferCheck
+from .checks.transfer_check import find_optimum as find_optimum
+from .checks.transfer_check import search_optimum as search_optimum
 from .checks.transfer_check import task_losses as task_losses
 from .checks.transfer_check import transfer_check as transfer_check
 from .dmft.problem import Problem as Problem
