@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}
+STORED = {"learning_rate": "rate"}
+"""Column → its variable in the store, where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,11 @@ class Scaling(Study):
         """Return the table of factors from the demo's shape to the larger one."""
         table = self.table()
         columns = {
-            name: ("role", [getattr(table[role], name) for role in ROLES], {"long_name": label, "units": "1"})
+            STORED.get(name, name): (
+                "role",
+                [getattr(table[role], name) for role in ROLES],
+                {"long_name": label, "units": "1"},
+            )
             for name, label in COLUMNS.items()
         }
         return xr.Dataset(columns, coords={"role": ("role", list(ROLES), {"long_name": "weights"})})

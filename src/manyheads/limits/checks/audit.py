@@ -55,7 +55,7 @@ class Finding:
     Attributes
     ----------
     name, role, quantity
-        Which one; the quantity is `"initial"`, `"rate"`, `"epsilon"` or `"weight_decay"`.
+        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`.
     expected, actual, factor
         What it should be and is, and actual over expected (infinite where nothing was expected).
     right

@@ -199,7 +199,7 @@ class Plan:
 def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
     """Return all that a network consumes of a scheme, to ten digits: rounding makes no two networks of one."""
     table = parametrization.table(shape)
-    names = ("initial", "multiplier", "rate", "epsilon")[: None if epsilon else -1]
+    names = ("initial", "multiplier", "learning_rate", "epsilon")[: None if epsilon else -1]
     columns = [table.column(name).values() for name in names]
     logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     return tuple(float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch))

@@ -99,7 +99,7 @@ class Table:
         return {row.role: row.at(learning_rate, epsilon, weight_decay) for row in self.rows}
 
     def column(self, name: str) -> dict[str, float]:
-        """Return one of the columns, by role: `"initial"`, `"multiplier"`, `"rate"`, `"epsilon"`, `"weight_decay"`."""
+        """Return one of the columns by role, such as `"initial"`, `"multiplier"` or `"learning_rate"`."""
         return {row.role: getattr(row, name) for row in self.rows}
 
     def as_dict(self) -> dict[str, Any]:
