@@ -126,7 +126,8 @@ class Minimum:
 def alternate(problem: Problem, value: np.ndarray, rounds: int, tolerance: float, most: int = ROUNDS) -> Minimum:
     """Minimize F by turns from W on, until A satisfies its conditions for the W that is best for it, or rounds end."""
     size, lags = problem.data.vocabulary, problem.data.lags
-    attention, violation, objective = np.zeros((size, lags)), np.inf, []
+    attention, violation = np.zeros((size, lags)), np.inf
+    objective: list[float] = []
     for turn in range(rounds):
         gram, pull = attention_sums(problem, value)
         scale = problem.penalties * problem.norm(value)
