@@ -134,6 +134,7 @@ def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.A
 
     Examples
     --------
+    >>> import numpy as np
     >>> best = best_correlations(np.array([[1, 1], [0, 1], [1, 1]]), np.array([[2.0, 1.0], [0.0, 5.0], [2.0, 3.0]]))
     >>> [round(float(value), 4) for value in best]
     [1.0, nan]
