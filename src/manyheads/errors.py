@@ -33,14 +33,29 @@ def check_integer(name: str, value: object, least: int = 1, most: int | None = N
     >>> check_integer("heads", 3)
     3
     """
-    allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     try:
         number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or number < least or (most is not None and number > most):
-        raise UsageError(f"{name}={value!r}: give an integer {allowed}")
+        large = number is not None and number.bit_length() > 64  # Python refuses to print thousands of digits
+        given = f"an integer of {number.bit_length()} bits" if large else repr(value)  # type: ignore[union-attr]
+        raise UsageError(f"{name}={given}: expected an integer {allowed}")
     return number
+
+
+def check_integers(owner: object, *names: str, least: int = 1, most: int | None = None) -> None:
+    """Check fields of a frozen dataclass as `check_integer` does, and keep them as Python's integers.
+
+    Raises
+    ------
+    UsageError
+        A field is no integer, or outside the range.
+    """
+    for name in names:
+        value = check_integer(f"{type(owner).__name__}: {name}", getattr(owner, name), least, most)
+        object.__setattr__(owner, name, value)
 
 
 class ExtraMissing(ManyheadsError, ImportError):

@@ -172,5 +172,5 @@ def test_weights_that_are_not_numbers_are_refused(broken):
 
 
 def test_no_column_is_no_factor():
-    with pytest.raises(UsageError, match="at least one column"):
+    with pytest.raises(UsageError, match="at least 1"):
         factor_stacks((np.ones((1, 2, 2)),), rank=0, tolerance=None)

@@ -38,9 +38,9 @@ WRONG_USE = [
     ("study run tests.cli.toys:Demanding", "give every field a default"),
     (f"study run {WALK} --colour red", "--colour"),
     (f"study run {WALK} --replicates few", "--replicates"),
-    (f"study run {WALK} --replicates 0", "at least one"),
-    (f"study run {WALK} --workers 0", "at least one"),
-    (f"study run {WALK} --workers -2", "at least one"),
+    (f"study run {WALK} --replicates 0", "of at least 1"),
+    (f"study run {WALK} --workers 0", "of at least 1"),
+    (f"study run {WALK} --workers -2", "of at least 1"),
     (f"study run {WALK} --seed -1", "seed"),
     (f"study run {WALK} --executor ray:auto", "dask:tcp"),
     (f"study run {WALK} --executor dask:somewhere", "dask:tcp"),
@@ -54,7 +54,7 @@ WRONG_USE = [
     ("count absent.module:f", "cannot be imported"),
     ("demo --text absent.txt", "'absent.txt' cannot be read"),
     ("demo --text .", "cannot be read"),
-    ("demo --workers 0", "at least one"),
+    ("demo --workers 0", "of at least 1"),
 ]
 
 FAILED = [

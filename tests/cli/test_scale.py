@@ -294,7 +294,7 @@ def test_a_check_that_breaks_names_the_module_and_is_strict_when_asked(call, pla
     [
         (("--base", "8,4", "--to", "8,4,2"), "expected N,H,L, three integers"),
         (("--base", "8,x,2", "--to", "8,4,2"), "'8,x,2'"),
-        (("--base", "8,0,2", "--to", "8,4,2"), "positive integers"),
+        (("--base", "8,0,2", "--to", "8,4,2"), "heads=0: expected an integer of at least 1"),
         (("--to", "8,4,2"), "--base or --base-config is missing"),
         (("--base", "8,4,2"), "--to is missing"),
         (("--base", "8,4,2", "--to", "absent.json"), "a config.json that exists"),

@@ -111,7 +111,7 @@ def test_reading_back_equals_running(tmp_path, seed):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"replicates": 0}, "at least one"),
+        ({"replicates": 0}, "at least 1"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32}, "seed"),
         ({"study": Still(fault="cells")}, None),

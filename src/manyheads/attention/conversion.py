@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import CertificateError, UsageError, check_integer
 
 
 class RankTooSmall(CertificateError):
@@ -70,8 +70,7 @@ def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -
     >>> bool(abs(left[0] @ right[0].T - stack[0]).max() < 1e-15)
     True
     """
-    if rank < 1:
-        raise UsageError(f"rank={rank}: factors need at least one column")
+    rank = check_integer("rank", rank)
     stacks = tuple(_for_lapack(stack) for stack in stacks)
     if not all(np.isfinite(stack).all() for stack in stacks):
         raise UsageError("the layer holds NaN or infinite weights: it has no factors")

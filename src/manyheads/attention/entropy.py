@@ -20,7 +20,7 @@ import numpy as np
 
 from manyheads._arrays import follows_caller
 from manyheads.attention.masks import Mask, as_rule, evaluate, shift_rows
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -147,8 +147,7 @@ def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
         raise ShapeError(f"queries {q.shape} and keys {k.shape}: expected (..., n, N) and (..., m, N) with m, N >= 1")
     if not (jnp.issubdtype(q.dtype, jnp.floating) and jnp.issubdtype(k.dtype, jnp.floating)):
         raise ShapeError(f"queries of dtype {q.dtype} and keys of dtype {k.dtype}: give real floating-point arrays")
-    if block < 1:
-        raise UsageError(f"block={block}: at least one query row at a time")
+    check_integer("block", block)
     batch_shapes = [q.shape[:-2], k.shape[:-2], *([] if rule is None else [rule.batch_shape])]
     try:
         np.broadcast_shapes(*batch_shapes)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads._arrays import check_arrays, follows_caller
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -183,9 +183,7 @@ def sliding_window(width: int) -> Mask:
            [1, 1, 0],
            [0, 1, 1]])
     """
-    if width != int(width) or width < 1:
-        raise UsageError(f"a sliding window of width {width}: give an integer of at least 1, or no key is left")
-    return _SlidingWindow(int(width))
+    return _SlidingWindow(check_integer("width", width))
 
 
 def padding(lengths: "Int[ArrayLike, '...']") -> Mask:

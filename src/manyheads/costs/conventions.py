@@ -8,7 +8,7 @@ or two, does a causal mask halve the score products, is recomputed work counted?
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 
 Causal = Literal["exact", "halved", "dense", "executed"]
 Embedding = Literal["gather", "onehot", "executed"]
@@ -96,8 +96,7 @@ class Convention:
                 raise UsageError(
                     f"convention: {field}={getattr(self, field)!r} is none of {', '.join(map(str, allowed))}"
                 )
-        if not isinstance(self.softmax, int) or self.softmax < 0:
-            raise UsageError(f"convention: softmax={self.softmax!r} must be a count of operations per score, 0 or more")
+        check_integers(self, "softmax", least=0)  # operations per score
         answers = {value == "executed" for value in (self.causal, self.recompute, self.embedding, self.backward)}
         if len(answers) > 1 or (self.executed and self.softmax):
             raise UsageError(

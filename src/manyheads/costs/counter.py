@@ -28,7 +28,7 @@ from manyheads.costs.jaxpr import (
     while_trips,
 )
 from manyheads.costs.tally import Tally
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 
 @dataclass
@@ -222,8 +222,8 @@ def count(fn: Callable[..., Any], *args: Any, trips: int | None = None) -> Cost:
     >>> count(lambda x, w: jax.lax.fori_loop(0, 10, lambda _, y: jnp.tanh(y @ w), x), x, w).flops
     655360
     """
-    if trips is not None and (isinstance(trips, bool) or not isinstance(trips, int) or trips < 0):
-        raise UsageError(f"count: trips={trips!r}, expected an integer of at least 0")
+    if trips is not None:
+        trips = check_integer("count: trips", trips, 0)
     leaves, tree = jax.tree.flatten(args)
     _refuse_torch(fn, *leaves)
     leaves = [as_native(leaf, "an argument", COMPLEX) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]

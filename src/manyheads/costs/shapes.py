@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "tanh"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -12,16 +12,6 @@ Positions = Literal["learned", "rotary", "none"]
 LARGEST = 10**18
 """No size is larger: a mistake, or a file that means harm; products of a few sizes still have a float."""
 WORDS = {"activation": Activation, "norm": Norm, "biases": Biases, "positions": Positions}
-
-
-def _refuse(owner: object, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{type(owner).__name__}: {name}={value!r}, expected an integer of at least {least}")
-        if value > LARGEST:
-            size = f"an integer of {value.bit_length()} bits"
-            raise UsageError(f"{type(owner).__name__}: {name} is {size}, expected one of at most 10^18")
 
 
 @dataclass(frozen=True)
@@ -69,8 +59,10 @@ class AttentionShape:
         for name, default in (("keys", self.queries), ("value_dim", self.head_dim), ("kv_heads", self.heads)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
-        _refuse(self, 1, "queries", "heads", "head_dim", "keys", "value_dim", "kv_heads", "batch", "itemsize")
-        _refuse(self, 0, "window")
+        check_integers(
+            self, "queries", "heads", "head_dim", "keys", "value_dim", "kv_heads", "batch", "itemsize", most=LARGEST
+        )
+        check_integers(self, "window", least=0, most=LARGEST)
         if self.heads % self.kv_heads:  # type: ignore[operator]
             raise UsageError(f"AttentionShape: {self.kv_heads} key-value heads do not divide {self.heads} heads")
         if self.causal and self.queries > self.keys:  # type: ignore[operator]
@@ -160,8 +152,8 @@ class ModelShape:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _refuse(self, 0, "layers")
-        _refuse(self, 1, "width", "heads", "itemsize")
+        check_integers(self, "layers", least=0, most=LARGEST)
+        check_integers(self, "width", "heads", "itemsize", most=LARGEST)
         if self.head_dim is None:
             if self.width % self.heads:
                 raise UsageError(f"ModelShape: width={self.width} is no multiple of heads={self.heads}; give head_dim")
@@ -170,10 +162,9 @@ class ModelShape:
         for name, default in (*defaults, ("embedding_width", self.width)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
-        _refuse(self, 1, "head_dim", "kv_heads", "embedding_width")
-        _refuse(
-            self, 0, "mlp_hidden", "vocabulary", "window", "patch_features", "special_tokens", "classes", "fixed_length"
-        )
+        check_integers(self, "head_dim", "kv_heads", "embedding_width", most=LARGEST)
+        rest = ("mlp_hidden", "vocabulary", "window", "patch_features", "special_tokens", "classes", "fixed_length")
+        check_integers(self, *rest, least=0, most=LARGEST)
         if self.heads % self.kv_heads:  # type: ignore[operator]
             raise UsageError(f"ModelShape: {self.kv_heads} key-value heads do not divide {self.heads} heads")
         if self.unembedding and not self.vocabulary:
@@ -244,8 +235,8 @@ class RecurrentShape:
     itemsize: int = 4
 
     def __post_init__(self) -> None:
-        _refuse(self, 1, "inputs", "hidden", "cell_layers", "itemsize")
-        _refuse(self, 0, "classes")
+        check_integers(self, "inputs", "hidden", "cell_layers", "itemsize", most=LARGEST)
+        check_integers(self, "classes", least=0, most=LARGEST)
 
 
 @dataclass(frozen=True)
@@ -269,8 +260,8 @@ class PooledShape:
     itemsize: int = 4
 
     def __post_init__(self) -> None:
-        _refuse(self, 1, "inputs", "hidden", "layers", "itemsize")
-        _refuse(self, 0, "classes")
+        check_integers(self, "inputs", "hidden", "layers", "itemsize", most=LARGEST)
+        check_integers(self, "classes", least=0, most=LARGEST)
 
 
 # Elementwise operations of a value, and its transcendental functions, in the forward and in the backward pass, where

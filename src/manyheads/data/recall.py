@@ -21,7 +21,7 @@ from math import comb
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyheads.data.draws import draw_integers
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,8 +150,7 @@ def order_blind_ceiling(candidates: int, symbols: int) -> Fraction:
     >>> round(float(order_blind_ceiling(7, 16)), 4), round(float(order_blind_ceiling(31, 16)), 4)
     (0.2721, 0.1525)
     """
-    if candidates < 1 or symbols < 1:
-        raise UsageError(f"candidates={candidates}, symbols={symbols}: both must be at least 1")
+    candidates, symbols = check_integer("candidates", candidates), check_integer("symbols", symbols)
     words = symbols**candidates
     total = sum(words - _words_with_at_most(most, candidates, symbols) for most in range(candidates))
     return Fraction(total, words * candidates)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, UsageError, check_integer
 
 Array = NDArray[np.float64]
 
@@ -138,9 +138,7 @@ def golub_kahan(
     """
     operator = as_operator(matrix)
     rows, columns = operator.shape
-    if steps < 1:
-        raise UsageError(f"steps={steps}: expected at least one step")
-    steps = min(steps, rows + 1, columns)
+    steps = min(check_integer("steps", steps), rows + 1, columns)
     left, right = np.zeros((steps, rows)), np.zeros((steps, columns))  # rows are basis vectors
     diagonal, beside = np.zeros(steps), np.zeros(steps)
     vector, taken = _start(columns, rng, start), steps

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 Array = NDArray[np.float64]
 
@@ -143,8 +143,7 @@ def sample_stable_rank(rows: int, columns: int, draws: int, rng: np.random.Gener
     Dumitriu and Edelman (2002), Matrix models for beta ensembles, Journal of Mathematical Physics 43, theorem 3.4.
     """
     _check_shape(rows, columns)
-    if draws < 1:
-        raise UsageError(f"draws={draws}: expected at least one")
+    draws = check_integer("draws", draws)
     large, small = max(rows, columns), min(rows, columns)
     diagonal = np.sqrt(rng.chisquare(large - np.arange(small), (draws, small)))
     beside = np.sqrt(rng.chisquare(np.arange(small - 1, 0, -1), (draws, small - 1)))
@@ -170,8 +169,7 @@ def random_coherence(dimension: int) -> float:
     >>> round(random_coherence(1), 6), round(random_coherence(512), 4)
     (1.0, 0.0353)
     """
-    if dimension < 1:
-        raise UsageError(f"dimension={dimension}: expected at least 1")
+    dimension = check_integer("dimension", dimension)
     return math.exp(special.gammaln(dimension / 2) - special.gammaln((dimension + 1) / 2)) / math.sqrt(math.pi)
 
 
@@ -190,11 +188,12 @@ def causal_entropy_level(length: int) -> float:
     >>> round(causal_entropy_level(35), 3)
     2.632
     """
-    if length < 1:
-        raise UsageError(f"length={length}: expected at least one token")
+    length = check_integer("length", length)
     return float(special.gammaln(length + 1)) / length
 
 
 def _check_shape(rows: int, columns: int, variance: float = 1.0) -> None:
-    if rows < 1 or columns < 1 or not 0 < variance < math.inf:
-        raise UsageError(f"shape ({rows}, {columns}), variance {variance}: expected positive numbers")
+    check_integer("rows", rows)
+    check_integer("columns", columns)
+    if not 0 < variance < math.inf:
+        raise UsageError(f"variance={variance}: expected a positive number")

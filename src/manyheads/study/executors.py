@@ -19,7 +19,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, TypeVar
 
 from manyheads._extras import require
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 T = TypeVar("T")
 
@@ -42,12 +42,12 @@ def local_pool(workers: int | None = None) -> Iterator[Executor]:
     UsageError
         Fewer than one process, or far more than there are processors.
     """
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers={workers}: expected at least one process, or none given for one a processor")
+    if workers is not None:
+        workers = check_integer("workers", workers)
     processors = os.cpu_count() or 1
     if workers is not None and workers > (most := max(MOST_WORKERS, 4 * processors)):
         raise UsageError(f"workers={workers}: this machine has {processors} processors; ask for at most {most}")
-    count = workers or os.cpu_count() or 1
+    count = workers or processors
     environment = _one_thread()
     with _environment(environment):
         pool = _Pool(

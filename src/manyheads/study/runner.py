@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
-from manyheads.errors import FileRefused, ManyheadsError, UsageError
+from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_integer
 from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
@@ -247,20 +246,13 @@ def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
         raise UsageError(f"{type(study).__name__} states nothing to decide: list its claims in claims()")
     if not re.fullmatch(r"[a-z0-9-]+(/[a-z0-9-]+)?", study.name):
         raise UsageError(f"the study's name {study.name!r}: expected wing/study in small letters, digits and '-'")
-    try:
-        replicates, seed = operator.index(replicates), operator.index(seed)
-    except TypeError:
-        raise UsageError(f"replicates={replicates!r}, seed={seed!r}: both are integers") from None
-    if replicates < 1:
-        raise UsageError(f"replicates={replicates}: at least one system must be trained")
+    replicates, seed = check_integer("replicates", replicates), check_integer("seed", seed, 0, 2**32 - 1)
     cells = len(study.cells())
     if replicates * cells > MOST_UNITS:
         raise UsageError(
             f"replicates={replicates} in {cells} cells are {replicates * cells:,} units; a store holds at most "
             f"{MOST_UNITS:,}: ask for {MOST_UNITS // cells:,} or fewer"
         )
-    if not 0 <= seed < 2**32:
-        raise UsageError(f"seed={seed}: expected 0 <= seed < 2**32")
     if study.predictions is not None and study.predictions < 2:
         raise UsageError(f"{study.name}: predictions={study.predictions}: None, or at least two independent draws")
     _check_cells(study)

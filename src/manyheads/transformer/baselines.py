@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from manyheads.data.draws import draw_vectors
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.transformer.inputs import Input, VectorInput, embed
 
 Kind = Literal["pooled", "recurrent"]
@@ -51,9 +51,7 @@ class BaselineConfig:
     layers: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("outputs", "width", "hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
+        check_integers(self, "outputs", "width", "hidden", "layers")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.width:
             raise UsageError(f"vectors of {self.inputs.dim} numbers and width={self.width}: make them equal")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.transformer.inputs import Input, VectorInput
 from manyheads.transformer.shape import Shape
 
@@ -88,10 +88,8 @@ class TransformerConfig:
         for name, kind in (("read_out", ReadOut), ("positions", Positions), ("norm", Norm), ("activation", Activation)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}")
-        for name, least in (("length", 1), ("outputs", 1), ("mlp_ratio", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UsageError(f"{name}={value!r}: it must be an integer, at least {least}")
+        check_integers(self, "length", "outputs")
+        check_integers(self, "mlp_ratio", least=0)
         if self.epsilon < 0:
             raise UsageError(f"epsilon={self.epsilon}: it must not be negative")
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, check_integers
 
 if TYPE_CHECKING:
     from jax import Array
@@ -16,8 +16,7 @@ class TokenInput:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        if self.vocabulary < 1:
-            raise UsageError(f"vocabulary={self.vocabulary}: it must be at least 1")
+        check_integers(self, "vocabulary")
 
     @property
     def rows(self) -> int:
@@ -37,8 +36,7 @@ class PatchInput:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise UsageError(f"dim={self.dim}: a patch has at least one number")
+        check_integers(self, "dim")
 
     @property
     def rows(self) -> int:
@@ -58,8 +56,7 @@ class VectorInput:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise UsageError(f"dim={self.dim}: a vector has at least one number")
+        check_integers(self, "dim")
 
     @property
     def rows(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,7 @@ class Shape:
     depth: int
 
     def __post_init__(self) -> None:
-        for name in ("key_dim", "heads", "depth"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name}={value!r}: key dimension, heads and depth are positive integers")
+        check_integers(self, "key_dim", "heads", "depth")
 
     @classmethod
     def of(cls, given: "Shape | Sequence[int]", name: str = "shape") -> "Shape":

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manyheads.errors import UsageError
+from manyheads.errors import check_integer
 
 
 class Model(Protocol):
@@ -132,8 +132,8 @@ def train(
     >>> bool(done.losses[-1] < 0.5 * done.losses[0])
     True
     """
-    if steps < 1 or (every is not None and every < 1):
-        raise UsageError(f"steps={steps}, every={every}: both must be positive")
+    steps = check_integer("steps", steps)
+    every = None if every is None else check_integer("every", every)
     measured: list[tuple[int, Any]] = []
 
     def look(done: int, state: tuple[Any, Any, jax.Array]) -> None:

@@ -9,7 +9,7 @@ from manyheads.costs.formulas.memory import matrix_weights
 from manyheads.costs.formulas.parts import traffic
 from manyheads.costs.formulas.transformer import Call, model_items, transformer_cost
 from manyheads.costs.shapes import ModelShape
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 
 def kv_cache_bytes(shape: ModelShape, context: int, batch: int = 1, itemsize: int | None = None) -> int:
@@ -20,8 +20,7 @@ def kv_cache_bytes(shape: ModelShape, context: int, batch: int = 1, itemsize: in
     >>> kv_cache_bytes(ModelShape(layers=32, width=4096, heads=32, kv_heads=8), 8192, itemsize=2)
     1073741824
     """
-    if context < 0 or batch < 1:
-        raise UsageError(f"cache: context={context} and batch={batch} must not be negative")
+    context, batch = check_integer("context", context, 0), check_integer("batch", batch)
     kept = min(context, shape.window) if shape.window else context
     numbers = 2 * batch * kept * shape.layers * shape.kv_heads * shape.head_dim  # type: ignore[operator]
     return numbers * (shape.itemsize if itemsize is None else itemsize)
@@ -106,9 +105,7 @@ def generation_cost(
     (678528, 2369280)
     """
     _refuse_bidirectional(shape)
-    for name, value in (("prompt", prompt), ("generated", generated)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UsageError(f"generation: {name}={value!r}, expected an integer of at least 0")
+    prompt, generated = check_integer("prompt", prompt, 0), check_integer("generated", generated, 0)
 
     def step(length: int) -> Cost:
         return token_cost(shape, length, batch) if cache else transformer_cost(shape, length, batch)

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from manyheads.costs.shapes import ModelShape, PooledShape, RecurrentShape
-from manyheads.errors import UsageError
+from manyheads.errors import check_integer
 
 
 def sequential_depth(shape: ModelShape | RecurrentShape | PooledShape, length: int) -> int:
@@ -17,8 +17,7 @@ def sequential_depth(shape: ModelShape | RecurrentShape | PooledShape, length: i
     >>> [sequential_depth(shape, 1024) for shape in (RecurrentShape(8, 8), PooledShape(8, 8), ModelShape(2, 8, 2))]
     [1024, 11, 2]
     """
-    if length < 1:
-        raise UsageError(f"sequential depth: length={length} must be positive")
+    length = check_integer("length", length)
     if isinstance(shape, RecurrentShape):
         return length * shape.cell_layers
     if isinstance(shape, PooledShape):

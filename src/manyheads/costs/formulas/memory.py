@@ -3,7 +3,7 @@
 from typing import Literal
 
 from manyheads.costs.shapes import ModelShape
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 
 def matrix_weights(shape: ModelShape) -> int:
@@ -58,8 +58,7 @@ def activation_bytes(
     """
     if recompute not in ("none", "scores", "block"):
         raise UsageError(f"activation memory: recompute={recompute!r} is none of none, scores, block")
-    if length < 1 or batch < 1:
-        raise UsageError(f"activation memory: length={length} and batch={batch} must be positive")
+    length, batch = check_integer("length", length), check_integer("batch", batch)
     tokens = batch * length
     if recompute == "block":
         return shape.layers * tokens * shape.width * shape.itemsize

@@ -9,7 +9,7 @@ from manyheads.costs.formulas.memory import matrix_weights
 from manyheads.costs.formulas.parts import Part, dense_part, pass_items, traffic
 from manyheads.costs.shapes import ELEMENTWISE_ACTIVATION, ELEMENTWISE_NORM, ModelShape
 from manyheads.costs.tally import Tally
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,7 @@ class Call:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("queries", "keys", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(
-                    f"{name}={value!r}: expected an integer of at least 1 (length, context and batch are positive)"
-                )
+        check_integers(self, "queries", "keys", "batch")
 
     @property
     def tokens(self) -> int:
