@@ -93,6 +93,11 @@ class TextTraining(Study):
         """Return the study with a training long enough to overtake n-grams of longer context."""
         return cls(steps=20_000, batch=16, learning_rate=4e-3, snapshots=100)
 
+    @classmethod
+    def small(cls) -> TextTraining:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
+
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text, the default one included, which differs between releases of Python.
 

@@ -93,6 +93,11 @@ class Costs(Study):
         """Return the study at the width of GPT-2."""
         return cls(width=768, heads=12, lengths=(256, 1024, 2048, 4096, 8192), batch=1)
 
+    @classmethod
+    def small(cls) -> Costs:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(width=8, heads=2, lengths=(4, 8, 16))
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every model at every length."""
         return grid(model=tuple(MODELS), length=self.lengths)

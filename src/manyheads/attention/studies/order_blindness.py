@@ -92,6 +92,11 @@ class OrderBlindness(Study):
         """Return the study up to 64 tokens."""
         return cls(lengths=(8, 16, 32, 64), steps_per_token=64)
 
+    @classmethod
+    def small(cls) -> OrderBlindness:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(lengths=(6,), steps_per_token=5, key_dim=4, heads=2, depth=1, batch=8)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every model at every length."""
         return grid(model=tuple(MODELS), length=self.lengths)

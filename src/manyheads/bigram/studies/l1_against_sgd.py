@@ -83,6 +83,11 @@ class L1AgainstSGD(Study):
         """Return the study at 5,000 tokens: half an hour with the extra `fast`, many hours without."""
         return cls(batches=(64, 256), length=5000, samples=1_280_000, rate=0.016)
 
+    @classmethod
+    def small(cls) -> L1AgainstSGD:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(batches=(64, 128), length=80, samples=18_432, rate=0.05)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every descent at every batch size."""
         return grid(descent=tuple(DESCENTS), batch=self.batches)

@@ -73,6 +73,11 @@ class PlantedLags(Study):
         """Return the study up to 250,000 samples."""
         return cls(sizes=(20_000, 60_000, 250_000))
 
+    @classmethod
+    def small(cls) -> PlantedLags:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(sizes=(1500, 3000), lags=6, planted=1, vocabulary=8)
+
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text.
 

@@ -91,6 +91,21 @@ class SampleLaw(Study):
         """Return the study up to contexts of 8,000 in training and a hundred tokens in simulation."""
         return cls(lengths=(250, 500, 1000, 2000, 4000, 8000), vocabularies=(3, 10, 30, 100), runs=16)
 
+    @classmethod
+    def small(cls) -> SampleLaw:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(
+            lengths=(20, 40),
+            longest=(50, 100),
+            vocabularies=(3, 4),
+            noises=(2.0, 4.0),
+            noise=4.0,
+            batch=4,
+            growth=0.1,
+            runs=1,
+            simulated=4,
+        )
+
     def cells(self) -> tuple[Cell, ...]:
         """Return real training at every length, then the simulator along its three axes."""
         first, middle = self.vocabularies[0], self._middle

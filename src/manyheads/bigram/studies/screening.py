@@ -76,6 +76,11 @@ class ScreeningCost(Study):
         """Return the study up to 64,000 tokens, with gradient training up to 4,000."""
         return cls(lengths=(250, 1000, 4000, 16_000, 64_000), trained_length=4000)
 
+    @classmethod
+    def small(cls) -> ScreeningCost:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(lengths=(20, 40), trained_length=20, searches=1)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every length."""
         return grid(length=self.lengths)

@@ -76,6 +76,11 @@ class Softmax(Study):
         """Return the study at a thousand tokens with twice the batch."""
         return cls(length=1000, batch=1024, steps=2000, rate=0.02)
 
+    @classmethod
+    def small(cls) -> Softmax:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(shares=(0.5, 0.62), length=24, batch=8, steps=40)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every head with every pair of weights."""
         return grid(head=tuple(HEADS), share=self.shares)

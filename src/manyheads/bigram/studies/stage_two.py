@@ -77,6 +77,11 @@ class StageTwo(Study):
         """Return the study up to 32,000 tokens: minutes with the extra `fast`, an hour or more without."""
         return cls(lengths=(500, 2000, 8000, 32000))
 
+    @classmethod
+    def small(cls) -> StageTwo:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(lengths=(40, 80), batch=64, samples=1536, rate=0.05, ratio=1.0)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return both methods at every length."""
         return grid(descent=tuple(METHODS), length=self.lengths)

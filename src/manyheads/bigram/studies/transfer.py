@@ -68,6 +68,11 @@ class TransferCost(Study):
         """Return the study up to 64,000 tokens."""
         return cls(lengths=(250, 1000, 4000, 16_000, 64_000))
 
+    @classmethod
+    def small(cls) -> TransferCost:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(correlations=(1.0, 0.7), lengths=(20, 40), pilot=400, searches=1)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every length."""
         return grid(length=self.lengths)

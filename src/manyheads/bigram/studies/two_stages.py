@@ -78,6 +78,11 @@ class TwoStages(Study):
         """Return the study at 5,000 tokens."""
         return cls(length=5000)
 
+    @classmethod
+    def small(cls) -> TwoStages:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(length=60, batch=8, noise_ratio=2.0, duration=1.5)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the run without and the run with a second stage."""
         return grid(run=tuple(RUNS))

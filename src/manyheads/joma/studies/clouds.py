@@ -73,6 +73,11 @@ class Clouds(Study):
         """Return the study up to a million samples."""
         return cls(samples=(4096, 16384, 65536, 262144, 1048576))
 
+    @classmethod
+    def small(cls) -> Clouds:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(samples=(64, 256), horizon=2.0, neurons=2, activation="identity")
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the numbers of samples."""
         return grid(samples=self.samples)

@@ -84,6 +84,21 @@ class Invariants(Study):
         """Return the study with steps half as long and one more activation."""
         return cls(activations=("identity", "gelu", "square", "relu"), step=0.01)
 
+    @classmethod
+    def small(cls) -> Invariants:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(
+            activations=("gelu",),
+            tokens=3,
+            queries=2,
+            contexts=4,
+            neurons=2,
+            horizon=2.0,
+            step=0.25,
+            records=8,
+            learning_rates=(0.2, 0.1),
+        )
+
     def cells(self) -> tuple[Cell, ...]:
         """Return linear and exp attention with one and several queries, softmax with one context and with many."""
         diagonal = grid(

@@ -71,6 +71,11 @@ class LatentTreeStudy(Study):
         """Return the study with a depth of eight and up to half a million sequences."""
         return cls(depth=8, samples=(256, 1024, 4096, 16384))
 
+    @classmethod
+    def small(cls) -> LatentTreeStudy:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(depth=3, samples=(64, 128))
+
     def cells(self) -> tuple[Cell, ...]:
         """Return both trees at every number of samples."""
         return grid(tree=TREES, samples=self.samples)

@@ -79,6 +79,13 @@ class Neurons(Study):
         """Return the study at the published width and rate."""
         return cls(width=1024, steps=5000, batch=128, learning_rate=1e-4, parts=3, tested=1280)
 
+    @classmethod
+    def small(cls) -> Neurons:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(
+            (8,), (8,), 6, leaves=9, keeps=(1.0,), width=8, layers=2, steps=150, batch=12, learning_rate=0.01, tested=12
+        )
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every hierarchy, and the first one with transition probabilities below one."""
         cells = [Cell(hierarchy=position, keep=1.0) for position in range(len(self.lower))]

@@ -107,6 +107,19 @@ class RealText(Study):
             snapshots=59,
         )
 
+    @classmethod
+    def small(cls) -> RealText:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(
+            depths=(1, 2),
+            learning_rates=(1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
+            key_dim=4,
+            length=8,
+            batch=2,
+            steps=6,
+            snapshots=3,
+        )
+
     def inputs(self) -> dict[str, str]:
         """Return the digest of the text, the default one included, which differs between releases of Python.
 

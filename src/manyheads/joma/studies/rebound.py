@@ -88,6 +88,11 @@ class Rebound(Study):
         """Return the study with four times the vectors, and a regression at a quarter of the learning rate."""
         return cls(vectors=960, resolution=0.0625, steps=24000)
 
+    @classmethod
+    def small(cls) -> Rebound:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(vectors=2, resolution=0.5, steps=96)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the systems."""
         return grid(system=tuple(SYSTEMS))

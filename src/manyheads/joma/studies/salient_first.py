@@ -68,6 +68,11 @@ class SalientFirst(Study):
         """Return the study at a quarter of the learning rate."""
         return cls(resolution=0.001)
 
+    @classmethod
+    def small(cls) -> SalientFirst:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(resolution=0.2)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the two losses."""
         return grid(loss=LOSSES)

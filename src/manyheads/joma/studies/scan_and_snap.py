@@ -79,6 +79,11 @@ class ScanAndSnap(Study):
         """Return the study with more tokens and ratios."""
         return cls(learning_rate_ratios=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0), classes=10, distinct=6, common=10)
 
+    @classmethod
+    def small(cls) -> ScanAndSnap:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(learning_rate_ratios=(0.3, 3.0), classes=2, distinct=2, common=1, reach=8.0)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return next tokens with a shared profile of co-occurrence and with their own, at every ratio."""
         return grid(profile=("shared", "own"), ratio=self.learning_rate_ratios)

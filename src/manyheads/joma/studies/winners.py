@@ -73,6 +73,11 @@ class Winners(Study):
         """Return the study with more tokens."""
         return cls(tokens=40, contexts=200)
 
+    @classmethod
+    def small(cls) -> Winners:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(tokens=3, contexts=4, records=4, level=3.0)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the three kinds of attention."""
         return grid(attention=("exp", "linear", "softmax"))

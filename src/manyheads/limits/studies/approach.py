@@ -92,6 +92,19 @@ class Approach(Study):
         sizes, depths = (4, 8, 16, 32, 64), (2, 4, 8, 16, 32)
         return cls(key_dims=sizes, heads_counts=sizes, depths=depths, steps=80, networks=32)
 
+    @classmethod
+    def small(cls) -> Approach:
+        """Return the smallest configuration in which every claim can change."""
+        # Heads and replicates enough that distances stand out from the noise, and claims can change.
+        return cls(
+            axes=("key_dim",),
+            schemes=("limits", "standard"),
+            base=(2, 8, 1),
+            key_dims=(1, 2, 4),
+            steps=3,
+            networks=2,
+        )
+
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)

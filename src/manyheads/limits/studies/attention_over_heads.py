@@ -114,6 +114,11 @@ class AttentionOverHeads(Study):
         """Return the study with two blocks, more networks and more sampled heads."""
         return cls(depth=2, networks=16, oversampling=4)
 
+    @classmethod
+    def small(cls) -> AttentionOverHeads:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(key_dims=(1, 2), theory_key_dims=(), heads=4, steps=2, networks=3, oversampling=1)
+
     def problem(self) -> Problem:
         """Return what is trained."""
         smaller = {"tests": 0} if self.task == "digits" else {}

@@ -104,6 +104,20 @@ class CoordinateCheckStudy(Study):
         """Return the study with four sizes an axis, up to 32 times the smallest."""
         return cls(key_dims=(4, 8, 32, 128), heads_counts=(2, 4, 16, 64), depths=(2, 8, 16, 64))
 
+    @classmethod
+    def small(cls) -> CoordinateCheckStudy:
+        """Return the smallest configuration in which every claim can change."""
+        # Networks, and compiled programs, of the sweep and of head diversity as well.
+        return cls(
+            axes=("key_dim",),
+            schemes=("limits", "half-logit", "standard"),
+            base=(4, 2, 2),
+            key_dims=(4, 8),
+            checkpoints=(1, 2),
+            batch=16,
+            networks=1,
+        )
+
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)

@@ -85,6 +85,11 @@ class HeadDiversity(Study):
         """Return the study with the figure's 16 heads and 2,500 updates."""
         return cls(base=(16, 16, 4), key_dims=(4, 8, 16, 32, 64), checkpoints=(25, 2500))
 
+    @classmethod
+    def small(cls) -> HeadDiversity:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(base=(4, 2, 2), key_dims=(4, 8), checkpoints=(1, 2))
+
     def plan(self) -> Plan:
         """Return the networks."""
         return Plan(Shape(*self.base), (("key_dim", self.key_dims),), tuple(EXPONENTS), self.optimizer)

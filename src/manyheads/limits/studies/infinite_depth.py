@@ -94,6 +94,11 @@ class InfiniteDepth(Study):
         """Return the study with deeper networks, and more of them."""
         return cls(depths=(1, 2, 4, 8, 16, 32, 64), networks=32)
 
+    @classmethod
+    def small(cls) -> InfiniteDepth:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(depths=(4, 8, 16), key_dim=2, heads=2, continuum_cells=2, steps=3, networks=2)
+
     def problem(self, exponent: float, depth: int) -> Problem:
         """Return what is trained at one exponent and depth: two samples, so that the theory of many layers fits."""
         tests = {"tests": 0} if self.task == "digits" else {}

@@ -116,6 +116,11 @@ class InfiniteHeads(Study):
             networks=128,
         )
 
+    @classmethod
+    def small(cls) -> InfiniteHeads:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(heads_counts=(2, 4), key_dim=2, logit_exponents=(0.5,), depth=1, steps=3, networks=4, oversampling=1)
+
     def problem(self) -> Problem:
         """Return what is trained."""
         return mean_field.problem_of(self)

@@ -69,6 +69,11 @@ class InfiniteKeyDim(Study):
         """Return the study with four blocks, larger networks, and more of them."""
         return cls(key_dims=(4, 16, 64, 256), depth=4, networks=32)
 
+    @classmethod
+    def small(cls) -> InfiniteKeyDim:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(key_dims=(2, 4), heads_counts=(2,), depth=1, steps=3, networks=2)
+
     def problem(self) -> Problem:
         """Return what is trained."""
         return mean_field.problem_of(self)

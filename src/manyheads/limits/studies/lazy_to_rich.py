@@ -100,6 +100,11 @@ class LazyToRich(Study):
         levels = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.4, 2.0)
         return cls(richness=levels, key_dims=(4, 16, 64, 256), networks=32)
 
+    @classmethod
+    def small(cls) -> LazyToRich:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(richness=(0.03, 0.1, 1.0, 2.0), key_dims=(2, 4), heads=2, depth=1, steps=3, networks=2)
+
     def problem(self, richness: float) -> Problem:
         """Return what is trained at one richness."""
         return problem_of(self, richness=richness)

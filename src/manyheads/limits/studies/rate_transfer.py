@@ -86,6 +86,13 @@ class RateTransfer(Study):
         """Return the study along all three axes."""
         return cls(axes=("key_dim", "heads", "depth"), steps=200)
 
+    @classmethod
+    def small(cls) -> RateTransfer:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(
+            schemes=("limits", "standard"), base=(4, 2, 2), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3
+        )
+
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)

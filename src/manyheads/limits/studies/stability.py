@@ -75,6 +75,11 @@ class KeyDimStability(Study):
         """Return the study with a larger key dimension and more networks."""
         return cls(key_dims=(4, 16, 64, 256), heads_counts=(1, 4), networks=8)
 
+    @classmethod
+    def small(cls) -> KeyDimStability:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(key_dims=(4, 8), heads_counts=(4,), steps=3, networks=16)
+
     def problem(self) -> Problem:
         """Return what is trained."""
         return problem_of(self)

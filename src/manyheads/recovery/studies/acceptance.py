@@ -70,6 +70,11 @@ class Acceptance(Study):
         """Return the study with up to four heads, and up to 128 dimensions."""
         return cls(heads=(2, 3, 4), dims=(16, 96, 256), layers=8, count=20_000)
 
+    @classmethod
+    def small(cls) -> Acceptance:
+        """Return the smallest configuration in which every claim can change."""
+        return cls((2,), (2,), (4, 6), (0.1, 0.2), layers=1, count=200)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every pair of lengths and heads in every dimension."""
         return grid(tokens=self.tokens, heads=self.heads, dim=self.dims)

@@ -91,6 +91,11 @@ class HardInstances(Study):
         """Return the study with a wave of 16 heads over 12 of 24 coordinates, and 8,000 sequences."""
         return cls(wave=(24, 16, 12), samples=8000, evaluations=1500)
 
+    @classmethod
+    def small(cls) -> HardInstances:
+        """Return the smallest configuration in which every claim can change."""
+        return cls((6, 2), (6, 4, 2), samples=300, evaluations=40)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return the two hard layers, and for each an ordinary one of its size."""
         return grid(layer=tuple(LAYERS))

@@ -71,6 +71,11 @@ class Noise(Study):
         """Return the study at 16 dimensions, with 20,000 sequences."""
         return cls(dim=16, count=20_000)
 
+    @classmethod
+    def small(cls) -> Noise:
+        """Return the smallest configuration in which every claim can change."""
+        return cls((0.01, 0.1), dim=3, heads=1, count=120)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every size of the noise."""
         return grid(sigma=self.sigmas)

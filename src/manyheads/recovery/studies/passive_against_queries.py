@@ -78,6 +78,11 @@ class PassiveAgainstQueries(Study):
         """Return the study up to 64 dimensions and with four heads."""
         return cls(dims=(16, 32, 64), heads=4)
 
+    @classmethod
+    def small(cls) -> PassiveAgainstQueries:
+        """Return the smallest configuration in which every claim can change."""
+        return cls((4, 8), heads=1)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every dimension."""
         return grid(dim=self.dims)

@@ -78,6 +78,11 @@ class Stages(Study):
         """Return the study in 16 dimensions with up to four heads."""
         return cls(heads=(2, 3, 4), dim=16, count=200_000, polished=4000, points=4000)
 
+    @classmethod
+    def small(cls) -> Stages:
+        """Return the smallest configuration in which every claim can change."""
+        return cls((2,), dim=4, count=1200, polished=60, points=5)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return both forms for every number of heads; they see the same layers and examples."""
         return grid(form=tuple(FORMS), heads=self.heads)

@@ -106,6 +106,11 @@ class Violations(Study):
         """Return the study of all violations at 16 dimensions, with 100,000 sequences."""
         return cls(violations=tuple(DEFORMATIONS), dim=16, samples=100_000)
 
+    @classmethod
+    def small(cls) -> Violations:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(("benign",), dim=3, samples=200, restarts=1)
+
     def cells(self) -> tuple[Cell, ...]:
         """Return every violation."""
         return grid(violation=self.violations)
