@@ -9,5 +9,5 @@ from .masks import causal as causal
 from .masks import masked_softmax as masked_softmax
 from .masks import padding as padding
 from .masks import sliding_window as sliding_window
-from .merged import AttentionLayer as AttentionLayer
+from .multihead import AttentionLayer as AttentionLayer
 from .multihead import MultiHeadAttention as MultiHeadAttention

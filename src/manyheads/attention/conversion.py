@@ -36,6 +36,23 @@ class RankTooSmall(CertificateError):
         return rebuild, (self.rank,)
 
 
+def factor_weights(
+    theta: Any, projection: Any, key_bias: Any, rank: int, scale: float, tolerance: float | None
+) -> dict[str, Any]:
+    """Return query, key, value and output matrices of merged weights, and the query bias where there is a key bias.
+
+    [Theta_i; beta_i^T] = scale [W_Q,i; b_Q,i^T] W_K,i^T are factored together, so that a query bias comes out.
+    """
+    dim = theta.shape[-1]
+    augmented = np.asarray(theta)  # (m, d, d), or (m, d + 1, d) with the bias
+    if key_bias is not None:
+        augmented = np.concatenate([augmented, np.asarray(key_bias)[:, None, :]], axis=1)
+    (query, key), (value, output) = factor_stacks((augmented, np.asarray(projection)), rank, tolerance)
+    query, key = query * scale**-0.5, key * scale**-0.5
+    weights = {"query": query[:, :dim], "key": key, "value": value, "output": np.swapaxes(output, -1, -2)}
+    return weights if key_bias is None else {**weights, "query_bias": query[:, dim]}
+
+
 def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -> list[tuple[Any, Any]]:
     """Write every matrix of every stack as left @ right.T with `rank` columns, exactly up to `tolerance`.
 

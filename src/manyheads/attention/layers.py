@@ -1,8 +1,7 @@
 """Base class of attention layers: application to sequences, attention patterns, checks of weights.
 
 A row that may attend to nothing has output exactly zero; the output bias is not added to it. With this one rule the two
-forms of a layer (`manyheads.attention.merged`, `manyheads.attention.multihead`) are the same function, biases and masks
-included.
+forms of a layer (`manyheads.attention.multihead`) are the same function, biases and masks included.
 """
 
 import abc

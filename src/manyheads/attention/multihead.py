@@ -1,14 +1,15 @@
-"""Multi-head attention with query, key, value and output matrices, and grouped queries."""
+"""Multi-head attention in two forms: query, key, value and output matrices, and merged circuits W_QK and W_OV."""
 
 from typing import TYPE_CHECKING, Any, final
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from manyheads._arrays import follows_caller
+from manyheads.attention.conversion import factor_weights
 from manyheads.attention.layers import Layer, as_array, check_axes, check_weights, logit_scale
-from manyheads.attention.merged import AttentionLayer
-from manyheads.errors import ShapeError
+from manyheads.errors import ShapeError, check_integer
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -180,7 +181,7 @@ class MultiHeadAttention(Layer):
         return self.query.shape[1]
 
     @follows_caller
-    def merged(self) -> AttentionLayer:
+    def merged(self) -> "AttentionLayer":
         """Multiply the factors out: the same function with merged weights.
 
         Theta_h = scale W_Q,h W_K,g^T,  beta_h = scale W_K,g b_Q,h,  W_h = W_V,g W_O,h,  c = b_O + sum_h W_O,h^T b_V,g
@@ -229,6 +230,139 @@ class MultiHeadAttention(Layer):
     def _grouped(self, weight: Any) -> Any:
         """Split the heads of a weight (H or H_kv, ...) into (H_kv, heads per group or 1, ...)."""
         return weight.reshape(self.groups, -1, *weight.shape[1:])
+
+
+@final
+class AttentionLayer(Layer):
+    """Multi-head attention with merged weights: a query-key circuit and an output-value circuit per head.
+
+    y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T
+
+    Parameters
+    ----------
+    theta
+        Query-key circuits W_QK (m, d, d), one per head. The papers write Theta, and so do the formulas here.
+    projection
+        Output-value circuits W_OV (m, d, d); the papers write W.
+    key_bias
+        beta (m, d): what the bias of the queries becomes. None for none.
+    bias
+        c (d,), added to every row that may attend to something. None for none.
+    causal
+        Whether a token attends to itself and to earlier ones only.
+
+    Arrays are kept as given; precision, compilation and memory are those of every `Layer`: NumPy float64 in, NumPy
+    float64 out, whatever JAX's configuration.
+
+    Raises
+    ------
+    ShapeError
+        Weights that do not fit together, or are not floating-point.
+
+    Examples
+    --------
+    A head that ignores the tokens averages them:
+
+    >>> import numpy as np
+    >>> from manyheads.attention import AttentionLayer
+    >>> average = AttentionLayer(theta=np.zeros((1, 2, 2)), projection=np.eye(2)[None], causal=True)
+    >>> average(np.array([[0.0, 0.0], [2.0, 4.0]]))
+    array([[0., 0.],
+           [1., 2.]])
+
+    References
+    ----------
+    S. Chen, Y. Li, "Provably learning a multi-head attention layer", arXiv 2402.04084: the form with Theta and W; the
+    two biases are added here, to hold every layer in use.
+    """
+
+    theta: Any
+    projection: Any
+    key_bias: Any
+    bias: Any
+    causal: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        theta: "Float[ArrayLike, 'heads d d']",
+        projection: "Float[ArrayLike, 'heads d d']",
+        key_bias: "Float[ArrayLike, 'heads d'] | None" = None,
+        bias: "Float[ArrayLike, ' d'] | None" = None,
+        causal: bool = False,
+    ):
+        self.theta, self.projection, self.key_bias, self.bias = map(as_array, (theta, projection, key_bias, bias))
+        self.causal = causal
+
+    def __check_init__(self) -> None:
+        heads, dim, _ = check_axes("theta", self.theta, "(m, d, d)")
+        square = (heads, dim, dim)
+        check_weights(self, {"theta": square, "projection": square, "key_bias": (heads, dim), "bias": (dim,)})
+
+    @property
+    def heads(self) -> int:
+        """Number of heads m."""
+        return self.theta.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Token dimension d."""
+        return self.theta.shape[1]
+
+    def factored(
+        self, rank: int, *, scale: float | None = None, tolerance: float | None = None
+    ) -> "MultiHeadAttention":
+        """Write the layer with query, key, value and output matrices of `rank` columns: exact, or refused.
+
+        Theta_i = scale W_Q,i W_K,i^T, beta_i = scale W_K,i b_Q,i, W_i = W_V,i W_O,i. Factors come from singular value decompositions in NumPy and are equally
+        large on both sides. They are not unique: N x N matrices may be moved from one factor to the other.
+
+        Parameters
+        ----------
+        rank
+            Key and value dimension N of the result.
+        scale
+            Logit scale of the result; None means N**-0.5.
+        tolerance
+            Largest singular value that may be discarded, relative to the largest one of the same matrix. None means
+            rounding error: 16 (d + 1) eps.
+
+        Raises
+        ------
+        RankTooSmall
+            `rank` does not hold the matrices; the error names the discarded singular value and the smallest rank that
+            works. It is a `CertificateError`.
+        UsageError
+            `rank` is below 1, `scale` is not positive, or the layer holds NaN or infinite weights.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from manyheads.attention import AttentionLayer
+        >>> layer = AttentionLayer(theta=np.ones((1, 2, 2)), projection=np.ones((1, 2, 2)))
+        >>> layer.factored(rank=1).query.shape
+        (1, 2, 1)
+        >>> AttentionLayer(theta=np.eye(2)[None], projection=np.ones((1, 2, 2))).factored(rank=1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        manyheads.attention.conversion.RankTooSmall: rank 1 does not hold the layer's matrices: ...
+        """
+        scale = logit_scale(scale, check_integer("rank", rank))
+        weights = factor_weights(self.theta, self.projection, self.key_bias, rank, scale, tolerance)
+        if isinstance(self.theta, jax.Array):
+            weights = jax.tree.map(jnp.asarray, weights)
+        return MultiHeadAttention(**weights, bias=self.bias, scale=scale, causal=self.causal)
+
+    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
+        """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., m, k, k)."""
+        reads = jnp.einsum("...kd,mde->...mke", x, self.theta)
+        if self.key_bias is not None:
+            reads = reads + self.key_bias[:, None, :]
+        return jnp.einsum("...mke,...le->...mkl", reads, x)
+
+    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
+        """Sum over heads of pattern_i x W_i, (..., k, d)."""
+        values = jnp.einsum("...ld,mde->...mle", x, self.projection)
+        return jnp.einsum("...mkl,...mle->...ke", pattern, values)
 
 
 def _split(name: str, flat: Any, heads: int) -> Any:

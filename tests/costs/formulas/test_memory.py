@@ -32,5 +32,5 @@ def test_activations_are_what_the_products_read(reference, gated):
 def test_refusals():
     with pytest.raises(UsageError, match="recompute"):
         activation_bytes(ModelShape(1, 12, 3), 4, recompute="all")
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="at least 1"):
         activation_bytes(ModelShape(1, 12, 3), 0)

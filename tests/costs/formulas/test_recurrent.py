@@ -64,5 +64,5 @@ def test_refusals():
         RecurrentShape(3, 0)
     with pytest.raises(UsageError, match="layers"):
         PooledShape(3, 4, layers=0)
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="at least 1"):
         sequential_depth(PooledShape(3, 4), 0)
