@@ -15,16 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from manyheads._extras import require
-from manyheads.costs import (
-    AttentionShape,
-    Convention,
-    ModelShape,
-    RecurrentShape,
-    attention_cost,
-    count,
-    rnn_cost,
-    transformer_cost,
-)
+from manyheads.costs import AttentionShape, Convention, ModelShape, attention_cost, count, transformer_cost
+from manyheads.costs.formulas.recurrent import rnn_cost
+from manyheads.costs.shapes import RecurrentShape
 
 B, N, D, H, LAYERS = 2, 64, 48, 4, 12
 BLOCK = ModelShape(1, D, H, causal=False)

@@ -25,7 +25,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
-from manyheads.data import cut_patches, load_digits, normalise
+from manyheads.data import cut_patches, load_digits
+from manyheads.data.digits import normalise
 from manyheads.limits import (
     BaseHyperparameters,
     Parametrization,

@@ -20,6 +20,7 @@ from tests.array_rows import EXEMPT, EXPENSIVE, ROWS, TAKES_LABELS
 import manyheads
 from manyheads import _arrays
 from manyheads._arrays import as_integers, as_native, check_arrays
+from manyheads.data.characters import Vocabulary
 from manyheads.errors import ShapeError, UsageError
 
 ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray|NDArray|Any|MaskLike|\w*State|Batch|Mixture|RowCoefficients)\b")
@@ -210,7 +211,7 @@ def test_what_is_no_whole_number_becomes_no_token(broken):
     with pytest.raises(UsageError, match="train holds"):
         manyheads.data.ngram_losses(tokens, np.array([0, 1, 0]), 2, context=1)
     with pytest.raises(UsageError, match="tokens holds"):
-        manyheads.data.Vocabulary(("\ufffd", "a")).decode(tokens)
+        Vocabulary(("\ufffd", "a")).decode(tokens)
 
 
 def test_whole_numbers_may_come_as_floats():

@@ -12,7 +12,8 @@ from tests.acceptance._limits_distances import GROUPS, shown
 from tests.acceptance._limits_meanfield import figure, rich
 
 from manyheads.limits import Network, Problem
-from manyheads.statistics import Interval, difference_interval
+from manyheads.statistics import Interval
+from manyheads.statistics.intervals import difference_interval
 
 
 def sent_back(problem: Problem, network: Network, seeds: Sequence[int]) -> np.ndarray:

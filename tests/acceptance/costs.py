@@ -11,7 +11,9 @@ from tests.costs import conftest
 from tests.costs.formulas.test_attention import assert_forward_equal, assert_training_equal
 from tests.costs.formulas.test_transformer import assert_block_equal
 
-from manyheads.costs import AttentionShape, ModelShape, PooledShape, RecurrentShape, count, pooled_cost, rnn_cost
+from manyheads.costs import AttentionShape, ModelShape, count
+from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 
 REFERENCE = SimpleNamespace(**{name: value for name, value in vars(conftest).items() if callable(value)})
 

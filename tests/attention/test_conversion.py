@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.attention import AttentionLayer, MultiHeadAttention, RankTooSmall, causal, padding, sliding_window
-from manyheads.attention.conversion import factor_stacks
+from manyheads.attention import AttentionLayer, MultiHeadAttention, causal, padding, sliding_window
+from manyheads.attention.conversion import RankTooSmall, factor_stacks
 from manyheads.attention.masks import evaluate
 from manyheads.errors import CertificateError, UsageError
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.attention import AttentionLayer, Layer, MultiHeadAttention, causal, padding
+from manyheads.attention import AttentionLayer, MultiHeadAttention, causal, padding
+from manyheads.attention.layers import Layer
 from manyheads.errors import ShapeError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import Convention, Cost, ModelShape, UnknownCost, count, transformer_cost
+from manyheads.costs import Convention, Cost, ModelShape, count, transformer_cost
 from manyheads.costs.comparison import compare_conventions, render_comparison
 from manyheads.costs.conventions import (
     PRESETS,
@@ -21,7 +21,7 @@ from manyheads.costs.conventions import (
     Recompute,
     find_convention,
 )
-from manyheads.costs.cost import Item
+from manyheads.costs.cost import Item, UnknownCost
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import primitives as jax_primitives
 
-from manyheads.costs import UnknownCost, count, jaxpr, primitives
+from manyheads.costs import count, jaxpr, primitives
+from manyheads.costs.cost import UnknownCost
 from manyheads.errors import UsageError
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)

@@ -5,17 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from manyheads.costs import (
-    Convention,
-    ModelShape,
-    PooledShape,
-    RecurrentShape,
-    count,
-    pooled_cost,
-    rnn_cost,
-    token_cost,
-    transformer_cost,
-)
+from manyheads.costs import Convention, ModelShape, count, token_cost, transformer_cost
+from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
 from manyheads.models import shape_from_config
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.data import ngram_cross_entropy, ngram_losses
+from manyheads.data import ngram_losses
+from manyheads.data.ngrams import ngram_cross_entropy
 from manyheads.errors import UsageError
 
 

@@ -10,7 +10,8 @@ from manyheads.demo import growth
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.growth import RARER, Growth
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Multiples, check_study, run
+from manyheads.study import Cell, check_study, run
+from manyheads.study.reporting.panels import Multiples
 
 SMALL = Growth(key_dims=(2, 32), heads=1, pieces=2, length=3, vocabulary=5, steps=6, blocks=8)
 SMALLEST = Growth(key_dims=(1, 2), heads=1, pieces=2, length=3, vocabulary=5, steps=3, blocks=2)

@@ -12,8 +12,8 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.models import CheckpointRefused
 from manyheads.models.header import DTYPES
+from manyheads.models.refusals import CheckpointRefused
 from manyheads.models.tensor_file import TensorFile
 
 VALID = {

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.costs import ModelShape, matrix_weights, token_cost, transformer_cost
+from manyheads.costs import ModelShape, token_cost, transformer_cost
+from manyheads.costs.formulas.memory import matrix_weights
 from manyheads.errors import FileRefused, UsageError
 from manyheads.models import shape_from_config
 from manyheads.models.families import FAMILIES

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from manyheads.models import Role, attention_weights, open_checkpoint, parameter_roles
+from manyheads.models import attention_weights, open_checkpoint, parameter_roles
 from manyheads.models.attention import attention_config
 from manyheads.models.families import FAMILIES
+from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
 
 pytestmark = pytest.mark.torch

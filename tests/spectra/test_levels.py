@@ -10,9 +10,9 @@ from manyheads.spectra import (
     marchenko_pastur_edges,
     random_coherence,
     random_stable_rank,
-    sample_stable_rank,
     stable_rank,
 )
+from manyheads.spectra.levels import sample_stable_rank
 
 SHAPES = [(16, 16), (64, 16), (16, 100), (200, 200)]
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.statistics import mean_interval, paired_comparison, spearman
+from manyheads.statistics import mean_interval, spearman
+from manyheads.statistics.comparisons import paired_comparison
 
 
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1))

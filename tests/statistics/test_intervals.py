@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.statistics import (
-    Interval,
-    difference_interval,
-    discrepancy_interval,
-    mean_interval,
-    proportion_interval,
-)
-from manyheads.statistics.intervals import half_widths, mean_of, standard_error_of
+from manyheads.statistics import Interval, discrepancy_interval, mean_interval, proportion_interval
+from manyheads.statistics.intervals import difference_interval, half_widths, mean_of, standard_error_of
 
 DRAWS = 20_000
 LOWEST, HIGHEST = stats.binom.ppf([1e-5, 1 - 1e-5], DRAWS, 0.99) / DRAWS

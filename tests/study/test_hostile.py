@@ -15,23 +15,12 @@ import xarray as xr
 from tests.study.toys import SOURCE, Still
 
 from manyheads.errors import UsageError
-from manyheads.study import (
-    Cell,
-    Curve,
-    Lines,
-    Picture,
-    Source,
-    Study,
-    Verdict,
-    check_study,
-    grid,
-    local_pool,
-    open_run,
-    run,
-)
+from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, check_study, grid, open_run, run
 from manyheads.study.contract import ContractBroken
+from manyheads.study.executors import local_pool
 from manyheads.study.registry import load
 from manyheads.study.reporting.drawing import svg
+from manyheads.study.reporting.panels import Picture
 from manyheads.study.runner import ComparisonFailed, UnitFailed, WorkersLost
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.provenance import command_of

@@ -10,8 +10,8 @@ import pytest
 from tests.study.toys import Averages, Still, VectorisedAverages, Walk
 
 from manyheads.errors import UsageError
-from manyheads.study import local_pool, open_run, run
-from manyheads.study.executors import open_executor
+from manyheads.study import open_run, run
+from manyheads.study.executors import local_pool, open_executor
 from manyheads.study.runner import UnitFailed
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs

@@ -1,9 +1,6 @@
 # lazy_loader reads a stub of relative imports only.
-from .conversion import RankTooSmall as RankTooSmall
-from .entropy import AttentionStatistics as AttentionStatistics
 from .entropy import attention_entropy as attention_entropy
 from .entropy import attention_statistics as attention_statistics
-from .layers import Layer as Layer
 from .masks import Mask as Mask
 from .masks import causal as causal
 from .masks import masked_softmax as masked_softmax

@@ -313,8 +313,9 @@ class AttentionLayer(Layer):
     ) -> "MultiHeadAttention":
         """Write the layer with query, key, value and output matrices of `rank` columns: exact, or refused.
 
-        Theta_i = scale W_Q,i W_K,i^T, beta_i = scale W_K,i b_Q,i, W_i = W_V,i W_O,i. Factors come from singular value decompositions in NumPy and are equally
-        large on both sides. They are not unique: N x N matrices may be moved from one factor to the other.
+        Theta_i = scale W_Q,i W_K,i^T, beta_i = scale W_K,i b_Q,i, W_i = W_V,i W_O,i. Factors come from
+        singular value decompositions in NumPy and are equally large on both sides. They are not unique: N x N matrices
+        may be moved from one factor to the other.
 
         Parameters
         ----------

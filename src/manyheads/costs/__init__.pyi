@@ -1,6 +1,5 @@
 from .conventions import Convention as Convention
 from .cost import Cost as Cost
-from .cost import UnknownCost as UnknownCost
 from .counter import count as count
 from .critical_path import longest_chain as longest_chain
 from .formulas.attention import attention_cost as attention_cost
@@ -10,11 +9,6 @@ from .formulas.decoding import token_cost as token_cost
 from .formulas.depth import crossover_length as crossover_length
 from .formulas.depth import sequential_depth as sequential_depth
 from .formulas.memory import activation_bytes as activation_bytes
-from .formulas.memory import matrix_weights as matrix_weights
-from .formulas.recurrent import pooled_cost as pooled_cost
-from .formulas.recurrent import rnn_cost as rnn_cost
 from .formulas.transformer import transformer_cost as transformer_cost
 from .shapes import AttentionShape as AttentionShape
 from .shapes import ModelShape as ModelShape
-from .shapes import PooledShape as PooledShape
-from .shapes import RecurrentShape as RecurrentShape

@@ -22,8 +22,9 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
 from manyheads.recovery.pictures import layer_panels
 from manyheads.recovery.source import SOURCE
-from manyheads.study import Cell, Claim, Listing, Panel, Source, Study
+from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.reporting.html import format_figure
+from manyheads.study.reporting.panels import Panel
 
 if TYPE_CHECKING:
     from manyheads.recovery import Recovery

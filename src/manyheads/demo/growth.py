@@ -12,8 +12,8 @@ import numpy as np
 import xarray as xr
 from scipy.special import softmax
 
-from manyheads.data import build_vocabulary, load_text
-from manyheads.data.characters import UNKNOWN
+from manyheads.data import load_text
+from manyheads.data.characters import UNKNOWN, build_vocabulary
 from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
@@ -23,8 +23,9 @@ from manyheads.limits.comparisons.mean_field import along, biases, distances, so
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Multiples, Panel, Source, Study, grid, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 COURSES = {"": "predicted", "_without": "predicted without feedback"}

@@ -16,8 +16,9 @@ from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.studies.real_text import ROUNDING, RealText
 from manyheads.joma.theory.rebound import REBOUND
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import Unit, replicate_key
 from manyheads.study.verdicts import Expected

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.data import Vocabulary
+from manyheads.data.characters import Vocabulary
 from manyheads.transformer.transformer import Transformer
 
 

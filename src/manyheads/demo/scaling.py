@@ -18,8 +18,9 @@ from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.limits.task import Task
-from manyheads.study import Cell, Claim, Curve, Listing, Multiples, Panel, Source, Study, spread_curve
+from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 

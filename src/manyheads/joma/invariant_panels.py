@@ -9,7 +9,8 @@ import xarray as xr
 
 from manyheads.joma.task import UpdateRule
 from manyheads.joma.theory.invariants import SoftmaxRelation, softmax_relation
-from manyheads.study import Curve, Lines, Listing, Panel, spread_curve
+from manyheads.study import Curve, Lines, Listing
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 FORMS = ("moving_mean", "fixed_mean", "squares")
 DRIFTING = "gelu"  # activation of the cells with descent and decay

@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.data import TextWindows, build_vocabulary, cut_patches, draw_integers, load_digits, load_text, normalise
+from manyheads.data import TextWindows, cut_patches, load_digits, load_text
+from manyheads.data.characters import build_vocabulary
+from manyheads.data.digits import normalise
+from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import PatchInput, TokenInput

@@ -1,9 +1,4 @@
-from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import open_checkpoint as open_checkpoint
-from .modules import Role as Role
 from .parameters import parameter_roles as parameter_roles
-from .parameters import recognize as recognize
-from .projections import AttentionWeights as AttentionWeights
 from .projections import attention_weights as attention_weights
-from .refusals import CheckpointRefused as CheckpointRefused
 from .shape import shape_from_config as shape_from_config

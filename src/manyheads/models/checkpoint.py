@@ -41,7 +41,7 @@ class Checkpoint:
         Name → `Entry` (dtype, shape, bytes), file after file in the order of each file.
     aliases
         Name that was left out on saving because it shared its memory → name that holds the values. Only what the
-        metadata of a file states; see `manyheads.models.recognize` for weights that the configuration ties.
+        metadata of a file states; see `manyheads.models.parameters.recognize` for weights that the configuration ties.
     """
 
     def __init__(self, path: Path, files: Sequence[TensorFile], config: Mapping[str, Any] | None):

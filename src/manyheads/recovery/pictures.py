@@ -9,8 +9,9 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.results import Recovery
 from manyheads.recovery.summaries import RANK_TOLERANCE, at_offset_one, describe_heads
-from manyheads.study import Curve, Lines, Listing, Panel, Picture
+from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.html import Section, format_figure
+from manyheads.study.reporting.panels import Panel, Picture
 
 POOLED = 40
 """Cells to a side of the picture of one matrix."""

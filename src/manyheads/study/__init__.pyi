@@ -3,7 +3,6 @@ from .cells import Cell as Cell
 from .cells import grid as grid
 from .claims import Claim as Claim
 from .contract import check_study as check_study
-from .executors import local_pool as local_pool
 from .registry import load as load
 from .reporting.citations import cite as cite
 from .reporting.drawing import draw as draw
@@ -11,10 +10,6 @@ from .reporting.html import report as report
 from .reporting.panels import Curve as Curve
 from .reporting.panels import Lines as Lines
 from .reporting.panels import Listing as Listing
-from .reporting.panels import Multiples as Multiples
-from .reporting.panels import Panel as Panel
-from .reporting.panels import Picture as Picture
-from .reporting.panels import spread_curve as spread_curve
 from .runner import open_run as open_run
 from .runner import run as run
 from .sources import Source as Source

@@ -12,7 +12,8 @@ from manyheads.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from manyheads.statistics import Interval, Outcome
+    from manyheads.statistics import Interval
+    from manyheads.statistics.verdicts import Outcome
 
 LEVEL = 0.99  # coverage of every interval behind a verdict
 

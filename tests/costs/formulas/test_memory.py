@@ -3,7 +3,8 @@
 import jax
 import pytest
 
-from manyheads.costs import ModelShape, activation_bytes, matrix_weights
+from manyheads.costs import ModelShape, activation_bytes
+from manyheads.costs.formulas.memory import matrix_weights
 from manyheads.errors import UsageError
 
 

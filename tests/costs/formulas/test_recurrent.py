@@ -4,7 +4,9 @@ import functools
 
 import pytest
 
-from manyheads.costs import ModelShape, PooledShape, RecurrentShape, count, pooled_cost, rnn_cost, sequential_depth
+from manyheads.costs import ModelShape, count, sequential_depth
+from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
 
 FIGURES = ("flops", "elementwise", "transcendental", "bytes")

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.costs import (
-    Convention,
-    ModelShape,
-    count,
-    crossover_length,
-    matrix_weights,
-    transformer_cost,
-)
+from manyheads.costs import Convention, ModelShape, count, crossover_length, transformer_cost
+from manyheads.costs.formulas.memory import matrix_weights
 from manyheads.errors import UsageError
 
 DENSE = Convention(causal="dense")

@@ -16,9 +16,10 @@ from manyheads.limits.checks.convergence import (
 )
 from manyheads.limits.systems.trajectories import SEQUENCES, TOKENS, draw_network, follow_networks
 from manyheads.limits.systems.transformers import Recipe, factors_of
-from manyheads.transformer import Shape, roles
+from manyheads.transformer import Shape
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
+from manyheads.transformer.weights import roles
 
 SIZES = (4, 8, 16, 32)
 BASE = Shape(2, 2, 1)

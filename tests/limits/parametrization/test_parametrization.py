@@ -16,10 +16,11 @@ from manyheads.limits import Parametrization, forward_multipliers, shapes_along
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles, standard_scaling
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.training import with_weights
+from manyheads.transformer.weights import roles
 
 BASE = Shape(4, 2, 2)
 LARGER = Shape(8, 4, 4)

@@ -9,9 +9,10 @@ import pytest
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, digits_task, text_task
 from manyheads.limits.systems.transformers import TWINS, Recipe, measure_updates, sweep_losses
-from manyheads.transformer import Shape, initialise, roles
+from manyheads.transformer import Shape, initialise
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
+from manyheads.transformer.weights import roles
 
 BASE = Shape(4, 2, 2)
 SHAPE = Shape(8, 2, 2)

@@ -22,9 +22,10 @@ from manyheads.limits import (
 )
 from manyheads.limits.parametrization.architecture import CARRIES
 from manyheads.limits.torch.groups import ModelOptions, read_model
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
+from manyheads.transformer.weights import roles
 
 pytestmark = pytest.mark.torch
 

@@ -12,10 +12,10 @@ import xarray as xr
 from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study import Curve, Lines, Listing, Multiples, Picture, Source, cite, report, run, spread_curve
+from manyheads.study import Curve, Lines, Listing, Source, cite, report, run
 from manyheads.study.reporting.drawing import draw, svg
 from manyheads.study.reporting.html import Section, write_report
-from manyheads.study.reporting.panels import paired_panels, panel_from_json
+from manyheads.study.reporting.panels import Multiples, Picture, paired_panels, panel_from_json, spread_curve
 from manyheads.study.runner import UnitFailed
 
 

@@ -17,20 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from manyheads.costs import (
-    ModelShape,
-    PooledShape,
-    RecurrentShape,
-    count,
-    crossover_length,
-    longest_chain,
-    pooled_cost,
-    rnn_cost,
-    sequential_depth,
-    transformer_cost,
-)
+from manyheads.costs import ModelShape, count, crossover_length, longest_chain, sequential_depth, transformer_cost
+from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput

@@ -16,10 +16,13 @@ import numpy as np
 import optax
 import xarray as xr
 
-from manyheads.costs import ModelShape, PooledShape, RecurrentShape, pooled_cost, rnn_cost, transformer_cost
+from manyheads.costs import ModelShape, transformer_cost
+from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
+from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Picture, Source, Study, grid, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.reporting.panels import Panel, Picture, spread_curve
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput

@@ -22,7 +22,8 @@ from manyheads.bigram.training.rounding import find_support, glimpse, refit_scal
 from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
 from manyheads.bigram.training.two_stages import boost, refine
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Listing, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 DESCENTS = {"sgd": "SGD", "weak": "weak l1", "strong": "strong l1"}
 MOMENTS = {"best": "smallest held-out loss", "last": "end of the budget"}

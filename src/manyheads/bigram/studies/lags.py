@@ -15,9 +15,11 @@ from manyheads.bigram.lags.fit import LagFit, LagSettings, fit_lags
 from manyheads.bigram.lags.streams import lag_information, plant_lags, read_streams
 from manyheads.bigram.screening import screen
 from manyheads.bigram.setups import SOURCE
-from manyheads.data import Vocabulary, build_vocabulary, load_text
+from manyheads.data import load_text
+from manyheads.data.characters import Vocabulary, build_vocabulary
 from manyheads.errors import CertificateError, UsageError
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Picture, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, Picture, spread_curve
 
 REAL_LAGS = 16  # lags of the fit to the text's own next character
 LOSSES = ("unigram", "bigram", "additive", "fitted")

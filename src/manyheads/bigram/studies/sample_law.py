@@ -23,7 +23,8 @@ from manyheads.bigram.training.proximal_sgd import Diverged, StepSettings, desce
 from manyheads.bigram.training.reduced_model import BOOSTED, find_boost
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Panel, Study, Verdict, spread_curve
+from manyheads.study import Cell, Curve, Lines, Study, Verdict
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 WEIGHTS = (0.6, 0.4)  # of the two positions of every query, in drawn order: K_Q is the same in all replicates
 LOOK = 0.1  # real runs are looked at ten times an e-folding

@@ -18,7 +18,8 @@ from manyheads.bigram.training.proximal_sgd import Diverged, descend, start
 from manyheads.bigram.training.settings import FirstStage
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 GROWTH = 1.12  # of the samples from one look to the next
 FIRST = 32  # samples at the first look

@@ -27,7 +27,8 @@ from manyheads.bigram.training.softmax import (
     start_softmax,
 )
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Listing, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 HEADS = {"linear": "linear", "softmax": "softmax", "adam": "softmax, Adam", "tokens": "softmax, tokens too"}
 LOOKS = 40

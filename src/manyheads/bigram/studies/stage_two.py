@@ -23,7 +23,8 @@ from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.bigram.training.record import measure_rounded, record
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 START = 0.4  # of the solution, in values and attention
 LOOKS = 24

@@ -16,7 +16,8 @@ from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from manyheads.bigram.training.record import measure_distances
 from manyheads.bigram.training.settings import SWITCH
 from manyheads.bigram.training.two_stages import estimate_noise, is_mirrored, measure_salience, mirror
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 RUNS = {"plain": "no penalty", "two-stages": "penalty after the switch"}
 LOOKS = 60

@@ -16,7 +16,8 @@ from manyheads.joma.systems.activations import find_nonlinearity
 from manyheads.joma.systems.gaussian_mixture import Mixture, SGDOptions, train_neuron
 from manyheads.joma.theory.gaussian_mixture import linear_noise_approximation
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Lines, Panel, Source, Study, grid, spread_curve
+from manyheads.study import Cell, Claim, Lines, Source, Study, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 MEANS = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
 PROBABILITIES = (0.5, 0.3, 0.2)

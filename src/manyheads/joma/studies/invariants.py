@@ -29,8 +29,9 @@ from manyheads.joma.theory.invariants import (
     per_query_quantity,
 )
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Panel, Source, Study, grid
+from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
 UNRELATED = 0.708  # 99% quantile of the absolute correlation of twelve independent pairs

@@ -19,7 +19,8 @@ from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.latent_tree import LatentTree, binary_tree
 from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccurrence, unroll
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.verdicts import Expected
 
 TREES = ("symmetric", "asymmetric")

@@ -17,8 +17,9 @@ from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.joma.systems.latent_tree import HierarchyShape
-from manyheads.study import Cell, Claim, Listing, Panel, Source, Study
+from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 
 SCORES = {
     "trained": "trained",

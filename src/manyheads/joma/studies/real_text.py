@@ -29,8 +29,9 @@ from manyheads.joma.text.transformers import character_config, digest_text, step
 from manyheads.joma.theory.rebound import REBOUND
 from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.statistics import mean_interval
-from manyheads.study import Cell, Claim, Panel, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.verdicts import Expected
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape

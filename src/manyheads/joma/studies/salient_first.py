@@ -18,8 +18,9 @@ from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.components import LOSSES, TokenSGDOptions, train_components
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, deficit_ratio, exact_time, final_rate
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
 LAWS = {"matched": EXP, "squared": REGRESSION}

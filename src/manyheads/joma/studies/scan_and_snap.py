@@ -16,7 +16,8 @@ from manyheads.errors import UsageError
 from manyheads.joma.systems.scan_and_snap import Cooccurrence, make_cooccurrence, scan_and_snap_flow
 from manyheads.joma.theory.scan_and_snap import reduced_trajectory, relative_gain, relative_gain_law, training_time
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, grid, spread_curve
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 EARLY = (0.2, 0.4, 0.8)  # progress at which the order of the error of the gain law is fitted
 ROUNDING = 1e-9  # error of a logit at local errors of 1e-11 of the integrator

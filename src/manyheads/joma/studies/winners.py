@@ -27,8 +27,9 @@ from manyheads.joma.theory.winner_take_all import (
     reaching_time,
     weights_at,
 )
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Panel, Source, Study, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 
 EXACT = 1e-10
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared

@@ -12,7 +12,8 @@ from manyheads.errors import UsageError
 from manyheads.joma.drop_and_rise import DropAndRise
 from manyheads.joma.text.summaries import EARLY, RunSummary
 from manyheads.statistics import mean_interval, spearman
-from manyheads.study import Curve, Lines, Listing, Multiples, Panel, Picture, spread_curve
+from manyheads.study import Curve, Lines, Listing
+from manyheads.study.reporting.panels import Multiples, Panel, Picture, spread_curve
 
 BANDS = "Lines are means over seeds, bands range from the smallest to the largest."
 

@@ -25,7 +25,9 @@ from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.limits.task import Task
-from manyheads.statistics import ExponentFit, Outcome, decide, fit_exponent, replicates_to_decide
+from manyheads.statistics import decide, fit_exponent, replicates_to_decide
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
 
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)

@@ -21,7 +21,9 @@ from manyheads.limits.checks.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import Recipe, sweep_losses
 from manyheads.limits.task import Task
-from manyheads.statistics import DriftTest, Outcome, drift_test
+from manyheads.statistics import drift_test
+from manyheads.statistics.exponents import DriftTest
+from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
 
 ALLOWED_DECADES = 0.25

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import ndtr
 
-from manyheads.study import Curve, spread_curve
-from manyheads.study.reporting.panels import Role
+from manyheads.study import Curve
+from manyheads.study.reporting.panels import Role, spread_curve
 
 LEVELS = np.linspace(-4, 4, 81)
 """Of a logit, in its unit."""

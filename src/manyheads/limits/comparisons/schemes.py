@@ -15,8 +15,9 @@ from manyheads.limits.checks.axes import AXES, LETTERS, Axis, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task
-from manyheads.statistics import ExponentFit
-from manyheads.study import Cell, Curve, Multiples, Source, Verdict
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.study import Cell, Curve, Source, Verdict
+from manyheads.study.reporting.panels import Multiples
 from manyheads.transformer.shape import Shape
 
 SCHEMES: dict[str, str] = {

@@ -26,7 +26,8 @@ from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bord
 from manyheads.limits.systems.trajectories import follow_networks
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict
+from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}

@@ -26,8 +26,10 @@ from manyheads.limits.comparisons.mean_networks import SquaredBias, decide_withi
 from manyheads.limits.comparisons.schemes import CAPTION, bordelon, caption_verdict, check_rising
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
-from manyheads.statistics import ExponentFit, fit_exponent, replicates_to_decide
-from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid
+from manyheads.statistics import fit_exponent, replicates_to_decide
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Multiples, Panel
 from manyheads.study.verdicts import LEVEL
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}

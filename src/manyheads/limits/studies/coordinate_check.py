@@ -22,8 +22,10 @@ from manyheads.limits.checks.coordinate_check import (
 from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of, scheme_of
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
-from manyheads.statistics import ExponentFit, Interval, fit_exponent
-from manyheads.study import Cell, Curve, Listing, Multiples, Panel, Source, Study, Verdict
+from manyheads.statistics import Interval, fit_exponent
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.study import Cell, Curve, Listing, Source, Study, Verdict
+from manyheads.study.reporting.panels import Multiples, Panel
 from manyheads.transformer.shape import Shape
 
 DIVERGED = 99.0  # the exponent that stands for a training that diverged

@@ -16,8 +16,10 @@ from manyheads.limits.comparisons.logit_distributions import geometric_curve, po
 from manyheads.limits.comparisons.schemes import CAPTION, Plan, bordelon, caption_verdict, lesson_of
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.systems.transformers import Recipe, measure_updates
-from manyheads.statistics import ExponentFit, fit_exponent
-from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict
+from manyheads.statistics import fit_exponent
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.study import Cell, Lines, Source, Study, Verdict
+from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
 EXPONENTS = {"limits": "logit exponent 1", "half-logit": "logit exponent 1/2"}

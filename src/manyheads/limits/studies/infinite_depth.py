@@ -21,8 +21,8 @@ from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
-from manyheads.study.reporting.panels import Role
+from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, Role, spread_curve
 
 NAMES = {1.0: "1", 0.5: "1/2"}
 DIMS = {"output": ("step", "read_out", "class"), "logits": ("sample", "token", "token_too")}

@@ -27,7 +27,8 @@ from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
 from manyheads.statistics.intervals import mean_interval
-from manyheads.study import Cell, Curve, Lines, Listing, Multiples, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.study.verdicts import LEVEL
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}

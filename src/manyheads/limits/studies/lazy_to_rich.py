@@ -18,7 +18,8 @@ from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 MOTIONS = {
     "output": "distance of the outputs from kernel descent",

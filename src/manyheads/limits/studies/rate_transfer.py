@@ -24,7 +24,8 @@ from manyheads.limits.checks.transfer_check import (
 from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict
+from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that schemes which differ in it alone are one

@@ -15,7 +15,8 @@ from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blo
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
-from manyheads.study import Cell, Curve, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 MOST = 64  # networks at once
 FLAT = 1.1  # over all sizes

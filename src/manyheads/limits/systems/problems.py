@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data import build_vocabulary, cut_patches, load_digits, load_text, normalise, select_pair
+from manyheads.data import cut_patches, load_digits, load_text, select_pair
+from manyheads.data.characters import build_vocabulary
+from manyheads.data.digits import normalise
 from manyheads.errors import UsageError
 from manyheads.limits.dmft.problem import Problem
 

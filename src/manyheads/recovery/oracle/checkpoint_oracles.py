@@ -19,8 +19,9 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.models import Role, open_checkpoint
+from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config
+from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.refusals import NotExtractable
 

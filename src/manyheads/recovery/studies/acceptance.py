@@ -20,7 +20,8 @@ from manyheads.recovery.passive.stages.acceptance_rate import (
 from manyheads.recovery.passive.stages.agreement import fit_simplex
 from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 SMALL = (0.001, 0.002, 0.004, 0.008)  # thresholds near the limit, for two heads and two tokens
 LABEL = {"long_name": "share of rows that are certified", "units": "1"}

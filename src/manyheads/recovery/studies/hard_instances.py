@@ -25,7 +25,8 @@ from manyheads.recovery.passive.student import StudentSettings, search
 from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Examples, Tangent
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
 

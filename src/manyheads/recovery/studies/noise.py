@@ -25,7 +25,8 @@ from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Examples
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 FRESH = 2000  # sequences on which the error is measured
 HELD_OUT = 200  # sequences that choose between starts

@@ -25,7 +25,8 @@ from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_stud
 from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import gpt_layer, sequences
 from manyheads.recovery.variable_projection import Examples, Form
-from manyheads.study import Cell, Lines, Panel, Source, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 HELD_OUT = 50  # sequences that tell the student whether to start again
 RIGHT = 1e-10  # relative squared error at which it does not

@@ -21,7 +21,8 @@ from manyheads.recovery.passive.stages.shards import open_shards
 from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
 from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import planted_layer, sequences
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Study, Verdict, grid, spread_curve
+from manyheads.study import Cell, Curve, Lines, Listing, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 FORMS = {"published": "as published", "practical": "practical"}
 FIGURES = {

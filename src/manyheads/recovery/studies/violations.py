@@ -31,7 +31,8 @@ from manyheads.recovery.results import Recovery
 from manyheads.recovery.source import SOURCE, generator
 from manyheads.recovery.task import sequences
 from manyheads.recovery.variable_projection import Examples
-from manyheads.study import Cell, Curve, Lines, Listing, Panel, Source, Study, Verdict, grid
+from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.verdicts import Expected
 
 Array = NDArray[np.float64]
