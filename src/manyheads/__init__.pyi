@@ -10,6 +10,7 @@ from . import recovery as recovery
 from . import spectra as spectra
 from . import statistics as statistics
 from . import study as study
+from . import transformer as transformer
 from .attention import AttentionLayer as AttentionLayer
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import attention_entropy as attention_entropy

@@ -165,7 +165,7 @@ def test_losses_by_hand(rng):
 def test_wrong_use_is_refused():
     model = build(jax.random.key(0))
     for steps, every in ((0, None), (3, 0)):
-        with pytest.raises(UsageError, match="positive"):
+        with pytest.raises(UsageError, match="at least 1"):
             train(model, cross_entropy, SOURCE, OPTIMIZER, steps, jax.random.key(0), every=every)
     with pytest.raises(ShapeError, match="answers"):
         cross_entropy(lambda x: jnp.zeros((2, 5, 3)), (None, jnp.zeros(2, int)))

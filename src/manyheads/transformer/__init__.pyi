@@ -2,9 +2,9 @@
 from .config import TransformerConfig as TransformerConfig
 from .inputs import PatchInput as PatchInput
 from .inputs import TokenInput as TokenInput
-from .inputs import VectorInput as VectorInput
 from .scaling import standard_scaling as standard_scaling
 from .shape import Shape as Shape
 from .training import train as train
 from .transformer import Transformer as Transformer
 from .transformer import initialise as initialise
+from .weights import roles as roles
