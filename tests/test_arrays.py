@@ -222,6 +222,20 @@ def test_whole_numbers_may_come_as_floats():
         as_integers(np.array([True]), "tokens")
 
 
+@_arrays.takes_arrays
+def takes_arrays_of_rows(rows, fail=False):
+    if fail:
+        raise ValueError("an inhomogeneous shape of mine")
+    return np.asarray(rows).sum()
+
+
+@_arrays.follows_caller
+def follows_rows(rows, fail=False):
+    if fail:
+        raise ValueError("an inhomogeneous shape of mine")
+    return jax.numpy.asarray(rows).sum()
+
+
 @pytest.mark.torch
 def test_tensors_of_pytorch_are_copied_exactly_or_refused():
     import torch
@@ -233,8 +247,27 @@ def test_tensors_of_pytorch_are_copied_exactly_or_refused():
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     with pytest.raises(ShapeError, match=r"q is a tensor that requires a gradient.*`q.detach\(\)`"):
         manyheads.attention_entropy(q.clone().requires_grad_(), q)
-    with pytest.raises(ShapeError, match="no NumPy array"):
-        as_native(q.to_sparse(), "q")
+    for narrow in (torch.float8_e4m3fn, torch.float8_e5m2):
+        found = as_native(q.to(narrow), "q")
+        assert (found.dtype, found.tolist()) == (np.float32, q.to(narrow).float().tolist())
+    assert as_native(torch.complex(q, q).conj().imag, "q").tolist() == (-q).tolist()
+    for tensor, remedy in (
+        (q.to_sparse(), "`q.to_dense()`"),
+        (q.to("meta"), "load them first"),
+        (q.to(torch.float8_e8m0fnu).view(torch.float4_e2m1fn_x2), "give its values as floats or integers"),
+    ):
+        with pytest.raises(ShapeError, match=rf"^q is a .*: .*{re.escape(remedy)}"):
+            as_native(tensor, "q")
+
+
+@pytest.mark.parametrize("call", [takes_arrays_of_rows, follows_rows])
+def test_lists_of_unequal_lengths_are_refused_by_the_name_of_the_argument(call):
+    with pytest.raises(ShapeError, match=r"^rows holds lists of unequal lengths: give"):
+        call([[1.0, 2.0], [3.0]])
+    with pytest.raises(ShapeError, match=r"^rows holds lists of unequal lengths"):
+        call(rows=[np.ones(2), np.ones(3)])
+    with pytest.raises(ValueError, match="inhomogeneous shape of mine"):
+        call([[1.0]], fail=True)
 
 
 def test_labelled_arrays_are_taken_by_their_values():

@@ -13,17 +13,20 @@ What happens to an array:
 
 ====================================  ==================================================================
 NumPy, pandas, xarray, PyTorch        an `ndarray` of native byte order; extended precision becomes float64
-PyTorch on a device, bfloat16         copied to the host; bfloat16 becomes float32, which holds it exactly
+PyTorch on a device, narrow floats    copied to the host; bfloat16 and float8 become float32, which holds them exactly
 JAX                                   unchanged
 masked, complex, objects, text, time  refused, unless the function says that it takes them
 PyTorch that requires a gradient      refused: the result would not pass the gradient on
+PyTorch, sparse, quantised, nested    refused, with the call that makes an ordinary tensor of it
+lists of unequal lengths              refused where the function needs an array of them
 ====================================  ==================================================================
 """
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -148,7 +151,7 @@ def _takes_arrays(function: Callable[P, R], kinds: str) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = _checked(function, args, kwargs, kinds)
-        with default_numpy_errors():
+        with default_numpy_errors(), _ragged_lists_named(function, args, kwargs):
             return function(*args, **kwargs)
 
     return wrapper
@@ -163,14 +166,15 @@ def follows_caller(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = _checked(function, args, kwargs, REAL)
-        if not on_host(args, kwargs):
-            return function(*args, **kwargs)
-        import jax
+        with _ragged_lists_named(function, args, kwargs):
+            if not on_host(args, kwargs):
+                return function(*args, **kwargs)
+            import jax
 
-        # Evaluated now even while a caller's function is traced: NumPy arrays are constants there, and a program
-        # traced in double precision within one in single precision runs in neither.
-        with jax.ensure_compile_time_eval(), double_precision():
-            return to_numpy(function(*args, **kwargs))
+            # Evaluated now even while a caller's function is traced: NumPy arrays are constants there, and a program
+            # traced in double precision within one in single precision runs in neither.
+            with jax.ensure_compile_time_eval(), double_precision():
+                return to_numpy(function(*args, **kwargs))
 
     return wrapper
 
@@ -190,10 +194,39 @@ def to_numpy(tree: Any) -> Any:
 
 
 def _checked(function: Any, args: Any, kwargs: Any, kinds: str) -> tuple[Any, Any]:
+    args = tuple(check_arrays(value, name, kinds) for name, value in _named(function, args))
+    return args, {name: check_arrays(value, name, kinds) for name, value in kwargs.items()}
+
+
+def _named(function: Any, args: Any) -> list[tuple[str, Any]]:
+    """Return positional arguments with their names."""
     code = inspect.unwrap(function).__code__
     names = (*code.co_varnames[: code.co_argcount], *[f"argument {place}" for place in range(len(args))])
-    args = tuple(check_arrays(value, name, kinds) for value, name in zip(args, names, strict=False))
-    return args, {name: check_arrays(value, name, kinds) for name, value in kwargs.items()}
+    return list(zip(names, args, strict=False))
+
+
+@contextmanager
+def _ragged_lists_named(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Name the argument if NumPy fails to make an array of a list whose items differ in length."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, UsageError) or "inhomogeneous shape" not in str(error):
+            raise
+        for name, value in (*_named(function, args), *kwargs.items()):
+            if isinstance(value, list | tuple) and _is_ragged(value):
+                raise ShapeError(
+                    f"{name} holds lists of unequal lengths: give an array, with rows cut or padded to one length"
+                ) from error
+        raise
+
+
+def _is_ragged(value: list[Any] | tuple[Any, ...]) -> bool:
+    try:
+        np.asarray(value)
+    except ValueError:
+        return True
+    return False
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
@@ -216,9 +249,20 @@ def _from_torch(tensor: Any, name: str) -> Any:
 
     if tensor.requires_grad:
         raise ShapeError(f"{name} is a tensor that requires a gradient, which would stop here: give `{name}.detach()`")
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
+    if tensor.is_meta:
+        raise ShapeError(f"{name} is a meta tensor, which holds no values: load them first")
+    for kind, holds, remedy in (
+        ("nested", tensor.is_nested, "to_padded_tensor(0.0)"),
+        ("quantised", tensor.is_quantized, "dequantize()"),
+        ("sparse", tensor.layout != torch.strided, "to_dense()"),
+    ):
+        if holds:
+            raise ShapeError(f"{name} is a {kind} tensor, which is no NumPy array: give `{name}.{remedy}`")
     try:
-        return tensor.cpu().numpy()
-    except (TypeError, RuntimeError) as error:  # sparse and quantised tensors, dtypes that NumPy lacks
-        raise ShapeError(f"{name}, a tensor of {tensor.dtype}, is no NumPy array: {error}") from error
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 4 and tensor.dtype != torch.float16:
+            tensor = tensor.float()
+        return tensor.cpu().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:  # dtypes that NumPy lacks
+        raise ShapeError(
+            f"{name} is a tensor of {tensor.dtype}, which is no NumPy array: give its values as floats or integers"
+        ) from error
