@@ -1,6 +1,8 @@
 """What a user has set in JAX and NumPy stops no call on NumPy arrays, and changes no number of a study."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from threading import Event
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ from tests.array_rows import EXPENSIVE, ROWS
 from tests.study.toys import VectorisedAverages, Walk
 from tests.test_arrays import call, drawn, leaves
 
-from manyheads._settings import default_numpy_errors
+from manyheads._settings import default_numpy_errors, reproducible
 from manyheads.study import run
 
 FOLLOW_THE_CALLER = {"data.TextWindows", "data.TextWindows.cut"}  # they hold arrays of JAX
@@ -37,7 +39,10 @@ def other_numbers():
         stack.enter_context(jax.default_prng_impl("rbg"))
         stack.enter_context(jax.enable_x64(False))
         stack.enter_context(jax.disable_jit(True))
+        jax.config.update("jax_random_seed_offset", 7)
+        stack.callback(jax.config.update, "jax_random_seed_offset", 0)
         yield
+        assert jax.config.jax_random_seed_offset == 7
 
 
 @pytest.mark.parametrize("name", sorted(set(ROWS) - EXPENSIVE - FOLLOW_THE_CALLER))
@@ -71,3 +76,26 @@ def test_a_computation_that_expects_an_overflow_keeps_its_say_in_what_it_calls()
             assert np.geterr()["over"] == "ignore"
     with np.errstate(over="raise"), default_numpy_errors():
         assert np.geterr()["over"] == "warn"
+
+
+def test_the_offset_of_seeds_is_zero_until_the_last_thread_has_left():
+    jax.config.update("jax_random_seed_offset", 7)
+    try:
+        with ThreadPoolExecutor(1) as pool, ExitStack() as first:
+            first.enter_context(reproducible())
+            entered, leave = Event(), Event()
+            second = pool.submit(hold, entered, leave)
+            assert entered.wait(10)
+            first.close()
+            assert jax.config.jax_random_seed_offset == 0
+            leave.set()
+            second.result()
+        assert jax.config.jax_random_seed_offset == 7
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)
+
+
+def hold(entered, leave):
+    with reproducible():
+        entered.set()
+        assert leave.wait(10)

@@ -2,12 +2,14 @@
 
 A user may have changed any of them for a program of their own. Most only turn into an error what is meant
 (`jax_numpy_rank_promotion`, `jax_numpy_dtype_promotion`, `jax_transfer_guard`, `jax_debug_nans`, `numpy.seterr`);
-`jax_enable_x64`, `jax_threefry_partitionable` and `jax_default_matmul_precision` change the numbers.
+`jax_enable_x64`, `jax_threefry_partitionable`, `jax_random_seed_offset` and `jax_default_matmul_precision` change the
+numbers.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from threading import Lock
 
 import numpy as np
 
@@ -69,4 +71,37 @@ def reproducible() -> Iterator[None]:
         stack.enter_context(jax.default_prng_impl("threefry2x32"))
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(jax.disable_jit(False))
+        stack.enter_context(_SEED_OFFSET.pinned())
         yield
+
+
+class _SeedOffset:
+    """The setting `jax_random_seed_offset`, which JAX adds to every seed and for which it has no public context.
+
+    It is zero in all threads while one of them is inside; the last one to leave restores what the user had set.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.given = Lock(), 0, 0
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keep the offset at zero."""
+        import jax
+
+        with self.lock:
+            if not self.inside:
+                self.given = jax.config.jax_random_seed_offset
+            if self.given:
+                jax.config.update("jax_random_seed_offset", 0)
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if self.given and not self.inside:
+                    jax.config.update("jax_random_seed_offset", self.given)
+
+
+_SEED_OFFSET = _SeedOffset()
