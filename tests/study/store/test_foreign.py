@@ -21,9 +21,10 @@ from tests.study.toys import Walk
 
 from manyheads.cli import main
 from manyheads.errors import FileRefused
-from manyheads.study import Verdict, cite, open_run, run
+from manyheads.study import Verdict, cite, open_run, report, run
 from manyheads.study.store.disk import StoreDamaged, hash_files, list_files
 from manyheads.study.store.equality import differences
+from manyheads.study.store.run_store import RunStore
 from manyheads.study.store.units import MalformedResult, Unit, _on_host
 
 UNIT = "predicted/0"  # the first that is read
@@ -313,7 +314,7 @@ def _headers():
                 f"header {name} {value if value is not DROP else 'absent'}",
                 lambda s, n=name, v=value: edit(s / "run.json", **{n: v}),
             )
-    for version in (2, 3, "2", None, 10**9):
+    for version in (2, 3, "2", None, 10**9, True, 1.0):
         yield f"format {version}", lambda s, v=version: edit(s / "run.json", format=v)
     layouts = {
         "1e12 predictions": {"cells": [[["steps", 3]]], "predictions": 10**12, "chunk": 1},
@@ -460,6 +461,21 @@ def test_a_unit_that_is_stated_and_not_stored_is_missing(good, tmp_path):
     (tmp_path / "run/predicted/0").rename(tmp_path / "run/predicted/7")
     with pytest.raises(StoreDamaged, match="is missing"):
         open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "stranger", ["predicted/7", "predicted/00", "units/steps=3/7-9", "units/steps=4/0", "units/steps=3/٣"]
+)
+def test_a_folder_of_no_unit_of_the_run_stands_in_for_none(good, tmp_path, stranger, capsys):
+    store = shutil.copytree(good, tmp_path / "run")
+    kept = RunStore(store).finished()
+    (store / "units/steps=5/1").rename((store / stranger).parent.mkdir(exist_ok=True) or store / stranger)
+    assert RunStore(store).finished() == kept[:-1]
+    for reader in (report, open_run):
+        with pytest.raises(StoreDamaged, match=r"units/steps=5/1 is missing"):
+            reader(store)
+    assert main(["runs", "list", str(store)]) == 0
+    assert f"{len(kept) - 1} units   damaged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source", [{"title": []}, {"year": "2017},"}])

@@ -81,6 +81,8 @@ class RunStore:
         remedy = "delete the run's folder to compute it again"
         self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
         written = self.header.get("format", FORMAT)
+        if type(written) is not int:  # True == 1
+            raise StoreDamaged(f"{self.path / 'run.json'}: the format {printable(written)} is no integer; {remedy}")
         if written != FORMAT:
             raise FileRefused(
                 f"{self.path}: written by a newer manyheads (format {printable(written)}); this one reads format "
@@ -210,8 +212,10 @@ class RunStore:
             check_arrays(path / DATA)
 
     def finished(self) -> list[Path]:
-        """Return the folders of all stored units, predictions included."""
-        return sorted([*self.path.glob("predicted/[0-9]*"), *self.path.glob("units/*/[0-9]*")])
+        """Return the folders of all stored units, predictions included; other folders belong to no unit of this run."""
+        predicted = [path for path in self.path.glob("predicted/[0-9]*") if self.layout.knows(None, path.name)]
+        trained = self.path.glob("units/*/[0-9]*")
+        return sorted([*predicted, *(path for path in trained if self.layout.knows(path.parent.name, path.name))])
 
     def verify(self) -> int:
         """Check every stored unit and return how many there are.
@@ -267,12 +271,14 @@ class RunStore:
             return None
         summary = read_signed(path, "the summary cannot be read", remedy)
         with trusting_nothing(path, remedy):
-            replicates, stored = summary["replicates"], len(self.finished())
+            replicates = summary["replicates"]
             if type(replicates) is not int or replicates < 1:
                 raise ValueError(f"{replicates!r} replicates")
-            chunks = -(-replicates // self.layout.chunk)
-            if (self.layout.predictions or 1) + chunks * len(self.layout.cells) > stored:
-                raise ValueError(f"{replicates} replicates, of {stored} stored units")
+            for unit in self.layout.units(replicates):
+                if unit not in self:
+                    raise StoreDamaged(
+                        f"{self.unit_path(unit)} is missing: the summary is of {replicates} replicates; {remedy}"
+                    )
             for verdict in summary["verdicts"]:
                 Verdict.from_json(verdict)
             summary["panels"] = list(summary["panels"])

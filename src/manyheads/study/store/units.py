@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import reproducible
@@ -98,15 +100,37 @@ class Layout:
 
     def predicted(self) -> tuple[Unit, ...]:
         """Return the units of the prediction."""
-        return tuple(Unit(None, draw, draw) for draw in range(self.predictions or 1))
+        return tuple(self.units(0))
 
     def trained(self, replicates: int) -> tuple[Unit, ...]:
         """Return the units that cover `replicates` systems, replicate by replicate through all cells.
 
         Chunks depend on the layout alone, so the last one may reach past `replicates`.
         """
-        firsts = range(0, replicates, self.chunk)
-        return tuple(Unit(cell, first, first + self.chunk - 1) for first in firsts for cell in self.cells)
+        return tuple(unit for unit in self.units(replicates) if unit.cell is not None)
+
+    def units(self, replicates: int) -> Iterator[Unit]:
+        """Yield the units of the prediction, then those that cover `replicates` systems: a forged number may be 1e18."""
+        for draw in range(self.predictions or 1):
+            yield Unit(None, draw, draw)
+        for first in range(0, replicates, self.chunk):
+            for cell in self.cells:
+                yield Unit(cell, first, first + self.chunk - 1)
+
+    def knows(self, cell: str | None, slug: str) -> bool:
+        """Tell whether a folder called `slug`, of the cell with the slug `cell` or None for predictions, is a unit's."""
+        digits = slug.partition("-")[0]
+        if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10:  # 2**32 has ten
+            return False
+        first = int(digits)
+        if cell is None:
+            return first < (self.predictions or 1) and slug == Unit(None, first, first).slug
+        begins = first % self.chunk == 0 and cell in self._slugs
+        return begins and slug == Unit(None, first, first + self.chunk - 1).slug
+
+    @cached_property
+    def _slugs(self) -> frozenset[str]:
+        return frozenset(cell.slug for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON can hold it, the order of names within a cell included."""
