@@ -118,6 +118,21 @@ def test_clean_removes_what_it_says_and_nothing_else(call, store):
     assert not path.exists()
 
 
+def test_clean_refuses_a_link_to_a_run(call, store):
+    (path,) = store.glob("toy/walk/*")
+    (path / "summary.json").unlink()
+    (store.parent / "link").symlink_to(path)
+    for words in (("link",), ("link", "--unfinished")):
+        status, out, err = call("runs", "clean", *words)
+        assert (status, out) == (3, "")
+        assert "link is a symbolic link to a run" in err
+        assert str(path.resolve()) in err
+    assert path.exists()
+    (store.parent / "root").symlink_to(store)
+    assert call("runs", "clean", "root", "--unfinished")[0] == 0
+    assert not path.exists()
+
+
 def test_report_and_citation(call, store):
     status, out, _ = call("report")
     assert (status, out.strip()) == (0, "runs/report.html")

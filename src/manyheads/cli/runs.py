@@ -56,7 +56,7 @@ class Clean:
         from manyheads.study.store.run_store import find_runs
 
         leftovers = removed = 0
-        for run in find_runs(existing(self.store)):
+        for run in find_runs(_no_linked_run(self.store)):
             leftovers += run.sweep()
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
                 shutil.rmtree(run.path)
@@ -64,6 +64,15 @@ class Clean:
                 print(f"removed {printable(run.path)}")
         print(f"{leftovers} leftovers of interrupted writes and {removed} runs removed")
         return 0
+
+
+def _no_linked_run(store: Path) -> Path:
+    """Return the root of a store; a link to one run is refused, since it says nothing of what would be removed."""
+    if store.is_symlink() and (store / "run.json").exists():
+        raise FileRefused(
+            f"{store} is a symbolic link to a run; runs are removed by their own folder only: give {store.resolve()}"
+        )
+    return existing(store)
 
 
 def _describe(path: Path) -> dict[str, Any]:

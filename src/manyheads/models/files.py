@@ -47,8 +47,9 @@ def open_regular(path: Path, follow_links: bool) -> BinaryIO:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        wanted = ".json" if path.suffix == ".json" else ".safetensors"
         raise refusals.FileUnreadable(
-            path, f"is {kind}", "give the path of a regular .safetensors file, or of a folder that holds one"
+            path, f"is {kind}", f"give the path of a regular {wanted} file, or of a folder that holds one"
         )
     return os.fdopen(descriptor, "rb")
 
