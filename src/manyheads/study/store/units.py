@@ -110,7 +110,7 @@ class Layout:
         return tuple(unit for unit in self.units(replicates) if unit.cell is not None)
 
     def units(self, replicates: int) -> Iterator[Unit]:
-        """Yield the units of the prediction, then those that cover `replicates` systems: a forged number may be 1e18."""
+        """Yield the units of the prediction, then those of `replicates` systems; a forger may state 1e18 of them."""
         for draw in range(self.predictions or 1):
             yield Unit(None, draw, draw)
         for first in range(0, replicates, self.chunk):
@@ -118,7 +118,7 @@ class Layout:
                 yield Unit(cell, first, first + self.chunk - 1)
 
     def knows(self, cell: str | None, slug: str) -> bool:
-        """Tell whether a folder called `slug`, of the cell with the slug `cell` or None for predictions, is a unit's."""
+        """Tell whether a folder holds a unit: `cell` is its cell's slug, None for predictions, `slug` its own name."""
         digits = slug.partition("-")[0]
         if not (digits.isascii() and digits.isdecimal()) or len(digits) > 10:  # 2**32 has ten
             return False
