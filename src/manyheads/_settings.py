@@ -91,7 +91,7 @@ class _SeedOffset:
 
         with self.lock:
             if not self.inside:
-                self.given = jax.config.jax_random_seed_offset
+                self.given = jax.config.values["jax_random_seed_offset"]
             if self.given:
                 jax.config.update("jax_random_seed_offset", 0)
             self.inside += 1
