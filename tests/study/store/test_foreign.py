@@ -209,6 +209,7 @@ def _metadata():
             f"{path} deep attribute",
             lambda s, p=path: _attribute(s / p, "note", {"__reduce__": ["os.system", "true"]}),
         )
+    yield "numbers that are called booleans", lambda s: _attribute(s / ARRAY, "dtype", "bool")
     for names in ([["i"]], ["a/b"], ["\x1b[2J"], [".."], "i", [3]):
         yield f"dimension {names}", lambda s, n=names: edit(s / ARRAY, dimension_names=n)
 

@@ -59,6 +59,14 @@ def test_any_array_comes_back_to_the_last_bit(tmp_path_factory, array):
     assert back["x"].attrs == dataset["x"].attrs
 
 
+def test_booleans_as_older_versions_of_xarray_write_them_are_read(tmp_path):
+    store = RunStore.create(tmp_path, Walk(), 0)
+    older = xr.Dataset({"x": ("i", np.array([1, 0], np.int8), {"dtype": "bool", "units": "1"})})
+    assert store.write(some_unit(Walk()), older)
+    back = store.read(some_unit(Walk()))["x"]
+    assert (back.dtype, back.values.tolist(), back.attrs) == (np.dtype(bool), [True, False], {"units": "1"})
+
+
 def finished_units(folder):
     """Count the units in a store, one level at a time: what a run is renaming is not entered."""
     return len(list(folder.glob("*/*/*/units/*/[0-9]*")))

@@ -136,7 +136,11 @@ def _check_array(path: Path, metadata: dict[str, Any]) -> tuple[_Chunks, int]:
     _require(named, path, f"dimension names {names!r}")
     _check_codecs(path, metadata.get("codecs"))
     _check_fill_value(path, metadata.get("fill_value"))
-    _check_attributes(path, metadata.get("attributes", {}))
+    attributes = metadata.get("attributes", {})
+    if kind == "int8" and isinstance(attributes, dict) and attributes.get("dtype") == "bool":
+        # Booleans as xarray before 2026.7 writes them, and as every version reads them.
+        attributes = {name: value for name, value in attributes.items() if name != "dtype"}
+    _check_attributes(path, attributes)
     return _Chunks([-(-a // b) for a, b in zip(shape, chunk, strict=True)]), ITEM_SIZES[kind] * math.prod(chunk)
 
 
