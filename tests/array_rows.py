@@ -157,7 +157,6 @@ ROWS = {
         fixed(),
     ),
     "statistics.mean_interval": ({"samples": some(6)}, fixed()),
-    "statistics.comparisons.paired_comparison": ({"a": some(8), "b": some(8)}, fixed()),
     "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
     "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
     # bigram
@@ -452,7 +451,6 @@ EXEMPT = {
     "recovery.Verification": OPAQUE,
     "recovery.certify": OPAQUE,
     "recovery.extract_layer": OPAQUE,
-    "statistics.Interval.from_json": OPAQUE,
     "study.Verdict.from_json": OPAQUE,
     "study.run": "settings are fields of a study, which the identity of a run admits: no arrays",
     "transformer.train": OPAQUE,

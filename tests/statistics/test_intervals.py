@@ -3,7 +3,6 @@
 Every simulated rate is compared with binomial limits that a correct interval leaves with probability 1e-5.
 """
 
-import json
 import math
 
 import numpy as np
@@ -36,13 +35,6 @@ def test_interval_relations():
     assert a.widened(0.5) == Interval(-0.5, 1.5)
     assert Interval(0.0, 1.0).widened_independently(0.0, 2.0) == Interval(-2.0, math.sqrt(5))
     assert Interval(0.0, 3.0).mapped(lambda x: 2.0**-x) == Interval(0.125, 1.0)
-
-
-@given(finite, finite, st.booleans(), st.booleans(), st.floats(0.01, 1.0))
-def test_json_round_trip(x, y, no_low, no_high, level):
-    interval = Interval(-math.inf if no_low else min(x, y), math.inf if no_high else max(x, y), level)
-    text = json.dumps(interval.to_json(), allow_nan=False)
-    assert Interval.from_json(json.loads(text)) == interval
 
 
 @pytest.mark.parametrize(

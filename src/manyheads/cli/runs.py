@@ -91,7 +91,7 @@ def _describe(path: Path) -> dict[str, Any]:
         return {"run": str(path), "units": count, "state": f"refused: {refusal}"}
     if summary is None:
         return {"run": str(path), "units": count, "state": "unfinished"}
-    outcomes = [verdict["outcome"] for verdict in summary["verdicts"]]
+    outcomes = [verdict.outcome for verdict in summary.verdicts]
     tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
     return {"run": str(path), "units": count, "state": tally or "no claim"}
 

@@ -1,7 +1,7 @@
-"""Confidence intervals, fitted exponents, paired tests and the verdict rule.
+"""Confidence intervals, fitted exponents, rank correlation and the verdict rule.
 
 Everything is NumPy and SciPy in float64. What `scipy.stats` has is used as it is (`false_discovery_control` for
-Benjamini-Hochberg, `chisquare`, `binomtest` for a sign test); here stands what it lacks, and the one promise that a
+Benjamini-Hochberg, `chisquare`, `permutation_test` for pairs); here stands what it lacks, and the one promise that a
 verdict needs: **for normal data every interval covers at least its level, for any number of replicates from two on.**
 """
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +12,7 @@ from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import (
     Array,
     Interval,
+    around,
     as_samples,
     check_level,
     half_widths,
@@ -20,8 +20,6 @@ from manyheads.statistics.intervals import (
     standard_error_of,
 )
 from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
-
-Design: TypeAlias = Literal["paired", "equal-spread"]
 
 LARGEST_RELATIVE_ERROR = 1 / 3
 """A mean known no better than this has no useful logarithm: its interval at three standard errors touches zero."""
@@ -48,7 +46,7 @@ class ExponentFit:
     replicate_exponents
         The slope of every replicate; empty if the values had none.
     design
-        Where the error came from: "paired", "equal-spread", "means" or "scatter".
+        Where the error came from: "paired", "means" or "scatter".
     """
 
     exponent: float
@@ -70,8 +68,6 @@ def fit_exponent(
     sizes: ArrayLike,
     values: ArrayLike,
     *,
-    design: Design = "paired",
-    weights: ArrayLike | None = None,
     level: float = 0.99,
 ) -> ExponentFit:
     r"""Fit value = prefactor * size ** exponent to replicates, by least squares on logarithms.
@@ -81,24 +77,17 @@ def fit_exponent(
     sizes
         Positive, shape (k,), at least two of them different.
     values
-        Positive. Shape (n, k): replicate by size. Shape (k,): one value per size, whose error is read off the scatter
-        about the line with k - 2 degrees of freedom (k >= 3).
-    design
-        What the replicates share. "paired": the slope is fitted to each replicate by itself and the interval is
+        Positive. Shape (n, k): replicate by size; the slope is fitted to each replicate by itself, and the interval is
         Student's for those n slopes. It is exact whether the columns share a seed or are independent, and whatever
-        their spreads. "equal-spread": columns are independent *and* have the same relative spread at every size; the
-        pooled spread has k(n - 1) degrees of freedom, which is worth having at n = 2 or 3, and the interval is wrong
-        where the assumption is.
-    weights
-        Relative weight of each size, shape (k,), fixed before the data are seen; default equal.
+        their spreads. Shape (k,): one value per size, whose error is read off the scatter about the line with k - 2
+        degrees of freedom (k >= 3).
     level
         Coverage of the intervals.
 
     Returns
     -------
     ExponentFit
-        `p_fit` is Hotelling's test of all k - 2 departures from the line (paired, needs n >= k), the pooled F test
-        (equal-spread), or None.
+        `p_fit` is Hotelling's test of all k - 2 departures from the line, None for fewer than k replicates.
 
     Raises
     ------
@@ -126,36 +115,26 @@ def fit_exponent(
     if values.size == 0:
         raise ShapeError(f"values has shape {values.shape}: expected at least one replicate and two sizes")
     logs = _logs(values, "values")
-    basis = _Basis.of(sizes, logs.shape[-1], weights)
+    basis = _Basis.of(sizes, logs.shape[-1], None)
     if logs.ndim == 1:
         return _fit_scatter(basis, logs, level)
-    if design not in ("paired", "equal-spread"):
-        raise UsageError(f"design={design!r}: expected 'paired' or 'equal-spread'")
-    count, width = logs.shape
     means = mean_of(logs, axis=0)  # (k,)
     slopes = logs @ basis.slope  # (n,)
-    if design == "paired":
-        dof, p_fit = count - 1, _hotelling(logs @ basis.rest)
-    else:
-        dof = width * (count - 1)
-        pooled = float(np.sqrt(np.mean(standard_error_of(logs, axis=0) ** 2)))  # standard error of one mean
-        p_fit = _pooled_f(basis, means, pooled, dof)
 
     def half(contrast: Array) -> float:
-        error = standard_error_of(logs @ contrast) if design == "paired" else pooled * np.linalg.norm(contrast)
-        return float(half_widths(error, dof, level))
+        return float(half_widths(standard_error_of(logs @ contrast), len(logs) - 1, level))
 
     exponent = float(mean_of(slopes))
-    curvature = None if basis.bend is None else _around(float(mean_of(logs @ basis.bend)), half(basis.bend), level)
+    curvature = None if basis.bend is None else around(float(mean_of(logs @ basis.bend)), half(basis.bend), level)
     return ExponentFit(
         exponent,
-        _around(exponent, half(basis.slope), level),
+        around(exponent, half(basis.slope), level),
         float(means @ basis.level),
         curvature,
-        p_fit,
+        _hotelling(logs @ basis.rest),
         tuple(basis.residuals(means).tolist()),
         tuple(slopes.tolist()),
-        design,
+        "paired",
     )
 
 
@@ -166,7 +145,6 @@ def fit_exponent_to_means(
     errors: ArrayLike,
     *,
     dof: ArrayLike = math.inf,
-    weights: ArrayLike | None = None,
     level: float = 0.99,
 ) -> ExponentFit:
     r"""Fit value = prefactor * size ** exponent to independent means with standard errors.
@@ -180,11 +158,13 @@ def fit_exponent_to_means(
         Shapes (k,), all positive; an error may be zero.
     dof
         Degrees of freedom behind each error (replicates - 1), a number or shape (k,); inf for a known error.
-    weights
-        Relative weight of each size, fixed before the data are seen. Default: 1 / (relative error)² where all errors
-        are known and positive, equal where they are estimated (weights that are estimates spoil the coverage).
     level
         Coverage of the intervals.
+
+    Notes
+    -----
+    Sizes weigh 1 / (relative error)² where all errors are known and positive, and the same where errors are estimated:
+    weights that are estimates spoil the coverage.
 
     Raises
     ------
@@ -213,9 +193,8 @@ def fit_exponent_to_means(
             f"a mean with a relative error of {relative.max():.2g} is not resolved from zero: its logarithm is "
             "useless; add replicates at that size or leave it out (largest accepted 1/3)"
         )
-    if weights is None and np.all(np.isinf(dof)) and np.all(relative > 0):
-        weights = relative**-2.0
-    basis = _Basis.of(sizes, logs.size, weights)
+    known = np.all(np.isinf(dof)) and np.all(relative > 0)
+    basis = _Basis.of(sizes, logs.size, relative**-2.0 if known else None)
 
     def half(contrast: Array) -> float:
         return float(np.linalg.norm(half_widths(np.abs(contrast) * relative, dof, level)))
@@ -223,9 +202,9 @@ def fit_exponent_to_means(
     exponent = float(logs @ basis.slope)
     return ExponentFit(
         exponent,
-        _around(exponent, half(basis.slope), level),
+        around(exponent, half(basis.slope), level),
         float(logs @ basis.level),
-        None if basis.bend is None else _around(float(logs @ basis.bend), half(basis.bend), level),
+        None if basis.bend is None else around(float(logs @ basis.bend), half(basis.bend), level),
         _chi_squared(logs @ basis.rest, (basis.rest.T * relative**2) @ basis.rest, float(np.min(dof))),
         tuple(basis.residuals(logs).tolist()),
         (),
@@ -264,7 +243,6 @@ def drift_test(
     optima: ArrayLike,
     *,
     tolerance: float,
-    errors: ArrayLike | None = None,
     resolution: float = 1.0,
     level: float = 0.99,
 ) -> DriftTest:
@@ -277,11 +255,9 @@ def drift_test(
     sizes
         Positive, shape (k,).
     optima
-        Positive. Shape (n, k): one search per replicate and size. Shape (k,): means with `errors`.
+        Positive, shape (n, k): one search per replicate and size.
     tolerance
         Allowed exponent: a drift of at most D decades over a factor F in size is D / log10(F).
-    errors
-        Standard errors of `optima`, shape (k,), known; only with optima of shape (k,).
     resolution
         Factor between neighbouring points of the search, >= 1; 1 for a search without a grid. An optimum read off a
         grid is known to within the square root of that factor, and **identical optima on a grid are no proof of no
@@ -293,7 +269,7 @@ def drift_test(
     Raises
     ------
     ShapeError, UsageError
-        As `fit_exponent`; a resolution below 1; optima without replicates and errors.
+        As `fit_exponent`; a resolution below 1; optima without replicates.
 
     Examples
     --------
@@ -307,24 +283,16 @@ def drift_test(
             f"resolution={resolution}: expected the factor between neighbouring grid points, 1 for no grid"
         )
     shape = np.shape(optima)
-    if (len(shape) == 1) != (errors is not None):
-        raise UsageError(
-            f"optima of shape {shape} " + ("with" if errors is not None else "without") + " errors: "
-            "give replicates of shape (n, sizes), or one optimum per size together with its standard error"
-        )
-    if errors is None:
-        fit = fit_exponent(sizes, optima, level=level)
-        basis = _Basis.of(sizes, shape[-1], None)
-    else:
-        # Equal weights, so that one contrast serves both the errors and the resolution.
-        fit = fit_exponent_to_means(sizes, optima, errors, weights=np.ones(shape), level=level)
-        basis = _Basis.of(sizes, shape[-1], None)
+    if len(shape) != 2:
+        raise ShapeError(f"optima of shape {shape}: expected (replicates, sizes)")
+    fit = fit_exponent(sizes, optima, level=level)
+    basis = _Basis.of(sizes, shape[-1], None)
     grid = 0.5 * math.log(resolution) * float(np.sum(np.abs(basis.slope)))
     # Replicates that agree to the last bit are read off a grid that nobody named: they decide nothing.
-    silent = errors is None and resolution == 1 and np.ptp(fit.replicate_exponents or (0.0, 1.0)) == 0
+    silent = resolution == 1 and np.ptp(fit.replicate_exponents) == 0
     interval = fit.interval.widened(math.inf if silent else grid)
     needed = None
-    if fit.replicate_exponents and grid < tolerance and not silent:
+    if grid < tolerance and not silent:
         # The grid's error is a bound and not a spread: it narrows the region once instead of joining in quadrature.
         needed = replicates_to_decide(fit.replicate_exponents, 0.0, tolerance - grid, level=level)
     return DriftTest(
@@ -348,16 +316,13 @@ class _Basis:
     weight: Array  # (k,), the largest 1
 
     @classmethod
-    def of(cls, sizes: ArrayLike, count: int, weights: ArrayLike | None) -> "_Basis":
+    def of(cls, sizes: ArrayLike, count: int, weights: Array | None) -> "_Basis":
         position = _logs(as_samples(sizes, "sizes"), "sizes")
         if position.size != count:
             raise ShapeError(f"{position.size} sizes for {count} columns of values")
         if (distinct := np.unique(position).size) < 2:
             raise UsageError("an exponent needs at least two different sizes")
-        weight = np.ones(count) if weights is None else as_samples(weights, "weights")
-        if weight.shape != position.shape or np.any(weight <= 0):
-            raise UsageError(f"weights must be {count} positive numbers, one per size")
-        weight = weight / weight.max()
+        weight = np.ones(count) if weights is None else weights / weights.max()
         root = np.sqrt(weight)
         line = np.stack([np.ones(count), position], axis=1)
         solution = np.linalg.pinv(root[:, None] * line) * root  # (2, k)
@@ -388,7 +353,7 @@ def _fit_scatter(basis: _Basis, logs: Array, level: float) -> ExponentFit:
     spread = math.sqrt(float(np.sum((logs @ basis.rest) ** 2)) / dof)  # of a value of weight one
     error = spread * float(np.linalg.norm(basis.slope / np.sqrt(basis.weight)))
     exponent = float(logs @ basis.slope)
-    interval = _around(exponent, float(half_widths(error, dof, level)), level)
+    interval = around(exponent, float(half_widths(error, dof, level)), level)
     residuals = tuple(basis.residuals(logs).tolist())
     return ExponentFit(exponent, interval, float(logs @ basis.level), None, None, residuals, (), "scatter")
 
@@ -419,16 +384,3 @@ def _chi_squared(departure: Array, covariance: Array, dof: float) -> float | Non
         return float(stats.chi2.sf(statistic, width))
     free = dof - width + 1
     return float(stats.f.sf(statistic * free / (width * dof), width, free))
-
-
-def _pooled_f(basis: _Basis, means: Array, pooled: float, dof: int) -> float | None:
-    if basis.rest.shape[1] == 0 or dof == 0:
-        return None
-    departure = np.linalg.svd(basis.line)[0][:, 2:].T @ means
-    if pooled == 0:
-        return float(np.max(np.abs(departure)) <= 1e-12)
-    return float(stats.f.sf(np.mean((departure / pooled) ** 2), departure.size, dof))
-
-
-def _around(figure: float, half: float, level: float) -> Interval:
-    return Interval(figure - half, figure + half, level)

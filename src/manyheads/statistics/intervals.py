@@ -115,20 +115,6 @@ class Interval:
         ends = function(self.low), function(self.high)
         return type(self)(min(ends), max(ends), self.level)
 
-    def to_json(self) -> dict[str, float | None]:
-        """Plain data for JSON, in which an unbounded side is None (JSON has no infinity)."""
-        return {
-            "low": self.low if math.isfinite(self.low) else None,
-            "high": self.high if math.isfinite(self.high) else None,
-            "level": self.level,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        low = -math.inf if data["low"] is None else data["low"]
-        return cls(low, math.inf if data["high"] is None else data["high"], data["level"])
-
 
 def t_quantile(level: float, dof: ArrayLike) -> Array:
     """Two-sided Student quantile; infinite at no degrees of freedom, normal at infinitely many."""
@@ -225,7 +211,7 @@ def discrepancy_interval(
     if not (0 <= standard_error < math.inf and dof > 0):
         raise UsageError(f"standard_error={standard_error}, dof={dof}: expected a finite error >= 0 and dof > 0")
     half = half_widths([standard_error_of(array), standard_error], [array.size - 1, dof], level)
-    return _around(float(mean_of(array) - prediction), float(np.hypot(*half)), level)
+    return around(float(mean_of(array) - prediction), float(np.hypot(*half)), level)
 
 
 @takes_arrays
@@ -261,7 +247,7 @@ def difference_interval(a: ArrayLike, b: ArrayLike, *, paired: bool = False, lev
             raise ShapeError(f"paired samples must match one to one: a has {a.size} replicates and b has {b.size}")
         return mean_interval(a - b, level)
     half = half_widths([standard_error_of(a), standard_error_of(b)], [a.size - 1, b.size - 1], level)
-    return _around(float(mean_of(a) - mean_of(b)), float(np.hypot(*half)), level)
+    return around(float(mean_of(a) - mean_of(b)), float(np.hypot(*half)), level)
 
 
 def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Interval:
@@ -308,5 +294,6 @@ def standard_error_of(samples: Array, axis: int = -1) -> Array:
     return np.std(samples - np.take(samples, [0], axis=axis), axis=axis, ddof=1) / math.sqrt(count)
 
 
-def _around(figure: float, half: float, level: float) -> Interval:
+def around(figure: float, half: float, level: float) -> Interval:
+    """Return the interval figure ± half."""
     return Interval(figure - half, figure + half, level)

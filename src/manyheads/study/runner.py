@@ -16,6 +16,7 @@ from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
 from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.summary import Summary
 from manyheads.study.store.units import RESERVED, Failure, Unit, attempt
 from manyheads.study.verdicts import Verdict
 
@@ -130,13 +131,7 @@ def finish(
             advance()
     predicted, trained = assemble(runs, replicates)
     verdicts, panels = _compared(study, predicted, trained)
-    runs.write_summary(
-        {
-            "replicates": replicates,
-            "verdicts": [verdict.to_json() for verdict in verdicts],
-            "panels": [panel.to_json() for panel in panels],
-        }
-    )
+    runs.write_summary(Summary(replicates, verdicts, panels))
     return Finished(runs, predicted, trained, verdicts)
 
 
@@ -302,5 +297,5 @@ def open_run(path: str | os.PathLike[str]) -> xr.DataTree:
     summary = runs.summary()
     if summary is None:
         raise FileRefused(f"{path}: this run is not finished; run the same command again to finish it")
-    predicted, trained = assemble(runs, int(summary["replicates"]))
-    return tree(runs, predicted, trained, [Verdict.from_json(verdict) for verdict in summary["verdicts"]])
+    predicted, trained = assemble(runs, summary.replicates)
+    return tree(runs, predicted, trained, summary.verdicts)

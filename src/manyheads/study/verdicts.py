@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
@@ -187,22 +187,15 @@ class Verdict:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Verdict:
         """Rebuild a verdict from `to_json`."""
-        values = dict(data)
-        values["figure"], values["target"] = float(data["figure"]), float(data["target"])
-        values["interval"] = tuple(float(end) for end in data["interval"])
-        values["tolerance"] = tuple(float(end) for end in data["tolerance"])
-        if data["outcome"] not in ("holds", "refuted", "inconclusive") or data["expected"] not in (
-            "holds",
-            "refuted",
-            None,
-        ):
-            raise ValueError(f"no outcome of a verdict: {data['outcome']!r}, expected {data['expected']!r}")
-        needed = data["replicates_needed"]
-        if not (
-            isinstance(data["claim"], str) and isinstance(data["basis"], str) and type(needed) in (int, type(None))
-        ):
+        outcome, expected, needed = data["outcome"], data["expected"], data["replicates_needed"]
+        if outcome not in (*get_args(Expected), "inconclusive") or expected not in (*get_args(Expected), None):
+            raise ValueError(f"no outcome of a verdict: {outcome!r}, expected {expected!r}")
+        texts = isinstance(data["claim"], str) and isinstance(data["basis"], str)
+        if not texts or type(needed) not in (int, type(None)):
             raise TypeError("a claim and its basis are texts, and replicates are counted")
-        return cls(**values)
+        numbers = {name: float(data[name]) for name in ("figure", "target")}
+        pairs = {name: tuple(float(end) for end in data[name]) for name in ("interval", "tolerance")}
+        return cls(**data | numbers | pairs)
 
 
 def _json(value: Any) -> Any:

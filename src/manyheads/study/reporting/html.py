@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study.reporting.panels import Lines, Listing, Multiples, Panel, Picture, panel_from_json
+from manyheads.study.reporting.panels import Lines, Listing, Multiples, Panel, Picture
 from manyheads.study.sources import Source
-from manyheads.study.store.disk import printable, trusting_nothing, write_text
+from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
 from manyheads.study.verdicts import Verdict
 
@@ -84,11 +84,9 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
         raise FileRefused(f"{run.path}: this run is not finished; run the same command again to finish it")
     run.verify()
     header = run.header
-    with trusting_nothing(run.path / "summary.json", "run the same command again to renew it"):
-        panels = tuple(panel_from_json(panel) for panel in summary["panels"])
     facts = {
         "configuration": ", ".join(f"{name} = {_text(value)}" for name, value in header["configuration"].items()),
-        "replicates": str(summary["replicates"]),
+        "replicates": str(summary.replicates),
         "seed": str(header["seed"]),
         "inputs": ", ".join(f"{name}: sha256 {digest[:16]}…" for name, digest in header["inputs"].items()),
         "run": f"{header['study']}/{run.path.name}, revision {header['revision']}",
@@ -97,10 +95,10 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
     return Section(
         title=title or printable(header["study"]),
         lead=lead or printable(header["claim"]),
-        panels=panels,
-        verdicts=tuple(Verdict.from_json(verdict) for verdict in summary["verdicts"]),
+        panels=summary.panels,
+        verdicts=summary.verdicts,
         facts=tuple((name, printable(value)) for name, value in facts.items() if value),
-        command=printable(f"{header['command']} --replicates {summary['replicates']} --seed {header['seed']}"),
+        command=printable(f"{header['command']} --replicates {summary.replicates} --seed {header['seed']}"),
         source=stored_source(header),
     )
 

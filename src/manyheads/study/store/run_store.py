@@ -44,10 +44,10 @@ from manyheads.study.store.disk import (
 )
 from manyheads.study.store.identity import fingerprint, fingerprint_of, identity
 from manyheads.study.store.provenance import class_path, command_of, versions
+from manyheads.study.store.summary import Summary
 from manyheads.study.store.text_codes import decode_texts, encode_texts
 from manyheads.study.store.units import Layout, Unit
 from manyheads.study.store.whitelist import check_arrays
-from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -254,11 +254,11 @@ class RunStore:
                 path.unlink(missing_ok=True)
         return len(abandoned)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Store what the comparison gave, with its sha256, in one atomic step."""
-        write_signed(self.path / "summary.json", summary)
+        write_signed(self.path / "summary.json", summary.to_json())
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> Summary | None:
         """Return what the last comparison gave, None before there was one.
 
         Raises
@@ -269,19 +269,15 @@ class RunStore:
         path, remedy = self.path / "summary.json", "run the same command again to renew it"
         if not path.exists() and not path.is_symlink():
             return None
-        summary = read_signed(path, "the summary cannot be read", remedy)
+        data = read_signed(path, "the summary cannot be read", remedy)
         with trusting_nothing(path, remedy):
-            replicates = summary["replicates"]
-            if type(replicates) is not int or replicates < 1:
-                raise ValueError(f"{replicates!r} replicates")
-            for unit in self.layout.units(replicates):
+            summary = Summary.from_json(data)
+            for unit in self.layout.units(summary.replicates):
                 if unit not in self:
                     raise StoreDamaged(
-                        f"{self.unit_path(unit)} is missing: the summary is of {replicates} replicates; {remedy}"
+                        f"{self.unit_path(unit)} is missing: the summary is of {summary.replicates} replicates; "
+                        f"{remedy}"
                     )
-            for verdict in summary["verdicts"]:
-                Verdict.from_json(verdict)
-            summary["panels"] = list(summary["panels"])
         return summary
 
 
