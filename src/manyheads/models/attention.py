@@ -1,4 +1,12 @@
-"""Configuration of an attention layer: what the weights do not say, its scale, mask, positions and norms."""
+"""Attention layers of a checkpoint: configuration and weights, whatever the family calls, fuses or transposes them.
+
+    q_h = x query_h + query_bias_h            x: (n, d),  q_h: (n, N),   h = 1..H
+    k_g = x key_g + key_bias_g                g = 1..H_kv;  head h reads g = h // (H / H_kv), counted from 0
+    v_g = x value_g + value_bias_g
+    y = sum_h softmax(scale q_h k_g^T + mask) v_g output_h + output_bias
+
+Weights are reshaped, sliced and transposed, never recomputed: each number is the stored one in its stored dtype.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.config import ModelConfig, shown
-from manyheads.models.refusals import ConfigInvalid
+from manyheads.models.modules import Role
+from manyheads.models.parameters import ParameterMap, parameter_map
+from manyheads.models.refusals import ConfigInvalid, WeightsMismatch
 
 
 @dataclass(frozen=True)
@@ -146,3 +157,130 @@ def _rotary(config: ModelConfig) -> Rotary | None:
         raise ConfigInvalid(path, found)
     kind = given.get("rope_type", given.get("type", "default"))
     return Rotary(dims, float(fraction), float(theta), {} if kind == "default" else dict(given))
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """The weights of one attention layer as NumPy arrays.
+
+    Attributes
+    ----------
+    query
+        (H, d, N)
+    key, value
+        (H_kv, d, N)
+    output
+        (H, N, d)
+    query_bias, key_bias, value_bias
+        (H, N), (H_kv, N), (H_kv, N), or None
+    output_bias
+        (d,), or None
+    config
+        Scale, mask, positions and norms.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    output: np.ndarray
+    query_bias: np.ndarray | None
+    key_bias: np.ndarray | None
+    value_bias: np.ndarray | None
+    output_bias: np.ndarray | None
+    config: AttentionConfig
+
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied with before the softmax."""
+        return self.config.scale
+
+
+def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | None = None) -> AttentionWeights:
+    """Read the attention weights of one layer; the others stay on the disk.
+
+    Parameters
+    ----------
+    checkpoint
+        An open checkpoint.
+    layer
+        Which layer, from 0.
+    found
+        What `parameter_map` returned, so that a loop over layers explains the names only once.
+
+    Returns
+    -------
+    AttentionWeights
+        Arrays in the dtype of the file; they may share memory with each other where the file fuses them.
+
+    Raises
+    ------
+    UsageError
+        No such layer.
+    WeightsMismatch
+        A weight does not have the shape that the configuration gives it.
+    CheckpointRefused
+        The family is unknown or does not explain every name.
+
+    Examples
+    --------
+    >>> import tempfile, safetensors.numpy
+    >>> from pathlib import Path
+    >>> from manyheads.models import open_checkpoint
+    >>> names = {"wte.weight": (5, 4), "wpe.weight": (3, 4), "ln_f.weight": (4,), "ln_f.bias": (4,)}
+    >>> block = {"ln_1.weight": (4,), "ln_1.bias": (4,), "ln_2.weight": (4,), "ln_2.bias": (4,)}
+    >>> block |= {"attn.c_attn.weight": (4, 12), "attn.c_attn.bias": (12,), "attn.c_proj.weight": (4, 4)}
+    >>> block |= {"attn.c_proj.bias": (4,), "mlp.c_fc.weight": (4, 16), "mlp.c_fc.bias": (16,)}
+    >>> block |= {"mlp.c_proj.weight": (16, 4), "mlp.c_proj.bias": (4,)}
+    >>> names |= {f"h.0.{name}": shape for name, shape in block.items()}
+    >>> file = Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> safetensors.numpy.save_file({name: np.zeros(shape, np.float32) for name, shape in names.items()}, file)
+    >>> config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 1}
+    >>> weights = attention_weights(open_checkpoint(file, config=config), layer=0)
+    >>> weights.query.shape, weights.output.shape, weights.config.causal
+    ((2, 4, 2), (2, 2, 4), True)
+    """
+    found = parameter_map(checkpoint) if found is None else found
+    config, family = attention_config(found.config, layer), found.config.family
+    d, N, H, H_kv = config.width, config.key_dim, config.heads, config.key_value_heads
+
+    def read(role: Role, kind: str, *shape: int) -> np.ndarray | None:
+        names = found.names(role, kind, layer)
+        if not names:
+            return None
+        given = checkpoint.entry(names[0]).shape  # before a byte of it is read
+        if given != shape:
+            raise WeightsMismatch(checkpoint.path, f"{names[0]} has shape {given}; the configuration gives {shape}")
+        return checkpoint.tensor(names[0])
+
+    def read_weight(role: Role, rows: int, columns: int) -> np.ndarray:
+        # As (out, in), whichever way it is stored.
+        turned = family.layout == "in,out"
+        stored = read(role, "weight", *((columns, rows) if turned else (rows, columns)))
+        if stored is None:  # `recognize` has seen that it is there
+            raise WeightsMismatch(checkpoint.path, f"layer {layer} has no {role} weight")
+        return stored.T if turned else stored
+
+    biases: list[np.ndarray | None]
+    if family.fused:
+        joint = read_weight(Role.QUERY_KEY_VALUE, 3 * H * N, d)
+        weights = _unfuse(joint, H, N, family.fused)
+        joint_bias = read(Role.QUERY_KEY_VALUE, "bias", 3 * H * N)
+        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, H, N, family.fused))
+    else:
+        triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
+        weights = [read_weight(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
+        stored_biases = [(read(role, "bias", heads * N), heads) for role, heads in triple]
+        biases = [None if bias is None else bias.reshape(heads, N) for bias, heads in stored_biases]
+    query, key, value = (weight.swapaxes(1, 2) for weight in weights)  # (heads, N, d) -> (heads, d, N)
+    output = read_weight(Role.OUTPUT, d, H * N).T.reshape(H, N, d)  # (d, H N) -> (H N, d)
+    query_bias, key_bias, value_bias = biases
+    output_bias = read(Role.OUTPUT, "bias", d)
+    return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
+
+
+def _unfuse(joint: np.ndarray, H: int, N: int, fused: str) -> list[np.ndarray]:
+    """Split a joint weight (3 H N, ...) or bias (3 H N,) into query, key and value, (H, N, ...) each."""
+    rest = joint.shape[1:]
+    if fused == "parts":  # all queries, all keys, all values
+        return list(joint.reshape(3, H, N, *rest))
+    return list(joint.reshape(H, 3, N, *rest).swapaxes(0, 1))  # head after head

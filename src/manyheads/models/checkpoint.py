@@ -10,9 +10,9 @@ from typing import Any, final
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.models.files import read_json
 from manyheads.models.header import Entry
 from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused
-from manyheads.models.strict_json import read_json
 from manyheads.models.tensor_file import TensorFile, unknown_name
 
 SINGLE = "model.safetensors"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.models.families import FAMILIES
+from manyheads.models.files import read_json
 from manyheads.models.modules import NEVER, Condition, Family, Key
 from manyheads.models.refusals import ConfigInvalid, FamilyUnknown
-from manyheads.models.strict_json import read_json
 
 SIZES = ("width", "heads", "layers")
 

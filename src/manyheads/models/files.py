@@ -1,15 +1,24 @@
-"""Regular files from outside: opened without following links, never one that blocks."""
+"""Files from outside: regular files only, opened without following links, and strict JSON of bounded size."""
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from manyheads.models import refusals
 
 # Without O_NONBLOCK, opening a pipe that has no writer would wait for ever. Windows lacks all but O_BINARY.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+JSON_LIMIT = 50_000_000
+"""The longest index or configuration in bytes; the largest published indexes take about a tenth."""
+
+STRUCTURE_LIMIT = 1_000_000
+"""How many commas and opening brackets a text may hold: about 125,000 tensors, and less than 200 MB once parsed."""
+
+_HUGE = 10**20
 
 Seal = tuple[int, ...]
 """Identity, length and times of a file; the time of change moves even when the time of writing is set back."""
@@ -57,3 +66,111 @@ def open_regular(path: Path, follow_links: bool) -> BinaryIO:
 def seal(status: os.stat_result) -> Seal:
     """Return what changes when a file is replaced or altered."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _integer(digits: str) -> int | float:
+    if digits == "-0":  # an integer to Python and a float to other readers, who then refuse it where a size has to be
+        return -0.0
+    # Python takes quadratic time over long integers and refuses beyond 4,300 digits with an error of its own.
+    return int(digits) if len(digits) <= 20 else _HUGE
+
+
+def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
+    """Read a JSON file whose top is an object.
+
+    Raises
+    ------
+    CheckpointRefused
+        The file cannot be opened safely, is longer than `JSON_LIMIT`, or is no strict JSON object.
+    """
+    try:
+        with open_regular(path, follow_links) as file:
+            data = file.read(JSON_LIMIT + 1)
+    except OSError as error:
+        raise refusals.FileUnreadable(path, f"cannot be read: {error.strerror}") from error
+    if len(data) > JSON_LIMIT:
+        raise refusals.FileDamaged(path, f"more than {JSON_LIMIT:,} bytes")
+    # Python writes NaN and Infinity into configurations, and published ones hold them.
+    parsed = parse_json(data, path, constants=True)
+    if not isinstance(parsed, dict):
+        raise refusals.FileDamaged(path, f"the top of the file is a {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) -> Any:
+    """Parse JSON, refusing what readers disagree about.
+
+    Parameters
+    ----------
+    data
+        The bytes; the caller has bounded their number.
+    path
+        The file they come from, for the message.
+    constants
+        Whether NaN and Infinity, which Python writes and JSON does not know, are let through.
+
+    Returns
+    -------
+    Any
+        Dictionaries, lists, strings, numbers, Booleans and None. Integers of more than 20 digits become 10^20.
+
+    Raises
+    ------
+    FileDamaged
+        The text breaks a rule.
+
+    Examples
+    --------
+    >>> parse_json(b'{"layers": 2}', Path("config.json"))
+    {'layers': 2}
+    >>> parse_json(b'{"layers": 2, "layers": 3}', Path("config.json"))
+    Traceback (most recent call last):
+    manyheads.models.refusals.FileDamaged: config.json: the key 'layers' stands twice in one object; ...
+    """
+    parts = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if parts > STRUCTURE_LIMIT:
+        raise refusals.FileDamaged(path, f"{parts:,} commas and brackets, at most {STRUCTURE_LIMIT:,}")
+
+    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            found = f"the key {twice[:80]!r} stands twice in one object"
+            raise refusals.FileDamaged(path, found, "readers disagree about which one counts: keep one")
+        return table
+
+    def constant(literal: str) -> float:
+        if not constants:
+            raise refusals.FileDamaged(path, f"{literal} is no JSON number")
+        return float(literal.replace("Infinity", "inf"))
+
+    try:
+        text = data.decode()
+        parsed = json.loads(text, object_pairs_hook=collect, parse_int=_integer, parse_constant=constant)
+    except UnicodeDecodeError as error:
+        raise refusals.FileDamaged(path, f"byte {error.start} of the JSON text is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise refusals.FileDamaged(path, f"no JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise refusals.FileDamaged(path, "JSON nested too deeply; a header has three levels") from error
+    if b"\\u" in data:
+        _refuse_surrogates(parsed, path)
+    return parsed
+
+
+def _refuse_surrogates(parsed: Any, path: Path) -> None:
+    r"""Refuse half characters such as `\ud800`: legal in an escape, but no text that could be printed or stored."""
+    stack = [parsed]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, str):
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise refusals.FileDamaged(path, f"the string {item[:80]!a} has no UTF-8 form") from error

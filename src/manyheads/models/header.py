@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from manyheads.models.files import parse_json
 from manyheads.models.refusals import INTERRUPTED, FileDamaged, PickleRefused
-from manyheads.models.strict_json import parse_json
 
 HEADER_LIMIT = 100_000_000
 """The longest header in bytes: the limit of the format's own library."""

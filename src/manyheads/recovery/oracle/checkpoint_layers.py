@@ -7,11 +7,10 @@ import numpy as np
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.models.attention import Rotary
+from manyheads.models.attention import AttentionWeights, Rotary
 from manyheads.models.checkpoint import Checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
-from manyheads.models.projections import AttentionWeights
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.oracle.checkpoint_oracles import Through
 from manyheads.recovery.oracle.normalization import projected
