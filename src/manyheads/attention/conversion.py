@@ -72,20 +72,6 @@ def factor_stacks(stacks: tuple[Any, ...], rank: int, tolerance: float | None) -
     Returns
     -------
     One pair (m, a, rank), (m, b, rank) per stack, NumPy, in the dtype of the stack, at least float32.
-
-    Raises
-    ------
-    UsageError
-        `rank` is below 1, or a matrix holds NaN or infinite numbers.
-    RankTooSmall
-        More than `tolerance` would be discarded.
-
-    Examples
-    --------
-    >>> stack = np.ones((1, 3, 2))
-    >>> [(left, right)] = factor_stacks((stack,), rank=1, tolerance=None)
-    >>> bool(abs(left[0] @ right[0].T - stack[0]).max() < 1e-15)
-    True
     """
     rank = check_integer("rank", rank)
     stacks = tuple(_for_lapack(stack) for stack in stacks)

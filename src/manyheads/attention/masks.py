@@ -215,13 +215,7 @@ def padding(lengths: "Int[ArrayLike, '...']") -> Mask:
 
 
 def as_rule(mask: "MaskLike") -> Mask | None:
-    """Turn a boolean array into a rule; leave rules and None as they are.
-
-    Raises
-    ------
-    ShapeError
-        The array is not boolean, or has fewer than two axes.
-    """
+    """Turn a boolean array into a rule; leave rules and None as they are."""
     return None if mask is None else _rule(mask)
 
 
@@ -240,19 +234,6 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None, columns
     Returns
     -------
     Booleans that broadcast to (..., r, c), True where attending is allowed, or None without a mask.
-
-    Raises
-    ------
-    ShapeError
-        The mask does not fit the shape, or a rule about positions meets more queries than keys.
-
-    Examples
-    --------
-    The last two of four positions under a causal rule:
-
-    >>> evaluate(causal, (2, 4)).astype(int)
-    array([[1, 1, 1, 0],
-           [1, 1, 1, 1]])
     """
     rule = as_rule(mask)
     return None if rule is None else rule.allowed(rows, columns, shape)

@@ -165,18 +165,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_convention(convention: "str | Convention") -> Convention:
-    """Return the convention of that name, or the convention itself.
-
-    Raises
-    ------
-    UsageError
-        No preset has the name.
-
-    Examples
-    --------
-    >>> find_convention("mac").multiply_add
-    1
-    """
+    """Return the convention of that name, or the convention itself."""
     if isinstance(convention, Convention):
         return convention
     if convention not in PRESETS:

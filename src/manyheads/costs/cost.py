@@ -253,16 +253,7 @@ def _figures(cost: Cost) -> dict[str, int]:
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align rows of text: the first column left, the others right.
-
-    Examples
-    --------
-    >>> print(render_table(("item", "n"), [("a", "10"), ("total", "7")]))
-    item    n
-    ---------
-    a      10
-    total   7
-    """
+    """Align rows of text: the first column left, the others right."""
     lines = [tuple(header), *(tuple(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     texts = [

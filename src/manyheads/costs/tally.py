@@ -44,13 +44,7 @@ class Tally:
         return bool(self.dense or self.exact or self.doubled_halved)
 
     def products(self, causal: Causal) -> int:
-        """Read the amount as a number of products.
-
-        Raises
-        ------
-        ConventionError
-            Halving does not give an integer.
-        """
+        """Read the amount as a number of products."""
         if causal == "exact":
             return self.exact
         if causal == "halved":

@@ -79,16 +79,6 @@ def build_vocabulary(content: str, size: int | None = None) -> Vocabulary:
         The text.
     size
         The most tokens to have, the unknown one included; `None` keeps every character.
-
-    Raises
-    ------
-    UsageError
-        `size` leaves room for no character.
-
-    Examples
-    --------
-    >>> build_vocabulary("abracadabra", size=4).symbols
-    ('\ufffd', 'a', 'b', 'r')
     """
     if size is not None and size < 2:
         raise UsageError(f"size={size}: a vocabulary holds the unknown symbol and at least one more")
@@ -107,18 +97,7 @@ class Split(NamedTuple):
 
 @takes_arrays
 def split_tokens(tokens: np.ndarray, fraction: float = 0.1) -> Split:
-    """Cut off the last `fraction` of the tokens for validation.
-
-    Raises
-    ------
-    UsageError
-        The fraction is not between 0 and 1, or one part would be empty.
-
-    Examples
-    --------
-    >>> [len(part) for part in split_tokens(np.arange(100), 0.2)]
-    [80, 20]
-    """
+    """Cut off the last `fraction` of the tokens for validation."""
     if not 0 < fraction < 1:
         raise UsageError(f"fraction={fraction}: the part for validation lies between 0 and 1")
     cut = len(tokens) - round(fraction * len(tokens))

@@ -77,18 +77,7 @@ def load_text(path: str | Path | None = None) -> Text:
 
 
 def make_text(name: str, content: str) -> Text:
-    """Name a string and take its digest.
-
-    Raises
-    ------
-    UsageError
-        There is nothing in it but white space.
-
-    Examples
-    --------
-    >>> make_text("greeting", "hello").sha256[:8]
-    '2cf24dba'
-    """
+    """Name a string and take its digest."""
     if not content.strip():
         raise UsageError(f"the text {name!r} is empty: give one with something to learn in it")
     return Text(name, content, hashlib.sha256(content.encode()).hexdigest())

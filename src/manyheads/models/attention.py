@@ -107,15 +107,7 @@ class AttentionConfig:
 
 
 def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
-    """Return the configuration of one attention layer.
-
-    Raises
-    ------
-    UsageError
-        No such layer.
-    ConfigInvalid
-        The configuration contradicts itself.
-    """
+    """Return the configuration of one attention layer."""
     family, values = config.family, config.values
     if not 0 <= layer < values["layers"]:
         raise UsageError(f"layer {layer} of a model with layers 0 to {values['layers'] - 1}")

@@ -103,19 +103,6 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
         Where it comes from, for messages.
     complete
         Whether width, heads and layers have to be stated, as they are beside weights.
-
-    Raises
-    ------
-    FamilyUnknown
-        No table describes this `model_type`.
-    ConfigInvalid
-        A value is absent or cannot be.
-
-    Examples
-    --------
-    >>> config = read_config({"model_type": "gpt2", "n_embd": 4, "n_head": 2})
-    >>> config.family.fused, config.values["key_dim"], config.values["layers"]
-    ('parts', 2, 12)
     """
     path, model_type = Path(path), raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:

@@ -33,11 +33,6 @@ def open_regular(path: Path, follow_links: bool) -> BinaryIO:
         The file.
     follow_links
         Whether the last part of `path` may be a symbolic link.
-
-    Raises
-    ------
-    FileMissing, SymlinkRefused, FileUnreadable
-        What stands in the way.
     """
     if "\0" in str(path):
         raise refusals.FileMissing(str(path).replace("\0", "\\0"), "no name of a file holds a null character")
@@ -76,13 +71,7 @@ def _integer(digits: str) -> int | float:
 
 
 def read_json(path: Path, follow_links: bool = False) -> dict[str, Any]:
-    """Read a JSON file whose top is an object.
-
-    Raises
-    ------
-    CheckpointRefused
-        The file cannot be opened safely, is longer than `JSON_LIMIT`, or is no strict JSON object.
-    """
+    """Read a JSON file whose top is an object."""
     try:
         with open_regular(path, follow_links) as file:
             data = file.read(JSON_LIMIT + 1)
@@ -113,19 +102,6 @@ def parse_json(data: bytes | bytearray, path: Path, *, constants: bool = False) 
     -------
     Any
         Dictionaries, lists, strings, numbers, Booleans and None. Integers of more than 20 digits become 10^20.
-
-    Raises
-    ------
-    FileDamaged
-        The text breaks a rule.
-
-    Examples
-    --------
-    >>> parse_json(b'{"layers": 2}', Path("config.json"))
-    {'layers': 2}
-    >>> parse_json(b'{"layers": 2, "layers": 3}', Path("config.json"))
-    Traceback (most recent call last):
-    manyheads.models.refusals.FileDamaged: config.json: the key 'layers' stands twice in one object; ...
     """
     parts = data.count(b",") + data.count(b"[") + data.count(b"{")
     if parts > STRUCTURE_LIMIT:

@@ -93,11 +93,6 @@ def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Entry]
     -------
     dict[str, Entry], dict[str, str]
         The tensors in the order of the file, and the metadata.
-
-    Raises
-    ------
-    FileDamaged, PickleRefused
-        A rule is broken; nothing larger than the header itself is allocated before all of them hold.
     """
     if size < 8:
         raise FileDamaged(path, f"{size} bytes; a safetensors file has at least 8", "" if size else INTERRUPTED)

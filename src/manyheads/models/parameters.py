@@ -100,23 +100,6 @@ def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "
         The names of the tensors.
     path
         Where they come from, for messages.
-
-    Raises
-    ------
-    FamilyUnknown
-        No table describes this `model_type`.
-    ConfigInvalid
-        A value is absent or cannot be.
-    WeightsMismatch
-        The table does not explain some names (adapters, quantised weights, wrappers, cross-attention), or the
-        configuration requires weights that are absent.
-
-    Examples
-    --------
-    >>> config = {"model_type": "gpt2", "n_embd": 4, "n_head": 2, "n_layer": 0}
-    >>> found = recognize(config, ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"])
-    >>> found.roles["ln_f.weight"]
-    ParameterRole(role=<Role.FINAL_NORM: 'final_norm'>, kind='gain', layer=None, layout='')
     """
     path, names = Path(path), list(names)
     config = read_config(raw, path, complete=True)
@@ -149,15 +132,7 @@ def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "
 
 
 def parameter_map(checkpoint: Checkpoint) -> ParameterMap:
-    """Explain the names of an open checkpoint by its configuration.
-
-    Raises
-    ------
-    FileMissing
-        The checkpoint has no configuration.
-    CheckpointRefused
-        See `recognize`.
-    """
+    """Explain the names of an open checkpoint by its configuration."""
     if checkpoint.config is None:
         found = "no config.json beside the weights"
         raise FileMissing(checkpoint.path, found, "open the folder that holds config.json, or pass config=")

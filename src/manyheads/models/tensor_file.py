@@ -98,17 +98,6 @@ class TensorFile:
         np.ndarray
             Writable, in the dtype of the file (`ml_dtypes.bfloat16` for BF16); shape of the tensor, the first axis
             replaced by the rows.
-
-        Raises
-        ------
-        UsageError
-            No tensor of that name, or a slice with another step.
-        ShapeError
-            Rows outside the tensor.
-        FileChanged
-            The file was truncated, altered or replaced since its header was read.
-        FileDamaged
-            A BOOL tensor holds another byte than 0 and 1.
         """
         entry = self.entry(name)
         shape = entry.shape
@@ -150,13 +139,7 @@ class TensorFile:
         return digest.hexdigest()
 
     def entry(self, name: str) -> Entry:
-        """Return what the header says about a tensor.
-
-        Raises
-        ------
-        UsageError
-            No tensor of that name; the message lists the nearest names.
-        """
+        """Return what the header says about a tensor."""
         try:
             return self.entries[name]
         except KeyError:

@@ -29,13 +29,7 @@ class Operator:
 
 
 def as_operator(matrix: Any) -> Operator:
-    """Return the products of a real matrix, of anything with `shape`, `matvec` and `rmatvec`, or of a sparse array.
-
-    Raises
-    ------
-    ShapeError
-        Not two axes, an axis of length zero, or not real.
-    """
+    """Return the products of a real matrix, of anything with `shape`, `matvec` and `rmatvec`, or of a sparse array."""
     shape = tuple(getattr(matrix, "shape", None) or np.shape(matrix))
     if len(shape) != 2 or 0 in shape:
         raise ShapeError(f"shape {shape}: expected a matrix with two axes that are not empty; a vector v is v[:, None]")

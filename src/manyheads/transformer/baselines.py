@@ -170,14 +170,7 @@ def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jn
 
 
 def count_baseline(config: BaselineConfig, kind: Kind) -> int:
-    """Count the weights of a baseline in closed form.
-
-    Examples
-    --------
-    >>> from manyheads.transformer.inputs import TokenInput
-    >>> count_baseline(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), "pooled")
-    220
-    """
+    """Count the weights of a baseline in closed form."""
     rows = 0 if isinstance(config.inputs, VectorInput) else config.inputs.rows
     d, hidden, layers = config.width, config.hidden, config.layers
     # One square matrix beyond the layers in either: the mixing after the pool, or the recurrence.

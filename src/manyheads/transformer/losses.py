@@ -67,11 +67,5 @@ def squared_error(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
 
 
 def accuracy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
-    """Give the share of answers whose logit is the largest.
-
-    Examples
-    --------
-    >>> float(accuracy(lambda x: jnp.eye(2), (None, jnp.array([0, 0]))))
-    0.5
-    """
+    """Give the share of answers whose logit is the largest."""
     return (model(batch[0]).argmax(-1) == batch[1]).mean()

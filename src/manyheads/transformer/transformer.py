@@ -201,16 +201,7 @@ def initialise(
 def normalise(
     stream: jax.Array, gain: jax.Array | None, shift: jax.Array | None, config: TransformerConfig
 ) -> jax.Array:
-    r"""Normalise over the width: :math:`(x-\bar x)/\sqrt{\mathrm{var}(x)+\epsilon}`, or without the mean (RMS).
-
-    Examples
-    --------
-    >>> from manyheads.transformer.inputs import VectorInput
-    >>> from manyheads.transformer.scaling import Shape
-    >>> config = TransformerConfig(Shape(2, 1, 1), VectorInput(2), length=1, outputs=1, epsilon=0.0)
-    >>> normalise(jnp.array([1.0, 3.0]), None, None, config).tolist()
-    [-1.0, 1.0]
-    """
+    r"""Normalise over the width: :math:`(x-\bar x)/\sqrt{\mathrm{var}(x)+\epsilon}`, or without the mean (RMS)."""
     if config.centred:
         stream = stream - stream.mean(-1, keepdims=True)
     stream = stream * jax.lax.rsqrt(jnp.square(stream).mean(-1, keepdims=True) + config.epsilon)

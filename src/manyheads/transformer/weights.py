@@ -95,15 +95,7 @@ def roles(weights: Weights) -> Any:
 
 
 def shapes(config: TransformerConfig) -> Any:
-    """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one.
-
-    Examples
-    --------
-    >>> from manyheads.transformer.inputs import TokenInput
-    >>> from manyheads.transformer.scaling import Shape
-    >>> shapes(TransformerConfig(Shape(8, 2, 3), TokenInput(30), length=5, outputs=7)).blocks.query
-    (3, 2, 16, 8)
-    """
+    """Give the shape of every array of a configuration, a tuple in its place in `Weights`, without making one."""
     n, h, depth, d = config.shape.key_dim, config.shape.heads, config.shape.depth, config.shape.width
     hidden = config.hidden or None
     gains = config.gains and config.norm != "none"
@@ -148,11 +140,6 @@ def draw_weights(
 
     Every array has a stream of its own (the key folded with its place in `Weights`), so that two configurations that
     differ in one part agree in the others.
-
-    Raises
-    ------
-    UsageError
-        `dtype` is float64 and JAX has it switched off.
     """
     dtype = np.dtype(dtype)
     if dtype != jax.dtypes.canonicalize_dtype(dtype):

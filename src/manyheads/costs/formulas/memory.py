@@ -10,11 +10,6 @@ def matrix_weights(shape: ModelShape) -> int:
     """Count the weights in matrices: projections, MLP, embedding, unembedding, patch projection and heads.
 
     Biases, norm gains and learned positions are left out; they take part in no matrix product.
-
-    Examples
-    --------
-    >>> matrix_weights(ModelShape(layers=12, width=768, heads=12, vocabulary=50257, tied=True))
-    123532032
     """
     inner = shape.embedding_width or shape.width
     weights = shape.layers * (shape.projection_macs + shape.mlp_macs)

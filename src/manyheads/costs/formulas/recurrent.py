@@ -37,12 +37,6 @@ def rnn_cost(
     scanned
         Whether every step of the backward pass is the same, as in a scan. Unrolled, the first step leaves out the
         gradient of the constant initial state, `2 b H^2`.
-
-    Examples
-    --------
-    >>> shape = RecurrentShape(inputs=16, hidden=32, classes=4)
-    >>> rnn_cost(shape, 64, 2).flops, rnn_cost(shape, 64, 2, training=True).flops
-    (393728, 1050112)
     """
     steps, hidden = Call(length, length, batch).tokens, shape.hidden
     constant = 0 if scanned else batch * hidden * hidden
@@ -71,12 +65,6 @@ def pooled_cost(
     .. math:: 2\, b n \left[d H + (L - 1) H^2\right] + 2\, b H C
 
     and `b n H` additions for the mean. Training takes `3 F - 2 b n d H`.
-
-    Examples
-    --------
-    >>> shape = PooledShape(inputs=48, hidden=32, layers=2, classes=10)
-    >>> pooled_cost(shape, 64, 2).flops, pooled_cost(shape, 64, 2, training=True).flops
-    (656640, 1576704)
     """
     rows, hidden = Call(length, length, batch).tokens, shape.hidden
     first = shape.inputs * hidden

@@ -164,13 +164,7 @@ Panel = Lines | Multiples | Picture | Listing
 
 
 def panel_from_json(data: dict[str, Any]) -> Panel:
-    """Rebuild a panel from its `to_json`.
-
-    Raises
-    ------
-    UsageError
-        A kind that this version does not know.
-    """
+    """Rebuild a panel from its `to_json`."""
     values = {name: _frozen(value) for name, value in data.items() if name != "kind"}
     match data.get("kind"):
         case "lines":

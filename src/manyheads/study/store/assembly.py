@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
-    """Stack the units of one cell along `replicate`, the first `replicates` of them.
-
-    Raises
-    ------
-    MalformedResult
-        Replicates differ in their variables, dimensions or sizes.
-    """
+    """Stack the units of one cell along `replicate`, the first `replicates` of them."""
     import numpy as np
 
     whole = [part if "replicate" in part.dims else part.expand_dims("replicate") for part in parts]

@@ -35,13 +35,7 @@ def write_json(path: Path, data: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a temporary sibling and move it into place: readers see the old file or the new one.
-
-    Raises
-    ------
-    StoreFull
-        The disk is full; the old file is as it was.
-    """
+    """Write a text to a temporary sibling and move it into place: readers see the old file or the new one."""
     temporary = temporary_beside(path)
     with room_on_disk(path):
         try:
@@ -55,15 +49,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read JSON; `what` says in the error what its absence means.
-
-    Raises
-    ------
-    FileRefused
-        There is no such file.
-    StoreDamaged
-        It cannot be read.
-    """
+    """Read JSON; `what` says in the error what its absence means."""
     try:
         return json.loads(read_bounded(path))
     except FileNotFoundError:
@@ -73,27 +59,13 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def printable(text: object) -> str:
-    r"""Return text from a store as it may be shown on a terminal: control and format characters as escapes.
-
-    Examples
-    --------
-    >>> print(printable("a\x1b[31mb"))
-    a\x1b[31mb
-    """
+    r"""Return text from a store as it may be shown on a terminal: control and format characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
 @contextlib.contextmanager
 def open_bounded(path: Path, largest: int) -> Iterator[io.BufferedReader]:
-    """Open a regular file of bounded size for reading; symbolic links are not followed.
-
-    Raises
-    ------
-    StoreDamaged
-        It is a link, a device or a pipe, or larger.
-    FileNotFoundError, OSError
-        It is not there or cannot be read.
-    """
+    """Open a regular file of bounded size for reading; symbolic links are not followed."""
     if path.is_symlink():
         raise StoreDamaged(f"{path} is a symbolic link; a store holds none")
     # Non-blocking, or opening a pipe would wait for somebody to write into it.
@@ -114,13 +86,7 @@ def read_bounded(path: Path, largest: int = LARGEST_JSON) -> bytes:
 
 
 def list_files(folder: Path) -> dict[str, int]:
-    """Return the size of every file below a folder by relative path, and refuse links, pipes and devices.
-
-    Raises
-    ------
-    StoreDamaged
-        Something there is neither a folder nor a regular file.
-    """
+    """Return the size of every file below a folder by relative path, and refuse links, pipes and devices."""
     found: dict[str, int] = {}
     waiting = [folder]
     while waiting:
@@ -143,15 +109,7 @@ def write_signed(path: Path, data: dict[str, Any]) -> None:
 
 
 def read_signed(path: Path, what: str, remedy: str) -> dict[str, Any]:
-    """Read what `write_signed` wrote.
-
-    Raises
-    ------
-    FileRefused
-        There is no such file; `what` says what that means.
-    StoreDamaged
-        It cannot be read, or says something else than was written; `remedy` says what to do.
-    """
+    """Read what `write_signed` wrote."""
     data = read_json(path, what)
     if not isinstance(data, dict) or data.pop("sha256", None) != _json_sha256(data):
         raise StoreDamaged(f"{path} has been altered (its sha256 differs); {remedy}")

@@ -24,11 +24,6 @@ def plain(value: Any, where: str = "field", real: bool = False) -> Any:
         The value, and how an error names its place.
     real
         Whether its field is annotated as floating-point: then 1 and 1.0 are the same number.
-
-    Raises
-    ------
-    UsageError
-        A value that has no canonical form (an array, a function, NaN), or a file that cannot be read.
     """
     if real and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -56,13 +51,7 @@ def plain(value: Any, where: str = "field", real: bool = False) -> Any:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's content, read in pieces.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read.
-    """
+    """Return the sha256 of a file's content, read in pieces."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no regular file: expected a file whose content can be read to its end")
     digest = hashlib.sha256()

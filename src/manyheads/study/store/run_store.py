@@ -127,13 +127,7 @@ class RunStore:
         return self.unit_path(unit).is_dir()
 
     def write(self, unit: Unit, dataset: xr.Dataset) -> bool:
-        """Store a unit; return False when another process stored it first.
-
-        Raises
-        ------
-        StoreFull
-            The disk is full. Nothing under a final name has changed.
-        """
+        """Store a unit; return False when another process stored it first."""
         final = self.unit_path(unit)
         temporary = temporary_beside(final)
         with room_on_disk(final):
@@ -152,13 +146,7 @@ class RunStore:
         return True
 
     def read(self, unit: Unit) -> xr.Dataset:
-        """Return a stored unit after checking every one of its files.
-
-        Raises
-        ------
-        StoreDamaged
-            A file is missing, altered, added or unreadable; nothing is changed.
-        """
+        """Return a stored unit after checking every one of its files."""
         import xarray as xr
 
         path = self.unit_path(unit)
@@ -181,13 +169,7 @@ class RunStore:
         return f"{self.header['study']} {fingerprint_of(self.header)}, {unit}"
 
     def check(self, path: Path) -> None:
-        """Compare a unit's files with its manifest, and its metadata with the whitelist.
-
-        Raises
-        ------
-        StoreDamaged
-            They differ, or the unit holds anything but plain arrays.
-        """
+        """Compare a unit's files with its manifest, and its metadata with the whitelist."""
         remedy = f"the run is left untouched; delete {path} to compute this unit again"
         inside = Path(os.path.realpath(self.path)) / path.relative_to(self.path)
         if Path(os.path.realpath(path)) != inside:
@@ -218,25 +200,13 @@ class RunStore:
         return sorted([*predicted, *(path for path in trained if self.layout.knows(path.parent.name, path.name))])
 
     def verify(self) -> int:
-        """Check every stored unit and return how many there are.
-
-        Raises
-        ------
-        StoreDamaged
-            One of them is damaged.
-        """
+        """Check every stored unit and return how many there are."""
         for path in self.finished():
             self.check(path)
         return len(self.finished())
 
     def leftovers(self) -> list[Path]:
-        """Return temporary folders of processes that are gone from this machine.
-
-        Raises
-        ------
-        StoreDamaged
-            A folder of units is a symbolic link: what is written or removed would lie out of the store.
-        """
+        """Return temporary folders of processes that are gone from this machine."""
         for folder in (self.path / "predicted", self.path / "units", *self.path.glob("units/*")):
             if folder.is_symlink():
                 raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
@@ -259,13 +229,7 @@ class RunStore:
         write_signed(self.path / "summary.json", summary.to_json())
 
     def summary(self) -> Summary | None:
-        """Return what the last comparison gave, None before there was one.
-
-        Raises
-        ------
-        StoreDamaged
-            It has been altered, or it states what is not stored.
-        """
+        """Return what the last comparison gave, None before there was one."""
         path, remedy = self.path / "summary.json", "run the same command again to renew it"
         if not path.exists() and not path.is_symlink():
             return None
@@ -312,13 +276,7 @@ def stored_source(header: dict[str, Any]) -> Source:
 
 
 def find_paths(root: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of all runs at or below a folder, sorted; none of them is opened.
-
-    Raises
-    ------
-    FileRefused
-        The folder does not exist or holds no run.
-    """
+    """Return the folders of all runs at or below a folder, sorted; none of them is opened."""
     paths = []
     for folder, below, files in os.walk(root):
         if "run.json" in files:
@@ -330,11 +288,5 @@ def find_paths(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunStore]:
-    """Return all runs at or below a folder, by path.
-
-    Raises
-    ------
-    FileRefused
-        The folder does not exist, holds no run, or one of its runs does not say what it is.
-    """
+    """Return all runs at or below a folder, by path."""
     return [RunStore(path) for path in find_paths(root)]

@@ -179,13 +179,7 @@ def attempt(study: Study, unit: Unit, seed: int) -> xr.Dataset | Failure:
 
 
 def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
-    """Run one unit under pinned settings of JAX and NumPy and return its dataset, wall and CPU seconds included.
-
-    Raises
-    ------
-    MalformedResult
-        The study returned something other than a dataset of numbers and texts.
-    """
+    """Run one unit under pinned settings of JAX and NumPy and return its dataset, wall and CPU seconds included."""
     import numpy as np
 
     wall, cpu = time.perf_counter(), time.process_time()
