@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import UsageError
 from manyheads.statistics import Interval, discrepancy_interval, mean_interval, proportion_interval
 from manyheads.statistics.intervals import difference_interval, half_widths, mean_of, standard_error_of
 
@@ -116,15 +116,6 @@ def test_difference_covers_at_least_at_its_level(rng, counts, ratio):
     )
     assert difference_interval(a[0], b[0]).width == pytest.approx(2 * half[0], rel=1e-12)
     assert np.mean(np.abs(mean_of(a) - mean_of(b)) <= half) >= LOWEST
-
-
-def test_pairing_is_the_interval_of_the_differences(rng):
-    a = rng.standard_normal(9)
-    b = a + 0.1 * rng.standard_normal(9)
-    assert difference_interval(a, b, paired=True) == mean_interval(a - b)
-    assert difference_interval(a, b, paired=True).width < 0.5 * difference_interval(a, b).width
-    with pytest.raises(ShapeError, match="one to one"):
-        difference_interval(a, b[1:], paired=True)
 
 
 @pytest.mark.parametrize("trials", [1, 4, 9, 30])

@@ -1,5 +1,7 @@
 """Random windows of a tokenized text."""
 
+from typing import TYPE_CHECKING
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,9 @@ import numpy as np
 from manyheads._arrays import as_native, takes_arrays
 from manyheads.data.draws import draw_integers
 from manyheads.errors import ShapeError
+
+if TYPE_CHECKING:
+    from jaxtyping import Integer
 
 
 class TextWindows(eqx.Module):
@@ -41,7 +46,7 @@ class TextWindows(eqx.Module):
     length: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
 
-    def __init__(self, tokens: np.ndarray | jax.Array, length: int, size: int):
+    def __init__(self, tokens: "Integer[np.ndarray, ' n'] | Integer[jax.Array, ' n']", length: int, size: int):
         tokens = as_native(tokens, "tokens")
         if np.ndim(tokens) != 1 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ShapeError(f"a text of shape {np.shape(tokens)} and type {tokens.dtype}: give (n,) integers")
@@ -57,7 +62,9 @@ class TextWindows(eqx.Module):
         return self.cut(starts)
 
     @takes_arrays
-    def cut(self, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def cut(
+        self, starts: "Integer[jax.Array, ' size']"
+    ) -> "tuple[Integer[jax.Array, 'size length'], Integer[jax.Array, 'size length']]":
         """Cut the windows that begin at `starts` (windows,): (inputs, targets), both (windows, length)."""
         taken = self.tokens[starts[:, None] + jnp.arange(self.length + 1)]  # (windows, length + 1)
         return taken[:, :-1], taken[:, 1:]

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError, check_integer
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+    from jaxtyping import Float
 
 Array = NDArray[np.float64]
 
@@ -94,7 +98,11 @@ class Bidiagonal:
 
 @takes_arrays
 def golub_kahan(
-    matrix: Any, steps: int, *, rng: np.random.Generator | None = None, start: Array | None = None
+    matrix: "Float[ArrayLike, 'rows columns'] | Any",
+    steps: int,
+    *,
+    rng: np.random.Generator | None = None,
+    start: "Float[ArrayLike, ' columns'] | None" = None,
 ) -> Bidiagonal:
     """Bidiagonalise a matrix by Lanczos steps with full reorthogonalisation.
 

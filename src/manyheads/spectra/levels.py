@@ -1,6 +1,7 @@
 """Reference levels of random matrices: stable rank, coherence, Marchenko-Pastur density, causal entropy."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,6 +9,9 @@ from scipy import linalg, special
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_integer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Array = NDArray[np.float64]
 
@@ -42,7 +46,9 @@ def marchenko_pastur_edges(rows: int, columns: int, variance: float = 1.0) -> tu
 
 
 @takes_arrays
-def marchenko_pastur_density(squares: ArrayLike, rows: int, columns: int, variance: float = 1.0) -> Array:
+def marchenko_pastur_density(
+    squares: "Float[ArrayLike, '...']", rows: int, columns: int, variance: float = 1.0
+) -> "Float[np.ndarray, '...']":
     r"""Density of the min(m, n) squared singular values of a matrix with independent entries.
 
     .. math:: p(x) = \frac{\sqrt{(x_+ - x)(x - x_-)}}{2 \pi \sigma^2 \min(m, n)\, x}

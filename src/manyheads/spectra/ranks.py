@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,10 @@ from scipy import linalg
 from manyheads._arrays import follows_caller, takes_arrays
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.spectra.bidiagonal import Array, Bidiagonal, Operator, as_operator, golub_kahan, row_blocks
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+    from jaxtyping import Float
 
 Method: TypeAlias = Literal["auto", "gram", "lanczos"]
 Certificate: TypeAlias = Literal["cholesky", "probability"]
@@ -68,7 +72,7 @@ class StableRank:
 
 @takes_arrays
 def stable_rank(
-    matrix: Any,
+    matrix: "Float[ArrayLike, 'rows columns'] | Any",
     method: Method = "auto",
     *,
     tolerance: float = 1e-3,
@@ -165,7 +169,7 @@ class _Options:
 
 
 @follows_caller
-def traced_stable_rank(matrix: Any) -> Any:
+def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns']") -> "Float[jax.Array, '...']":
     r"""Stable rank of small matrices under `jit`, `vmap` and `grad`: exact, by the eigenvalues of the smaller Gram.
 
     Under `vmap` the eigenvalues of all members are one batch: on the CPU have one such call in a program.

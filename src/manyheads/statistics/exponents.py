@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +21,9 @@ from manyheads.statistics.intervals import (
     standard_error_of,
 )
 from manyheads.statistics.verdicts import Outcome, decide, replicates_to_decide
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 LARGEST_RELATIVE_ERROR = 1 / 3
 """A mean known no better than this has no useful logarithm: its interval at three standard errors touches zero."""
@@ -65,8 +69,8 @@ class ExponentFit:
 
 @takes_arrays
 def fit_exponent(
-    sizes: ArrayLike,
-    values: ArrayLike,
+    sizes: "Float[ArrayLike, ' sizes']",
+    values: "Float[ArrayLike, 'replicates sizes'] | Float[ArrayLike, ' sizes']",
     *,
     level: float = 0.99,
 ) -> ExponentFit:
@@ -140,11 +144,11 @@ def fit_exponent(
 
 @takes_arrays
 def fit_exponent_to_means(
-    sizes: ArrayLike,
-    means: ArrayLike,
-    errors: ArrayLike,
+    sizes: "Float[ArrayLike, ' sizes']",
+    means: "Float[ArrayLike, ' sizes']",
+    errors: "Float[ArrayLike, ' sizes']",
     *,
-    dof: ArrayLike = math.inf,
+    dof: "Float[ArrayLike, '#sizes']" = math.inf,
     level: float = 0.99,
 ) -> ExponentFit:
     r"""Fit value = prefactor * size ** exponent to independent means with standard errors.
@@ -239,8 +243,8 @@ class DriftTest:
 
 @takes_arrays
 def drift_test(
-    sizes: ArrayLike,
-    optima: ArrayLike,
+    sizes: "Float[ArrayLike, ' sizes']",
+    optima: "Float[ArrayLike, 'replicates sizes']",
     *,
     tolerance: float,
     resolution: float = 1.0,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,9 @@ from scipy import stats
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Array = NDArray[np.float64]
 
@@ -22,11 +25,11 @@ def check_level(level: float) -> float:
     return float(level)
 
 
-def as_samples(samples: ArrayLike, name: str = "samples", ndim: int = 1) -> Array:
-    """Return `samples` as a float64 array of `ndim` axes, refusing an empty one or one that is not finite."""
+def as_samples(samples: ArrayLike, name: str = "samples") -> Array:
+    """Return `samples` as a float64 array of one axis, refusing an empty one or one that is not finite."""
     array = np.asarray(samples, dtype=np.float64)
-    if array.ndim != ndim:
-        raise ShapeError(f"{name} has shape {array.shape}: expected an array of {ndim} axis" + "es" * (ndim > 1))
+    if array.ndim != 1:
+        raise ShapeError(f"{name} has shape {array.shape}: expected an array of one axis")
     if array.size == 0:
         raise UsageError(f"{name} is empty: an interval needs at least one replicate")
     if broken := int(np.sum(~np.isfinite(array))):
@@ -130,7 +133,7 @@ def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
 
 
 @takes_arrays
-def mean_interval(samples: ArrayLike, level: float = 0.99) -> Interval:
+def mean_interval(samples: "Float[ArrayLike, ' replicates']", level: float = 0.99) -> Interval:
     r"""Student's interval of a mean, :math:`\bar x \pm t_{n-1} s / \sqrt n`.
 
     Parameters
@@ -169,7 +172,11 @@ def mean_interval(samples: ArrayLike, level: float = 0.99) -> Interval:
 
 @takes_arrays
 def discrepancy_interval(
-    samples: ArrayLike, prediction: float, standard_error: float, dof: float = math.inf, level: float = 0.99
+    samples: "Float[ArrayLike, ' replicates']",
+    prediction: float,
+    standard_error: float,
+    dof: float = math.inf,
+    level: float = 0.99,
 ) -> Interval:
     r"""Interval of (mean of the samples - true prediction), when the prediction has an error of its own.
 
@@ -215,37 +222,21 @@ def discrepancy_interval(
 
 
 @takes_arrays
-def difference_interval(a: ArrayLike, b: ArrayLike, *, paired: bool = False, level: float = 0.99) -> Interval:
+def difference_interval(a: "Float[ArrayLike, ' n']", b: "Float[ArrayLike, ' m']", *, level: float = 0.99) -> Interval:
     r"""Interval of mean(a) - mean(b).
 
-    Paired: Student's interval of the differences of equal replicates. Unpaired:
-    :math:`\sqrt{t_{n-1}^2 s_a^2/n + t_{m-1}^2 s_b^2/m}`, which covers at least at `level` whatever the two spreads
-    (Banerjee 1960).
+    Its half-width :math:`\sqrt{t_{n-1}^2 s_a^2/n + t_{m-1}^2 s_b^2/m}` covers at least at `level` whatever the two
+    spreads (Banerjee 1960). For paired replicates take `mean_interval(a - b)`.
 
     Parameters
     ----------
     a, b
-        Replicates, shapes (n,) and (m,); with `paired`, a[i] and b[i] share a replicate and n = m.
-    paired, level
-        The design and the coverage.
-
-    Raises
-    ------
-    ShapeError
-        Paired samples of different length.
-
-    Examples
-    --------
-    >>> interval = difference_interval([1.0, 2.0, 3.1], [0.5, 1.4, 2.6], paired=True)
-    >>> round(interval.low, 3), round(interval.high, 3)
-    (0.203, 0.864)
+        Independent replicates, shapes (n,) and (m,).
+    level
+        Coverage.
     """
     level = check_level(level)
     a, b = as_samples(a, "a"), as_samples(b, "b")
-    if paired:
-        if a.shape != b.shape:
-            raise ShapeError(f"paired samples must match one to one: a has {a.size} replicates and b has {b.size}")
-        return mean_interval(a - b, level)
     half = half_widths([standard_error_of(a), standard_error_of(b)], [a.size - 1, b.size - 1], level)
     return around(float(mean_of(a) - mean_of(b)), float(np.hypot(*half)), level)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,6 +11,9 @@ from scipy import stats
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics.intervals import Interval, as_samples, check_level
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Correlation:
 
 
 @takes_arrays
-def spearman(x: ArrayLike, y: ArrayLike, *, level: float = 0.99) -> Correlation:
+def spearman(x: "Float[ArrayLike, ' n']", y: "Float[ArrayLike, ' n']", *, level: float = 0.99) -> Correlation:
     r"""Spearman's rank correlation with an interval.
 
     The interval is :math:`\tanh(\operatorname{artanh} r \pm z \sqrt{(1 + r^2/2)/(n - 3)})`, an approximation that is

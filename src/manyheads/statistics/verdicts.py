@@ -1,7 +1,7 @@
 """The verdict rule: holds, refuted or inconclusive, and how many replicates would decide."""
 
 import math
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,9 @@ from manyheads.statistics.intervals import (
     mean_of,
     standard_error_of,
 )
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Outcome: TypeAlias = Literal["holds", "refuted", "inconclusive"]
 
@@ -100,7 +103,7 @@ def decide(figure: float, interval: Interval, target: float, tolerance: float | 
 
 @takes_arrays
 def replicates_to_decide(
-    samples: ArrayLike,
+    samples: "Float[ArrayLike, ' replicates']",
     target: float,
     tolerance: float | tuple[float, float],
     *,

@@ -10,6 +10,7 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from numpy.typing import ArrayLike
 
     from manyheads.statistics import Interval
@@ -111,7 +112,7 @@ class Verdict:
     def from_samples(
         cls,
         claim: str,
-        samples: ArrayLike,
+        samples: Float[ArrayLike, " replicates"],
         *,
         target: float,
         tolerance: Tolerance,
