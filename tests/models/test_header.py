@@ -37,7 +37,7 @@ def as_bytes(table):
 
 def read(path):
     file = TensorFile(path)
-    return dict(file.stream()), {name: file.fingerprint(name) for name in file.names}
+    return {name: file.tensor(name) for name in file.names}, {name: file.fingerprint(name) for name in file.names}
 
 
 def check(path, content):

@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -112,20 +112,6 @@ class TensorFile:
         if entry.dtype == "BOOL" and data.size and data.max() > 1:
             raise FileDamaged(self.path, f"tensor {name[:120]!r} holds the byte {data.max()}, not 0 or 1")
         return data.view(DTYPES[entry.dtype]).reshape(shape)
-
-    def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Read tensor after tensor, in the order of the file or of `names`.
-
-        One tensor is held at a time by this generator. A loop variable keeps the last one alive while the next is
-        read: `del` it at the end of the loop's body where two would be too many.
-
-        Yields
-        ------
-        tuple[str, np.ndarray]
-            Name and a new array.
-        """
-        for name in self.names if names is None else names:
-            yield name, self.tensor(name)
 
     def fingerprint(self, name: str) -> str:
         """Return the sha256 of a tensor's bytes, reading a megabyte at a time.

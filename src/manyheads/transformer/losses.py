@@ -1,4 +1,4 @@
-"""Losses on a batch: softmax cross-entropy and squared error, for pooled outputs and for every token."""
+"""Softmax cross-entropy and accuracy on a batch, for pooled outputs and for every token."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -36,34 +36,6 @@ def cross_entropy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
         raise ShapeError(f"outputs of shape {logits.shape} and answers of shape {answers.shape}: give one an output")
     chosen = jnp.take_along_axis(logits, answers[..., None], -1)[..., 0]
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
-
-
-def squared_error(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
-    r"""Average :math:`\tfrac12\|y-f(x)\|^2`, summed over outputs, over all answers of a batch.
-
-    Parameters
-    ----------
-    model
-        Returns (..., outputs).
-    batch
-        A sequence that begins with inputs and real answers (..., outputs), or (...) where there is one output.
-
-    Raises
-    ------
-    ShapeError
-        The answers do not match the outputs.
-
-    Examples
-    --------
-    >>> float(squared_error(lambda x: jnp.zeros((2, 1)), (None, jnp.array([1.0, 3.0]))))
-    2.5
-    """
-    outputs, answers = model(batch[0]), jnp.asarray(batch[1])
-    if answers.ndim == outputs.ndim - 1 and outputs.shape[-1] == 1:
-        answers = answers[..., None]
-    if outputs.shape != answers.shape:
-        raise ShapeError(f"outputs of shape {outputs.shape} and answers of shape {answers.shape}: make them equal")
-    return 0.5 * jnp.square(answers - outputs).sum(-1).mean()
 
 
 def accuracy(model: "Callable[[Any], jax.Array]", batch: Any) -> jax.Array:
