@@ -217,3 +217,9 @@ def test_data_from_others_are_named_in_the_notice_that_is_shipped():
     assert data
     for path in data:
         assert identify(path) in notice
+
+
+def test_no_stub_but_the_top_exports_a_module():
+    for package, names in map(stub_names, STUBS):
+        modules = [name for name in names if inspect.ismodule(getattr(importlib.import_module(package), name))]
+        assert package == "manyheads" or modules == [], f"{package} exports modules: {modules}"
