@@ -72,7 +72,7 @@ def test_forward_equals_loops_and_counts_are_exact(kind, config, seed, rng):
     x = random_input(config, rng)
     expected = np.array([by_loops(kind, model, sequence) for sequence in x])
     np.testing.assert_allclose(model(x), expected, atol=1e-4 * max(1, np.abs(expected).max()))
-    assert count_weights(model) == count_baseline(config, kind)
+    assert count_weights(model) == count_baseline(config)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -85,18 +85,18 @@ def test_pooled_is_blind_to_order_and_recurrent_is_not(config, seed, rng):
     assert np.abs(recurrent(x) - recurrent(reversed_)).max() > 1e-3
 
 
-@given(st.integers(2, 48), st.integers(1, 3), st.integers(2_000, 200_000), st.sampled_from(["pooled", "recurrent"]))
-def test_matched_models_have_as_many_weights(width, layers, target, kind):
+@given(st.integers(2, 48), st.integers(1, 3), st.integers(2_000, 200_000))
+def test_matched_models_have_as_many_weights(width, layers, target):
     config = BaselineConfig(TokenInput(17), outputs=16, width=width, hidden=1, layers=layers)
     try:
-        matched = match_hidden(config, kind, target)
+        matched = match_hidden(config, target)
     except UsageError:
         # Refused only if no hidden width at this embedding comes within the tolerance.
         hidden = range(1, 500)
-        counts = [count_baseline(dataclasses.replace(config, hidden=h), kind) for h in hidden]
+        counts = [count_baseline(dataclasses.replace(config, hidden=h)) for h in hidden]
         assert min(abs(count / target - 1) for count in counts) > 0.01
         return
-    assert abs(count_baseline(matched, kind) / target - 1) <= 0.01
+    assert abs(count_baseline(matched) / target - 1) <= 0.01
     assert (matched.layers, matched.inputs, matched.outputs) == (layers, config.inputs, 16)
 
 
@@ -106,7 +106,7 @@ def test_three_models_of_the_recall_task_have_equal_sizes(length):
     scaling = standard_scaling(config.shape, config.inputs, 2)
     size = count_weights(jax.eval_shape(lambda key: initialise(config, scaling, key), jax.random.key(0)))
     for kind in INITIALISE:
-        baseline = match_hidden(BaselineConfig(config.inputs, 16, width=32, hidden=1), kind, size)
+        baseline = match_hidden(BaselineConfig(config.inputs, 16, width=32, hidden=1), size)
         model = jax.eval_shape(lambda key, b=baseline, k=kind: INITIALISE[k](b, key), jax.random.key(0))
         assert abs(count_weights(model) / size - 1) <= 0.01
 
@@ -116,7 +116,5 @@ def test_wrong_use_is_refused():
         dataclasses.replace(TOKENS, layers=0)
     with pytest.raises(UsageError, match="width=4"):
         dataclasses.replace(TOKENS, inputs=VectorInput(5))
-    with pytest.raises(UsageError, match="choose one"):
-        match_hidden(TOKENS, "convolution", 1000)
-    with pytest.raises(UsageError, match="no pooled model"):
-        match_hidden(TOKENS, "pooled", 40)
+    with pytest.raises(UsageError, match="no baseline"):
+        match_hidden(TOKENS, 40)

@@ -7,7 +7,7 @@ number of weights of any other model.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,7 +17,6 @@ from manyheads.data.draws import draw_vectors
 from manyheads.errors import UsageError, check_integers
 from manyheads.transformer.inputs import Input, VectorInput, embed
 
-Kind = Literal["pooled", "recurrent"]
 _Gaussian = tuple[tuple[int, ...], float] | None  # shape and variance; None for an array that is left out
 
 
@@ -169,15 +168,15 @@ def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jn
     return RecurrentMLP(RecurrentWeights(embedding, first, recurrent, deeper, biases, unembedding), config)
 
 
-def count_baseline(config: BaselineConfig, kind: Kind) -> int:
-    """Count the weights of a baseline in closed form."""
+def count_baseline(config: BaselineConfig) -> int:
+    """Count the weights of either baseline in closed form."""
     rows = 0 if isinstance(config.inputs, VectorInput) else config.inputs.rows
     d, hidden, layers = config.width, config.hidden, config.layers
-    # One square matrix beyond the layers in either: the mixing after the pool, or the recurrence.
+    # One square matrix beside the layers - 1 deeper ones: the mixing after the pool, or the recurrence.
     return rows * d + d * hidden + layers * hidden**2 + layers * hidden + hidden * config.outputs
 
 
-def match_hidden(config: BaselineConfig, kind: Kind, target: int, tolerance: float = 0.01) -> BaselineConfig:
+def match_hidden(config: BaselineConfig, target: int, tolerance: float = 0.01) -> BaselineConfig:
     """Choose the hidden width with which a baseline has as many weights as another model.
 
     If no hidden width comes within the tolerance, the embedding's width moves too, by as little as will do.
@@ -186,8 +185,6 @@ def match_hidden(config: BaselineConfig, kind: Kind, target: int, tolerance: flo
     ----------
     config
         Everything but the hidden width, which is replaced.
-    kind
-        `"pooled"` or `"recurrent"`.
     target
         The number of weights to meet.
     tolerance
@@ -201,36 +198,31 @@ def match_hidden(config: BaselineConfig, kind: Kind, target: int, tolerance: flo
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
-    >>> matched = match_hidden(BaselineConfig(TokenInput(17), 16, width=32, hidden=1), "recurrent", 20_000)
-    >>> abs(count_baseline(matched, "recurrent") / 20_000 - 1) <= 0.01
+    >>> matched = match_hidden(BaselineConfig(TokenInput(17), 16, width=32, hidden=1), 20_000)
+    >>> abs(count_baseline(matched) / 20_000 - 1) <= 0.01
     True
     """
-    if kind not in get_args(Kind):
-        raise UsageError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
     widths = sorted(range(max(1, config.width // 2), 2 * config.width + 1), key=lambda width: abs(width - config.width))
     if isinstance(config.inputs, VectorInput):
         widths = [config.width]
     for width in widths:
-        candidate = _nearest(replace(config, width=width), kind, target)
-        if abs(count_baseline(candidate, kind) / target - 1) <= tolerance:
+        candidate = _nearest(replace(config, width=width), target)
+        if abs(count_baseline(candidate) / target - 1) <= tolerance:
             return candidate
     raise UsageError(
-        f"no {kind} model of {config.layers} layers has {target} weights within {tolerance:.2%}: "
+        f"no baseline of {config.layers} layers has {target} weights within {tolerance:.2%}: "
         "change the number of layers, the width or the tolerance"
     )
 
 
-def _nearest(config: BaselineConfig, kind: Kind, target: int) -> BaselineConfig:
-    low, high = 1, 2
-    while count_baseline(replace(config, hidden=high), kind) < target:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count_baseline(replace(config, hidden=middle), kind) < target else (low, middle)
-    return min(
-        (replace(config, hidden=hidden) for hidden in (low, high)),
-        key=lambda candidate: abs(count_baseline(candidate, kind) - target),
-    )
+def _nearest(config: BaselineConfig, target: int) -> BaselineConfig:
+    """Solve layers h^2 + linear h + constant = target for the hidden width h, and round to the nearer count."""
+    constant = count_baseline(replace(config, hidden=1)) - config.width - 2 * config.layers - config.outputs
+    linear = config.width + config.layers + config.outputs
+    discriminant = linear**2 + 4 * config.layers * max(target - constant, 0)
+    low = max(1, (math.isqrt(discriminant) - linear) // (2 * config.layers))
+    candidates = [replace(config, hidden=hidden) for hidden in (low, low + 1)]
+    return min(candidates, key=lambda candidate: abs(count_baseline(candidate) - target))
 
 
 def _matrices(deeper: jax.Array | None) -> jax.Array | tuple[()]:

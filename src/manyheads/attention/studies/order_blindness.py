@@ -294,7 +294,7 @@ class OrderBlindness(Study):
         config = self._transformer(length)
         start = BaselineConfig(config.inputs, self.symbols, config.shape.width, 1, layers=1 + (kind == "pooled"))
         target = jax.eval_shape(lambda: self._model("transformer", length, jax.random.key(0)))
-        return match_hidden(start, kind, count_weights(target))  # type: ignore[arg-type]
+        return match_hidden(start, count_weights(target))
 
     def _model(self, kind: str, length: int, key: jax.Array) -> Any:
         if kind == "transformer":
