@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
@@ -53,10 +53,21 @@ class Curve:
             raise UsageError(f"curve {self.label!r}: coordinates must be equally many, got {sizes}")
 
 
+class _Panel:
+    """What every panel has: its kind, by which it is stored."""
+
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the panel as JSON can hold it; NaN becomes null."""
+        return {"kind": self.kind, **_plain(asdict(self))}  # type: ignore[call-overload]
+
+
 @dataclass(frozen=True)
-class Lines:
+class Lines(_Panel):
     """Curves over a common axis. `note` is a caption: what to see, what the bands are."""
 
+    kind: ClassVar[str] = "lines"
     title: str
     x_label: str
     y_label: str
@@ -65,18 +76,15 @@ class Lines:
     log_y: bool = False
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as JSON can hold it; NaN becomes null."""
-        return {"kind": "lines", **_plain(asdict(self))}
-
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(_Panel):
     """A matrix as an image: `values` is row by row, ticks are one label a row or column or none at all.
 
     `limits` are the values at the ends of the scale of colours; the smallest and the largest value if absent.
     """
 
+    kind: ClassVar[str] = "picture"
     title: str
     x_label: str
     y_label: str
@@ -99,15 +107,12 @@ class Picture:
             if len(ticks) not in (0, size):
                 raise UsageError(f"picture {self.title!r}: {len(ticks)} {name} for {size} entries")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as JSON can hold it; NaN becomes null."""
-        return {"kind": "picture", **_plain(asdict(self))}
-
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(_Panel):
     """A table of texts: whoever makes it formats its numbers; texts that look like numbers are set to the right."""
 
+    kind: ClassVar[str] = "listing"
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -118,13 +123,9 @@ class Listing:
             if len(row) != len(self.columns):
                 raise UsageError(f"table {self.title!r}: {len(self.columns)} columns, but a row holds {row}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as JSON can hold it."""
-        return {"kind": "listing", **_plain(asdict(self))}
-
 
 @dataclass(frozen=True)
-class Multiples:
+class Multiples(_Panel):
     """Small plots in rows and columns on common axes, with one legend: how curves change with two settings.
 
     Parameters
@@ -137,6 +138,7 @@ class Multiples:
         A few words inside each small plot, ``captions[row][column]``; empty for none at all.
     """
 
+    kind: ClassVar[str] = "multiples"
     title: str
     x_label: str
     y_label: str
@@ -154,10 +156,6 @@ class Multiples:
             if not rows or not columns or len(table) != rows or any(len(row) != columns for row in table):
                 sizes = [len(row) for row in table]
                 raise UsageError(f"small multiples {self.title!r}: {name} in rows of {sizes} for {shape} labels")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the panel as JSON can hold it; NaN becomes null."""
-        return {"kind": "multiples", **_plain(asdict(self))}
 
 
 Panel = Lines | Multiples | Picture | Listing
