@@ -57,16 +57,17 @@ class Trial:
         return RunStore(self.tree.attrs["path"]).read(unit)
 
 
-def check_study(study: Study, replicates: int = 2, seed: int = 0) -> None:
+def check_study(study: Study | type[Study], replicates: int = 2, seed: int = 0) -> None:
     """Check a study against the whole contract; it is run with few replicates in a temporary store.
 
-    Use a small configuration: each cell is trained several times.
+    A class is checked in the configuration of its method `small`. Each cell is trained several times.
 
     Raises
     ------
     ContractBroken
         The first broken promise, named, with what was found.
     """
+    study = study.small() if isinstance(study, type) else study
     with tempfile.TemporaryDirectory() as folder:
         trial = start_trial(study, Path(folder), replicates, seed)
         for check in CHECKS:
