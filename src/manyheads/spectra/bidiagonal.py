@@ -184,7 +184,7 @@ def _finite(product: Array) -> Array:
     return product
 
 
-def _start(columns: int, rng: np.random.Generator | None, start: Array | None) -> Array:
+def _start(columns: int, rng: np.random.Generator | None, start: "ArrayLike | None") -> Array:
     if start is None:
         if rng is None:
             raise UsageError("give rng=np.random.default_rng(seed) for a random start, or a start vector")

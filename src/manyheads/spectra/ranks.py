@@ -169,7 +169,7 @@ class _Options:
 
 
 @follows_caller
-def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns']") -> "Float[jax.Array, '...']":
+def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns'] | Any") -> "Float[jax.Array, '...']":
     r"""Stable rank of small matrices under `jit`, `vmap` and `grad`: exact, by the eigenvalues of the smaller Gram.
 
     Under `vmap` the eigenvalues of all members are one batch: on the CPU have one such call in a program.
