@@ -1,8 +1,11 @@
 """What every test sees: one thread, no network, a seed that may be any number, and skips that name the absent extra."""
 
+import ctypes
+import gc
 import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
@@ -14,12 +17,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 # Most programs run for milliseconds: compiling them is what the suite pays for. The acceptance lane optimizes.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Compiled programs are kept for the next run, and shared by all workers and by the processes that tests start.
+# Compiled programs are kept for the next run, and shared by all workers and by the processes that tests start. The
+# small ones too: most are a single operation on a new shape, and reading one takes a quarter of compiling it.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "manyheads", "jax")),
 )
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # A shell makes what it starts in the background deaf to Ctrl-C, and tests of Ctrl-C with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,6 +53,35 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=f"extra '{extra}' is not installed ({', '.join(absent)})"))
         if item.get_closest_marker("acceptance") and not acceptance:
             item.add_marker(pytest.mark.skip(reason="acceptance lane: make acceptance"))
+
+
+def pytest_collection_finish():
+    """Take what was imported out of the garbage collector's sight: it would be searched at every full collection."""
+    gc.collect()
+    gc.freeze()
+
+
+MOST_MEMORY = 1_000_000_000  # bytes of this process; above that, compiled programs and free memory are given back
+_most_memory = MOST_MEMORY
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """Bound the memory of a worker: compiled programs stay loaded until JAX is told to forget them."""
+    global _most_memory
+    if "jax" in sys.modules and _memory() > _most_memory:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # of glibc
+        _most_memory = max(MOST_MEMORY, _memory() + MOST_MEMORY // 4)
+
+
+def _memory() -> int:
+    """Return the resident memory of this process in bytes, 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 @pytest.fixture(scope="session")
