@@ -88,15 +88,16 @@ def read_bounded(path: Path, largest: int = LARGEST_JSON) -> bytes:
 def list_files(folder: Path) -> dict[str, int]:
     """Return the size of every file below a folder by relative path, and refuse links, pipes and devices."""
     found: dict[str, int] = {}
-    waiting = [folder]
+    waiting = [""]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        below = waiting.pop()
+        with os.scandir(folder / below) as entries:
             for entry in entries:
                 about = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(about.st_mode):
-                    waiting.append(Path(entry.path))
+                    waiting.append(f"{below}{entry.name}/")
                 elif stat.S_ISREG(about.st_mode):
-                    found[Path(entry.path).relative_to(folder).as_posix()] = about.st_size
+                    found[below + entry.name] = about.st_size
                 else:
                     kind = "a symbolic link" if stat.S_ISLNK(about.st_mode) else "no regular file"
                     raise StoreDamaged(f"{entry.path} is {kind}; a store holds none")
