@@ -131,14 +131,14 @@ def test_unknown_parts_refuse_every_figure():
     assert "a loop" in cost.lower_bound().notes[0]
     assert "at least" in cost.table()
     assert "unknown: a loop" in cost.table()
-    assert json.loads(cost.to_json())["lower_bound"]["flops"] == 2
+    assert json.loads(json.dumps(cost.as_dict()))["lower_bound"]["flops"] == 2
     assert (2 * cost).unknown == ("a loop",)
     assert (cost + cost).unknown == ("a loop",)
 
 
 def test_json_and_table_hold_the_figures():
     cost = transformer_cost(ModelShape(2, 8, 2, vocabulary=11), 5, training=True, convention="megatron")
-    data = json.loads(cost.to_json())
+    data = json.loads(json.dumps(cost.as_dict()))
     assert data["flops"] == cost.flops
     assert data["convention"]["name"] == "megatron"
     assert sum(item["bytes"] for item in data["items"].values()) == data["bytes"] == cost.bytes
@@ -149,11 +149,11 @@ def test_json_and_table_hold_the_figures():
 
 def test_comparison_lists_every_preset_that_can_read():
     cost = transformer_cost(ModelShape(1, 3, 3, causal=True), 3, training=True)
-    rows = {row.name: row.count for row in compare_conventions(cost)}
+    rows = compare_conventions(cost)
     assert list(rows) == FORMULA
     assert rows["dense"] == cost.to("dense").flops
     odd = Cost((Item("x", macs=Tally(9, 6, 9)),), Convention(multiply_add=2))
-    assert {row.name: row.count for row in compare_conventions(odd)}["halved"] == 9
+    assert compare_conventions(odd)["halved"] == 9
     assert "megatron" in render_comparison(cost)
 
 

@@ -92,7 +92,7 @@ class Count:
         if self.compare:
             from manyheads.costs.comparison import compare_conventions
 
-            data["conventions"] = {row.name: row.count for row in compare_conventions(cost)}
+            data["conventions"] = compare_conventions(cost)
         return json.dumps(data, indent=2)
 
     def _as_text(self, cost: "Cost", extra: dict[str, Any]) -> str:

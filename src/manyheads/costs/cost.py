@@ -1,6 +1,5 @@
 """Costs: integers by named item, readable under any convention that their parts allow, as values and as text."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -236,13 +235,24 @@ class Cost:
         }
         return {**figures, "convention": convention, "items": known.breakdown(), **extra}
 
-    def to_json(self) -> str:
-        """Return `as_dict` as JSON text."""
-        return json.dumps(self.as_dict(), indent=2)
-
     def table(self) -> str:
-        """Render the breakdown as plain text, one item a line."""
-        return render_cost(self)
+        """Render the breakdown as plain text, one item a line, with the total, the convention and the notes."""
+        known = self.lower_bound()
+        total = _figures(known)
+        unit = "FLOPs" if self.convention.multiply_add == 2 else "MACs"
+        rows = [
+            (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
+            for name, figures in known.breakdown().items()
+        ]
+        label = "at least" if self.unknown else "total"
+        rows.append((label, *(f"{total[column]:,}" for column in FIGURES), _share(total["flops"], total["flops"])))
+        lines = [
+            render_table(("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}"), rows),
+            f"convention {self.convention.name}: {self.convention.describe()}",
+            f"bytes: {BYTES[self.convention.executed]}",
+        ]
+        lines += [f"unknown: {part}" for part in self.unknown] + [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.table()
@@ -263,26 +273,6 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     ]
     return "\n".join([texts[0].rstrip(), "-" * max(map(len, texts)), *(text.rstrip() for text in texts[1:])])
-
-
-def render_cost(cost: Cost) -> str:
-    """Render the breakdown of a cost, its total, its convention and its notes."""
-    known = cost.lower_bound()
-    total = _figures(known)
-    unit = "FLOPs" if cost.convention.multiply_add == 2 else "MACs"
-    rows = [
-        (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
-        for name, figures in known.breakdown().items()
-    ]
-    label = "at least" if cost.unknown else "total"
-    rows.append((label, *(f"{total[column]:,}" for column in FIGURES), _share(total["flops"], total["flops"])))
-    lines = [
-        render_table(("item", unit, "elementwise", "transcendental", "bytes", f"% of {unit}"), rows),
-        f"convention {cost.convention.name}: {cost.convention.describe()}",
-        f"bytes: {BYTES[cost.convention.executed]}",
-    ]
-    lines += [f"unknown: {part}" for part in cost.unknown] + [f"note: {note}" for note in cost.notes]
-    return "\n".join(lines)
 
 
 def _share(part: int, whole: int) -> str:
