@@ -3,6 +3,9 @@
 import pytest
 from tests.acceptance._lane import Figure, Lane, Measured, find_wings
 from tests.acceptance._studies import run_study, words_of
+from tests.study.toys import Walk
+
+from manyheads.study import run
 
 
 @pytest.fixture
@@ -81,9 +84,9 @@ def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():
 def test_a_study_is_run_as_typed_and_its_verdicts_come_back(tmp_path):
     command = f"{words_of('tests.study.toys:Walk', 3, '--seed 2', str(tmp_path))} --workers 1"
     assert command.startswith("manyheads study run tests.study.toys:Walk --replicates 3 --seed 2 --store ")
-    path, verdicts = run_study(command)
-    again, same = run_study(command)  # nothing is left to do, and other runs beside it do not matter
-    assert path == again
-    assert path.is_relative_to(tmp_path)
-    assert verdicts == same
+    tree = run(Walk(), 3, 2, store=tmp_path, progress=False)
+    path, verdicts = run_study(command)  # nothing is left to do, and other runs beside it do not matter
+    assert str(path) == tree.attrs["path"]
+    assert [row["claim"] for row in verdicts] == tree["verdicts"]["claim"].values.tolist()
+    assert [row["outcome"] for row in verdicts] == tree["verdicts"]["outcome"].values.tolist()
     assert {row["outcome"] for row in verdicts} <= {"holds", "refuted", "inconclusive"}

@@ -68,7 +68,7 @@ def path(tmp_path_factory):
     return path
 
 
-FRUGAL = settings(max_examples=400, deadline=timedelta(seconds=20))
+FRUGAL = settings(deadline=timedelta(seconds=20))
 
 
 def test_every_truncation_is_refused(path):

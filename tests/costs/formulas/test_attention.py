@@ -48,7 +48,7 @@ def test_every_small_shape(reference):
 size = st.integers(1, 5000)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)  # two polynomials that differ agree at hardly any random sizes
 @given(
     st.tuples(size, size, st.integers(1, 256), st.integers(1, 256)), st.tuples(*[st.integers(1, 16)] * 3), st.booleans()
 )
