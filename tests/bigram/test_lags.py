@@ -1,14 +1,16 @@
 """Lags of a stream: every sum against loops, every minimisation against another solver, planted lags found."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import nnls
-from scipy.stats import norm
+from scipy.stats import binomtest
 
 from manyheads.bigram import LagSettings, fit_lags, plant_lags
 from manyheads.bigram.lags.alternating_least_squares import (
+    Minimum,
     Problem,
     alternate,
     attended,
@@ -20,7 +22,7 @@ from manyheads.bigram.lags.alternating_least_squares import (
     stream_attention_sums,
     stream_value_sums,
 )
-from manyheads.bigram.lags.held_out import independence_test
+from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.pair_counts import PairCounts
 from manyheads.bigram.lags.streams import read_streams
 from manyheads.bigram.studies.lags import prepare
@@ -170,26 +172,33 @@ def test_what_no_single_lag_shows_is_no_better_than_unigram(rng):
         fit_lags(stream, 6, targets=np.roll(stream, 1) ^ np.roll(stream, 4))
 
 
-def test_the_variance_under_independence_is_that_of_orders_and_of_rotations(rng):
-    """The p-value against the share of permuted or rotated targets with as large a covariance."""
-    stream = np.cumsum(rng.random(400) < 0.1) % 3  # long runs
-    targets = np.cumsum(rng.random(400) < 0.1) % 3
+@pytest.mark.parametrize("own", [True, False])
+def test_pvalues_of_independent_symbols_are_uniform_where_few_samples_meet_many_symbols(rng, own):
+    """Permutations keep the frequencies: a symbol just seen is rarer among the rest, which looks like a dependence."""
+    value, attention = -np.eye(40), np.full((40, 12), 1 / 12)
+    found = []
+    for _ in range(150):
+        stream = rng.integers(0, 40, 112)
+        data = read_streams(stream, 12, None if own else rng.integers(0, 40, 112), 40)
+        forecast = Forecast.of(data, 11, Minimum(attention, value, (), 0.0))
+        found.append(independence_test(forecast, own, 0.1, rng))
+    for level in (0.1, 0.3):
+        assert binomtest(sum(one <= level for one in found), len(found), level, "greater").pvalue > 1e-4
+
+
+def test_the_variance_over_rotations_is_that_of_a_loop(rng):
+    stream, targets = (np.cumsum(rng.random(200) < 0.1) % 3 for _ in range(2))  # long runs
     data = read_streams(stream, 3, targets, 3)
-    value, attention = rng.normal(size=(3, 3)), rng.random((3, 3))
-    added = attended(data, attention) @ value.T
-    added -= added.mean(0)
-
-    def total(order):
-        return added[np.arange(len(data)), order].sum()
-
-    value *= np.sign(total(data.targets))
-    observed = abs(total(data.targets))
-    orders = [total(rng.permutation(data.targets)) for _ in range(2000)]
-    turns = [total(np.roll(data.targets, turn)) for turn in range(1, len(data))]
-    assert np.std(turns) > 2 * np.std(orders)
-    for rotate, reached in ((False, orders), (True, turns)):
-        found = norm.isf(independence_test(data, value, attention, rotate))
-        assert found == pytest.approx(observed / np.mean(np.square(reached)) ** 0.5, rel=0.06)
+    fit = Minimum(rng.random((3, 3)), rng.normal(size=(3, 3)), (), 0.0)
+    forecast = Forecast.of(data, 50, fit)
+    block = forecast.data
+    turns = [forecast.statistic(replace(block, targets=np.roll(block.targets, k))) for k in range(1, len(block))]
+    assert forecast.rotated_variance() == pytest.approx(np.mean(np.square(turns)), rel=1e-9)
+    orders = [forecast.statistic(forecast.permuted(rng, own=False)) for _ in range(500)]
+    assert np.var(turns) > 2 * np.var(orders)
+    errors = np.eye(3)[block.targets] - np.bincount(block.targets) / len(block)
+    exact = np.vdot(errors, attended(block, fit.attention) @ fit.value.T)
+    assert forecast.statistic(block) == pytest.approx(exact, rel=1e-9)
 
 
 def test_labels_are_of_any_type(rng):

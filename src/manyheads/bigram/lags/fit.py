@@ -11,10 +11,10 @@ which nothing depends; with :math:`r = \sqrt{2\ln L}` the largest of L such grad
 (`alternating_least_squares`). For fixed :math:`W` it is a lasso of L weights for every symbol; for fixed :math:`A` a
 ridge regression whose strength solves one scalar equation. Both are solved exactly, so the objective falls. It is not
 convex: the fit is the best minimum from several initial values (`initialization`). Then W and A are fitted once more,
-without any penalty, on the lags that were found, and tested on samples that were held out (`held_out`); if there is a
-dependence, all samples give the final fit. The penalty's
-form, its calibration, the algorithm and the test are derived here and not in the paper, whose model this is: Ren, Wang
-and Lee (NeurIPS 2024, arXiv 2410.23438).
+without any penalty, on the lags that were found. Losses are measured on samples that were held out (`held_out`), and a
+test of independence compares the predictions of these with those of permuted streams (`independence`); if it rejects,
+all samples give the final fit. The penalty's form, its calibration, the algorithm and the test are derived
+here and not in the paper, whose model this is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import numpy as np
 
 from manyheads._arrays import takes_labels
 from manyheads.bigram.lags.alternating_least_squares import Problem, alternate, certified, refit
-from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, independence_test, measure_losses
+from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, measure_losses
+from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.initialization import minimize
 from manyheads.bigram.lags.streams import information_of, read_streams
 from manyheads.errors import CertificateError, ShapeError, UsageError
@@ -50,9 +51,11 @@ class LagSettings:
     tolerance
         Largest violation of the optimality conditions in A that still counts as converged, as a share of the penalty.
     held_out
-        Share of the samples, the last ones, on which the fit is tested.
+        Share of the samples, the last ones, on which losses are measured and independence is tested.
     false_alarm
-        Probability that a stream whose next symbol is independent of its past is given lags.
+        Probability that a stream of independent symbols, or one whose targets are independent of it, is given lags.
+    seed
+        Of the permutations of the test.
     baseline_lags
         Lags that the additive baseline sees.
     """
@@ -62,6 +65,7 @@ class LagSettings:
     tolerance: float = 0.02
     held_out: float = 0.2
     false_alarm: float = 0.005
+    seed: int = 0
     baseline_lags: int = 8
 
     def __post_init__(self) -> None:
@@ -104,7 +108,8 @@ class LagFit:
         Held-out losses of the fit and of three simpler predictions, without the samples that were held out. All other
         attributes are of the fit to all samples, which starts from that one.
     pvalue
-        Probability of predictions that go as well with the held-out targets, if these are independent of their past.
+        Probability that earlier samples predict later ones as well if these are independent of their past; at least
+        `LagSettings.false_alarm` / 4, the resolution of the permutations.
     strength
         r that was used.
     violation
@@ -139,7 +144,7 @@ class LagFit:
                 f"LagFit of {len(self.labels)} symbols and {self.attention.shape[1]} lags",
                 "  weight by lag: " + ", ".join(f"{lag}: {self.importance[lag]:.2f}" for lag in order),
                 f"  held-out loss: {loss.fitted:.4f}; unigram {loss.unigram:.4f}, bigram {loss.bigram:.4f}",
-                f"  independence: p = {self.pvalue:.2g} on {self.loss.samples} held-out samples",
+                f"  independence: p = {self.pvalue:.2g}",
                 *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
             ]
         )
@@ -228,9 +233,8 @@ def fit_lags(
         An empty stream, lags beyond its length, symbols out of range, targets that never change, fewer samples than
         symbols.
     CertificateError
-        *No better than unigram*: no lag passes the penalty, or independence is not rejected on the samples that were
-        held out. A stream whose next symbol is independent of its past is given lags with the probability
-        `settings.false_alarm`. Or the alternation did not converge.
+        *No better than unigram*: no lag passes the penalty, or independence is not rejected. A stream of independent
+        symbols is given lags with the probability `settings.false_alarm`. Or the alternation did not converge.
 
     Notes
     -----
@@ -265,11 +269,17 @@ def fit_lags(
     problem = Problem.of(data, settings.strength)
     matrices = fit_additive(data, problem.mean, settings.baseline_lags)
     chosen = minimize(problem, matrices, information_of(data), settings.iterations, settings.tolerance)
-    pvalue = independence_test(tested, chosen.value, chosen.attention, rotate=targets is not None)
+    pvalue = independence_test(
+        Forecast.of(everything, len(data), chosen),
+        own=targets is None,
+        rate=settings.false_alarm,
+        rng=np.random.default_rng(settings.seed),
+    )
     if pvalue > settings.false_alarm:
         raise CertificateError(
-            f"no better than unigram: on {len(tested)} held-out samples the targets are independent of what the lags "
-            "predict; give more samples, or look for other lags: probability of so good a prediction by chance",
+            f"no better than unigram: on {len(everything) - len(data)} held-out samples the targets are independent of "
+            "what the lags predict; give more samples, or look for other lags: probability of so good a prediction by "
+            "chance",
             measured=pvalue,
             threshold=settings.false_alarm,
         )

@@ -1,23 +1,11 @@
-r"""Losses on the samples that were held out, and a test of independence from the same predictions.
-
-The test's statistic is the covariance of the targets with the predictions :math:`f_i = m + Wz_i` on M held-out samples,
-
-.. math:: T = \sum_i d_i,\qquad d_i = (e_{y_i} - \bar e_y)^\top(f_i - \bar f),
-
-which sees a dependence that is too weak to lower the squared error. Let u be the predictions centred over samples and
-over targets. If the next symbol is independent of its past, every order of the targets is as probable as every other,
-and T has mean zero and variance :math:`\tfrac1{M-1}\sum_i\sum_y n_y u_{iy}^2` (Hoeffding, "A combinatorial central
-limit theorem", 1951). Targets of the caller's may depend on each other although they are independent of the stream;
-for them the mean of :math:`T_s^2` over all rotations :math:`T_s=\sum_i u_{i,y_{i+s}}` of the targets counts if it is
-larger, since a rotation keeps what they are among themselves.
-"""
+"""Squared errors on the samples that were held out, of the fit and of simpler predictions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse, stats
+from scipy import sparse
 
 from manyheads.bigram.lags.alternating_least_squares import attended, one_hot
 from manyheads.bigram.lags.streams import Lagged
@@ -89,26 +77,6 @@ def measure_losses(
             sums[place] += 0.5 * float((predicted**2).sum() - 2 * right.sum() + len(block))
     unigram, bigram, additive, fitted = (sums / len(tested)).tolist()
     return HeldOutLoss(unigram, bigram, additive, fitted, len(tested))
-
-
-def independence_test(tested: Lagged, value: np.ndarray, attention: np.ndarray, rotate: bool) -> float:
-    """Return the p-value of the module's head: one-sided, small if the predictions go with the targets."""
-    size, samples = tested.vocabulary, len(tested)
-    if samples < 2:
-        return 1.0
-    targets = np.bincount(tested.targets, minlength=size) / samples
-    centred = np.concatenate([attended(block, attention) @ value.T for block in tested.blocks()])
-    centred -= centred.mean(0)
-    centred -= (centred @ targets)[:, None]
-    total = float(centred[np.arange(samples), tested.targets].sum())
-    variance = float((centred**2 @ targets).sum()) * samples / (samples - 1)
-    if rotate:
-        rotated = np.zeros(samples)
-        for symbol in np.flatnonzero(targets):
-            spectrum = np.fft.rfft(centred[:, symbol]).conj() * np.fft.rfft(tested.targets == symbol)
-            rotated += np.fft.irfft(spectrum, samples)
-        variance = max(variance, float((rotated[1:] ** 2).mean()))
-    return float(stats.norm.sf(total / variance**0.5)) if variance > 0 else 1.0
 
 
 def _one_hot(block: Lagged, reach: int) -> sparse.csr_array:

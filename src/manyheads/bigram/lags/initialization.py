@@ -6,7 +6,8 @@ direction that the matrices :math:`M_j \approx a_j W` of an additive model share
 
 Several minima may explain a stream equally well: in one of period 8, the next symbol is the one at lag 7, and as well a
 permutation of the one at any other lag. The minimum that :math:`W = 1 - m\mathbf 1^\top` leads to, a copy of the symbol
-that is looked up, wins such ties.
+that is looked up, is the simplest of them and wins such ties: where it explains as much up to the error of the samples,
+and up to a small share.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from manyheads.bigram.lags.alternating_least_squares import (
     alternate,
     attended,
     attention_sums,
-    certified,
     solve_value,
     value_sums,
 )
@@ -31,8 +31,9 @@ from manyheads.errors import CertificateError
 
 FEW, MANY = 4, 32  # single lags to start from: where every look at all lags is a pass over the stream, and where not
 COPY = 0.8  # cosine of W and a copy from which on W is one
-TIED = 3.0  # standard errors by which the squared errors of a copy and of the best of many minima may differ in a tie
-RACES = ((4, 1, 4), (2, 3, 12))  # how many go on, and after how many rounds of how many turns
+TIED = 4.0  # standard errors by which the squared errors of a copy and of the best of several minima differ in a tie
+EQUIVALENT = 0.05  # of what the best explains, at most, is lost in a tie
+RACES = ((4, 1, 2), (2, 2, 8))  # how many go on, and after how many rounds of how many turns
 
 
 def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, rounds: int, tolerance: float) -> Minimum:
@@ -55,7 +56,7 @@ def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, ro
     Raises
     ------
     CertificateError
-        No lag passes the penalty, or the conditions of optimality are still violated after the last round.
+        No lag passes the penalty.
     """
     values = inits = [value for value in initial_values(problem, matrices, information) if value.any()]
     for kept, turns, most in RACES:
@@ -75,10 +76,11 @@ def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, ro
         )
     best = minima[0]
     if (copying := _find_copy(problem, rounds, tolerance)) is not None:
-        gap = squared_errors(problem, copying) - squared_errors(problem, best)
-        if float(gap.mean()) <= TIED * float(gap.std()) / len(gap) ** 0.5:
+        errors = squared_errors(problem, best)
+        gap = squared_errors(problem, copying) - errors
+        if gap.mean() <= min(TIED * gap.std() / len(gap) ** 0.5, -EQUIVALENT * errors.mean()):
             best = replace(copying, least=min(best.objective[-1], copying.objective[-1]))
-    return certified(best, tolerance)
+    return best
 
 
 def squared_errors(problem: Problem, minimum: Minimum) -> np.ndarray:

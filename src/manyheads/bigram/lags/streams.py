@@ -67,18 +67,20 @@ class Lagged:
         codes = self.targets * self.vocabulary + self.symbols[self.places - lag]
         return np.bincount(codes, minlength=self.vocabulary**2).reshape(self.vocabulary, self.vocabulary)
 
+    def part(self, start: int, stop: int) -> Lagged:
+        """Return the samples from `start` to `stop`."""
+        return replace(self, places=self.places[start:stop], targets=self.targets[start:stop])
+
     def split(self, share: float) -> tuple[Lagged, Lagged]:
         """Cut off the last `share` of the samples, without those whose context reaches into the first part."""
         cut = len(self) - round(share * len(self))
-        first = replace(self, places=self.places[:cut], targets=self.targets[:cut])
         later = cut + np.searchsorted(self.places[cut:], self.places[cut - 1] + self.lags) if cut else 0
-        return first, replace(self, places=self.places[later:], targets=self.targets[later:])
+        return self.part(0, cut), self.part(int(later), len(self))
 
     def blocks(self) -> Iterator[Lagged]:
         """Yield the samples some at a time."""
         for start in range(0, len(self), BLOCK):
-            part = slice(start, start + BLOCK)
-            yield replace(self, places=self.places[part], targets=self.targets[part])
+            yield self.part(start, start + BLOCK)
 
 
 def read_streams(
