@@ -47,11 +47,8 @@ class Mask(eqx.Module):
         """Give every array that the rule holds exactly `depth` leading axes, the new ones of size 1."""
 
     @abc.abstractmethod
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
-        """Evaluate on query rows (r,) and key columns (c,) of an (n, m) pattern; None stands for all of them.
-
-        The booleans broadcast to (..., r, c).
-        """
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        """Evaluate on query rows (r,) of an (n, m) pattern, None for all: booleans that broadcast to (..., r, m)."""
 
     def __and__(self, other: Any) -> "Mask":
         """Allow what both allow."""
@@ -61,8 +58,8 @@ class Mask(eqx.Module):
         return _Both(_rule(other), self)
 
 
-def _positions(rows: Any, columns: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """Positions of queries (r, 1) and keys (c,) on the common axis of length m."""
+def _positions(rows: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
+    """Return the positions of queries (r, 1) and keys (m,) on the common axis of length m."""
     n, m = shape
     if n > m:
         raise ShapeError(
@@ -70,7 +67,7 @@ def _positions(rows: Any, columns: Any, shape: tuple[int, int]) -> tuple[Any, An
             "needs n <= m; for queries and keys on different axes, give a boolean array"
         )
     rows = np.arange(n) if rows is None else rows
-    return rows[:, None] + (m - n), np.arange(m) if columns is None else columns
+    return rows[:, None] + (m - n), np.arange(m)
 
 
 @final
@@ -82,8 +79,8 @@ class _Causal(Mask):
     def align(self, depth: int) -> Mask:
         return self
 
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
-        query, key = _positions(rows, columns, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        query, key = _positions(rows, shape)
         return key <= query
 
 
@@ -98,8 +95,8 @@ class _SlidingWindow(Mask):
     def align(self, depth: int) -> Mask:
         return self
 
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
-        query, key = _positions(rows, columns, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        query, key = _positions(rows, shape)
         return abs(query - key) < self.width
 
 
@@ -114,9 +111,8 @@ class _Padding(Mask):
     def align(self, depth: int) -> Mask:
         return _Padding(_prepend_axes(self.lengths, depth - self.lengths.ndim))
 
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
-        columns = np.arange(shape[1]) if columns is None else columns
-        return columns < self.lengths[..., None, None]
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        return np.arange(shape[1]) < self.lengths[..., None, None]
 
 
 @final
@@ -130,14 +126,12 @@ class _Table(Mask):
     def align(self, depth: int) -> Mask:
         return _Table(_prepend_axes(self.table, depth - (self.table.ndim - 2)))
 
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         table = self.table
         if any(have not in (1, want) for have, want in zip(table.shape[-2:], shape, strict=True)):
             raise ShapeError(f"a mask of shape {table.shape} does not broadcast to (..., {shape[0]}, {shape[1]})")
         if rows is not None and table.shape[-2] > 1:
             table = jnp.take(table, rows, axis=-2)
-        if columns is not None and table.shape[-1] > 1:
-            table = jnp.take(table, columns, axis=-1)
         return table
 
 
@@ -153,8 +147,8 @@ class _Both(Mask):
     def align(self, depth: int) -> Mask:
         return _Both(self.first.align(depth), self.second.align(depth))
 
-    def allowed(self, rows: Any, columns: Any, shape: tuple[int, int]) -> Any:
-        return self.first.allowed(rows, columns, shape) & self.second.allowed(rows, columns, shape)
+    def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
+        return self.first.allowed(rows, shape) & self.second.allowed(rows, shape)
 
 
 causal: Mask = _Causal()
@@ -178,7 +172,7 @@ def sliding_window(width: int) -> Mask:
 
     Examples
     --------
-    >>> (causal & sliding_window(2)).allowed(None, None, (3, 3)).astype(int)
+    >>> (causal & sliding_window(2)).allowed(None, (3, 3)).astype(int)
     array([[1, 0, 0],
            [1, 1, 0],
            [0, 1, 1]])
@@ -219,8 +213,8 @@ def as_rule(mask: "MaskLike") -> Mask | None:
     return None if mask is None else _rule(mask)
 
 
-def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None, columns: Any = None) -> Any:
-    """Evaluate a mask on some query rows and key columns of an (n, m) pattern.
+def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None) -> Any:
+    """Evaluate a mask on some query rows of an (n, m) pattern.
 
     Parameters
     ----------
@@ -228,15 +222,15 @@ def evaluate(mask: "MaskLike", shape: tuple[int, int], rows: Any = None, columns
         A rule, a boolean array that broadcasts to (..., n, m), or None, which allows everything.
     shape
         (n, m): the number of queries and of keys of the whole pattern. Row r stands at position m - n + r.
-    rows, columns
-        Integer arrays (r,) and (c,); None means all. They may be traced.
+    rows
+        Integers (r,), which may be traced; None means all.
 
     Returns
     -------
-    Booleans that broadcast to (..., r, c), True where attending is allowed, or None without a mask.
+    Booleans that broadcast to (..., r, m), True where attending is allowed, or None without a mask.
     """
     rule = as_rule(mask)
-    return None if rule is None else rule.allowed(rows, columns, shape)
+    return None if rule is None else rule.allowed(rows, shape)
 
 
 @follows_caller

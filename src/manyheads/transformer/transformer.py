@@ -253,7 +253,7 @@ def _attend(
     values = project("value", block.value, block.value_bias)
     scale = scaling.logit(config.shape.key_dim)
     logits = jnp.einsum("...qn,...kn->...qk", scale * queries, keys)  # (..., H, T, T)
-    earlier = causal.allowed(None, None, (logits.shape[-2], logits.shape[-1])) if config.causal else True
+    earlier = causal.allowed(None, (logits.shape[-2], logits.shape[-1])) if config.causal else True
     if padding_mask is not None:
         # Padding in front of a causal sequence sees nothing: a row without any key, which attends to nothing.
         pattern = masked_softmax(logits, earlier & padding_mask[..., None, None, :])
