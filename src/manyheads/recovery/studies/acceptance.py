@@ -18,13 +18,14 @@ from manyheads.recovery.passive.stages.acceptance_rate import (
     predict_small_threshold,
 )
 from manyheads.recovery.passive.stages.agreement import fit_simplex
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import planted_layer, sequences
-from manyheads.study import Cell, Curve, Lines, Listing, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 SMALL = (0.001, 0.002, 0.004, 0.008)  # thresholds near the limit, for two heads and two tokens
-LABEL = {"long_name": "share of rows that are certified", "units": "1"}
+SHARE = label("share of rows that are certified")
+MISFIT = label("misfit")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Acceptance(Study):
             for length in self.tokens
         ]
         coords = {"tokens": list(self.tokens), "heads": list(self.heads), "threshold": list(self.thresholds)}
-        return xr.Dataset({"accepted": (("tokens", "heads", "threshold"), np.asarray(table), LABEL)}, coords=coords)
+        return xr.Dataset({"accepted": (("tokens", "heads", "threshold"), np.asarray(table), SHARE)}, coords=coords)
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Plant layers, label sequences with them, and fit every row with the true sum of projections."""
@@ -101,59 +102,74 @@ class Acceptance(Study):
         misfit = np.sort(np.concatenate(fitted, axis=None))
         share = [np.searchsorted(misfit, limits) / misfit.size for limits in (self.thresholds, SMALL)]
         return xr.Dataset(
-            {"accepted": ("threshold", share[0], LABEL), "accepted_small": ("small_threshold", share[1], LABEL)},
+            {"accepted": ("threshold", share[0], SHARE), "accepted_small": ("small_threshold", share[1], SHARE)},
             coords={
-                "threshold": ("threshold", list(self.thresholds), {"long_name": "misfit", "units": "1"}),
-                "small_threshold": ("small_threshold", list(SMALL), {"long_name": "misfit", "units": "1"}),
+                "threshold": ("threshold", list(self.thresholds), MISFIT),
+                "small_threshold": ("small_threshold", list(SMALL), MISFIT),
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare with the law in large dimension, with the exponent, and with the limit."""
-        law = predicted["accepted"].mean("prediction")
-        largest = max(self.dims)
-        excess, ratios, corrections = [], [], []
-        for length, heads in product(self.tokens, self.heads):
-            measured = self._measured(trained, length, heads, largest)  # (replicates, thresholds)
-            theory = law.sel(tokens=length, heads=heads).values
-            excess.append(np.log(measured / theory).mean(1))
-            corrections.append(dimension_correction(self._slope(self.thresholds, theory[None])[0], length, largest))
-            ratios.append(self._slope(self.thresholds, measured) / ((length - 1) * (heads - 1)))
-        correction = float(np.mean(corrections))
-        drawn = np.log(predicted["accepted"].transpose("prediction", ...).values).mean((1, 2, 3))  # one number a draw
-        small = [self._measured(trained, 2, 2, dim, "accepted_small") for dim in self.dims]
-        powers = np.mean([self._slope(SMALL, shares) for shares in small], 0)
-        levels = np.mean([shares[:, -2:] / SMALL[-2:] for shares in small], (0, 2))
+        largest, pairs = max(self.dims), list(product(self.tokens, self.heads))
+
+        def law(predicted: xr.Dataset, length: int, heads: int) -> np.ndarray:
+            return predicted["accepted"].mean("prediction").sel(tokens=length, heads=heads).values
+
+        def excess(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            measured = {pair: self._measured(trained, *pair, largest) for pair in pairs}  # (replicates, thresholds)
+            return np.mean([np.log(measured[pair] / law(predicted, *pair)).mean(1) for pair in pairs], 0)
+
+        def tolerance(predicted: xr.Dataset) -> float:
+            slopes = {pair: self._slope(self.thresholds, law(predicted, *pair)[None])[0] for pair in pairs}
+            return 2 * float(np.mean([dimension_correction(slopes[pair], pair[0], largest) for pair in pairs]))
+
+        def error(predicted: xr.Dataset) -> float:
+            drawn = np.log(predicted["accepted"].transpose("prediction", ...).values).mean((1, 2, 3))  # one a draw
+            return float(drawn.std(ddof=1) / len(drawn) ** 0.5)
+
+        def power(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            slopes = [self._slope(self.thresholds, self._measured(trained, *pair, largest)) for pair in pairs]
+            exponents = [(length - 1) * (heads - 1) for length, heads in pairs]
+            return np.mean([slope / exponent for slope, exponent in zip(slopes, exponents, strict=True)], 0)
+
+        def small(trained: xr.Dataset) -> list[np.ndarray]:
+            return [self._measured(trained, 2, 2, dim, "accepted_small") for dim in self.dims]
+
+        def level(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            ratios = np.mean([shares[:, -2:] / SMALL[-2:] for shares in small(trained)], (0, 2))
+            return ratios / predict_small_threshold(self.scale)
+
         return (
-            Verdict.from_samples(
-                f"at d = {largest} rows are certified as often as independent softmax vectors agree",
-                np.mean(excess, 0),
+            Claim(
+                f"At d = {largest} rows are certified as often as independent softmax vectors agree",
+                excess,
                 target=0.0,
-                tolerance=2 * correction,
-                prediction_error=float(drawn.std(ddof=1) / len(drawn) ** 0.5),
-                prediction_dof=len(drawn) - 1,
-                basis="mean logarithm of measured over predicted, over all pairs and thresholds; the leading "
-                f"correction in 1/d is {correction:.3f}, doubled for the next ones",
+                tolerance=tolerance,
+                prediction_error=error,
+                prediction_dof=(self.predictions or 0) - 1,
+                basis="mean logarithm of measured over predicted, over all pairs and thresholds; twice the leading "
+                "correction in 1/d",
             ),
-            Verdict.from_samples(
-                "in the range of use, acceptance falls with the power (k-1)(m-1) of the threshold",
-                np.mean(ratios, 0),
+            Claim(
+                "In the range of use, the acceptance rate scales as the power (k-1)(m-1) of the threshold",
+                power,
                 target=1.0,
                 tolerance=0.1,
                 expected="refuted",
                 basis="slope over (k-1)(m-1), mean over pairs; at power four, a tenth changes the examples that an "
                 "eight times smaller misfit needs by a factor of about two",
             ),
-            Verdict.from_samples(
-                "for small thresholds it does, with two heads and two tokens: the power is 1",
-                powers,
+            Claim(
+                "For two heads and two tokens the acceptance rate is linear in small thresholds",
+                lambda predicted, trained: np.mean([self._slope(SMALL, shares) for shares in small(trained)], 0),
                 target=1.0,
                 tolerance=0.12,
                 basis="half of the distance from 1 to the power .77 that the law has in the range of use",
             ),
-            Verdict.from_samples(
-                "the level of that limit is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
-                levels / predict_small_threshold(self.scale),
+            Claim(
+                "Its slope at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
+                level,
                 target=1.0,
                 tolerance=2 * dimension_correction(1.0, 2, min(self.dims)),
                 basis="the correction in 1/d at the smallest dimension, doubled for the approach to the limit",
@@ -166,12 +182,12 @@ class Acceptance(Study):
         curves, rows = [], []
         for group, (length, heads) in enumerate(product(self.tokens, self.heads)):
             theory = law.sel(tokens=length, heads=heads).values
-            label = f"{length} tokens, {heads} heads"
+            title = f"{length} tokens, {heads} heads"
             measured = [self._measured(trained, length, heads, dim) for dim in self.dims]
-            curves.append(spread_curve(self.thresholds, measured[-1], label, group=group))
+            curves.append(spread_curve(self.thresholds, measured[-1], title, group=group))
             curves.append(Curve(tuple(self.thresholds), tuple(theory.tolist()), "", "predicted", group))
             slopes = [self._slope(self.thresholds, shares).mean() for shares in (theory[None], *measured)]
-            rows.append((label, f"{(length - 1) * (heads - 1)}", *(f"{slope:.2f}" for slope in slopes)))
+            rows.append((title, f"{(length - 1) * (heads - 1)}", *(f"{slope:.2f}" for slope in slopes)))
         return (
             Lines(
                 f"Rows that are certified, d = {max(self.dims)}",
@@ -193,10 +209,8 @@ class Acceptance(Study):
 
     def _measured(self, trained: xr.Dataset, length: int, heads: int, dim: int, name: str = "accepted") -> np.ndarray:
         """Return the shares of one cell, (replicates, thresholds); none counts as half a row."""
-        chosen = (trained["tokens"] == length) & (trained["heads"] == heads) & (trained["dim"] == dim)
-        cell = trained[name].isel(cell=int(np.flatnonzero(chosen.values)[0]))
-        other = "threshold" if name == "accepted" else "small_threshold"
-        return np.maximum(cell.transpose("replicate", other).values, 0.5 / (self.layers * self.count * length))
+        shares = of_cell(trained, name, tokens=length, heads=heads, dim=dim)
+        return np.maximum(shares, 0.5 / (self.layers * self.count * length))
 
     @staticmethod
     def _slope(thresholds: tuple[float, ...], shares: np.ndarray) -> np.ndarray:

@@ -22,10 +22,11 @@ from manyheads.recovery.hard.attacks import unmask_parity, unmask_wave
 from manyheads.recovery.hard.instances import guarantees, parity_layer, wave_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.student import StudentSettings, search
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Examples, Tangent
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
@@ -36,6 +37,7 @@ LAYERS = {
     "wave": "wave layer",
     "wave-size": "ordinary layer, size of the wave",
 }
+HARD = ("parity", "wave")
 STUDENT = StudentSettings()
 SOLVED = 1e-10  # unexplained share of the training labels at which no further start is tried
 
@@ -84,7 +86,7 @@ class HardInstances(Study):
             raise UsageError(f"parity={self.parity}, wave={self.wave}: give (d, heads) and (d, heads, hidden)")
         if self.samples < 100 or self.evaluations < 1:
             raise UsageError(f"samples={self.samples}, evaluations={self.evaluations}: give 100 or more, and 1 or more")
-        for name in ("parity", "wave"):  # refuses sizes that make no hard layer before work starts
+        for name in HARD:  # refuses sizes that make no hard layer before work starts
             self._hard(name, np.random.default_rng(0))
 
     @classmethod
@@ -104,18 +106,18 @@ class HardInstances(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the Fourier energies of the hard layers' signals, exactly."""
         rng, found = np.random.default_rng(0), {}
-        for name in ("parity", "wave"):
+        for name in HARD:
             layer, hidden = self._hard(name, rng)
             found[name] = guarantees(layer, hidden)
         energies = {
-            f"{name}_energy": (f"{name}_degree", one.energies, _label("Fourier energy of the signal"))
+            f"{name}_energy": (f"{name}_degree", one.energies, label("Fourier energy of the signal"))
             for name, one in found.items()
         }
         family = [float(one.family) for one in found.values()]
         return xr.Dataset(
             {
                 **energies,
-                "family": ("hard", family, _label("layers that differ by the hidden set alone")),
+                "family": ("hard", family, label("layers that differ by the hidden set alone")),
             },
             coords={"hard": list(found)},
         )
@@ -132,75 +134,75 @@ class HardInstances(Study):
         error = float(np.sum((evaluate_layer(done.best.layer, fresh) - labels) ** 2))
         return xr.Dataset(
             {
-                "unexplained": ((), error / tested, _label("unexplained share of the signal, fresh sequences")),
+                "unexplained": ((), error / tested, label("unexplained share of the signal, fresh sequences")),
                 "learned": (
                     (),
                     done.best.loss * float(np.sum(y**2)) / signal,
-                    _label("unexplained share of the signal, training sequences"),
+                    label("unexplained share of the signal, training sequences"),
                 ),
-                "spent": ((), float(done.evaluations), _label("evaluations of the loss", "evaluations")),
-                "starts": ((), float(done.starts), _label("starts of the student")),
+                "spent": ((), float(done.evaluations), label("evaluations of the loss", "evaluations")),
+                "starts": ((), float(done.starts), label("starts of the student")),
                 "unmasked": (
                     (),
                     _unmask(name, hidden, x, y, for_search),
-                    _label("hidden set found by the right question"),
+                    label("hidden set found by the right question"),
                 ),
-                "low_share": ((), _low_share(layer, hidden), _label("share of the energy at degrees 1 to 2|S| - 2")),
+                "low_share": ((), _low_share(layer, hidden), label("share of the energy at degrees 1 to 2|S| - 2")),
             }
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare what is left unexplained, and what finds the hidden sets."""
-        table = trained.set_index(cell="layer")
-        half = "half of the signal: the best predictor that a correlational learner can reach explains nothing of it"
-        left = {name: table["unexplained"].sel(cell=name).values for name in LAYERS}
-        ordinary = max(left["parity-size"].max(), left["wave-size"].max())
-        degree = 2 * self.parity[1] - 1
+
+        def figure(name: str, layer: str) -> Measure:
+            return lambda predicted, trained: of_cell(trained, name, layer=layer)
+
+        def worst(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            left = [of_cell(trained, "unexplained", layer=name).max() for name in ("parity-size", "wave-size")]
+            return float(np.log10(max(left)))
+
+        def least(layer: str) -> Measure:
+            return lambda predicted, trained: float(of_cell(trained, "unmasked", layer=layer).min())
+
         return (
             *(
-                Verdict.from_samples(
-                    f"the student leaves more than half of the signal of a {LAYERS[name]} unexplained",
-                    left[name],
+                Claim(
+                    f"The student leaves more than half of the signal of a {LAYERS[name]} unexplained",
+                    figure("unexplained", name),
                     target=1.0,
                     tolerance=(0.5, float("inf")),
-                    basis=half,
+                    basis="half of the signal: the best predictor that a correlational learner can reach explains "
+                    "nothing of it",
                 )
-                for name in ("parity", "wave")
+                for name in HARD
             ),
-            Verdict.exact(
-                "within the same work it solves every ordinary layer of the same sizes",
-                float(np.log10(ordinary)),
+            Claim(
+                "With the same budget it learns every ordinary layer of the same sizes",
+                worst,
                 target=-6.0,
                 tolerance=(float("inf"), 0.0),
                 basis="log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
             ),
-            Verdict.exact(
-                f"all Fourier energy of the parity layer lies at degree {degree} or above",
-                float(table["low_share"].sel(cell="parity").max()),
+            Claim(
+                f"All Fourier energy of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
+                lambda predicted, trained: float(of_cell(trained, "low_share", layer="parity").max()),
                 target=0.0,
                 tolerance=(0.0, 1e-20),
                 basis="the square of rounding error in the labels, with three orders to spare",
             ),
-            *(
-                Verdict.exact(
-                    claim,
-                    float(table["unmasked"].sel(cell=name).values.min()),
-                    target=1.0,
-                    tolerance=0.0,
-                    basis=basis,
-                )
-                for name, claim, basis in (
-                    (
-                        "parity",
-                        "squares of the labels give the hidden set of a parity layer away, in every replicate",
-                        "scores 4/m² apart with standard error 8/(m sqrt(samples))",
-                    ),
-                    (
-                        "wave",
-                        "Gaussian elimination finds the hidden set of a wave of period 4, in every replicate",
-                        "labels without noise are linear equations over two elements",
-                    ),
-                )
+            Claim(
+                "Squares of the labels reveal the hidden set of a parity layer in every replicate",
+                least("parity"),
+                target=1.0,
+                tolerance=0.0,
+                basis="scores 4/m² apart with standard error 8/(m sqrt(samples))",
+            ),
+            Claim(
+                "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate",
+                least("wave"),
+                target=1.0,
+                tolerance=0.0,
+                basis="labels without noise are linear equations over two elements",
             ),
         )
 
@@ -215,7 +217,7 @@ class HardInstances(Study):
                 "predicted",
                 2 * group,
             )
-            for group, name in enumerate(("parity", "wave"))
+            for group, name in enumerate(HARD)
         ]
         return (
             self._errors(table),
@@ -232,10 +234,10 @@ class HardInstances(Study):
 
     def _errors(self, table: xr.Dataset) -> Lines:
         curves = []
-        for group, (what, label) in enumerate((("learned", "training sequences"), ("unexplained", "fresh sequences"))):
+        for group, (what, title) in enumerate((("learned", "training sequences"), ("unexplained", "fresh sequences"))):
             values = np.log10(np.maximum(table[what].sel(cell=list(LAYERS)).values, 1e-20))  # (layer, replicate)
-            curves.append(spread_curve(range(len(LAYERS)), values.T, label, group=group))
-        key = ", ".join(f"{place}: {label}" for place, label in enumerate(LAYERS.values()))
+            curves.append(spread_curve(range(len(LAYERS)), values.T, title, group=group))
+        key = ", ".join(f"{place}: {title}" for place, title in enumerate(LAYERS.values()))
         return Lines(
             "What a student leaves unexplained, within one budget",
             "layer",
@@ -246,13 +248,13 @@ class HardInstances(Study):
 
     def _listing(self, predicted: xr.Dataset, table: xr.Dataset) -> Listing:
         rows = []
-        for name, label in LAYERS.items():
+        for name, title in LAYERS.items():
             cell = table.sel(cell=name)
             middle = {what: float(cell[what].median()) for what in ("unexplained", "spent", "starts")}
-            family = f"{float(predicted['family'].sel(hard=name)):,.0f}" if name in ("parity", "wave") else ""
+            family = f"{float(predicted['family'].sel(hard=name)):,.0f}" if name in HARD else ""
             found = f"{float(cell['unmasked'].mean()):.0%}" if family else ""
             figures = (f"{middle['unexplained']:.2g}", f"{middle['spent']:.0f}", f"{middle['starts']:g}")
-            rows.append((label, *figures, family, found))
+            rows.append((title, *figures, family, found))
         columns = ("layer", "unexplained, fresh", "evaluations", "starts", "hidden sets", "found by the right question")
         note = "Medians over replicates. The right question: squares of labels for parity, elimination for the wave."
         return Listing("Equal sizes, equal work", columns, tuple(rows), note)
@@ -270,7 +272,7 @@ class HardInstances(Study):
         return Taught(best, spent, starts)
 
     def _layer(self, name: str, rng: np.random.Generator) -> tuple[AttentionLayer, tuple[int, ...]]:
-        if name in ("parity", "wave"):
+        if name in HARD:
             return self._hard(name, rng)
         dim, heads = getattr(self, name.removesuffix("-size"))[:2]
         return planted_layer(rng, dim, heads), ()
@@ -307,7 +309,3 @@ def _unmask(name: str, hidden: tuple[int, ...], x: Array, y: Array, rng: np.rand
 def _low_share(layer: AttentionLayer, hidden: tuple[int, ...]) -> float:
     """Return the share of a hard layer's energy below the degree of a parity layer's."""
     return guarantees(layer, hidden).share_up_to(2 * len(hidden) - 2) if hidden else float("nan")
-
-
-def _label(name: str, units: str = "1") -> dict[str, str]:
-    return {"long_name": name, "units": units}

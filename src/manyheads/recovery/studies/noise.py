@@ -21,15 +21,16 @@ from manyheads.recovery.gauss_newton import PolishSettings, polish
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Examples
-from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
+from manyheads.statistics import Interval, fit_exponent
+from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 FRESH = 2000  # sequences on which the error is measured
 HELD_OUT = 200  # sequences that choose between starts
+FRESH_ERROR = "squared error on fresh sequences"
 WITHIN = 1.3  # factor within which the rate must be met
 POLISH = PolishSettings(gain=1e-6, inner=100)
 
@@ -85,8 +86,7 @@ class Noise(Study):
         """Return the parametric rate."""
         numbers, labels = 2 * self.heads * self.dim**2, self.count * self.length * self.dim
         rate = numbers / labels * np.square(self.sigmas)
-        attributes = {"long_name": "squared error on fresh sequences", "units": "1"}
-        return xr.Dataset({"error": ("sigma", rate, attributes)}, coords={"sigma": list(self.sigmas)})
+        return xr.Dataset({"error": ("sigma", rate, label(FRESH_ERROR))}, coords={"sigma": list(self.sigmas)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Learn one layer from labels with noise; layer, sequences and normals are the same for all sizes."""
@@ -108,49 +108,48 @@ class Noise(Study):
         best = polish(layer, x, y, settings=POLISH).layer
         truth = evaluate_layer(layer, fresh)
         errors = [float(np.mean((evaluate_layer(found, fresh) - truth) ** 2)) for found in (fit.layer, best)]
-        label = "squared error on fresh sequences"
         return xr.Dataset(
             {
-                "error": ((), errors[0], {"long_name": label, "units": "1"}),
-                "attainable": ((), errors[1], {"long_name": f"{label}, polished from the truth", "units": "1"}),
-                "theta": (
-                    (),
-                    compare_layers(layer, fit.layer).theta,
-                    {"long_name": "relative error of Theta", "units": "1"},
-                ),
-                "restarts": ((), float(fit.restarts), {"long_name": "random starts", "units": "1"}),
+                "error": ((), errors[0], label(FRESH_ERROR)),
+                "attainable": ((), errors[1], label(f"{FRESH_ERROR}, polished from the truth")),
+                "theta": ((), compare_layers(layer, fit.layer).theta, label("relative error of Theta")),
+                "restarts": ((), float(fit.restarts), label("random starts")),
             }
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the error with the rate, its exponent with two, and the student with a start at the truth."""
-        table = trained.set_index(cell="sigma").transpose("replicate", "cell")
-        sigmas = np.asarray(self.sigmas)
-        weak = float(sigmas[sigmas <= 0.1][-1]) if (sigmas <= 0.1).any() else float(sigmas[0])
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the error with the rate, its exponent with two, and random starts with a start at the truth."""
+        weak = max((sigma for sigma in self.sigmas if sigma <= 0.1), default=self.sigmas[0])
         numbers, labels = 2 * self.heads * self.dim**2, self.count * self.length * self.dim
-        ratio = table["error"].sel(cell=weak).values / float(predicted["error"].sel(sigma=weak))
-        fit = fit_exponent(sigmas, table["error"].values)
-        apart = np.log(table["error"].values / table["attainable"].values).max(1)
-        second = 2 * numbers / labels  # Theta's estimate is biased in the second order of p/n
+
+        def errors(trained: xr.Dataset, name: str = "error") -> np.ndarray:
+            return trained[name].transpose("replicate", "cell").values
+
+        def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            return of_cell(trained, "error", sigma=weak) / float(predicted["error"].sel(sigma=weak))
+
+        def exponent(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
+            fit = fit_exponent(np.asarray(self.sigmas), errors(trained))
+            return fit.exponent, fit.interval
+
         return (
-            Verdict.from_samples(
-                f"at sigma = {weak:g} the error is p sigma^2 / n",
+            Claim(
+                f"At noise sigma = {weak:g} in the labels the squared error is p sigma^2 / n",
                 ratio,
                 target=1.0,
                 tolerance=(1 - 1 / WITHIN, WITHIN - 1),
                 basis="a factor of 1.3 either way: the excess is sigma^2 chi^2_p / n, and p/n is small",
             ),
-            Verdict.from_interval(
-                "the squared error grows with the square of the noise",
-                fit.interval,
-                figure=fit.exponent,
+            Claim(
+                "The squared error scales as the square of the noise",
+                exponent,
                 target=2.0,
-                tolerance=max(0.05, second),
+                tolerance=max(0.05, 2 * numbers / labels),
                 basis="the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05",
             ),
-            Verdict.from_samples(
-                "random starts end where a start at the truth does",
-                apart,
+            Claim(
+                "Random starts reach the error of a start at the truth",
+                lambda predicted, trained: np.log(errors(trained) / errors(trained, "attainable")).max(1),
                 target=0.0,
                 tolerance=math.log(WITHIN),
                 basis="log of the ratio of both errors, the worst sigma of a replicate; the factor is that of the rate",

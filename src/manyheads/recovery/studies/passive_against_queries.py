@@ -22,10 +22,11 @@ from manyheads.recovery.extraction import extract_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import gpt_layer, sequences
 from manyheads.recovery.variable_projection import Examples, Form
-from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Lines, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 HELD_OUT = 50  # sequences that tell the student whether to start again
@@ -92,8 +93,7 @@ class PassiveAgainstQueries(Study):
         """Return the least number of calls: free numbers of the layer over the numbers that a call's last row has."""
         # Theta and W of rank d/m cost 2 d^2 - d^2/m numbers a head's pair of d x d/m factors, summed: 4 d^2 - 2 d^2/m.
         least = [(4 * dim**2 - 2 * dim**2 / self.heads) / dim for dim in self.dims]
-        attributes = {"long_name": "sequences", "units": "1"}
-        return xr.Dataset({"least": ("dim", least, attributes)}, coords={"dim": list(self.dims)})
+        return xr.Dataset({"least": ("dim", least, label("sequences"))}, coords={"dim": list(self.dims)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Learn one layer from random sequences, and by queries."""
@@ -116,46 +116,57 @@ class PassiveAgainstQueries(Study):
         timed = {"units": "s", "deterministic": False}
         return xr.Dataset(
             {
-                "student_sequences": ((), float(count), _label("sequences shown to the student")),
-                "query_sequences": ((), float(sum(one.calls for one in asked)), _label("sequences asked")),
-                "student_numbers": ((), float(count * self.length * dim), _label("numbers read by the student")),
-                "query_numbers": ((), float(sum(one.numbers for one in asked)), _label("numbers read by queries")),
-                "student_error": ((), logs[0], _label("log10 of the student's largest relative error")),
-                "query_error": ((), logs[1], _label("log10 of the queries' largest relative error")),
+                "student_sequences": ((), float(count), label("sequences shown to the student")),
+                "query_sequences": ((), float(sum(one.calls for one in asked)), label("sequences asked")),
+                "student_numbers": ((), float(count * self.length * dim), label("numbers read by the student")),
+                "query_numbers": ((), float(sum(one.numbers for one in asked)), label("numbers read by queries")),
+                "student_error": ((), logs[0], label("log10 of the student's largest relative error")),
+                "query_error": ((), logs[1], label("log10 of the queries' largest relative error")),
                 "student_seconds": ((), fit.seconds, {"long_name": "CPU seconds of the student"} | timed),
                 "query_seconds": ((), seconds, {"long_name": "CPU seconds of the queries"} | timed),
             }
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Ask whether both recover the layer, and which costs more."""
-        table = trained.set_index(cell="dim")
-        largest = table.sel(cell=max(self.dims))
-        sequences_ratio = np.log10(largest["query_sequences"].values / largest["student_sequences"].values)
-        seconds_ratio = np.log10(largest["student_seconds"].values / largest["query_seconds"].values)
+        largest = max(self.dims)
+
+        def worst(name: str) -> Measure:
+            return lambda predicted, trained: float(trained[name].max())
+
+        def log_ratio(above: str, below: str) -> Measure:
+            return lambda predicted, trained: np.log10(
+                of_cell(trained, above, dim=largest) / of_cell(trained, below, dim=largest)
+            )
+
+        exact = "log10 of the worst relative error of Theta and W over all layers; the function's is smaller"
         return (
-            *(
-                Verdict.exact(
-                    f"{who} recover every layer",
-                    float(table[name].max()),
-                    target=EXACT,
-                    tolerance=(math.inf, 0.0),
-                    basis="log10 of the worst relative error of Theta and W over all layers; the function's is smaller",
-                )
-                for who, name in (("random sequences", "student_error"), ("queries", "query_error"))
+            Claim(
+                "Random sequences determine every layer",
+                worst("student_error"),
+                target=EXACT,
+                tolerance=(math.inf, 0.0),
+                basis=exact,
             ),
-            Verdict.from_samples(
-                f"queries need fewer sequences than the student, at {max(self.dims)} dimensions",
-                sequences_ratio,
+            Claim(
+                "Queries determine every layer",
+                worst("query_error"),
+                target=EXACT,
+                tolerance=(math.inf, 0.0),
+                basis=exact,
+            ),
+            Claim(
+                f"At d = {largest} queries need fewer sequences than random examples",
+                log_ratio("query_sequences", "student_sequences"),
                 target=0.0,
                 tolerance=(math.inf, 0.0),
                 basis="log10 of the ratio, verification left out; all rows of a random sequence inform",
                 expected="refuted",
                 resolution=1e-3,
             ),
-            Verdict.from_samples(
-                f"queries compute less than the student, at {max(self.dims)} dimensions",
-                seconds_ratio,
+            Claim(
+                f"At d = {largest} queries need less CPU time than random examples",
+                log_ratio("student_seconds", "query_seconds"),
                 target=0.0,
                 tolerance=(0.0, math.inf),
                 basis="log10 of the ratio of CPU seconds, verification included for the queries",
@@ -171,7 +182,7 @@ class PassiveAgainstQueries(Study):
             ("Time", "seconds", "CPU seconds"),
         ]
         panels = []
-        for title, name, label in pictures:
+        for title, name, y_label in pictures:
             curves = [
                 spread_curve(self.dims, table[f"{who}_{name}"].values, shown, group=group)
                 for group, (who, shown) in enumerate((("student", "student, random sequences"), ("query", "queries")))
@@ -181,9 +192,5 @@ class PassiveAgainstQueries(Study):
                 curves.append(spread_curve(self.dims, least, "free numbers / dimension", "reference"))
             counted = "counted for the queries" if name == "seconds" else "not counted"
             note = f"Bands: full range of the replicates. Verification is {counted}."
-            panels.append(Lines(title, "dimension", label, tuple(curves), log_x=True, log_y=True, note=note))
+            panels.append(Lines(title, "dimension", y_label, tuple(curves), log_x=True, log_y=True, note=note))
         return tuple(panels)
-
-
-def _label(text: str) -> dict[str, str]:
-    return {"long_name": text, "units": "1"}

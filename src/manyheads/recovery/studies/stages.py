@@ -19,9 +19,10 @@ from manyheads.recovery.passive.stages.pipeline import measure_error
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.passive.stages.shards import open_shards
 from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import planted_layer, sequences
-from manyheads.study import Cell, Curve, Lines, Listing, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 FORMS = {"published": "as published", "practical": "practical"}
@@ -90,8 +91,8 @@ class Stages(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return what is expected of the last stage: nothing is left."""
-        left = {"long_name": "relative squared error", "units": "1"}
-        return xr.Dataset({"joint": ("heads", np.zeros(len(self.heads)), left)}, coords={"heads": list(self.heads)})
+        nothing = ("heads", np.zeros(len(self.heads)), label("relative squared error"))
+        return xr.Dataset({"joint": nothing}, coords={"heads": list(self.heads)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Plant a layer, run the stages with its number of heads, and measure each against it."""
@@ -119,54 +120,58 @@ class Stages(Study):
             "joint": measure_error(done.layer, *held),
             "counted": float(count_by_gap(hull.eigenvalues)),
         }
-        return xr.Dataset(
-            {name: ((), float(value), {"long_name": FIGURES[name], "units": "1"}) for name, value in values.items()}
-        )
+        return xr.Dataset({name: ((), float(value), label(FIGURES[name])) for name, value in values.items()})
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare stages with each other, and the last one with rounding."""
 
-        def logs(name: str, form: str, heads: int) -> np.ndarray:
-            return np.log(np.maximum(self._values(trained, name, form, heads), 1e-40))
+        def logs(trained: xr.Dataset, name: str, form: str, heads: int) -> np.ndarray:
+            return np.log(np.maximum(of_cell(trained, name, form=form, heads=heads), 1e-40))
 
-        def fall(before: str, after: str, form: str) -> np.ndarray:
-            return np.mean([logs(before, form, heads) - logs(after, form, heads) for heads in self.heads], 0)
+        def fall(before: tuple[str, str], after: tuple[str, str]) -> Measure:
+            return lambda predicted, trained: np.mean(
+                [logs(trained, *before, heads) - logs(trained, *after, heads) for heads in self.heads], 0
+            )
 
-        gains = [logs("refined", "published", heads) - logs("refined", "practical", heads) for heads in self.heads]
-        bias = np.exp(-fall("few", "crude", "practical"))
+        def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            return np.exp(-fall(("few", "practical"), ("crude", "practical"))(predicted, trained))
+
+        def worst(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            return max(logs(trained, "joint", "practical", heads).max() for heads in self.heads) / np.log(10)
+
         above = (0.0, float("inf"))
-        worst = max(logs("joint", "practical", heads).max() for heads in self.heads) / np.log(10)
+        inequality = "an inequality: the logarithm of the ratio of errors, mean over numbers of heads"
         return (
-            Verdict.from_samples(
-                "the crude sum's error is a bias: four times the examples leave it",
-                bias,
+            Claim(
+                "The error of the crude sum is a bias: four times the examples do not lower it",
+                ratio,
                 target=1.0,
                 tolerance=0.25,
                 basis="ratio of errors; noise alone would halve it, and this is half of the way there",
             ),
-            Verdict.from_samples(
-                "the published refinement is nearer than the crude sum",
-                fall("crude", "refined", "published"),
+            Claim(
+                "The published refinement has a smaller error than the crude sum",
+                fall(("crude", "published"), ("refined", "published")),
                 target=0.0,
                 tolerance=above,
-                basis="an inequality: the logarithm of the ratio of errors, mean over numbers of heads, is positive",
+                basis=f"{inequality}, is positive",
             ),
-            Verdict.from_samples(
-                "the span from the published refinement is nearer than that from the crude sum",
-                fall("crude_span", "span", "published"),
+            Claim(
+                "The span from the published refinement has a smaller error than that from the crude sum",
+                fall(("crude_span", "published"), ("span", "published")),
                 target=0.0,
                 tolerance=above,
-                basis="an inequality: the logarithm of the ratio of errors, mean over numbers of heads, is positive",
+                basis=f"{inequality}, is positive",
             ),
-            Verdict.from_samples(
-                "one trimmed head gives the sum at least twice as well as the published refinement",
-                np.mean(gains, 0),
+            Claim(
+                "A single trimmed head estimates the sum with at most half the error of the published refinement",
+                fall(("refined", "published"), ("refined", "practical")),
                 target=np.log(2),
                 tolerance=above,
-                basis="an inequality: the logarithm of the ratio of errors, mean over numbers of heads, is above ln 2",
+                basis=f"{inequality}, is above ln 2",
             ),
-            Verdict.exact(
-                "after the joint fit the practical learner is exact, in every replicate",
+            Claim(
+                "After the joint fit the practical learner is exact to rounding in every replicate",
                 worst,
                 target=np.log10(EXACT),
                 tolerance=(float("inf"), 0.0),
@@ -180,12 +185,14 @@ class Stages(Study):
         curves: list[Curve] = []
         for group, heads in enumerate(self.heads):
             for place, (form, words) in enumerate(FORMS.items()):
-                path = np.stack([self._values(trained, name, form, heads) for name in PATH], axis=1)
+                path = np.stack([of_cell(trained, name, form=form, heads=heads) for name in PATH], axis=1)
                 curves.append(spread_curve((1, 2, 3, 4), path, f"{heads} heads, {words}", group=2 * group + place))
         rows = []
         for name, words in FIGURES.items():
             medians = [
-                float(np.median(self._values(trained, name, form, heads))) for heads in self.heads for form in FORMS
+                float(np.median(of_cell(trained, name, form=form, heads=heads)))
+                for heads in self.heads
+                for form in FORMS
             ]
             rows.append((words, *(f"{value:.2g}" for value in medians)))
         return (
@@ -205,8 +212,3 @@ class Stages(Study):
                 note="Errors of functions are squared and relative.",
             ),
         )
-
-    def _values(self, trained: xr.Dataset, name: str, form: str, heads: int) -> np.ndarray:
-        """Return a figure of one cell, (replicates,)."""
-        chosen = (trained["form"] == form) & (trained["heads"] == heads)
-        return trained[name].isel(cell=int(np.flatnonzero(chosen.values)[0])).values

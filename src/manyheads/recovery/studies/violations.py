@@ -28,10 +28,11 @@ from manyheads.recovery.passive.stages.settings import StageSettings
 from manyheads.recovery.passive.student import StudentSettings, fit_student
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Recovery
-from manyheads.recovery.source import SOURCE, generator
+from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import sequences
 from manyheads.recovery.variable_projection import Examples
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
 from manyheads.study.verdicts import Expected
 
@@ -120,7 +121,7 @@ class Violations(Study):
         """Return which violations the diagnostics must warn of."""
         named = [float(bool(DEFORMATIONS[name].violates)) for name in self.violations]
         return xr.Dataset(
-            {"warned": ("violation", named, _label("a diagnostic of the true layer warns"))},
+            {"warned": ("violation", named, label("a diagnostic of the true layer warns"))},
             coords={"violation": list(self.violations)},
         )
 
@@ -149,74 +150,81 @@ class Violations(Study):
         return xr.Dataset(
             {
                 "outcome": ((), outcome, {"long_name": "how the six stages end"}),
-                "refused": ((), float(returned is None), _label("the six stages refuse")),
-                "error": ((), _log_error(layer, returned, fresh), _label("log10 of the error that is returned")),
-                "before": ((), _log(min(before, default=1.0)), _label("log10 of the error before the joint fit")),
-                "gap": ((), figures.get("gap", math.nan), _label("gap of the hull's spectrum")),
-                "student": ((), _log_error(layer, student.layer, fresh), _label("log10 of the student's error")),
-                "heads_error": ((), compare_layers(layer, student.layer).theta, _label("error of the student's heads")),
-                "signless_error": ((), _signless(layer, student.layer), _label("the same, signs of all heads aside")),
-                "warned": ((), float(_warns(name, warned)), _label("the diagnostic that is named warns")),
+                "refused": ((), float(returned is None), label("the six stages refuse")),
+                "error": ((), _log_error(layer, returned, fresh), label("log10 of the error that is returned")),
+                "before": ((), _log(min(before, default=1.0)), label("log10 of the error before the joint fit")),
+                "gap": ((), figures.get("gap", math.nan), label("gap of the hull's spectrum")),
+                "student": ((), _log_error(layer, student.layer, fresh), label("log10 of the student's error")),
+                "heads_error": ((), compare_layers(layer, student.layer).theta, label("error of the student's heads")),
+                "signless_error": ((), _signless(layer, student.layer), label("the same, signs of all heads aside")),
+                "warned": ((), float(_warns(name, warned)), label("the diagnostic that is named warns")),
             }
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare what is returned with the truth, and the stages' own errors with those of benign layers."""
-        table = trained.set_index(cell="violation")
-        broken = [name for name in BROKEN if name in self.violations]
         learnable = [name for name in self.violations if name != "parity"]
-        verdicts = [
-            Verdict.exact(
-                "no wrong layer is returned, whatever is violated",
-                float(table["error"].fillna(math.log10(LEAST)).max()),
+
+        def student(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            return float(max(of_cell(trained, "student", violation=name).max() for name in learnable))
+
+        def before(name: str) -> Measure:
+            return lambda predicted, trained: of_cell(trained, "before", violation=name)
+
+        infinite = math.inf
+        claims = [
+            Claim(
+                "No wrong layer is returned, whatever assumption is violated",
+                lambda predicted, trained: float(trained["error"].fillna(math.log10(LEAST)).max()),
                 target=RIGHT,
-                tolerance=(math.inf, 0.0),
+                tolerance=(infinite, 0.0),
                 basis="log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12",
             ),
-            Verdict.exact(
-                "benign layers are recovered in every replicate",
-                float(table["refused"].sel(cell="benign").max()),
+            Claim(
+                "Layers that satisfy all assumptions are recovered in every replicate",
+                lambda predicted, trained: float(of_cell(trained, "refused", violation="benign").max()),
                 target=0.0,
                 tolerance=0.0,
                 basis="a refusal counts one",
             ),
-            Verdict.exact(
-                "the named diagnostic warns of every violation, and none warns of benign layers",
-                float(table["warned"].min()),
+            Claim(
+                "The diagnostic of every violated assumption warns, and none warns where no assumption is violated",
+                lambda predicted, trained: float(trained["warned"].min()),
                 target=1.0,
                 tolerance=0.0,
                 basis="thresholds of the diagnostics: none of 3,000 benign layers warned (measured here, d = 8)",
             ),
-            Verdict.exact(
-                "the student learns the function of every layer but the parity layer",
-                float(table["student"].sel(cell=learnable).max()),
+            Claim(
+                "The student learns the function of every layer except the parity layer",
+                student,
                 target=RIGHT,
-                tolerance=(math.inf, 0.0),
+                tolerance=(infinite, 0.0),
                 basis="log10 of the worst error on fresh sequences",
             ),
         ]
-        for name in broken:
-            verdicts.append(
-                Verdict.from_samples(
-                    f"before the joint fit the stages miss what they trust: {DEFORMATIONS[name].title}",
-                    table["before"].sel(cell=name).values,
-                    target=math.log10(SETTINGS.enough),
-                    tolerance=(0.0, math.inf),
-                    expected=BROKEN[name],
-                    basis="log10 of the error at which the learner takes a number of heads, one of its settings",
-                )
+        claims += [
+            Claim(
+                f"Before the joint fit the six stages miss the layer: {DEFORMATIONS[name].title}",
+                before(name),
+                target=math.log10(SETTINGS.enough),
+                tolerance=(0.0, infinite),
+                expected=BROKEN[name],
+                basis="log10 of the error at which the learner takes a number of heads, one of its settings",
             )
+            for name in BROKEN
+            if name in self.violations
+        ]
         if "cancelled" in self.violations:
-            verdicts.append(
-                Verdict.exact(
-                    "where projections sum to zero, the student finds the heads up to a common sign",
-                    float(table["signless_error"].sel(cell="cancelled").max()),
+            claims.append(
+                Claim(
+                    "Where the projections sum to zero, the student finds the heads up to a common sign",
+                    lambda predicted, trained: float(of_cell(trained, "signless_error", violation="cancelled").max()),
                     target=0.0,
                     tolerance=(0.0, 1e-4),
                     basis="two tokens leave that sign open, and nothing else; the square root of the function's error",
                 )
             )
-        return tuple(verdicts)
+        return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the errors of both learners by violation, and how the stages end."""
@@ -248,11 +256,11 @@ class Violations(Study):
         places = tuple(float(place) for place in range(len(self.violations)))
         names = {"before": "six stages, before the joint fit", "error": "six stages, returned", "student": "student"}
         curves = []
-        for group, (what, label) in enumerate(names.items()):
+        for group, (what, title) in enumerate(names.items()):
             values = table[what].sel(cell=list(self.violations)).transpose("replicate", "cell").values
             with np.errstate(all="ignore"):
                 middle = tuple(_median(column) for column in values.T)
-            curves.append(Curve(places, middle, label, "trained", group))
+            curves.append(Curve(places, middle, title, "trained", group))
         key = ", ".join(f"{place}: {name}" for place, name in enumerate(self.violations))
         return Lines(
             "Errors by violation",
@@ -298,7 +306,3 @@ def _median(values: xr.DataArray | Array) -> float:
     finite = np.asarray(values, float)
     finite = finite[np.isfinite(finite)]
     return float(np.median(finite)) if finite.size else math.nan
-
-
-def _label(name: str, units: str = "1") -> dict[str, str]:
-    return {"long_name": name, "units": units}
