@@ -367,11 +367,6 @@ ROWS = {
         ),
     ),
     # recovery
-    "recovery.Extracted.__call__": (
-        {"x": some(2, 4, 3)},
-        fixed(on=recovery.Extracted(LAYER, ())),
-    ),
-    "recovery.Normalisation.__call__": ({"x": some(2, 3)}, fixed(on=recovery.Normalisation())),
     "recovery.Oracle.__call__": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
     "recovery.Oracle.ask": ({"x": some(2, 4, 3)}, lambda: {"on": recovery.Oracle.of(LAYER)}),
     "recovery.RotaryLayer": ({"forms": some(4, 2, 4, 4), "projection": some(2, 3, 3), "bias": some(3)}, fixed()),
@@ -385,14 +380,7 @@ ROWS = {
         fixed(offsets=3),
     ),
     "recovery.evaluate_layer": ({"x": some(2, 4, 3)}, fixed(layer=LAYER)),
-    "recovery.function_error": ({"x": some(2, 4, 3)}, fixed(truth=lambda x: x, found=lambda x: 2 * x)),
-    "recovery.lattice_distance": ({"matrix": some(3, 3)}, fixed()),
     "recovery.learn_layer": ({"x": of(SEQUENCES), "y": of(LAYER(SEQUENCES))}, fixed(heads=2)),
-    "recovery.polish": (
-        {"x": of(SEQUENCES), "y": of(LAYER(SEQUENCES))},
-        fixed(layer=LAYER),
-    ),
-    "recovery.projected": ({"gain": positive(3), "shift": some(3)}, fixed(layer=LAYER)),
     # study
     "study.Verdict.from_samples": (
         {"samples": some(6)},
@@ -444,12 +432,9 @@ EXEMPT = {
     "limits.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
-    "recovery.CheckpointOracle.__call__": "called by the oracle, on what it has checked",
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,
     "recovery.Oracle.of": OPAQUE,
-    "recovery.Verification": OPAQUE,
-    "recovery.certify": OPAQUE,
     "recovery.extract_layer": OPAQUE,
     "study.Verdict.from_json": OPAQUE,
     "study.run": "settings are fields of a study, which the identity of a run admits: no arrays",

@@ -5,17 +5,11 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.recovery import (
-    Oracle,
-    OracleSettings,
-    RecoveryRefused,
-    compare_layers,
-    evaluate_layer,
-    function_error,
-    gpt_layer,
-)
+from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
+from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.rotary import planted_rotary_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
 

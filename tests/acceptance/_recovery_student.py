@@ -7,16 +7,9 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.recovery import (
-    LearningOptions,
-    compare_layers,
-    evaluate_layer,
-    function_error,
-    learn_layer,
-    planted_layer,
-    sequences,
-)
+from manyheads.recovery import LearningOptions, compare_layers, evaluate_layer, learn_layer, planted_layer, sequences
 from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.passive.student import StudentSettings, fit_student
 from manyheads.recovery.variable_projection import Examples
 

@@ -45,7 +45,8 @@ def normed_states(path: Path, layer: int) -> np.ndarray:
 
 def extract_one(case: dict[str, Any]) -> dict[str, Any]:
     """Extract one layer of one checkpoint; return what it cost and how far it is off, on random and on real input."""
-    from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, extract_layer, function_error
+    from manyheads.recovery import ExtractionOptions, RecoveryRefused, checkpoint_oracle, extract_layer
+    from manyheads.recovery.layers.matching import function_error
 
     path, layer, through = Path(case["path"]), case["layer"], case["through"]
     oracle = checkpoint_oracle(path, layer, through=through, dtype=case["dtype"])

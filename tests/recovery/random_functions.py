@@ -9,7 +9,8 @@ from tests.recovery.mixed_layers import CHANGES, attend, normalise
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import CertificateError, ManyheadsError
-from manyheads.recovery import ExtractionOptions, GaussianSequences, evaluate_layer, extract_layer, gpt_layer
+from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
+from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.rotary import planted_rotary_layer
 
 Function = Callable[[np.ndarray], np.ndarray]

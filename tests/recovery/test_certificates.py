@@ -8,8 +8,15 @@ import pytest
 from scipy.stats import binom
 
 from manyheads.errors import UsageError
-from manyheads.recovery import GaussianSequences, Oracle, Verification, certify
-from manyheads.recovery.certificates import ShortSequences, exceeding_share, sequence_errors
+from manyheads.recovery import Oracle
+from manyheads.recovery.certificates import (
+    GaussianSequences,
+    ShortSequences,
+    Verification,
+    certify,
+    exceeding_share,
+    sequence_errors,
+)
 
 FALSE_ALARM = 1e-5
 

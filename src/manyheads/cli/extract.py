@@ -185,7 +185,8 @@ class Extract:
     def _open(self, path: Path) -> Target:
         """Return a layer of a checkpoint folder."""
         from manyheads.errors import UsageError
-        from manyheads.recovery import checkpoint_oracle, true_layer
+        from manyheads.recovery import checkpoint_oracle
+        from manyheads.recovery.oracle.checkpoint_layers import true_layer
 
         if self.layer is None:
             raise UsageError(f"--layer is missing: say which layer of {path}, from 0")
@@ -223,7 +224,7 @@ class Extract:
         )
 
     def _options(self, target: Target) -> "ExtractionOptions":
-        from manyheads.recovery import Budget, ExtractionOptions
+        from manyheads.recovery import ExtractionOptions
 
         return ExtractionOptions(
             causal=target.causal,
@@ -234,7 +235,7 @@ class Extract:
             accurate=self.accurate,
             verify=self.verify,
             tolerance=self.tolerance,
-            budget=Budget(calls=self.budget),
+            most_calls=self.budget,
             store=self.store,
         )
 

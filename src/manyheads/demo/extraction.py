@@ -16,9 +16,10 @@ from manyheads.data import read_characters
 from manyheads.demo.rebound import finished_study, open_trainings, read_training
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
-from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer, function_error
+from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
 from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.normalization import Normalisation, projected
 from manyheads.recovery.pictures import layer_panels
 from manyheads.recovery.source import SOURCE

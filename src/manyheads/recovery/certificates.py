@@ -216,7 +216,8 @@ def certify(
     Examples
     --------
     >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, certify
+    >>> from manyheads.recovery import Oracle
+    >>> from manyheads.recovery.certificates import certify
     >>> certificate = certify(Oracle(lambda x: 2 * x, 3), lambda x: 2.001 * x, np.random.default_rng(0))
     >>> certificate.accepted, round(certificate.exceeding, 3)
     (False, 0.023)

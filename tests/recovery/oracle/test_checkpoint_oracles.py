@@ -5,7 +5,8 @@ import pytest
 from tests.limits.torch_models import FAMILIES, build
 
 from manyheads.errors import UsageError
-from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer, true_layer
+from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer
+from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.refusals import NotExtractable
 from manyheads.recovery.summaries import summarise_recovery
 from manyheads.transformer import Shape

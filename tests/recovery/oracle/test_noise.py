@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from manyheads.recovery import Oracle, OracleSettings, evaluate_layer, gpt_layer, oracle_noise
+from manyheads.recovery import Oracle, evaluate_layer, gpt_layer, oracle_noise
+from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.refusals import NotALayer
 
 DIM = 32

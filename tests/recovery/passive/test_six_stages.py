@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import LITERAL, StageSettings, compare_layers, evaluate_layer, planted_layer, sequences
+from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
 from manyheads.recovery.gauss_newton import PolishSettings
 from manyheads.recovery.passive.six_stages import learn_in_six_stages
 from manyheads.recovery.passive.stages.acceptance_rate import (
@@ -19,6 +19,7 @@ from manyheads.recovery.passive.stages.acceptance_rate import (
 from manyheads.recovery.passive.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
 from manyheads.recovery.passive.stages.pipeline import Workbench
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings
+from manyheads.recovery.passive.stages.settings import LITERAL, StageSettings
 from manyheads.recovery.refusals import CertificateShortage, EffectiveSumError, RecoveryRefused
 from manyheads.recovery.variable_projection import Examples, Tangent
 

@@ -5,15 +5,9 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import (
-    Oracle,
-    OracleSettings,
-    compare_layers,
-    evaluate_layer,
-    function_error,
-    gpt_layer,
-    planted_layer,
-)
+from manyheads.recovery import Oracle, compare_layers, evaluate_layer, gpt_layer, planted_layer
+from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.bounded import algorithm as bounded
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.refinement import refine_layer

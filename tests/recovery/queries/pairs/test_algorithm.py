@@ -5,8 +5,10 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import Oracle, OracleSettings, compare_layers, function_error, gpt_layer, planted_layer
+from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
 from manyheads.recovery.refusals import RecoveryRefused
 

@@ -5,8 +5,9 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery import Oracle, OracleSettings, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
+from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere

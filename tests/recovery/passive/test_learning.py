@@ -7,18 +7,18 @@ import manyheads as mh
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery import (
     LearningOptions,
-    PolishSettings,
-    StudentSettings,
     compare_layers,
     evaluate_layer,
     learn_layer,
-    learning,
     planted_layer,
     sequences,
 )
+from manyheads.recovery.gauss_newton import PolishSettings
 from manyheads.recovery.layers.violations import deformed_layer
+from manyheads.recovery.passive import learning
 from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
 from manyheads.recovery.passive.student import (
+    StudentSettings,
     draw_sample,
     draw_start,
     fit_student,

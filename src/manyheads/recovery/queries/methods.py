@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery.extraction_options import ExtractionOptions
 from manyheads.recovery.oracle.noise import Noise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
+from manyheads.recovery.queries.options import ExtractionOptions
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 

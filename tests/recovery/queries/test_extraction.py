@@ -12,19 +12,16 @@ import pytest
 import manyheads as mh
 from manyheads.errors import UsageError
 from manyheads.recovery import (
-    Budget,
-    Extracted,
     ExtractionOptions,
     Oracle,
     compare_layers,
     evaluate_layer,
     extract_layer,
-    extraction,
     gpt_layer,
-    methods,
 )
 from manyheads.recovery.certificates import SequenceErrors
 from manyheads.recovery.oracle.query_cache import QueryCache
+from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (
     BudgetSpent,
     FitError,
@@ -33,6 +30,7 @@ from manyheads.recovery.refusals import (
     RankBudgetError,
     VerificationError,
 )
+from manyheads.recovery.results import Extracted
 
 DIM = 16
 
@@ -294,7 +292,7 @@ def test_a_layer_that_ignores_its_tokens_is_named_by_every_method(options, rng):
 
 def test_a_budget_ends_it(function):
     with pytest.raises(BudgetSpent, match="100 calls"):
-        extract_layer(function, DIM, options=ExtractionOptions(budget=Budget(calls=100)))
+        extract_layer(function, DIM, options=ExtractionOptions(most_calls=100))
 
 
 def test_every_method_says_what_it_needs(layer, function):

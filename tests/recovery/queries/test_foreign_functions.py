@@ -19,7 +19,7 @@ from manyheads.recovery import (
     sequences,
 )
 from manyheads.recovery.layers.rotary import RotaryLayer, planted_rotary_layer
-from manyheads.recovery.learning import LearningOptions
+from manyheads.recovery.passive.learning import LearningOptions
 from manyheads.recovery.refusals import FitError, NoFit, NotALayer, VerificationError
 
 QUIET = ExtractionOptions(progress=False)

@@ -76,7 +76,8 @@ class LearningOptions:
     student
         How hard the student tries.
     stages
-        Forms and sizes of the six stages; None for the default.
+        Forms and sizes of the six stages: `StageSettings`, "published" for the forms of Chen and Li, None for the
+        default.
     executor
         Works on the shards of the six stages: any `concurrent.futures.Executor`.
     """
@@ -90,7 +91,7 @@ class LearningOptions:
     held_out: float = 0.1
     confidence: float = 1 - 1e-4
     student: StudentSettings = field(default_factory=StudentSettings)
-    stages: StageSettings | None = None
+    stages: StageSettings | Literal["published"] | None = None
     executor: Executor | None = None
 
     def __post_init__(self) -> None:
@@ -100,8 +101,9 @@ class LearningOptions:
             raise UsageError(f"tolerance={self.tolerance}: a positive relative squared error, or None")
         if not 0 < self.held_out <= 0.4 or not 0 < self.confidence < 1:
             raise UsageError(f"held_out={self.held_out}, confidence={self.confidence}: in (0, 0.4] and (0, 1)")
-        if self.most_heads < 1:
-            raise UsageError(f"most_heads={self.most_heads}: one or more")
+        check_integer("most_heads", self.most_heads)
+        if isinstance(self.stages, str) and self.stages != "published":
+            raise UsageError(f"stages={self.stages!r}: give StageSettings, 'published', or None")
 
     @property
     def form(self) -> Form:
@@ -336,9 +338,10 @@ def _in_six_stages(
     shards: tuple[Any, ...], heads: int | None, options: LearningOptions, rng: np.random.Generator
 ) -> Recovery:
     from manyheads.recovery.passive.six_stages import learn_in_six_stages
-    from manyheads.recovery.passive.stages.settings import StageSettings
+    from manyheads.recovery.passive.stages.settings import LITERAL, StageSettings
 
-    settings = options.stages or StageSettings(most_heads=options.most_heads)
+    chosen = replace(LITERAL, most_heads=options.most_heads) if options.stages == "published" else options.stages
+    settings = chosen or StageSettings(most_heads=options.most_heads)
     settings = replace(settings, noise=float(options.noise) or settings.noise)
     if options.tolerance is not None:
         settings = replace(settings, tolerance=options.tolerance)

@@ -12,7 +12,6 @@ import numpy as np
 
 from manyheads._machine import machine_memory
 from manyheads.errors import UsageError, check_integer
-from manyheads.recovery import methods
 from manyheads.recovery.certificates import (
     Certificate,
     Draw,
@@ -20,10 +19,11 @@ from manyheads.recovery.certificates import (
     certify,
     sequence_errors,
 )
-from manyheads.recovery.extraction_options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
 from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
+from manyheads.recovery.queries import methods
+from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 

@@ -38,8 +38,8 @@ class ExtractionOptions:
         Fresh sequences of the certificate, its confidence, and the largest relative squared error that is accepted.
     distribution
         Draws the sequences of the verification: what the certificate speaks of.
-    budget
-        What may be asked in all.
+    most_calls, most_tokens, most_seconds
+        What may be asked in all, stored answers included, and seconds of the clock; None is no limit.
     store
         Folder in which answers are kept; an interrupted extraction goes on where it stopped, to the same bits.
     dtype, batch, progress
@@ -57,7 +57,9 @@ class ExtractionOptions:
     confidence: float = 1 - 1e-4
     tolerance: float = 1e-6
     distribution: Draw = field(default_factory=GaussianSequences)
-    budget: Budget = field(default_factory=Budget)
+    most_calls: float | None = None
+    most_tokens: float | None = None
+    most_seconds: float | None = None
     store: str | os.PathLike[str] | None = None
     dtype: str = "float64"
     batch: int = 1 << 14
@@ -66,6 +68,7 @@ class ExtractionOptions:
     def __post_init__(self) -> None:
         check_integer("tries", self.tries, 1, MOST_TRIES)
         self.verification()
+        self.oracle()
 
     def verification(self) -> Verification:
         """Return how the result is verified."""
@@ -78,6 +81,6 @@ class ExtractionOptions:
             residual=self.residual,
             dtype=self.dtype,
             batch=self.batch,
-            budget=self.budget,
+            budget=Budget(self.most_calls, self.most_tokens, self.most_seconds),
             progress=self.progress,
         )
