@@ -79,13 +79,7 @@ class ShortSequences:
     longest: int
 
     def __call__(self, rng: np.random.Generator, count: int, dim: int) -> list[np.ndarray]:
-        """Draw until there are `count` short ones.
-
-        Raises
-        ------
-        UsageError
-            None of a hundred draws was short.
-        """
+        """Draw until there are `count` short ones."""
         found: list[np.ndarray] = []
         for _ in range(100):
             missing = count - sum(map(len, found))
@@ -197,30 +191,8 @@ def certify(
 ) -> Certificate:
     """Compare a recovered layer with its oracle on fresh sequences, and state what that proves.
 
-    Parameters
-    ----------
-    oracle
-        Asked about the sequences, all rows, in the stage "verification".
-    predict
-        The recovered layer: (n, k, d) -> (n, k, d). It must not depend on what `rng` draws.
-    rng
-        Draws the sequences; used for nothing else, neither before nor after.
-    settings
-        Number of sequences, confidence, tolerance, distribution.
-
-    Returns
-    -------
-    Certificate; whether it is good enough is for the caller to ask (`accepted`). A prediction that is not finite has an
-    infinite error.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle
-    >>> from manyheads.recovery.certificates import certify
-    >>> certificate = certify(Oracle(lambda x: 2 * x, 3), lambda x: 2.001 * x, np.random.default_rng(0))
-    >>> certificate.accepted, round(certificate.exceeding, 3)
-    (False, 0.023)
+    `predict` maps (n, k, d) to (n, k, d) and must not depend on what `rng` draws, which is used for nothing else.
+    Whether the certificate is good enough is for the caller to ask (`accepted`).
     """
     settings = settings or Verification()
     with oracle.stage("verification"):
@@ -238,14 +210,7 @@ def certify(
 
 
 def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float:
-    """Return eps = 1 - (delta/rounds)^(1/n): the share of sequences that may exceed the largest of n errors.
-
-    Examples
-    --------
-    >>> from manyheads.recovery.certificates import exceeding_share
-    >>> round(exceeding_share(400, 1 - 1e-4), 4)
-    0.0228
-    """
+    """Return eps = 1 - (delta/rounds)^(1/n): the share of sequences that may exceed the largest of n errors."""
     # 1 - confidence first: a doubt shared by rounds and taken from 1 again may round to none
     return float(-np.expm1(np.log((1 - confidence) / rounds) / sequences))
 

@@ -108,37 +108,6 @@ def polish(
     Minimises ||w^(1/2) o (y - F(x))||^2 over Theta and W, and over the key bias and output bias where `layer` has them;
     `causal` is kept. Only the start's Theta and key bias matter, since projections and output bias are solved for.
 
-    Parameters
-    ----------
-    layer
-        The start.
-    x, y
-        Sequences and labels, (n, k, d), in float64 or promoted to it.
-    weights
-        Weights of the rows, (n, k), not negative; None for equal ones.
-    settings
-        When to stop.
-
-    Raises
-    ------
-    ShapeError
-        Arrays that do not fit the layer, or each other.
-    UsageError
-        NaN or infinite numbers, labels that are all the same, negative weights.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> truth = planted_layer(rng, dim=4, heads=2)
-    >>> x = sequences(rng, 200, 3, 4)
-    >>> from manyheads.attention import AttentionLayer
-    >>> near = AttentionLayer(truth.theta + 0.1 * rng.normal(size=(2, 4, 4)), truth.projection)
-    >>> done = polish(near, x, truth(x))
-    >>> done.converged, done.error < 1e-27
-    (True, True)
-
     References
     ----------
     J. Nocedal, S. Wright, Numerical Optimization, chapters 7 and 10: inexact Gauss-Newton with Levenberg's damping;
@@ -153,10 +122,7 @@ def polish(
 def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLike | None = None) -> Examples:
     """Check sequences, labels and weights, and promote them to float64.
 
-    Raises
-    ------
-    ShapeError, UsageError
-        As `polish`.
+    Sequences and labels are (n, k, d), weights (n, k), not negative; labels that are all the same are refused.
     """
     given = zip(("x", "y", "weights"), (x, y, *(() if weights is None else (weights,))), strict=False)
     tokens, labels, *rest = (np.ascontiguousarray(as_reals(name, value), np.float64) for name, value in given)
@@ -175,13 +141,7 @@ def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLi
 
 
 def as_reals(name: str, values: ArrayLike) -> NDArray[np.generic]:
-    """Return an array of real numbers in its own dtype.
-
-    Raises
-    ------
-    ShapeError
-        Rows of different lengths, or another dtype.
-    """
+    """Return an array of real numbers in its own dtype."""
     try:
         array = np.asarray(check_arrays(values, name))
     except ValueError as error:  # NumPy's word for nested lists that are no array
@@ -192,13 +152,7 @@ def as_reals(name: str, values: ArrayLike) -> NDArray[np.generic]:
 
 
 def check_range(name: str, values: Array) -> None:
-    """Refuse numbers with which products of four of them are not finite, or vanish.
-
-    Raises
-    ------
-    UsageError
-        NaN, infinity, numbers above 1e75, or none above 1e-75 that is not zero.
-    """
+    """Refuse numbers with which products of four of them are not finite, or vanish."""
     size = np.abs(values)
     if not np.isfinite(size).all():
         where = tuple(int(index) for index in np.argwhere(~np.isfinite(size))[0])
@@ -249,18 +203,8 @@ def solve_damped(
 
     Preconditioned by the metric M, of which only the inverse is ever applied.
 
-    Parameters
-    ----------
-    gradient
-        J^T r at p = 0.
-    accuracy
-        The gradient's norm in the metric, relative to the first, at which it stops.
-    limit
-        Iterations, at most.
-
-    Returns
-    -------
-    p, the decrease of the relative squared error that the linearised problem expects, products with J and J^T.
+    Starts at p = 0 with the gradient J^T r, and stops where its norm in the metric is `accuracy` of the first. Returns
+    p, the expected decrease of the relative squared error, and the number of products with J and J^T.
     """
     solution, scaled = np.zeros_like(gradient), np.zeros_like(gradient)  # p and M p
     rest, slope = here.residual.copy(), gradient

@@ -52,28 +52,8 @@ class HeadAccuracy:
 def head_accuracies(layer: Any, stacks: list[np.ndarray], error: float, variance: float) -> tuple[HeadAccuracy, ...]:
     """Return the accuracy of every head of a layer.
 
-    Parameters
-    ----------
-    layer
-        `AttentionLayer` or `RotaryLayer`.
-    stacks
-        What the layer acts on: sequences (n, k, d), those of a length stacked. Some fifty suffice.
-    error
-        Squared error of the answers, relative to their variance.
-    variance
-        Variance of the answers.
-
-    Examples
-    --------
-    A head whose contribution is as large as the error of the layer:
-
-    >>> from manyheads.recovery import gpt_layer
-    >>> rng = np.random.default_rng(0)
-    >>> layer = gpt_layer(rng, 8, 2)
-    >>> small = type(layer)(layer.theta, layer.projection * np.array([1, 1e-4])[:, None, None], causal=True)
-    >>> one, other = head_accuracies(small, [rng.standard_normal((50, 4, 8))], error=1e-8, variance=1.0)
-    >>> one.resolved, other.resolved, other.share < 1e-3
-    (True, False, True)
+    `stacks` are what the layer acts on: sequences (n, k, d), those of a length stacked; some fifty suffice. `error` is
+    the squared error of the answers relative to their `variance`.
     """
     heads = layer.heads
     gram, mean, weight = np.zeros((2 * heads, 2 * heads)), np.zeros((2 * heads, layer.dim)), 0

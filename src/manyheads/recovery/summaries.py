@@ -18,18 +18,12 @@ RANK_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Head:
-    """One head in figures.
+    """One head in figures."""
 
-    Attributes
-    ----------
-    theta_rank, projection_rank
-        Numbers of singular values above a share of the largest one.
-    theta_norm, projection_norm, key_bias_norm
-        Frobenius norms.
-    """
-
+    # Numbers of singular values above a share of the largest one
     theta_rank: int
     projection_rank: int
+    # Frobenius norms
     theta_norm: float
     projection_norm: float
     key_bias_norm: float
@@ -38,20 +32,7 @@ class Head:
 def describe_heads(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tuple[Head, ...]:
     """Return ranks and norms of every head, heads in the order of the layer.
 
-    Parameters
-    ----------
-    layer
-        The layer.
-    tolerance
-        A singular value counts towards a rank when it is above this share of the largest one. A recovered layer is
-        known to the error of its recovery: ask for ranks at a multiple of that.
-
-    Examples
-    --------
-    >>> from manyheads.recovery import planted_layer
-    >>> heads = describe_heads(planted_layer(np.random.default_rng(0), dim=6, heads=2, rank=3))
-    >>> [(head.theta_rank, head.projection_rank, round(head.theta_norm, 6)) for head in heads]
-    [(3, 6, 2.0), (3, 6, 2.0)]
+    A singular value counts towards a rank when it is above the share `tolerance` of the largest one.
     """
     weights = (np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64))
     spectra = [np.linalg.svd(stack, compute_uv=False) for stack in weights]  # (m, d) each
@@ -82,23 +63,7 @@ def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
 
 
 def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | None = None) -> dict[str, Any]:
-    """Return what a recovery found, what it cost and what is known of it, as JSON can hold it.
-
-    Parameters
-    ----------
-    found
-        What `extract_layer` returned.
-    truth
-        The layer that was asked, where it is known; heads are compared when their number agrees.
-
-    Returns
-    -------
-    dict
-        `heads`, `theta_ranks`, `projection_ranks`, `certificate`, `asked` (calls, tokens, numbers in all),
-        `parameters` (free parameters of matrices of these ranks; None with rotary positions, as is
-        `numbers_per_parameter`), `stages`, `method`, `reason`, `noise`, `tried`, `head_accuracy` (share, projection,
-        theta of every head), `notes`, and `against_weights`, which is empty without a truth.
-    """
+    """Return what a recovery found, what it cost and what is known of it, as JSON can hold it."""
     layer = at_offset_one(found.layer)
     tolerance = rank_tolerance(found)
     heads = describe_heads(layer, tolerance)

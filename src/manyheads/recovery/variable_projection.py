@@ -123,33 +123,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The layer at fixed attention matrices: readings, the best projections, residuals and derivatives.
+    """The layer at fixed attention matrices: readings, the best projections, residuals and derivatives."""
 
-    Attributes
-    ----------
-    examples
-        What is fitted.
-    theta
-        Attention matrices (m, d or d + 1, d); the last row of d + 1 is the key bias.
-    pattern
-        Attention weights (n, k, m, k).
-    readings
-        P (n k, m d or m d + 1), weighted.
-    factor
-        Cholesky factor of P^T P.
-    projection
-        The best [W; c] (m d or m d + 1, d).
-    residual
-        w o (y - P [W; c]) (n k, d).
-    """
-
-    examples: Examples
-    theta: Array
-    pattern: Array
-    readings: Array
-    factor: tuple[Array, bool]
-    projection: Array
-    residual: Array
+    examples: Examples  # what is fitted
+    theta: Array  # attention matrices (m, d or d + 1, d); the last row of d + 1 is the key bias
+    pattern: Array  # attention weights (n, k, m, k)
+    readings: Array  # P (n k, m d or m d + 1), weighted
+    factor: tuple[Array, bool]  # cholesky factor of P^T P
+    projection: Array  # the best [W; c] (m d or m d + 1, d)
+    residual: Array  # w o (y - P [W; c]) (n k, d)
 
     @classmethod
     def at(cls, examples: Examples, theta: Array) -> Tangent:

@@ -26,28 +26,7 @@ def unmask_parity(x: ArrayLike, y: ArrayLike, heads: int) -> tuple[int, ...]:
     The m coordinates with the largest difference are returned; the differences are estimated with standard errors of
     about :math:`8 / (m \sqrt N)`, so a few times :math:`m^2 \ln d` sequences are enough.
 
-    Parameters
-    ----------
-    x, y
-        Sequences and labels (N, 2, d) of `parity_layer`, without noise.
-    heads
-        m, the size of the hidden set.
-
-    Raises
-    ------
-    ShapeError
-        Not pairs of tokens with labels of the same shape.
-    UsageError
-        More hidden coordinates than there are, or fewer than four sequences in which a coordinate differs or agrees.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.hard.instances import parity_layer
-    >>> from manyheads.recovery.task import sequences
-    >>> x = sequences(np.random.default_rng(0), 2000, 2, 12)
-    >>> unmask_parity(x, parity_layer(12, 3, hidden=(4, 7, 9))(x), heads=3)
-    (4, 7, 9)
+    Sequences and labels are (N, 2, d), without noise; `heads` is the size of the hidden set.
     """
     tokens, labels = _switched_on(x, y)
     dim = tokens.shape[-1]
@@ -70,31 +49,7 @@ def unmask_wave(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, tries: 
     :math:`x_{1j} x_{2j}` over the hidden coordinates. Sequences beyond the reach of the teeth break the rule; so d
     equations are drawn at random, solved, and the solution is checked on all others, until one explains nine in ten.
 
-    Parameters
-    ----------
-    x, y
-        Sequences and labels (N, 2, d) of `wave_layer` with period 4, without noise.
-    rng
-        Draws the equations.
-    tries
-        How often, at most.
-
-    Raises
-    ------
-    ShapeError
-        Not pairs of tokens with labels of the same shape.
-    UsageError
-        No hidden set explains nine in ten labels: another period, noise, or no wave layer at all; or too few sequences.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.hard.instances import wave_layer
-    >>> from manyheads.recovery.task import sequences
-    >>> rng = np.random.default_rng(0)
-    >>> x = sequences(rng, 400, 2, 16)
-    >>> unmask_wave(x, wave_layer(16, 8, hidden=(2, 3, 5, 11))(x), rng=rng)
-    (2, 3, 5, 11)
+    Sequences and labels are (N, 2, d), without noise; equations are drawn `tries` times at most.
     """
     tokens, labels = _switched_on(x, y)
     dim, drawn = tokens.shape[-1], tokens.shape[-1] + 8

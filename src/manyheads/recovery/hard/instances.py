@@ -63,19 +63,12 @@ class ParitySystem:
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What is certain about a hard layer.
+    """What is certain about a hard layer."""
 
-    Attributes
-    ----------
-    energies
-        (2|S| + 1,): Fourier energy of the signal at each degree in the 2|S| signs, where the switch is on. Degree 0 is
-        a linear function of the tokens.
-    family
-        Number of hidden sets of this size: layers that a learner must tell apart.
-    """
-
+    # (2|S| + 1,): Fourier energy of the signal at each degree in the 2|S| signs, where the switch is on. Degree 0 is a
+    # linear function of the tokens.
     energies: Array
-    family: int
+    family: int  # number of hidden sets of this size: layers that a learner must tell apart
 
     def share_up_to(self, degree: int) -> float:
         """Share of the energy (degree 0 apart) that lies at degrees 1 to `degree`."""
@@ -99,26 +92,8 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
     Both sides are odd in u, so it holds at every value. The right side is the elementary symmetric polynomial of degree
     2m - 1 in the 2m signs, divided by m: with :math:`z_t^{-1} = z_t`, :math:`e_{2m-1}(z) = \prod_t z_t \sum_t z_t`.
 
-    Parameters
-    ----------
-    heads
-        m.
-    slopes
-        c (m,), positive and distinct; None takes a geometric grid from 0.6/m to 2.5, which keeps projections small.
-
-    Raises
-    ------
-    UsageError
-        No head, or slopes that are not m distinct positive numbers.
-    IllConditioned
-        The system's condition number is above 1e4: with more than six heads on the default grid.
-
-    Examples
-    --------
-    >>> found = parity_system(2)
-    >>> u = np.array([2, 4])
-    >>> (np.tanh(np.outer(u, found.slopes) / 2) @ found.weights).round(12).tolist()
-    [-1.0, 2.0]
+    Slopes c (m,) are positive and distinct; None takes a geometric grid from 0.6/m to 2.5, which keeps projections
+    small and bears six heads.
     """
     if heads < 1:
         raise UsageError(f"heads={heads}: a parity layer has at least one")
@@ -250,21 +225,7 @@ def guarantees(layer: AttentionLayer, hidden: Iterable[int]) -> Guarantees:
 
     .. math:: \binom{n}{k}^{-1} \Big( 2^{-n} \sum_j \binom{n}{j} K_k(j) f_j \Big)^2 .
 
-    Parameters
-    ----------
-    layer
-        What `parity_layer` or `wave_layer` returned. Of any other layer the figures say nothing.
-    hidden
-        Its hidden set.
-
-    Examples
-    --------
-    A wave with teeth out to 16 and signs that add up to 24 leaks a little:
-
-    >>> hidden = tuple(range(1, 13))
-    >>> found = guarantees(wave_layer(24, 16, hidden), hidden)
-    >>> found.share_up_to(4) < 2e-4, found.family
-    (True, 1352078)
+    Of layers other than those of `parity_layer` and `wave_layer` the figures say nothing.
     """
     hidden = _check_hidden(layer.dim, hidden)
     signs = 2 * len(hidden)
@@ -280,14 +241,7 @@ def guarantees(layer: AttentionLayer, hidden: Iterable[int]) -> Guarantees:
 
 @takes_arrays
 def attention_signal(layer: AttentionLayer, x: ArrayLike) -> Array:
-    r"""Return what a layer adds to uniform attention, :math:`F(x) - \frac1k \sum_j x_j \sum_i W_i - c`, (n, k, d).
-
-    Examples
-    --------
-    >>> layer = parity_layer(4, 1, hidden=(2,))
-    >>> attention_signal(layer, np.array([[[1.0, 1, 1, 1], [-1, 1, -1, 1]]]))[0, :, 0].round(12).tolist()
-    [2.0, -2.0]
-    """
+    r"""Return what a layer adds to uniform attention, :math:`F(x) - \frac1k \sum_j x_j \sum_i W_i - c`, (n, k, d)."""
     tokens = np.asarray(x, np.float64)
     uniform = tokens.mean(axis=-2, keepdims=True) @ np.sum(layer.projection, axis=0)
     return evaluate_layer(layer, tokens) - uniform - (0 if layer.bias is None else layer.bias)

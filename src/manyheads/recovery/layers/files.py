@@ -121,13 +121,7 @@ def load_layer(path: Path | str, *, follow_links: bool = False) -> SavedLayer:
 
 
 def is_layer_file(path: Path | str) -> bool:
-    """Tell whether a file says that it is one of ours; a file that cannot be read is none.
-
-    Examples
-    --------
-    >>> is_layer_file("no-such-file.safetensors")
-    False
-    """
+    """Tell whether a file says that it is one of ours; a file that cannot be read is none."""
     try:
         return TensorFile(path, follow_links=True).metadata.get("format") in (PLAIN, TURNED)
     except FileRefused:

@@ -50,28 +50,7 @@ def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp
     The permutation minimises :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
     problem, solved exactly). Heads whose attention matrices agree to rounding are ordered by their projections.
 
-    Parameters
-    ----------
-    truth, found
-        Layers of the same dimension and with the same number of heads.
-
-    Returns
-    -------
-    permutation (m,): planted head i is recovered head permutation[i], so found.theta[permutation] lines up.
-
-    Raises
-    ------
-    ShapeError
-        Another dimension or number of heads: functions can still be compared, heads cannot.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.task import planted_layer
-    >>> layer = planted_layer(np.random.default_rng(0), dim=4, heads=3)
-    >>> shuffled = type(layer)(layer.theta[[2, 0, 1]], layer.projection[[2, 0, 1]])
-    >>> match_heads(layer, shuffled).tolist()
-    [1, 2, 0]
+    Returns the permutation (m,): planted head i is recovered head permutation[i].
     """
     if truth.theta.shape != found.theta.shape:
         raise ShapeError(
@@ -148,26 +127,7 @@ def function_error(truth: Callable[[Array], Any], found: Callable[[Array], Any],
     :math:`\sum \|f(x) - g(x)\|^2 / \sum \|f(x) - \bar f\|^2` over all rows of all sequences, with the mean row
     :math:`\bar f`: a constant, such as an output bias, does not make an error look small.
 
-    Parameters
-    ----------
-    truth, found
-        f and g: layers, or any functions (n, k, d) -> (n, k, d).
-    x
-        Sequences (n, k, d), fresh ones if either function was fitted.
-
-    Raises
-    ------
-    ShapeError
-        The two functions answer with different shapes.
-    UsageError
-        f is constant on x.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).standard_normal((1000, 2, 4))
-    >>> round(function_error(lambda x: x + 7, lambda x: 0.9 * x + 7, x), 4)
-    0.01
+    f and g are layers, or any functions (n, k, d) -> (n, k, d); x holds fresh sequences if either was fitted.
     """
     expected, answered = np.asarray(truth(x), np.float64), np.asarray(found(x), np.float64)
     if expected.shape != answered.shape:

@@ -165,13 +165,7 @@ class RotaryLayer:
         return self.form(offset)[:, :-1, :-1]
 
     def form(self, offset: int) -> np.ndarray:
-        """Return the forms (m, d + 1, d + 1) at one offset.
-
-        Raises
-        ------
-        UsageError
-            An offset that is neither listed nor reached by turns.
-        """
+        """Return the forms (m, d + 1, d + 1) at one offset."""
         if 0 <= offset < self.offsets:
             return self.forms[offset]
         if offset < 0 or self.turns is None:
@@ -209,28 +203,7 @@ class RotaryLayer:
 def planted_rotary_layer(
     rng: np.random.Generator, dim: int, heads: int, *, base: float = 1e4, key_bias: float = 0.0, gain: float = 1.7
 ) -> RotaryLayer:
-    """Return a layer of random query, key, value and output matrices, turned with frequencies base^(-2f/r).
-
-    Parameters
-    ----------
-    rng
-        Source of the weights: independent normal of variance 1/d, r = dim // heads columns.
-    dim, heads
-        d and m; r must be even.
-    base
-        Of the frequencies.
-    key_bias
-        Standard deviation of the biases of queries and keys, beside entries of standard deviation one.
-    gain
-        Factor on all logits, whose standard deviation is about `gain` for tokens of unit variance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> layer = planted_rotary_layer(np.random.default_rng(0), dim=8, heads=2)
-    >>> layer.attention(3).shape, layer.turns.frequencies()[0].round(2).tolist()
-    ((2, 8, 8), [1.0, 0.01])
-    """
+    """Return a layer of random query, key, value and output matrices, turned with frequencies base^(-2f/r)."""
     rank = dim // heads
     query, key, value = (rng.standard_normal((heads, dim, rank)) / dim**0.5 for _ in range(3))
     output = rng.standard_normal((heads, rank, dim)) / dim**0.5

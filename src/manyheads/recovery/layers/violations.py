@@ -19,24 +19,12 @@ SCALE = 2.0
 
 @dataclass(frozen=True)
 class Deformation:
-    """One way to break an assumption.
+    """One way to break an assumption."""
 
-    Attributes
-    ----------
-    title
-        What is done, for tables.
-    violates
-        Name of the diagnostic of `manyheads.recovery.assumptions` that warns; empty where none does.
-    build
-        The layer from a generator, d and m.
-    inputs
-        Distribution of the tokens that it is meant for.
-    """
-
-    title: str
-    violates: str
-    build: Recipe
-    inputs: Inputs = "boolean"
+    title: str  # what is done, for tables
+    violates: str  # name of the diagnostic of `manyheads.recovery.assumptions` that warns; empty where none does
+    build: Recipe  # the layer from a generator, d and m
+    inputs: Inputs = "boolean"  # distribution of the tokens that it is meant for
 
 
 def deformed_layer(rng: np.random.Generator, name: str, dim: int, heads: int) -> AttentionLayer:
@@ -59,26 +47,7 @@ def deformed_layer(rng: np.random.Generator, name: str, dim: int, heads: int) ->
     * gpt: low-rank heads of `gpt_layer` without biases, for Gaussian tokens;
     * parity: `parity_layer` with a random hidden set.
 
-    Parameters
-    ----------
-    rng
-        Source of the weights.
-    name
-        A key of `DEFORMATIONS`.
-    dim, heads
-        d, and m of at least two.
-
-    Raises
-    ------
-    UsageError
-        Another name, or a single head, which most of these leave as it is.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> layer = deformed_layer(np.random.default_rng(0), "cancelled", 8, 3)
-    >>> float(np.abs(layer.projection.sum(axis=0)).max()) < 1e-15
-    True
+    `name` is a key of `DEFORMATIONS`; there are two heads or more.
     """
     if name not in DEFORMATIONS:
         raise UsageError(f"name={name!r}: expected one of {', '.join(DEFORMATIONS)}")

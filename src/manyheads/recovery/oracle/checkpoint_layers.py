@@ -21,28 +21,8 @@ def true_layer(
 ) -> AttentionLayer | RotaryLayer:
     """Return the layer that the stored weights of a checkpoint say, in float64.
 
-    Parameters
-    ----------
-    path
-        A checkpoint folder.
-    layer
-        Which layer, from 0.
-    through
-        "attention": acting on the tokens; "block": acting on u, what the norm makes of the tokens before its gain and
-        shift, and projected on what u can show (see `manyheads.recovery.oracle.normalization`).
-    follow_links
-        Whether files may be symbolic links.
-
-    Returns
-    -------
-    AttentionLayer, or RotaryLayer where queries and keys are turned by their positions.
-
-    Raises
-    ------
-    UsageError
-        No such layer; a block whose attention has rotary positions; rotary angles that the configuration rescales.
-    CheckpointRefused
-        The folder cannot be read safely, or its family is unknown.
+    "attention" acts on the tokens; "block" on u, what the norm makes of the tokens before its gain and shift, projected
+    on what u can show (`manyheads.recovery.oracle.normalization`). A `RotaryLayer` where queries and keys are turned.
     """
     checkpoint = open_checkpoint(path, follow_links=follow_links)
     parameters = parameter_map(checkpoint)

@@ -32,20 +32,12 @@ Call = Callable[[Any, Any, Any, Any], Any]  # (sub-module, x, mask, positions) -
 
 @dataclass(frozen=True)
 class Place:
-    """Where a family keeps the attention of a layer and the norm in front of it, and how it calls the attention.
+    """Where a family keeps the attention of a layer and the norm in front of it, and how it calls the attention."""
 
-    Attributes
-    ----------
-    attention, norm
-        Paths below the body of the model, `{layer}` for the number; more than one where releases of transformers
-        differ.
-    call
-        Calls the sub-module.
-    """
-
+    # Paths below the body of the model, `{layer}` for the number; more than one where releases of transformers differ
     attention: tuple[str, ...]
     norm: tuple[str, ...]
-    call: Call
+    call: Call  # calls the sub-module
 
 
 def _masked(module: Any, x: Any, mask: Any, positions: Any) -> Any:
@@ -188,13 +180,7 @@ def checkpoint_oracle(
 
 
 def refuse_what_queries_cannot_tell(found: ParameterMap, facts: AttentionConfig, layer: int, through: Through) -> None:
-    """Refuse what no choice of queries could tell, or no method here can.
-
-    Raises
-    ------
-    NotExtractable
-        With the reason.
-    """
+    """Refuse what no choice of queries could tell, or no method here can."""
     name = f"layer {layer} of a {found.config.family.model_type} model"
     biased = any(found.names(role, "bias", layer) for role in (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE))
     if facts.window is not None:

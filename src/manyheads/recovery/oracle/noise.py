@@ -172,13 +172,6 @@ class Steadiness:
         Its noise, relative to the token-dependent part of the answers.
     rng
         Draws the tokens.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle
-    >>> from manyheads.recovery.oracle.noise import Steadiness
-    >>> Steadiness(Oracle(lambda x: 2 * x, 3), 1e-16, np.random.default_rng(0)).check()
     """
 
     def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
@@ -191,13 +184,7 @@ class Steadiness:
         self.allowed = max(ROUNDING * floor / self.size, 10 * level) if self.size > 0 else 0.0
 
     def check(self) -> None:
-        """Ask again.
-
-        Raises
-        ------
-        NotALayer
-            The answers have changed by more than rounding and noise.
-        """
+        """Ask again."""
         with self.oracle.stage("noise"):
             now = self.oracle(self.x, read="all")
         apart = _rms(now - self.before)

@@ -56,30 +56,7 @@ def projected(
     that the function of u determines: G Theta_i^T delta on the side of the queries changes whole rows of logits, which
     the softmax ignores, and parts along ones meet zero.
 
-    Parameters
-    ----------
-    layer
-        The layer behind the normalisation, float64.
-    gain, shift
-        Weights gamma and delta (d,) of the normalisation; no shift is zero.
-    centred
-        Whether u has mean zero: LayerNorm.
-
-    Raises
-    ------
-    ShapeError
-        Weights of another dimension.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import evaluate_layer, gpt_layer
-    >>> layer = gpt_layer(np.random.default_rng(0), 6, 2)
-    >>> u = Normalisation()(np.random.default_rng(1).normal(size=(1, 3, 6)))
-    >>> gain, shift = np.linspace(0.5, 1.5, 6), np.linspace(-0.2, 0.2, 6)
-    >>> found = evaluate_layer(projected(layer, gain, shift), u)
-    >>> bool(np.allclose(found, evaluate_layer(layer, gain * u + shift)))
-    True
+    `gain` gamma and `shift` delta are (d,); no shift is zero.
     """
     theta, projection = np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64)
     dim = theta.shape[-1]

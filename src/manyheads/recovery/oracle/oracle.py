@@ -332,11 +332,6 @@ def ask_function(function: Callable[[Any], Any], x: np.ndarray, dtype: str = "fl
     """Call an oracle's function on a copy of x (n, k, d) and return its answers as NumPy, checked.
 
     Answers in bfloat16 come back in float32, which holds them exactly; other floating-point types stay as they are.
-
-    Raises
-    ------
-    OracleError
-        The function raised, or answered with another shape, another dtype, NaN or infinite numbers.
     """
     given = f"sequences of shape {x.shape}"
     try:

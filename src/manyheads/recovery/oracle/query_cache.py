@@ -51,27 +51,6 @@ class QueryCache:
     ----------
     path
         The folder; made when the first answer is stored.
-
-    Raises
-    ------
-    StoreDamaged
-        A file of the store was altered, or is missing. The store is left as it is.
-    FileRefused
-        The folder holds something else; or, when the oracle is first asked, answers of another oracle.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> cache = QueryCache(tempfile.mkdtemp())
-    >>> cache.attach(3, "float64", np.sin)
-    >>> x = np.ones((5, 4, 3))
-    >>> keys = cache.keys(x, "last")
-    >>> cache.find(keys)
-    [None, None, None, None, None]
-    >>> y = cache.keep(keys, np.sin(x[:, -1]))
-    >>> bool(np.array_equal(np.stack(cache.find(keys)), y)), len(cache)
-    (True, 5)
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -103,17 +82,7 @@ class QueryCache:
     def attach(self, dim: int, dtype: str, ask: Callable[[np.ndarray], np.ndarray]) -> None:
         """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
 
-        Parameters
-        ----------
-        dim, dtype
-            Dimension of the tokens, and the floating-point type in which they are handed over.
-        ask
-            Answers sequences (n, k, d) with all rows, past the cache.
-
-        Raises
-        ------
-        FileRefused
-            Dimension, dtypes or the answers to the probes differ.
+        `ask` answers sequences (n, k, d) with all rows, past the cache.
         """
         if self.attached:
             return

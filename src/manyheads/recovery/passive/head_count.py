@@ -39,16 +39,7 @@ def fit_wanted(
     First a glance at each, in rising order: one short search. Where one succeeds, the next smaller number is tried in
     earnest, since it may only have had a bad start; where none does, all are tried in earnest.
 
-    Parameters
-    ----------
-    counts
-        Numbers of heads that the examples suffice for, in rising order.
-    wanted
-        Relative squared error on held-out examples.
-
-    Returns
-    -------
-    All fits in the order in which they were made; if none reached `wanted`, the best is the last.
+    Returns all fits in the order in which they were made; if none reached `wanted`, the best is the last.
     """
     counts, fits = list(counts), []
     steps = replace(settings.polish, steps=min(12, settings.polish.steps), inner=min(100, settings.polish.inner))

@@ -45,17 +45,8 @@ def error_of_noise(noise: float, examples: Examples, heads: int, held_out: Examp
 def certify_examples(layer: AttentionLayer, unseen: Examples, confidence: float, wanted: float) -> Certificate:
     """State what sequences that no fit has seen prove: `manyheads.recovery.certificates`.
 
-    Parameters
-    ----------
-    layer
-        What was learned.
-    unseen
-        Sequences and labels that had no part in it.
-    confidence
-        Of the statement.
-    wanted
-        Mean relative squared error that is allowed. Where that is 1e-10 or less, one sequence may have 1e-6; else n
-        times the mean, which is all that n sequences may have together.
+    `wanted` is the mean relative squared error that is allowed. Where it is 1e-10 or less, one sequence may have 1e-6;
+    else n times the mean, which is all that n sequences may have together.
     """
     each = unseen.y[0].size
     size = unseen.power / (len(unseen) * each)
@@ -95,18 +86,6 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
       all changes labels by (x_1 + x_2) sum W, whose share of the labels' squares is below 1e-10, or below the error's
       share for each of p + 25 numbers in the labels (25: five standard deviations).
     * Tokens that do not span the space: what the layer does with other directions was never seen.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.layers.violations import deformed_layer
-    >>> from manyheads.recovery.variable_projection import Examples
-    >>> from manyheads.recovery.task import sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = deformed_layer(rng, "cancelled", 8, 2), sequences(rng, 100, 2, 8)
-    >>> examples = Examples(x, layer(x))
-    >>> [note[:45] for note in note_undetermined(layer, examples, examples)]
-    ['two tokens leave a sign open: heads 0, 1 may ']
     """
     notes = []
     tokens = unseen.x.reshape(-1, unseen.dim) if len(unseen) * unseen.x.shape[1] > 4 * unseen.dim else train.x[:, 0]

@@ -318,9 +318,10 @@ def _gather(shards: tuple[Any, ...]) -> tuple[Any, Any]:
     for pair in pairs:
         as_examples(*pair)  # says which shapes do not fit
     try:
-        return tuple(np.concatenate([np.asarray(pair[side]) for pair in pairs]) for side in (0, 1))  # type: ignore[return-value]
+        x, y = (np.concatenate([np.asarray(pair[side]) for pair in pairs]) for side in (0, 1))
     except ValueError as error:
         raise UsageError(f"shards of shapes {[np.shape(pair[0]) for pair in pairs]} are not of one kind") from error
+    return x, y
 
 
 def _check_form(options: LearningOptions) -> None:

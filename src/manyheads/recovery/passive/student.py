@@ -72,32 +72,18 @@ class StudentSettings:
 
 @dataclass(frozen=True)
 class Fit:
-    """A student that was fitted.
+    """A student that was fitted."""
 
-    Attributes
-    ----------
-    layer
-        The layer.
-    train_error, held_out_error
-        Relative squared errors on what it was fitted to and on what it has not seen.
-    restarts
-        Random starts that it took.
-    evaluations, products
-        Evaluations of the loss in the searches, and products with the Jacobian in the polishes, of all starts.
-    seconds
-        CPU seconds of this process, of all starts.
-    converged
-        Whether the last polish converged.
-    """
-
-    layer: AttentionLayer
+    layer: AttentionLayer  # the layer
+    # Relative squared errors on what it was fitted to and on what it has not seen
     train_error: float
     held_out_error: float
-    restarts: int
+    restarts: int  # random starts that it took
+    # Evaluations of the loss in the searches, and products with the Jacobian in the polishes, of all starts
     evaluations: int
     products: int
-    seconds: float
-    converged: bool
+    seconds: float  # CPU seconds of this process, of all starts
+    converged: bool  # whether the last polish converged
 
     @property
     def heads(self) -> int:
@@ -106,15 +92,7 @@ class Fit:
 
 
 def free_numbers(examples: Examples, heads: int) -> int:
-    """Return how many numbers a layer of this form and size has.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.variable_projection import Examples
-    >>> free_numbers(Examples(np.zeros((1, 2, 4)), np.zeros((1, 2, 4))), heads=3)
-    96
-    """
+    """Return how many numbers a layer of this form and size has."""
     dim, form = examples.dim, examples.form
     return heads * dim * (2 * dim + form.key_bias) + dim * form.bias
 
@@ -130,34 +108,8 @@ def fit_student(
 ) -> Fit:
     """Fit a layer with a given number of heads from random starts, until one explains the held-out examples.
 
-    Parameters
-    ----------
-    examples, held_out
-        What is fitted, and what judges the fit.
-    heads
-        Number of heads.
-    rng
-        Draws the starts and the examples of the search.
-    wanted
-        Held-out error, relative and squared, at which no further start is tried. 0 tries them all and returns the
-        best.
-    settings
-        How hard it tries.
-
-    Returns
-    -------
-    The best fit by held-out error; whether that is good enough is for the caller to ask.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = planted_layer(rng, dim=4, heads=2), sequences(rng, 400, 3, 4)
-    >>> examples = Examples(x, layer(x))
-    >>> fit = fit_student(examples.take(range(300)), examples.take(range(300, 400)), 2, rng, wanted=1e-10)
-    >>> fit.held_out_error < 1e-26
-    True
+    `wanted` is the relative squared held-out error at which no further start is tried; 0 tries them all. Returns the
+    best fit by held-out error; whether that is good enough is for the caller to ask.
     """
     settings, start = settings or StudentSettings(), time.process_time()
     best: tuple[Polished, float] | None = None
@@ -191,9 +143,8 @@ def search(
 ) -> tuple[Tangent, int]:
     """Descend from a random start with L-BFGS on the attention matrices; projections are solved for at each.
 
-    Returns
-    -------
-    The best point, and the number of evaluations: fewer than allowed where the error fell below `until`, or stalled.
+    Returns the best point, and the number of evaluations: fewer than allowed where the error fell below `until`, or
+    stalled.
     """
     start = draw_start(examples, heads, rng)
     best: list[Tangent] = []

@@ -28,37 +28,21 @@ WIDEST = 256
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of one method, and when it is made.
+    """One run of one method, and when it is made."""
 
-    Attributes
-    ----------
-    method, accurate
-        What is run.
-    reason
-        Why this method.
-    after
-        "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks":
-        only where an earlier one was refused because the output spaces of the heads are not disjoint; "refused": only
-        where all earlier ones were refused.
-    noise
-        Least noise that the method assumes.
-    """
-
+    # What is run
     method: str
     accurate: bool
-    reason: str
+    reason: str  # why this method
+    # "always"; "unverified": only where an earlier attempt found a layer that failed on fresh sequences; "ranks": only
+    # where an earlier one was refused because the output spaces of the heads are not disjoint; "refused": only where
+    # all earlier ones were refused
     after: Literal["always", "unverified", "ranks", "refused"] = "always"
-    noise: float = 0.0
+    noise: float = 0.0  # least noise that the method assumes
 
 
 def settle(settings: OracleSettings, options: ExtractionOptions, measured: Noise) -> OracleSettings:
-    """Return the settings of the oracle with what was found out; refuse what contradicts the options.
-
-    Raises
-    ------
-    NotALayer
-        The function is causal, or is not, against what was said; or it depends on positions, and nothing was said.
-    """
+    """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
         raise NotALayer(
@@ -137,13 +121,7 @@ METHODS: Mapping[str, Runner] = MappingProxyType(
 
 
 def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:
-    """Run a method, and convert numerical failures to `FitError`.
-
-    Raises
-    ------
-    RecoveryRefused
-        Of the method; `FitError` for a decomposition that did not converge, or numbers that are not finite.
-    """
+    """Run a method, and convert numerical failures to `FitError`."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of what is checked below

@@ -18,23 +18,13 @@ CLEAR = 0.05
 
 
 class Probed(NamedTuple):
-    """Nets at the reference and at all probes that were followed.
+    """Nets at the reference and at all probes that were followed."""
 
-    Attributes
-    ----------
-    moves
-        (b, a) displacements from the reference; the first is zero.
-    nets
-        Nets of all b probes, heads in the order of the reference.
-    weights
-        (b, m) weight of each row of values: one, or the error at the reference relative to that at the probe.
-    dropped, halvings
-        Probes that failed their guards or were too uncertain, and halvings of steps, all together.
-    """
-
-    moves: Array
-    nets: PairNets
+    moves: Array  # (b, a) displacements from the reference; the first is zero
+    nets: PairNets  # nets of all b probes, heads in the order of the reference
+    # (b, m) weight of each row of values: one, or the error at the reference relative to that at the probe
     weights: Array
+    # Probes that failed their guards or were too uncertain, and halvings of steps, all together
     dropped: int
     halvings: int
 
@@ -55,21 +45,9 @@ def probe_until(
 ) -> Probed:
     """Follow the heads along one block of directions after the other, until no more are wanted or left.
 
-    Parameters
-    ----------
-    reference
-        The net at the first probe.
-    directions
-        (n, a) displacements of step one, in the order in which they are taken.
-    follow
-        Follows the net along a block of directions.
-    wanted
-        Number of further directions, from all probes so far; zero or less ends the loop.
-    first
-        Number of directions of the first block.
-    errors
-        Design of the nets, and the amplification of noise of the values at the reference: probes are weighted by their
-        error, and left out where it is much larger. None: all that were accepted count alike.
+    Directions (n, a) are taken in order, `first` of them at once, then as many as `wanted` says from all probes so far.
+    `errors`, the design of the nets and the amplification of noise at the reference, weights probes by their error and
+    leaves out those where it is much larger; None counts all accepted ones alike.
     """
     moves, nets = [np.zeros((1, directions.shape[1]))], [PairNets(*(np.asarray(part)[None] for part in reference))]
     weights = [np.ones((1, len(reference.values)))]

@@ -25,26 +25,6 @@ def read_sums(oracle: Callable[..., Array], dim: int) -> Sums:
     r"""Read W_S and c from d + 1 sequences of one token.
 
     .. math:: F(0) = c, \qquad F(\sqrt d\, e_a) = c + \sqrt d\, e_a W_S
-
-    Parameters
-    ----------
-    oracle
-        Called as ``oracle(x, read="last")`` with x (n, 1, d).
-    dim
-        Token dimension d.
-
-    Returns
-    -------
-    Sums
-        Exact but for the oracle's rounding or noise. That the map is affine at all is not checked here, but where the
-        noise of the oracle is measured.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> sums = read_sums(lambda x, read: 2 * x[:, -1] + 1, 3)
-    >>> bool(np.allclose(sums.projection, 2 * np.eye(3))), sums.bias.tolist()
-    (True, [1.0, 1.0, 1.0])
     """
     scale = np.sqrt(dim)  # the norm that tokens have in all stages
     answers = oracle(np.concatenate([np.zeros((1, dim)), scale * np.eye(dim)])[:, None], read="last")

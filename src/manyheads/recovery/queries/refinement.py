@@ -33,38 +33,19 @@ PRODUCTS = 200
 
 
 class Refined(NamedTuple):
-    """The better layer of the two, and how they compare.
+    """The better layer of the two, and how they compare."""
 
-    Attributes
-    ----------
-    layer
-        The refined layer if it explains held-out sequences better, else the one that was given.
-    before, after
-        Relative squared error on held-out sequences, noise included.
-    noise
-        What no layer explains: the residual of the fit, corrected for the weights that were fitted.
-    predicted
-        sigma^2 P / (N k d): the error of the function that least squares should leave.
-    kept
-        Whether the refined layer was the better one.
-    """
-
-    layer: AttentionLayer
+    layer: AttentionLayer  # the refined layer if it explains held-out sequences better, else the one that was given
+    # Relative squared error on held-out sequences, noise included
     before: float
     after: float
-    noise: float
-    predicted: float
-    kept: bool
+    noise: float  # what no layer explains: the residual of the fit, corrected for the weights that were fitted
+    predicted: float  # sigma^2 P / (N k d): the error of the function that least squares should leave
+    kept: bool  # whether the refined layer was the better one
 
 
 def refinement_size(dim: int, heads: int, excess: float) -> int:
-    """Return the number of sequences whose labels are `excess` times as many as the weights.
-
-    Examples
-    --------
-    >>> refinement_size(8, 2, excess=12)
-    105
-    """
+    """Return the number of sequences whose labels are `excess` times as many as the weights."""
     return int(np.ceil(excess * _weights(dim, heads) / (LENGTH * dim)))
 
 
@@ -84,27 +65,7 @@ def refine_layer(
 ) -> Refined:
     """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
 
-    Parameters
-    ----------
-    oracle
-        Called as ``oracle(x, read="all")``; asked about `refinement_size` sequences, and an eighth more held out.
-    layer
-        The layer that was extracted, with both biases.
-    rng
-        Draws the sequences: standard normal tokens.
-    excess
-        Numbers in the labels, against the weights.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, gpt_layer
-    >>> rng = np.random.default_rng(0)
-    >>> truth = gpt_layer(rng, dim=4, heads=2)
-    >>> near = AttentionLayer(1.01 * truth.theta, truth.projection, truth.key_bias, truth.bias, causal=True)
-    >>> refined = refine_layer(Oracle.of(truth), near, rng)
-    >>> refined.kept, refined.after < 1e-6 * refined.before
-    (True, True)
+    Asks about `refinement_size` sequences of standard normal tokens, and an eighth more held out.
     """
     count = refinement_size(layer.dim, layer.heads, excess)
     x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))

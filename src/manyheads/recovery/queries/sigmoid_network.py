@@ -104,39 +104,9 @@ def fit_nets(
 
     .. math:: \min_\vartheta \| Y - H(\vartheta) H(\vartheta)^+ Y \|^2
 
-    Parameters
-    ----------
-    design
-        Features (n, p), shifts and baselines, the same for all probes.
-    answers
-        Y (n, D) of one probe, or (b, n, D) of many.
-    slopes
-        Starting slopes (m, p), or (b, m, p) one per probe. Features should be of order one: damping is relative to
-        the size of each parameter's derivative, so their scale does not change the steps.
-    iterations, tolerance
-        At most so many steps; a probe ends when its squared residual falls by less than this share.
-
-    Returns
-    -------
-    PairNets
-        Values (m, D) solve the linear problem at the final slopes; `residual` is |Y - H C| / |Y|. Whether it is small
-        enough is for the caller to say: it depends on the noise.
-
-    Raises
-    ------
-    ShapeError
-        Shapes that do not fit.
-    FitError
-        The fit left the finite numbers at some probe.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> design = NetDesign.of(np.c_[rng.normal(size=(12, 2)), np.ones(12)])
-    >>> slopes, values = rng.normal(size=(2, 3)), rng.normal(size=(2, 5))
-    >>> found = fit_nets(design, design.units(slopes) @ values, slopes + 0.1)
-    >>> bool(np.allclose(found.slopes, slopes)), bool(found.residual < 1e-12)
-    (True, True)
+    Answers Y are (n, D) of one probe or (b, n, D) of many; starting slopes (m, p), or (b, m, p), one per probe. A probe
+    ends when its squared residual falls by less than the share `tolerance` in a step. Whether the residual |Y - H C| /
+    |Y| is small enough is for the caller to say.
     """
     answers, slopes = np.asarray(answers, np.float64), np.asarray(slopes, np.float64)
     single = answers.ndim == 2
@@ -273,17 +243,6 @@ def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
 
     The least-squares estimate errs by J^+ times the noise, J the Jacobian in slopes and values together; values err
     inside the space that the answers span, whose coordinates are used.
-
-    Examples
-    --------
-    Twice the values at the same gates halve the error of the slopes and leave that of the values:
-
-    >>> rng = np.random.default_rng(0)
-    >>> design = NetDesign.of(rng.normal(size=(9, 2)))
-    >>> slopes, values = rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
-    >>> once, twice = (net_amplification(design, PairNets(slopes, c * values, np.zeros(()))) for c in (1, 2))
-    >>> np.round(once[0] / twice[0], 6).tolist(), np.round(once[1] / twice[1], 6).tolist()
-    ([2.0, 2.0], [1.0, 1.0])
     """
     heads, width = net.slopes.shape
     values = np.linalg.qr(net.values.T)[1].T  # (m, m') coordinates in the space of the values

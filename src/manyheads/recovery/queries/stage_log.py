@@ -15,14 +15,6 @@ class StageLog:
     ----------
     oracle
         An `Oracle`, whose counts are kept by stage, or any callable, which is not counted.
-
-    Examples
-    --------
-    >>> log = StageLog(lambda x, read: x)
-    >>> with log.stage("sums") as figures:
-    ...     figures["condition"] = 2
-    >>> log.stages[0].name, log.stages[0].figures
-    ('sums', {'condition': 2.0})
     """
 
     def __init__(self, oracle: Any):

@@ -34,27 +34,13 @@ class Match(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Nets at probes that were followed from a reference: the accepted ones, and what it took.
+    """Nets at probes that were followed from a reference: the accepted ones, and what it took."""
 
-    Attributes
-    ----------
-    nets
-        Nets of all probes, heads in the order of the reference.
-    steps
-        (b,) step of each probe, `step` halved as often as its guards asked for.
-    accepted
-        (b,) whether all guards passed.
-    halvings
-        Halvings of all probes together.
-    margin
-        (b,) margin of each match.
-    """
-
-    nets: PairNets
-    steps: Array
-    accepted: NDArray[np.bool_]
-    halvings: int
-    margin: Array
+    nets: PairNets  # nets of all probes, heads in the order of the reference
+    steps: Array  # (b,) step of each probe, `step` halved as often as its guards asked for
+    accepted: NDArray[np.bool_]  # (b,) whether all guards passed
+    halvings: int  # halvings of all probes together
+    margin: Array  # (b,) margin of each match
 
 
 def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = None) -> Match:
@@ -63,12 +49,6 @@ def match_net(found: PairNets, reference: PairNets, design: NetDesign | None = N
     The cost of a pair is |C' - C|^2 / (|C|^2 + .2 mean |C|^2) + .3 |t' - t|^2 / (|t|^2 + mean |t|^2), with t the
     slopes, or the units of `design`, where one is given: saturated gates say nothing of their logits. Both terms are
     pooled with the mean over heads: with per-head scales a head of small slopes was exchanged.
-
-    Examples
-    --------
-    >>> net = PairNets(np.eye(2), np.eye(2), np.zeros(()))
-    >>> match_net(net.permuted([1, 0]), net).order.tolist()
-    [1, 0]
     """
     before, after = reference.slopes, found.slopes
     if design is not None:
@@ -99,32 +79,10 @@ def follow_nets(
 ) -> Followed:
     """Fit the nets at `step` times each probe, from the reference at zero; halve the step where a guard objects.
 
-    Parameters
-    ----------
-    design
-        The same rows at every probe.
-    ask
-        Takes displacements (b, d), returns the answers (b, n, D) there; called once per round of halvings.
-    reference
-        The net at zero displacement: start of all fits, and what their heads are matched to.
-    probes
-        (b, d) displacements of the step one.
-    step
-        First step, the same for all probes.
-    allowed
-        Largest relative residual of a right fit: the residual is a certificate of the fit.
-    halvings
-        At most so many per probe; then the probe is returned as not accepted.
-    fit
-        Fits answers (b, n, D), starting from the reference; None: `fit_nets`.
-    check
-        A third guard, asked about nets that passed the other two: takes displacements (b, d) and their nets, heads in
-        the order of the reference, and returns a figure for each, above 1 where it objects. None: no third guard.
-
-    Returns
-    -------
-    Followed
-        All probes, the best fit of each, and which are accepted.
+    `probes` (b, a) are displacements of step one, `ask` returns the answers (b, n, D) at displacements, `allowed` is
+    the largest relative residual of a right fit. `fit` starts from the reference; None is `fit_nets`. `check` is a
+    third guard for nets that passed the other two: above 1 it objects. Returns the best fit of every probe, and which
+    are accepted.
     """
     count = len(probes)
     steps, margin, accepted = np.full(count, float(step)), np.full(count, np.inf), np.zeros(count, bool)

@@ -37,29 +37,7 @@ def predict_acceptance(
 ) -> Array:
     """Return the probability that a row is certified to each threshold, in large dimension, by Monte Carlo.
 
-    Parameters
-    ----------
-    rng
-        Source of the logits.
-    length, heads
-        Tokens k and heads m, two or more each.
-    thresholds
-        Misfits epsilon, (n,).
-    scale
-        beta: standard deviation of the logits.
-    draws
-        Rows that are drawn; the relative error is 1/sqrt(draws x probability).
-
-    Raises
-    ------
-    UsageError
-        One token or one head: every row is then certified.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> predict_acceptance(np.random.default_rng(0), 2, 2, [0.08, 0.16], draws=100_000).round(2).tolist()
-    [0.22, 0.36]
+    The relative standard error is 1 / sqrt(draws x probability); `scale` is beta, `thresholds` the misfits epsilon.
     """
     if length < 2 or heads < 2:
         raise UsageError(f"length={length}, heads={heads}: give two or more of each")
@@ -80,16 +58,6 @@ def predict_small_threshold(scale: float = 2.0) -> float:
     The misfit is |p_1 - p_2| / sqrt 2 with p the weight of the first token, whose logit has variance 2 beta^2. Its
     density f at zero difference is :math:`\int f^2 = (1 + e^{\beta^2/2}) / (\beta\sqrt{2\pi})`, since 1/(p (1 - p)) = 2
     + 2 cosh u. The limit is 2 sqrt 2 times that.
-
-    Parameters
-    ----------
-    scale
-        beta.
-
-    Examples
-    --------
-    >>> round(predict_small_threshold(2.0), 3)
-    4.733
     """
     return 2 * math.sqrt(2) * (1 + math.exp(scale**2 / 2)) / (scale * math.sqrt(2 * math.pi))
 

@@ -38,24 +38,12 @@ BLOCK = 20_000  # sequences that are worked on at a time
 
 @dataclass(frozen=True)
 class Certificates:
-    """Equations on the attention matrices from rows in which the heads agree.
+    """Equations on the attention matrices from rows in which the heads agree."""
 
-    Attributes
-    ----------
-    query
-        x_r, (n, d).
-    mixes
-        u, (n, k - 1, d).
-    targets
-        t, (n, k - 1): x_r Theta u_s^T = t_s for each head's Theta.
-    trust
-        Weight of each row, (n,), from 1 for a perfect row to 0 for the worst that is kept.
-    """
-
-    query: Array
-    mixes: Array
-    targets: Array
-    trust: Array
+    query: Array  # x_r, (n, d)
+    mixes: Array  # u, (n, k - 1, d)
+    targets: Array  # t, (n, k - 1): x_r Theta u_s^T = t_s for each head's Theta
+    trust: Array  # weight of each row, (n,), from 1 for a perfect row to 0 for the worst that is kept
 
     def __len__(self) -> int:
         return len(self.query)
@@ -69,30 +57,9 @@ class Certificates:
 def fit_simplex(x: Array, y: Array, total: Array) -> tuple[Array, Array]:
     """Fit every label as an affine combination of the projected tokens.
 
-    Parameters
-    ----------
-    x, y
-        Examples (N, k, d).
-    total
-        Sum of projections, or an estimate, (d, d).
-
-    Returns
-    -------
-    lambda (N, k, k), rows sum to one and entries may be negative, and the misfit (N, k): the norm of what remains over
-    the Frobenius norm of the z about their mean. Where tokens coincide lambda is not determined: the first token then
-    gets all of it, and nothing is certified.
-
-    Examples
-    --------
-    One head agrees with itself: with the true sum its weights are read off, and nothing remains.
-
-    >>> import numpy as np
-    >>> from manyheads.recovery.task import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = planted_layer(rng, dim=6, heads=1), sequences(rng, 40, 3, 6, distribution="gaussian")
-    >>> weights, misfit = fit_simplex(x, layer(x), layer.projection[0])
-    >>> bool(np.abs(weights - layer.weights(x)[:, 0]).max() < 1e-12), bool(misfit.max() < 1e-12)
-    (True, True)
+    Returns lambda (N, k, k), whose rows sum to one and may have negative entries, and the misfit (N, k): the norm of
+    what remains over the Frobenius norm of the z about their mean. Where tokens coincide the first one gets all of
+    lambda.
     """
     z = x @ total
     across = z[:, 1:] - z[:, :1]  # (N, k-1, d)

@@ -34,24 +34,12 @@ WORST_CONDITION = 1e8
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over sequences that stage one needs; moments of two shards add up.
+    """Sums over sequences that stage one needs; moments of two shards add up."""
 
-    Attributes
-    ----------
-    inputs
-        S^T S, (d, d), with S the sum of a sequence's tokens.
-    cross
-        S^T R, (d, d), with R the sum of its labels.
-    rows
-        Number of rows N k.
-    power
-        Sum of squares of all labels.
-    """
-
-    inputs: Array
-    cross: Array
-    rows: int
-    power: float
+    inputs: Array  # S^T S, (d, d), with S the sum of a sequence's tokens
+    cross: Array  # S^T R, (d, d), with R the sum of its labels
+    rows: int  # number of rows N k
+    power: float  # sum of squares of all labels
 
     def __add__(self, other: Moments) -> Moments:
         """Add the moments of other examples."""
@@ -69,38 +57,10 @@ def measure_moments(x: Array, y: Array) -> Moments:
 def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Array, float]:
     r"""Estimate the sum of projections, and how much of the labels' size it accounts for.
 
-    Parameters
-    ----------
-    data
-        The examples.
-    form
-        "correlation", as published: one gradient step from zero projections under uniform attention,
-        :math:`\frac1{kN}\sum_n X_n^\top 1 1^\top Y_n`, which is right for inputs of identity covariance.
-        "regression": its least-squares form, right for any covariance.
-
-    Returns
-    -------
-    The estimate (d, d), and its effective size: ||estimate||_F over the root mean square of the labels' norms. It is
-    about one or more where projections do not cancel.
-
-    Raises
-    ------
-    DesignError
-        Inputs that do not span the space.
-    UsageError
-        Another form.
-
-    Examples
-    --------
-    A layer that ignores where tokens stand is read off exactly:
-
-    >>> import numpy as np
-    >>> from manyheads.recovery.passive.stages.shards import open_shards
-    >>> rng = np.random.default_rng(0)
-    >>> x, projection = rng.normal(size=(50, 2, 3)), rng.normal(size=(3, 3))
-    >>> y = np.repeat(x.mean(1, keepdims=True), 2, axis=1) @ projection
-    >>> bool(np.abs(estimate_crude_sum(open_shards((x, y)))[0] - projection).max() < 1e-13)
-    True
+    "correlation", as published: one gradient step from zero projections under uniform attention,
+    :math:`\frac1{kN}\sum_n X_n^\top 1 1^\top Y_n`, which is right for inputs of identity covariance. "regression": its
+    least-squares form, right for any covariance. Returns the estimate (d, d) and its effective size, ||estimate||_F
+    over the root mean square of the labels' norms: about one or more where projections do not cancel.
     """
     if form not in ("regression", "correlation"):
         raise UsageError(f"form={form!r}: expected 'regression' or 'correlation'")

@@ -78,28 +78,7 @@ def fit_in_span(
 ) -> SpanFit:
     """Find heads in a span.
 
-    Parameters
-    ----------
-    span
-        Orthonormal basis (s, d, d).
-    x, y
-        Examples (n, k, d).
-    heads
-        m; the span may have another dimension.
-    rng
-        Starts, or points of the net.
-    settings
-        Which form, and how long.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.task import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = planted_layer(rng, dim=4, heads=2), sequences(rng, 200, 2, 4, distribution="gaussian")
-    >>> exact = np.linalg.qr(layer.theta.reshape(2, -1).T)[0].T.reshape(2, 4, 4)
-    >>> fit_in_span(exact, x, layer(x), 2, rng, FitSettings(good=1e-20)).error < 1e-20
-    True
+    `span` is an orthonormal basis (s, d, d), and s need not be the number of heads.
     """
     examples = Examples(x, y)
     deviations = [np.std((x @ part) @ x.transpose(0, 2, 1)) for part in span]

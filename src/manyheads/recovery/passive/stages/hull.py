@@ -64,27 +64,13 @@ class HullSettings:
 
 @dataclass(frozen=True)
 class Hull:
-    """An affine hull of matrices, and the evidence for it.
+    """An affine hull of matrices, and the evidence for it."""
 
-    Attributes
-    ----------
-    basis
-        B (m, d, d).
-    heights
-        h (m,): sum_s c_s B_s is in the hull if sum_s c_s h_s = 1.
-    eigenvalues
-        The smallest eigenvalues of the certificates, rising, more than m.
-    kept
-        Rows that were kept.
-    threshold
-        Quality of the worst of them.
-    """
-
-    basis: Array
-    heights: Array
-    eigenvalues: Array
-    kept: int
-    threshold: float
+    basis: Array  # B (m, d, d)
+    heights: Array  # h (m,): sum_s c_s B_s is in the hull if sum_s c_s h_s = 1
+    eigenvalues: Array  # the smallest eigenvalues of the certificates, rising, more than m
+    kept: int  # rows that were kept
+    threshold: float  # quality of the worst of them
 
     @property
     def gap(self) -> float:
@@ -110,23 +96,7 @@ class Hull:
 def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[Certificates], float]:
     """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it.
 
-    Parameters
-    ----------
-    data
-        The examples.
-    total
-        Sum of projections, or an estimate.
-    settings
-        How many rows, and which count as readable.
-
-    Returns
-    -------
-    The certificates of each shard, and the threshold.
-
-    Raises
-    ------
-    CertificateShortage
-        Fewer rows qualify than there are unknowns.
+    Returns the certificates of each shard, and the threshold.
     """
     wanted = settings.kept or max(16 * data.dim**2, data.rows // 100)
     needed = 2 * data.dim**2 // (data.length - 1)
@@ -145,37 +115,7 @@ def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[lis
 
 
 def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) -> Hull:
-    """Find the affine hull of the attention matrices of so many heads.
-
-    Parameters
-    ----------
-    data
-        The examples.
-    total
-        Sum of projections, or an estimate, (d, d).
-    heads
-        m.
-    settings
-        How certificates are chosen and weighed.
-
-    Raises
-    ------
-    CertificateShortage
-        Fewer rows qualify than there are unknowns.
-    HullGapError
-        The matrix-free solver found no bottom space.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery.passive.stages.shards import open_shards
-    >>> from manyheads.recovery.task import planted_layer, sequences
-    >>> rng = np.random.default_rng(0)
-    >>> layer, x = planted_layer(rng, dim=4, heads=1), sequences(rng, 500, 2, 4, distribution="gaussian")
-    >>> hull = find_hull(open_shards((x, layer(x))), layer.projection[0], 1, HullSettings())
-    >>> bool(np.abs(hull.nearest - layer.theta[0]).max() < 1e-9)
-    True
-    """
+    """Find the affine hull of the attention matrices of so many heads."""
     return fit_hull(data, *choose_rows(data, total, settings), heads, settings)
 
 

@@ -45,23 +45,15 @@ class Attempt:
 
 @dataclass
 class Workbench:
-    """One run of the six stages: each method is a stage, logged with its figures and CPU seconds.
+    """One run of the six stages: each method is a stage, logged with its figures and CPU seconds."""
 
-    Attributes
-    ----------
-    train, held
-        Examples to learn from, and the last sequences (x, y), which nothing is fitted to.
-    settings, rng
-        As given.
-    noise_share
-        Expected squared noise in the labels as a share of their squares.
-    """
-
+    # Examples to learn from, and the last sequences (x, y), which nothing is fitted to
     train: Shards
     held: tuple[Array, Array]
+    # As given
     settings: StageSettings
     rng: np.random.Generator
-    noise_share: float
+    noise_share: float  # expected squared noise in the labels as a share of their squares
     stages: list[Stage] = field(default_factory=list)
     fitted: list[Attempt] = field(default_factory=list)
     polished: dict[int, Attempt] = field(default_factory=dict)

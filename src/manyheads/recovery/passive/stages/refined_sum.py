@@ -68,22 +68,7 @@ class RefinementSettings:
 
 
 def refine_sum(data: Shards, nearest: Array | None, settings: RefinementSettings) -> Array:
-    """Estimate the sum of projections (d, d) from rows in which the heads agree.
-
-    Parameters
-    ----------
-    data
-        The examples.
-    nearest
-        Point of the hull nearest to zero, (d, d); None where the form does not need it.
-    settings
-        Which form, and its sizes.
-
-    Raises
-    ------
-    UsageError
-        No point for a form that needs one.
-    """
+    """Estimate the sum of projections (d, d) from rows in which the heads agree."""
     if not settings.needs_hull:
         return trim_one_head(data, settings)
     if nearest is None:
@@ -122,15 +107,6 @@ def _regress(x: Array, y: Array, theta: Array, threshold: float) -> _Regression:
 def regress_clear_rows(data: Shards, theta: Array, settings: RefinementSettings) -> Array:
     """Regress the labels of the clearest rows on the token that each of them chooses.
 
-    Parameters
-    ----------
-    data
-        The examples.
-    theta
-        Matrix under which rows are called clear, (d, d).
-    settings
-        Which share of the rows.
-
     Examples
     --------
     >>> import numpy as np
@@ -154,13 +130,6 @@ def trim_one_head(data: Shards, settings: RefinementSettings) -> Array:
 
     Weights of the rows are 1 / (1 + (miss / q)^4), q the quantile of the misses at the next of `shares`, and the miss
     that of a certificate: what is left of the label over the spread of the projected tokens.
-
-    Parameters
-    ----------
-    data
-        The examples, of which the first `settings.sequences` are used.
-    settings
-        Shares, steps, iterations.
     """
     x, y = data.take(np.arange(min(settings.sequences, data.count)))
     zero = np.zeros((1, data.dim, data.dim))

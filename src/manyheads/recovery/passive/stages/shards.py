@@ -28,24 +28,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Shards:
-    """Examples (x, y) in pieces, and who works on them.
+    """Examples (x, y) in pieces, and who works on them."""
 
-    Attributes
-    ----------
-    shards
-        Pairs of arrays (N, k, d), or functions of no argument that return such a pair.
-    counts
-        Sequences of each shard that are used; the others, at its end, are left out.
-    length, dim
-        Tokens k of a sequence, and their dimension d.
-    executor
-        Any `concurrent.futures.Executor`, or None for this thread. One of processes needs shards that can be pickled.
-    """
-
-    shards: tuple[Shard, ...]
-    counts: tuple[int, ...]
+    shards: tuple[Shard, ...]  # pairs of arrays (N, k, d), or functions of no argument that return such a pair
+    counts: tuple[int, ...]  # sequences of each shard that are used; the others, at its end, are left out
+    # Tokens k of a sequence, and their dimension d
     length: int
     dim: int
+    # Any `concurrent.futures.Executor`, or None for this thread. One of processes needs shards that can be pickled.
     executor: Executor | None = None
 
     @property
@@ -59,15 +49,7 @@ class Shards:
         return self.count * self.length
 
     def map(self, function: Callable[..., Result], *constants: Any) -> list[Result]:
-        """Return function(x, y, *constants) for every shard, in order.
-
-        Parameters
-        ----------
-        function
-            Defined in a module, so that it can be sent to another process.
-        constants
-            The same for all shards.
-        """
+        """Return function(x, y, *constants) for every shard, in order."""
         task = partial(_work, function, constants)
         return apply(self.executor, task, self.shards, self.counts)
 
@@ -100,32 +82,7 @@ class Shards:
 
 
 def open_shards(examples: Pair | Iterable[Shard], executor: Executor | None = None) -> Shards:
-    """Check examples, one pair or shards of them, and return them as `Shards`.
-
-    Parameters
-    ----------
-    examples
-        A pair (x, y) of arrays (N, k, d), or shards: each such a pair, or a function that returns one and returns the
-        same whenever it is called.
-    executor
-        Who works on the shards.
-
-    Raises
-    ------
-    ShapeError
-        Arrays that are not (N, k, d), or differ in k or d.
-    UsageError
-        No shard, one that is no pair, fewer than two tokens a sequence, NaN, infinite or enormous numbers. What a
-        shard's own function raises goes through, with a note which shard it was.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.arange(24.0).reshape(4, 3, 2)
-    >>> data = open_shards([(x[:1], x[:1]), lambda: (x[1:], x[1:])])
-    >>> data.count, data.length, data.dim, data.take([3, 0])[0][:, 0, 0].tolist()
-    (4, 3, 2, [18.0, 0.0])
-    """
+    """Check examples, one pair or shards of them, and return them as `Shards`."""
     shards = list_shards(examples)
     shapes = apply(executor, _inspect, shards, range(len(shards)))
     if len({shape[1:] for shape in shapes}) > 1:
@@ -150,13 +107,7 @@ def add_up(parts: Sequence[Any]) -> Any:
 
 
 def list_shards(examples: Any) -> tuple[Shard, ...]:
-    """Return the shards of a pair (x, y), of a function that loads one, or of an iterable of either; nothing is loaded.
-
-    Raises
-    ------
-    UsageError
-        None of these, or no shard.
-    """
+    """Return the shards of a pair (x, y), of a function that loads one, or of an iterable of either, unloaded."""
     if callable(examples):
         return (examples,)
     if isinstance(examples, tuple) and len(examples) == 2 and all(getattr(one, "ndim", 0) == 3 for one in examples):
@@ -176,13 +127,7 @@ def list_shards(examples: Any) -> tuple[Shard, ...]:
 
 
 def load_shard(shard: Any, place: int = 0) -> Pair:
-    """Return the pair (x, y) that a shard is, or that its function returns; `place` names it where that fails.
-
-    Raises
-    ------
-    UsageError
-        No pair.
-    """
+    """Return the pair (x, y) that a shard is, or that its function returns; `place` names it where that fails."""
     try:
         pair = shard() if callable(shard) else shard
     except Exception as error:

@@ -60,21 +60,7 @@ def measure_gram(certificates: Certificates, weights: Array) -> Gram:
 def find_bottom_dense(
     parts: list[Certificates], weights: list[Array], count: int, executor: Executor | None = None
 ) -> tuple[Array, Array]:
-    """Return the smallest eigenvalues, rising, and their vectors, from the matrix itself.
-
-    Parameters
-    ----------
-    parts, weights
-        Certificates of each shard, and a weight of each.
-    count
-        How many eigenvalues.
-    executor
-        Who forms the shards' matrices.
-
-    Returns
-    -------
-    (count,) and (d^2 + 1, count).
-    """
+    """Return the smallest eigenvalues, rising, and their vectors, from the matrix itself."""
     gram = add_up(apply(executor, measure_gram, parts, weights))
     mean = gram.matrix / gram.weight
     last = min(count, len(mean)) - 1
@@ -85,26 +71,7 @@ def find_bottom_dense(
 def find_bottom_by_products(
     parts: list[Certificates], weights: list[Array], count: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return the smallest eigenvalues, rising, and their vectors, by Lanczos' method on products alone.
-
-    Parameters
-    ----------
-    parts, weights
-        Certificates of each shard, and a weight of each.
-    count
-        How many eigenvalues, less than d^2.
-    rng
-        Where the start comes from; the answer does not depend on it beyond the accuracy.
-
-    Returns
-    -------
-    (count,) and (d^2 + 1, count).
-
-    Raises
-    ------
-    HullGapError
-        It did not converge, as happens where no eigenvalue stands apart.
-    """
+    """Return the smallest eigenvalues, rising, and their vectors, by Lanczos' method on products alone."""
     certificates, trust = join(parts), np.concatenate(weights)
     trust = trust / trust.sum()
     size = certificates.query.shape[1] ** 2 + 1

@@ -65,37 +65,19 @@ ROOM = 5_000_000
 
 @dataclass(frozen=True)
 class BoundedSettings:
-    """What the stages ask.
+    """What the stages ask."""
 
-    Attributes
-    ----------
-    oversampling
-        Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5.
-    after
-        Copies of the query: so many shifts of all logits are seen by one call of a causal layer.
-    step
-        First tau: how far the probes are from v_0, against its norm.
-    halvings
-        At most so many of a step.
-    mirrors
-        Queries of the mirror of every probe.
-    tries
-        Points at which S1 takes Jacobians, per probe.
-    refine, work
-        Noise from which F5 is run, and the floating-point operations that it may be expected to take; see `refinement`.
-    excess
-        Numbers in the answers of F5, against the weights.
-    """
-
+    # Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5
     oversampling: float | None = None
-    after: int = 4
-    step: float = 0.5
-    halvings: int = 6
-    mirrors: int = 3
-    tries: int = 12
+    after: int = 4  # copies of the query: so many shifts of all logits are seen by one call of a causal layer
+    step: float = 0.5  # first tau: how far the probes are from v_0, against its norm
+    halvings: int = 6  # at most so many of a step
+    mirrors: int = 3  # queries of the mirror of every probe
+    tries: int = 12  # points at which S1 takes Jacobians, per probe
+    # Noise from which F5 is run, and the floating-point operations that it may be expected to take; see `refinement`
     refine: float = 1e-5
     work: float = 1e12
-    excess: float = 12.0
+    excess: float = 12.0  # numbers in the answers of F5, against the weights
 
     def __post_init__(self) -> None:
         if self.oversampling is not None and not self.oversampling >= 1:
@@ -120,42 +102,7 @@ def extract_bounded(
     dim: int | None = None,
     causal: bool | None = None,
 ) -> Extracted:
-    """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls.
-
-    Parameters
-    ----------
-    oracle
-        Called as ``oracle(x, read="last" | "all")`` with x (n, k, d); `Oracle`, or any function of this form.
-    noise
-        Relative error of its answers.
-    rng
-        Draws queries and probes.
-    settings
-        What the stages ask; None for the default.
-    dim, causal
-        Those of the oracle where it has no attributes of these names. Not causal: only last rows are read, and every
-        pair takes two calls.
-
-    Returns
-    -------
-    Extracted
-        The layer, not yet verified on fresh sequences, and the figures of every stage.
-
-    Raises
-    ------
-    FitError
-        S1: the heads cannot be told apart, or the function is no attention layer; a net does not fit to
-        the noise, or cannot be followed in some direction.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, compare_layers, gpt_layer
-    >>> layer = gpt_layer(np.random.default_rng(0), dim=8, heads=2)
-    >>> found = extract_bounded(Oracle.of(layer), noise=1e-15, rng=np.random.default_rng(1))
-    >>> bool(compare_layers(layer, found.layer).worst < 1e-9)
-    True
-    """
+    """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls."""
     settings = settings or BoundedSettings()
     dim = oracle.dim if dim is None else dim  # type: ignore[attr-defined]
     causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
@@ -183,30 +130,19 @@ def extract_bounded(
 
 
 class Base(NamedTuple):
-    """The net in all coordinates of the query at v_0.
+    """The net in all coordinates of the query at v_0."""
 
-    Attributes
-    ----------
-    pairs, probe
-        How pairs are asked, and v_0.
-    queries, scale
-        (n, d), and the size that makes their features of order one.
-    design, net
-        Rows (query, shift) and, where the heads are all of W_S, the row of open gates; slopes (m, d + 1) and values.
-    level
-        Root mean square residual of an entry of the answers.
-    whole
-        Whether the heads are all of W_S: none ignores the tokens.
-    """
-
+    # How pairs are asked, and v_0
     pairs: Pairs
     probe: Array
+    # (n, d), and the size that makes their features of order one
     queries: Array
     scale: float
+    # Rows (query, shift) and, where the heads are all of W_S, the row of open gates; slopes (m, d + 1) and values
     design: NetDesign
     net: PairNets
-    level: float
-    whole: bool
+    level: float  # root mean square residual of an entry of the answers
+    whole: bool  # whether the heads are all of W_S: none ignores the tokens
 
     def ask(self, displacements: Array) -> Array:
         """Return the answers (b, rows, d) at v_0 + displacements (b, d)."""
@@ -219,11 +155,6 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     """Fit the net of all queries at v_0, from the values that its few queries gave.
 
     With the values known every logit can be read off; a linear fit of the logits starts the slopes.
-
-    Raises
-    ------
-    FitError
-        The net does not fit to the noise of the oracle: logits are not linear in the query, or heads are missing.
     """
     probe, values = start.probe, start.net.values
     dim, heads = len(probe), len(values)
@@ -263,13 +194,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
 
 
 def follow_directions(base: Base, rng: np.random.Generator, settings: BoundedSettings) -> tuple[Followed, Array]:
-    """Follow the net of v_0 along an orthonormal basis; return the nets, and their probes (d, d).
-
-    Raises
-    ------
-    FitError
-        In some direction the net cannot be followed, however short the step.
-    """
+    """Follow the net of v_0 along an orthonormal basis; return the nets, and their probes (d, d)."""
     dim = len(base.probe)
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * np.linalg.norm(base.probe)
     if not len(base.net.values):

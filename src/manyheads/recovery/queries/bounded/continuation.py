@@ -71,17 +71,6 @@ class Continuation:
         The net at v_0: start of every fit, and where the normal matrix is taken.
     tolerance
         A fit ends when its squared residual falls by less than this share in a step.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> design = NetDesign.of(np.c_[rng.normal(size=(12, 2)), np.ones(12)])
-    >>> slopes, values = rng.normal(size=(2, 3)), rng.normal(size=(2, 5))
-    >>> follow = Continuation(design, PairNets(slopes, values, np.zeros(())))
-    >>> near = slopes + 0.1 * rng.normal(size=(4, 2, 3))
-    >>> found = follow.refit(design.units(near) @ (values + 0.1))
-    >>> found.slopes.shape, bool(np.allclose(found.slopes, near)), bool(np.allclose(found.values, values + 0.1))
-    ((4, 2, 3), True, True)
     """
 
     def __init__(self, design: NetDesign, reference: PairNets, *, tolerance: float = 1e-6):

@@ -21,32 +21,15 @@ Array = NDArray[np.float64]
 
 
 class Projections(NamedTuple):
-    """The projections of all heads, and how well they can be told apart.
+    """The projections of all heads, and how well they can be told apart."""
 
-    Attributes
-    ----------
-    projection
-        W (m, d, d).
-    readers
-        (m, d, R) V_i, with columns of zeros beyond the rank; None for heads of full rank.
-    splits
-        (m, d, R) O^+_i, which takes an answer to coordinates of head i; None for heads of full rank.
-    ranks
-        (m,).
-    condition
-        Condition number of O: errors of the output spaces reach the projections times this.
-    sum_error
-        |sum_i W_i - W_S|, relative to the largest of these matrices.
-    row_error
-        Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one.
-    """
-
-    projection: Array
-    readers: Array | None
-    splits: Array | None
-    ranks: NDArray[np.intp]
-    condition: float
-    sum_error: float
+    projection: Array  # W (m, d, d)
+    readers: Array | None  # (m, d, R) V_i, with columns of zeros beyond the rank; None for heads of full rank
+    splits: Array | None  # (m, d, R) O^+_i, which takes an answer to coordinates of head i; None for heads of full rank
+    ranks: NDArray[np.intp]  # (m,)
+    condition: float  # condition number of O: errors of the output spaces reach the projections times this
+    sum_error: float  # |sum_i W_i - W_S|, relative to the largest of these matrices
+    # Largest |v_b W_i - row| over the norm of the head's rows: a head exchanged at one probe is near one
     row_error: float
 
     def figures(self) -> dict[str, float]:
@@ -55,26 +38,7 @@ class Projections(NamedTuple):
 
 
 def split_projections(sums: Sums, stacks: Stacks) -> Projections:
-    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted.
-
-    Raises
-    ------
-    RankBudgetError
-        The ranks sum to more than d, with fewer than d probes to measure the projections themselves.
-    FitError
-        The projections contradict the answers they were made of.
-
-    Examples
-    --------
-    Two heads that read one coordinate each, both writing a space of their own:
-
-    >>> sums = Sums(np.diag([2.0, 3.0]), np.zeros(2))
-    >>> probes = np.eye(2)
-    >>> values = np.stack([np.diag([2.0, 0.0]), np.diag([0.0, 3.0])])
-    >>> stacks = Stacks(probes, values, values, np.full(2, 1e-15), np.array([1, 1]), 0, 0)
-    >>> split_projections(sums, stacks).projection.tolist()
-    [[[2.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 3.0]]]
-    """
+    """Read every W_i off W_S and the output spaces; by least squares over d probes where they are not exhausted."""
     dim = len(sums.bias)
     ranks = stacks.ranks
     if ranks is not None and ranks.sum() <= dim:

@@ -59,30 +59,16 @@ SEEN = 8.0
 
 @dataclass(frozen=True)
 class Pairs:
-    """Asks about pairs and takes off what needs no heads.
+    """Asks about pairs and takes off what needs no heads."""
 
-    Attributes
-    ----------
-    oracle
-        Called as ``oracle(x, read=...)``.
-    sums
-        W_S and c.
-    before, after
-        Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
-    causal
-        Whether every prefix of a sequence is a sequence.
-    noise
-        Error of the oracle's answers relative to their token-dependent part.
-    scales
-        Sizes of the queries that count the heads, in units of the scale at which logits are about one.
-    """
-
-    oracle: Callable[..., Array]
-    sums: Sums
+    oracle: Callable[..., Array]  # called as ``oracle(x, read=...)``
+    sums: Sums  # W_S and c
+    # Copies of q + v, and of q. Not causal: only last rows are read, of two sequences with before + after tokens.
     before: int = 1
     after: int = 4
-    causal: bool = True
-    noise: float = EPS
+    causal: bool = True  # whether every prefix of a sequence is a sequence
+    noise: float = EPS  # error of the oracle's answers relative to their token-dependent part
+    # Sizes of the queries that count the heads, in units of the scale at which logits are about one
     scales: tuple[float, ...] = SCALES
 
     @property
@@ -139,39 +125,17 @@ class Pairs:
 
 
 class Separation(NamedTuple):
-    """The heads at the first probe, and what the next probes are asked.
+    """The heads at the first probe, and what the next probes are asked."""
 
-    Attributes
-    ----------
-    probe
-        v0 (d,), of norm sqrt(d).
-    queries
-        (n, d), the same at every probe.
-    design
-        The net of these queries.
-    net
-        Logits (m, n) and values (m, d) at v0.
-    scale
-        Scale of queries at which logits are about one.
-    level
-        Root mean square error of one entry of the answers.
-    lacking
-        Norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens.
-    singular
-        Singular values of the answers, down to the first that is not a head.
-    separation
-        Smallest relative distance of two eigenvalues of the pencil that was used.
-    """
-
-    probe: Array
-    queries: Array
-    design: NetDesign
-    net: PairNets
-    scale: float
-    level: float
-    lacking: float
-    singular: Array
-    separation: float
+    probe: Array  # v0 (d,), of norm sqrt(d)
+    queries: Array  # (n, d), the same at every probe
+    design: NetDesign  # the net of these queries
+    net: PairNets  # logits (m, n) and values (m, d) at v0
+    scale: float  # scale of queries at which logits are about one
+    level: float  # root mean square error of one entry of the answers
+    lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
+    singular: Array  # singular values of the answers, down to the first that is not a head
+    separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
 
     def figures(self) -> dict[str, float]:
         """Return what a report shows of this stage."""
@@ -188,29 +152,8 @@ class Separation(NamedTuple):
 def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversampling: float, tries: int) -> Separation:
     """Find the number of heads, and logits and values of each at one probe.
 
-    Parameters
-    ----------
-    pairs
-        How pairs are asked.
-    dim
-        Token dimension d.
-    rng
-        Draws the probe and the queries.
-    oversampling
-        Queries per head; four more are always asked.
-    tries
-        Points at which Jacobians are taken, per probe; there are up to two probes.
-
-    Returns
-    -------
-    Separation
-        A net that fits to the level of the noise.
-
-    Raises
-    ------
-    FitError
-        No pencil had real, distinct eigenvalues, or the answers are no net of as many units as they have dimensions:
-        what the heads read is dependent, or the function is no attention layer.
+    Asks `oversampling` queries per head and four more, and takes Jacobians at `tries` points of each of up to two
+    probes.
     """
     best: Separation | None = None
     refused: Exception | None = None

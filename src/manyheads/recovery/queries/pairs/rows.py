@@ -62,21 +62,11 @@ SHORTER = 2
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How the attention matrices are read.
+    """How the attention matrices are read."""
 
-    Attributes
-    ----------
-    share
-        Distinct tokens beside the zero, as a share of the unknowns that can be solved for.
-    sketch
-        Sketch tokens, as a multiple of the largest rank; two more are always used.
-    direct
-        Solve for the weights of all heads jointly. None: where heads have full rank.
-    """
-
-    share: float = 0.6
-    sketch: float = 1.5
-    direct: bool | None = None
+    share: float = 0.6  # distinct tokens beside the zero, as a share of the unknowns that can be solved for
+    sketch: float = 1.5  # sketch tokens, as a multiple of the largest rank; two more are always used
+    direct: bool | None = None  # solve for the weights of all heads jointly. None: where heads have full rank.
 
 
 class Attentions(NamedTuple):
@@ -109,35 +99,7 @@ def read_rows(
     causal: bool = True,
     noise: float = 0.0,
 ) -> Attentions:
-    """Read Theta and beta of all heads.
-
-    Parameters
-    ----------
-    oracle
-        Called as ``oracle(x, read="all")``.
-    bias
-        Output bias c (d,).
-    heads
-        What the heads read.
-    rng
-        Draws the sketch and the basis.
-    settings
-        How long the sequences are and how wide the sketch.
-    causal
-        Whether a token sees itself and earlier ones only.
-    noise
-        Relative error of the oracle's answers: least noise at which ranks are decided.
-
-    Returns
-    -------
-    Attentions
-        Heads whose logits are noise have Theta = 0 and beta as measured.
-
-    Raises
-    ------
-    FitError
-        Weights outside (0, 1), no scale of tokens at which logits are moderate, or logits that are not bilinear.
-    """
+    """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured."""
     reader = _choose_reader(oracle, bias, heads, settings, causal)
     scale = reader.find_scale(rng)
     for _ in range(SHORTER):

@@ -29,54 +29,25 @@ MISFIT = 8.0
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How many probes, and how far away.
+    """How many probes, and how far away."""
 
-    Attributes
-    ----------
-    step
-        First step tau, relative to |v_0|.
-    extra
-        Probes beyond the largest rank, as a share of it; two more are always asked.
-    batch
-        Probes of the first batch; None is half of what heads of rank d / m need.
-    full
-        Ask for d probes, whatever the ranks.
-    """
-
-    step: float = 0.3
-    extra: float = 0.25
-    batch: int | None = None
-    full: bool = False
+    step: float = 0.3  # first step tau, relative to |v_0|
+    extra: float = 0.25  # probes beyond the largest rank, as a share of it; two more are always asked
+    batch: int | None = None  # probes of the first batch; None is half of what heads of rank d / m need
+    full: bool = False  # ask for d probes, whatever the ranks
 
 
 class Stacks(NamedTuple):
-    """What the heads read at all probes.
+    """What the heads read at all probes."""
 
-    Attributes
-    ----------
-    probes
-        (b, d), the first is v0.
-    values
-        (m, b, d); a last stack holds what ignores the tokens, where there is such a head.
-    logits
-        (m, b, n) logits of the queries, for the heads that have some.
-    levels
-        (m,) predicted error of one row of a stack (its norm).
-    ranks
-        (m,) ranks by the gap of the singular values; None where the spaces are not exhausted.
-    dropped
-        Probes at which no step passed the guards.
-    halvings
-        Halvings of steps, all probes together.
-    """
-
-    probes: Array
-    values: Array
-    logits: Array
-    levels: Array
+    probes: Array  # (b, d), the first is v0
+    values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
+    logits: Array  # (m, b, n) logits of the queries, for the heads that have some
+    levels: Array  # (m,) predicted error of one row of a stack (its norm)
+    # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
     ranks: NDArray[np.intp] | None
-    dropped: int
-    halvings: int
+    dropped: int  # probes at which no step passed the guards
+    halvings: int  # halvings of steps, all probes together
 
 
 def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: ProbeSettings) -> Stacks:
@@ -84,26 +55,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
 
     Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
 
-    Parameters
-    ----------
-    pairs
-        How pairs are asked.
-    start
-        The heads at the first probe.
-    rng
-        Draws the directions.
-    settings
-        How many probes, and how far away.
-
-    Returns
-    -------
-    Stacks
-        With `ranks` None where d probes did not exhaust them: heads of full rank.
-
-    Raises
-    ------
-    FitError
-        More than half of the probes of a batch failed their guards at every step.
+    `ranks` is None where d probes did not exhaust the spaces: heads of full rank.
     """
     dim, heads = len(start.probe), len(start.net.values)
     reach = np.linalg.norm(start.probe)
@@ -163,15 +115,6 @@ def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
 
     The rank is at the largest ratio of neighbouring singular values among those whose lower one the noise explains.
     A stack needs at least two singular values below the gap.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> rows = rng.normal(size=(1, 8, 3)) @ rng.normal(size=(1, 3, 9)) + 1e-12 * rng.normal(size=(1, 8, 9))
-    >>> find_ranks(rows, np.array([3e-12]))
-    array([3])
-    >>> find_ranks(rows[:, :4], np.array([3e-12])) is None
-    True
     """
     singular = np.linalg.svd(stacks, compute_uv=False)  # (m, min(b, d))
     ranks = [rank_by_gap(s, level * np.sqrt(stacks.shape[1])) for s, level in zip(singular, levels, strict=True)]
@@ -185,11 +128,6 @@ def rank_by_gap(singular: Array, noise: float) -> int | None:
 
     A gap ends in the noise if its lower value is at most a thousand times the predicted level, which is a root mean
     square. Zero if all of them are noise.
-
-    Examples
-    --------
-    >>> rank_by_gap(np.array([3.0, 1.0, 1e-9, 8e-10]), noise=1e-10), rank_by_gap(np.array([3.0, 1.0]), noise=1e-10)
-    (2, None)
     """
     noise = max(noise, EPS * float(singular[0]))
     if singular[0] <= SEEN * noise:

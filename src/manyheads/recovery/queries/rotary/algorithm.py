@@ -39,30 +39,15 @@ FAR = (4, 16, 64, 112)
 
 @dataclass(frozen=True)
 class RotarySettings:
-    """How a layer with rotary positions is asked.
+    """How a layer with rotary positions is asked."""
 
-    Attributes
-    ----------
-    offsets
-        Offsets 0 .. offsets - 1 at which forms are listed in the result.
-    turned
-        Whether offsets beyond the first few may follow from how heads turn, where that predicts all logits read.
-    step
-        Length of the step to a neighbouring direction, relative to the direction.
-    extra
-        Directions, and sketch tokens, beyond the rank.
-    excess
-        Logits asked for, relative to the unknown numbers of a core.
-    share
-        Tokens of a sequence, relative to the most whose weights can be separated.
-    """
-
-    offsets: int = 16
+    offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result.
+    # Whether offsets beyond the first few may follow from how heads turn, where that predicts all logits read
     turned: bool = True
-    step: float = 0.3
-    extra: int = 4
-    excess: float = 1.5
-    share: float = 0.6
+    step: float = 0.3  # length of the step to a neighbouring direction, relative to the direction
+    extra: int = 4  # directions, and sketch tokens, beyond the rank
+    excess: float = 1.5  # logits asked for, relative to the unknown numbers of a core
+    share: float = 0.6  # tokens of a sequence, relative to the most whose weights can be separated
 
     def __post_init__(self) -> None:
         if self.offsets < 3 or self.extra < 2 or not self.excess > 1 or not 0 < self.share <= 1 or not self.step > 0:
@@ -77,40 +62,7 @@ class RotarySettings:
 def extract_rotary(
     oracle: Any, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
 ) -> Extracted:
-    """Extract a causal layer whose queries and keys are turned by their positions.
-
-    Parameters
-    ----------
-    oracle
-        `Oracle` of the layer, or any callable (n, k, d), read="last" or "all", with `dim` and `stage`.
-    noise
-        Relative error of an answer.
-    rng
-        Source of the tokens.
-    settings
-        How it is asked.
-
-    Returns
-    -------
-    Extracted: `layer` is a `RotaryLayer`. At offset 0 only the symmetric part of a form is determined by the layer's
-    answers where the rank of a head exceeds d / 2.
-
-    Raises
-    ------
-    RecoveryRefused
-        One of its named kinds: what failed, its figure and threshold.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle
-    >>> from manyheads.recovery.layers.rotary import planted_rotary_layer
-    >>> layer = planted_rotary_layer(np.random.default_rng(0), dim=8, heads=2)
-    >>> found = extract_rotary(Oracle(layer, 8), 1e-13, np.random.default_rng(1))
-    >>> x = np.random.default_rng(2).normal(size=(4, 16, 8))
-    >>> bool(np.allclose(found(x), layer(x), atol=1e-7))
-    True
-    """
+    """Extract a causal layer whose queries and keys are turned by their positions."""
     settings = settings or RotarySettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:

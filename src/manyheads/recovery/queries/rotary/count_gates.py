@@ -79,26 +79,8 @@ def find_counted_heads(
 ) -> CountedHeads:
     """Find the heads at the best of a few random directions.
 
-    Parameters
-    ----------
-    ask
-        The oracle.
-    bias, total
-        c (d,) and the sum of the projections (d, d).
-    noise
-        Relative error of an answer.
-    rng
-        Source of the directions and of the starts.
-    tries
-        Directions looked at, FEW where one of them is usable; the one that shows the most heads with the least
-        amplification of noise is kept.
-
-    Raises
-    ------
-    NotALayer
-        No direction has responses that follow the count gate: biases of queries or keys, or no such layer.
-    FitError
-        The gates do not move: no head attends by content; or there are too many heads.
+    The one that shows the most heads with the least amplification of noise is kept: of `tries` directions, or of FEW
+    where one of them is usable. `bias` is c (d,), `total` the sum of the projections (d, d).
     """
     best: CountedHeads | None = None
     residual, moved = np.inf, False

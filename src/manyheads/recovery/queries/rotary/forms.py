@@ -55,25 +55,10 @@ class Spaces:
 
 
 def find_spaces(sketch: Array, back: Array, fresh: Array, few: Array, noise: float, most: int | None = None) -> Spaces:
-    """Find the form of one head at offset 1 from its two sketches.
+    """Find the form of one head at offset 1 from two sketches.
 
-    Parameters
-    ----------
-    sketch
-        Logits (N, n) of fresh queries on sketch keys.
-    back
-        Logits (n, N) of sketch queries on fresh keys.
-    fresh, few
-        The fresh tokens (N, d), spanning, and the sketch tokens (n, d).
-    noise
-        Relative error of a logit.
-    most
-        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
-
-    Raises
-    ------
-    RankBudgetError
-        The rank of the head is not below the number of sketch tokens.
+    Logits (N, n) of fresh queries on sketch keys, and (n, N) of sketch queries on fresh keys; fresh tokens (N, d) span,
+    sketch tokens are (n, d). `most` is the largest rank there can be, for answers so noisy that no gap shows.
     """
     columns = np.linalg.lstsq(fresh, sketch, rcond=None)[0]  # Theta U^T, (d, n)
     rows = np.linalg.lstsq(fresh, back.T, rcond=None)[0].T  # U Theta, (n, d)
@@ -89,24 +74,6 @@ def split_core(
     core: Array, dim: int, cut: float, *, silent: bool = False, most: int | None = None
 ) -> tuple[Array, Array, Array]:
     """Return what is no noise in U Theta U^T (n, n): singular vectors (n, r), values (r,) and vectors (r, n).
-
-    Parameters
-    ----------
-    core
-        U Theta U^T for n sketch tokens.
-    dim
-        Dimension of the tokens: so many of them show every rank, and no gap is needed.
-    cut
-        Share of the largest singular value below which the gap at the rank must end.
-    silent
-        Whether the head ignores the tokens: r = 0.
-    most
-        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
-
-    Raises
-    ------
-    RankBudgetError
-        The rank is not below the number of sketch tokens.
 
     Examples
     --------
@@ -144,15 +111,7 @@ def gap_rank(values: Array, cut: float) -> int:
 
 
 def find_core(spaces: Spaces, queries: Array, keys: Array, logits: Array) -> tuple[Array, float]:
-    """Return the core (r, r) and the relative residual.
-
-    Parameters
-    ----------
-    spaces
-        Where the forms of the head live.
-    queries, keys, logits
-        Pairs of tokens (N, d) at one offset, and the logits (N,) of this head.
-    """
+    """Return the core (r, r) that explains the logits (N,) of pairs of tokens (N, d), and the relative residual."""
     left = extend(queries) @ spaces.left
     right = keys @ spaces.right
     features = (left[:, :, None] * right[:, None, :]).reshape(len(logits), -1)
@@ -174,13 +133,7 @@ def _widen(rows: Array) -> Array:
 
 
 def find_turns(spaces: list[Spaces], cores: list[dict[int, Array]]) -> Turns:
-    """Return how heads turn, from their cores at consecutive offsets from 1 on, at least two of them.
-
-    Raises
-    ------
-    FitError
-        The core of a head at offset 1 is singular: it is not known how it turns.
-    """
+    """Return how heads turn, from their cores at consecutive offsets from 1 on, at least two of them."""
     left, turn, first = [], [], []
     for space, known in zip(spaces, cores, strict=True):
         rank, offsets = space.rank, sorted(t for t in known if t >= 1)

@@ -78,13 +78,7 @@ class Reader:
 
 
 def solve_weights(values: Array, answers: Array) -> Array:
-    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one.
-
-    Raises
-    ------
-    FitError
-        Values that are linearly dependent to the last digit.
-    """
+    """Solve answers (n, d) = sum weights values (n, k, m, d) for the weights (n, k, m), columns scaled to norm one."""
     count, kept, heads, dim = values.shape
     columns = values.reshape(count, kept * heads, dim)
     size = np.linalg.norm(columns, axis=2, keepdims=True) + np.finfo(np.float64).tiny
@@ -103,13 +97,6 @@ def alternate(first: int, second: int, length: int) -> np.ndarray:
 
     Tokens 0 .. first - 1 are the one list, first .. first + second - 1 the other; pieces overlap in one token, so that
     no step of the walks is lost.
-
-    Examples
-    --------
-    >>> pieces = alternate(2, 3, 4)
-    >>> steps = {(a, b) for piece in pieces.tolist() for a, b in zip(piece, piece[1:])}
-    >>> len(pieces), len(steps)
-    (4, 12)
     """
     orbits = int(np.gcd(first, second))
     cycle = first * second // orbits
@@ -137,13 +124,7 @@ def spread(offset: int, tokens: int) -> np.ndarray:
 
 
 def plan(needed: dict[int, int], tokens: int) -> list[tuple[np.ndarray, int]]:
-    """Plan sequences that show at least `needed[t]` pairs at every offset t: positions, and how many sequences.
-
-    Examples
-    --------
-    >>> [(positions.tolist(), count) for positions, count in plan({2: 5, 8: 3}, 4)]
-    [([1, 2, 9, 10], 2), ([1, 2, 3, 4], 3)]
-    """
+    """Plan sequences that show at least `needed[t]` pairs at every offset t: positions, and how many sequences."""
     missing, chosen = dict(needed), []
     for offset in sorted(needed, reverse=True):
         positions = spread(offset, tokens)

@@ -40,21 +40,11 @@ QUERIES = 12
 
 @dataclass(frozen=True)
 class SphereSettings:
-    """How a layer behind a normalisation is asked.
+    """How a layer behind a normalisation is asked."""
 
-    Attributes
-    ----------
-    step
-        Length of the step to a neighbouring difference, relative to the difference.
-    extra
-        Differences, and sketch tokens, beyond the rank.
-    share
-        Distinct tokens of a sequence, relative to the most whose weights can be separated.
-    """
-
-    step: float = 0.4
-    extra: int = 4
-    share: float = 0.6
+    step: float = 0.4  # length of the step to a neighbouring difference, relative to the difference
+    extra: int = 4  # differences, and sketch tokens, beyond the rank
+    share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
 
     def __post_init__(self) -> None:
         if self.extra < 2 or not 0 < self.share <= 1 or not self.step > 0:
@@ -64,43 +54,7 @@ class SphereSettings:
 def extract_on_sphere(
     oracle: Any, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
 ) -> Extracted:
-    """Extract a causal layer behind a LayerNorm or RMSNorm that cannot be bypassed.
-
-    Parameters
-    ----------
-    oracle
-        `Oracle` of the whole (its input already taken off where there is a residual connection), or any callable
-        (n, k, d), read="last" or "all", with `dim` and `stage`.
-    noise
-        Relative error of an answer.
-    rng
-        Source of the tokens.
-    settings
-        How it is asked.
-
-    Returns
-    -------
-    Extracted: `layer` acts on what `prepare`, the `Normalisation` found, makes of the tokens.
-
-    Raises
-    ------
-    RecoveryRefused
-        One of its named kinds: what failed, its figure and threshold; `NotALayer` for a function that is not causal.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.recovery import Oracle, evaluate_layer, gpt_layer
-    >>> from manyheads.recovery.oracle.normalization import Normalisation, projected
-    >>> layer, norm = gpt_layer(np.random.default_rng(0), 12, 2, rank=3), Normalisation()
-    >>> block = lambda x: evaluate_layer(layer, 1.1 * norm(x) + 0.1)
-    >>> found = extract_on_sphere(Oracle(block, 12), 1e-14, np.random.default_rng(1))
-    >>> found.acts_on
-    'u = (x - mean) / sqrt(variance + 1.0e-05), what a LayerNorm without weights makes of the tokens'
-    >>> x = np.random.default_rng(2).normal(size=(3, 5, 12))
-    >>> bool(np.allclose(found(x), block(x), atol=1e-8))
-    True
-    """
+    """Extract a causal layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
     if not getattr(oracle, "causal", True):
         raise NotALayer(
             "a layer behind a normalisation that cannot be bypassed is extracted where it is causal, and this one is "

@@ -52,25 +52,14 @@ WELL_SEPARATED = 100.0
 
 @dataclass(frozen=True)
 class SpherePairs:
-    """Asks about pairs on the sphere.
+    """Asks about pairs on the sphere."""
 
-    Attributes
-    ----------
-    ask
-        The oracle.
-    sums
-        W_S (d, d), acting on tokens of the sphere, and c.
-    near, far
-        Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w.
-    noise
-        Relative error of an answer.
-    """
-
-    ask: Callable[..., Array]
-    sums: Sums
+    ask: Callable[..., Array]  # the oracle
+    sums: Sums  # W_S (d, d), acting on tokens of the sphere, and c
+    # Orthonormal rows (a, d) and (b, d) that span the halves of the differences v and of the w
     near: Array
     far: Array
-    noise: float = EPS
+    noise: float = EPS  # relative error of an answer
 
     @property
     def radius(self) -> float:
@@ -136,15 +125,7 @@ class SphereHeads:
 
 
 def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int = 3) -> SphereHeads:
-    """Find the heads at a random difference, from the pencils of its queries; at the best of a few.
-
-    Raises
-    ------
-    FitError
-        No difference shows heads whose gates fit the answers.
-    RankBudgetError
-        More heads than d / 2 seem to answer.
-    """
+    """Find the heads at a random difference, from the pencils of its queries; at the best of a few."""
     residual, best = np.inf, None
     for _ in range(tries):
         direction = rng.standard_normal(len(pairs.near))
@@ -242,15 +223,8 @@ def read_normalised_sums(
 
     .. math:: f^2 = s^2 (1 + \epsilon) / (s^2 + \epsilon), \qquad \epsilon = s^2 (1 - f^2) / (f^2 - s^2).
 
-    Returns
-    -------
-    W_S, which acts on tokens of norm sqrt d (of mean zero, if centred), and c; the normalisation; an orthonormal basis
-    of the space of the tokens, in random rotation, (d - 1 or d, d).
-
-    Raises
-    ------
-    NotALayer
-        The answers are not those of an affine map behind a normalisation.
+    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalisation; an orthonormal
+    basis of the space of the tokens, in random rotation, (d - 1 or d, d).
     """
     radius, small = np.sqrt(dim), np.array([1e-2, 3e-3])
     centre = np.eye(dim) - np.full((dim, dim), 1 / dim)

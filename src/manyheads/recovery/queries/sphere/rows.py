@@ -31,23 +31,14 @@ LEAST = 8e-3
 
 @dataclass(frozen=True)
 class SphereRows:
-    """Asks about sequences on the sphere and reads logits relative to the base.
+    """Asks about sequences on the sphere and reads logits relative to the base."""
 
-    Attributes
-    ----------
-    ask, sums, projection
-        The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere.
-    basis
-        Orthonormal rows (b, d) that span the tokens.
-    base
-        u0 (d,), of norm sqrt d.
-    """
-
+    # The oracle, W_S and c, W (m, d, d), as they act on tokens of the sphere
     ask: Callable[..., Array]
     sums: Sums
     projection: Array
-    basis: Array
-    base: Array
+    basis: Array  # orthonormal rows (b, d) that span the tokens
+    base: Array  # u0 (d,), of norm sqrt d
 
     def tokens(self, directions: Array, spread: float) -> Array:
         """Return tokens on the sphere near the base: directions (n, d) of norm about one, moved by `spread`."""
@@ -143,22 +134,7 @@ def read_sketches(rows: SphereRows, few: int, size: int, spread: float, rng: np.
 def solve_forms(
     rows: SphereRows, seen: Sketched, cut: float, most: int | None = None
 ) -> tuple[Array, Array, list[int]]:
-    """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches.
-
-    Parameters
-    ----------
-    rows, seen
-        How sequences were asked, and the logits seen.
-    cut
-        Share of the largest singular value below which the gap at the rank must end.
-    most
-        Largest rank there can be, for answers so noisy that no gap shows; None looks for the gap.
-
-    Raises
-    ------
-    RankBudgetError
-        The rank of a head is not below the number of sketch tokens.
-    """
+    """Return Theta (m, d, d), beta (m, d) and the ranks of the forms [Theta; beta] from their sketches."""
     radius = np.linalg.norm(rows.base)
     into = np.linalg.pinv(extend(seen.fresh / radius) @ _lift(rows.basis).T, rcond=1e-12)  # (b + 1, N)
     out = np.linalg.pinv((seen.fresh - rows.base) @ rows.basis.T, rcond=1e-12)  # (b, N)
