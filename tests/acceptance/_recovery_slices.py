@@ -10,7 +10,8 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, gpt_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
+from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
+from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Extracted
 

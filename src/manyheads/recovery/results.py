@@ -1,6 +1,8 @@
 """Result of a recovery: the layer, its certificate, and the figures of every stage."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from manyheads.recovery.head_accuracy import HeadAccuracy
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
     from manyheads.recovery.oracle.noise import Noise
-    from manyheads.recovery.oracle.oracle import Counts
+    from manyheads.recovery.oracle.oracle import Counts, Oracle
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,23 @@ class Stage:
     name: str
     figures: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+class StageLog:
+    """Times stages and keeps their figures; queries of an oracle are counted under the stage's name."""
+
+    def __init__(self, oracle: "Oracle | None" = None):
+        self.oracle = oracle
+        self.stages: list[Stage] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[dict[str, float]]:
+        """Run one stage, which writes its figures into the dictionary it is given."""
+        started, figures = time.process_time(), dict[str, float]()
+        with nullcontext() if self.oracle is None else self.oracle.stage(name):
+            yield figures
+        plain = {name: float(value) for name, value in figures.items()}
+        self.stages.append(Stage(name, plain, time.process_time() - started))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from manyheads.errors import ManyheadsError
 from manyheads.recovery.oracle.noise import Noise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
+from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
+from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
+from manyheads.recovery.queries.pairs.settings import SliceSettings
+from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
+from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
@@ -87,37 +92,30 @@ def _choose(level: float, measured: Noise, options: ExtractionOptions) -> tuple[
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
 
 
-def _slices(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
+class Method(NamedTuple):
+    """One extractor, and its settings for few calls and for many digits.
 
-    return extract_by_slices(oracle, level, rng, SliceSettings.accurate() if accurate else SliceSettings())
+    ``extract(oracle, noise, rng, settings)`` asks the oracle, whose answers have the relative error `noise`, and
+    returns the layer, not yet verified, with the figures of its stages; it raises `RecoveryRefused`.
+    """
 
+    extract: Callable[[Oracle, float, np.random.Generator, Any], Extracted]
+    settings: Any
 
-def _bounded(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
-
-    settings = BoundedSettings(oversampling=3.0, tries=24) if accurate else BoundedSettings()
-    return extract_bounded(oracle, level, rng, settings)
-
-
-def _sphere(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
-
-    return extract_on_sphere(oracle, level, rng, SphereSettings(extra=10, share=0.4) if accurate else SphereSettings())
-
-
-def _rotary(oracle: Oracle, level: float, rng: np.random.Generator, accurate: bool) -> Extracted:
-    from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
-
-    return extract_rotary(oracle, level, rng, RotarySettings.accurate() if accurate else RotarySettings())
+    def __call__(self, oracle: Oracle, noise: float, rng: np.random.Generator, accurate: bool) -> Extracted:
+        """Extract, with more calls for more digits where `accurate`."""
+        return self.extract(oracle, noise, rng, self.settings.accurate() if accurate else self.settings())
 
 
 Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
 METHODS: Mapping[str, Runner] = MappingProxyType(
-    {"slices": _slices, "bounded": _bounded, "sphere": _sphere, "rotary": _rotary}
+    {
+        "slices": Method(extract_by_slices, SliceSettings),
+        "bounded": Method(extract_bounded, BoundedSettings),
+        "sphere": Method(extract_on_sphere, SphereSettings),
+        "rotary": Method(extract_rotary, RotarySettings),
+    }
 )
-"""The methods by name: oracle, noise level, generator, accurate or not.
-"""
 
 
 def run_method(attempt: Attempt, oracle: Oracle, level: float, rng: np.random.Generator) -> Extracted:

@@ -22,6 +22,10 @@ third.
 """
 
 
+HALVINGS = 6
+"""Halvings of the step of a probe, at most; then it is not accepted."""
+
+
 class Match(NamedTuple):
     """Heads of one net matched to another: order, cost of the worst pair made, and its ratio to the best pair not made.
 
@@ -73,7 +77,6 @@ def follow_nets(
     *,
     step: float,
     allowed: float,
-    halvings: int = 6,
     fit: Callable[[Array], PairNets] | None = None,
     check: Callable[[Array, PairNets], Array] | None = None,
 ) -> Followed:
@@ -89,7 +92,7 @@ def follow_nets(
     score, kept = np.full(count, np.inf), steps.copy()
     nets: list[PairNets | None] = [None] * count
     spent, pending = 0, np.arange(count)
-    for turn in range(halvings + 1):
+    for turn in range(HALVINGS + 1):
         answers = ask(steps[pending, None] * probes[pending])
         found = fit_nets(design, answers, reference.slopes) if fit is None else fit(answers)
         matches = [match_net(found.one(row), reference, design) for row in range(len(pending))]
@@ -106,7 +109,7 @@ def follow_nets(
                 margin[probe], kept[probe] = matches[row].margin, steps[probe]
         accepted[pending] = score[pending] <= 1.0
         pending = pending[~accepted[pending]]
-        if not len(pending) or turn == halvings:
+        if not len(pending) or turn == HALVINGS:
             break
         steps[pending] /= 2
         spent += len(pending)

@@ -73,6 +73,6 @@ def test_a_check_that_objects_halves_the_step(rng):
     np.testing.assert_allclose(found.steps, [0.02, 0.04])
     assert asked == [2, 1]
     never = follow_nets(
-        design, ask, reference, probes, step=0.04, allowed=1e-9, halvings=1, check=lambda d, n: np.full(len(d), 9.0)
+        design, ask, reference, probes, step=0.04, allowed=1e-9, check=lambda d, n: np.full(len(d), 9.0)
     )
     assert not never.accepted.any()

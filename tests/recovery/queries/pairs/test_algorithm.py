@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
 from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import OracleSettings
-from manyheads.recovery.queries.pairs.algorithm import SliceSettings, extract_by_slices
+from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
+from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 
 EXACT, DIM = 1e-15, 9
@@ -111,17 +111,6 @@ def test_residual_connection_is_taken_off_by_the_oracle(rng):
     assert compare_layers(layer, found.layer).worst < 1e-7
 
 
-def test_plain_functions_do(rng):
-    layer = gpt_layer(rng, 16, 2)
-
-    def function(x, read):
-        y = evaluate_layer(layer, x)
-        return y if read == "all" else y[:, -1]
-
-    found = extract_by_slices(function, EXACT, rng, dim=16, causal=True)
-    assert compare_layers(layer, found.layer).worst < 1e-7
-
-
 def test_float32_answers_give_fewer_digits_not_a_wrong_layer(rng):
     layer = gpt_layer(rng, 24, 2, rank=6)
     oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 24, OracleSettings())
@@ -139,7 +128,7 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
         layer = AttentionLayer(layer.theta, projection, layer.key_bias, layer.bias, causal=True)
     gate, mixing = rng.normal(size=(2, DIM, DIM)) / DIM**0.5
 
-    def function(x, read):
+    def function(x):
         if kind == "perceptron":  # on running means, which at one token are the token
             mean = np.cumsum(x, 1) / np.arange(1, x.shape[1] + 1)[:, None]
             y = x + np.tanh(mean @ gate) * ((mean - x) @ mixing)
@@ -149,15 +138,8 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
             y = np.einsum("nmkl,nld,mde->nke", mass / mass.sum(-1, keepdims=True), x, layer.projection)
         else:
             y = evaluate_layer(layer, x)
-        return y if read == "all" else y[:, -1]
+        return y
 
     with pytest.raises(RecoveryRefused) as refused:
-        extract_by_slices(function, EXACT, rng, SliceSettings(tries=2), dim=DIM, causal=True)
+        extract_by_slices(Oracle(function, DIM), EXACT, rng, SliceSettings(tries=2))
     assert np.isfinite(refused.value.threshold)
-
-
-def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(UsageError, match="after=1"):
-        SliceSettings(after=1)
-    with pytest.raises(UsageError, match="oversampling"):
-        SliceSettings(oversampling=0.5)

@@ -15,7 +15,7 @@ def stacks_of(rng, layer, ranks, probes=12, error=0.0):
     values = directions @ layer.projection
     values += error * rng.normal(size=values.shape)
     levels = np.full(layer.heads, max(error, 1e-15) * np.sqrt(layer.dim))
-    return Stacks(directions, values, values, levels, None if ranks is None else np.array(ranks), 0, 0)
+    return Stacks(directions, values, levels, None if ranks is None else np.array(ranks), 0, 0)
 
 
 def sums_of(layer):

@@ -6,16 +6,17 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer
 from manyheads.recovery.queries.pairs.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.pairs.slices import ProbeSettings, find_ranks, rank_by_gap, read_slices
+from manyheads.recovery.queries.pairs.settings import SliceSettings
+from manyheads.recovery.queries.pairs.slices import find_ranks, rank_by_gap, read_slices
 from manyheads.recovery.queries.projection_sum import read_sums
 from manyheads.recovery.refusals import FitError
 
 
-def sliced(layer, rng, settings=None, **changes):
+def sliced(layer, rng):
     oracle = Oracle.of(layer)
     pairs = Pairs(oracle, read_sums(oracle, layer.dim), causal=layer.causal)
     start = separate_heads(pairs, layer.dim, rng, oversampling=1.0, tries=8)
-    return read_slices(pairs, start._replace(**changes), rng, settings or ProbeSettings())
+    return read_slices(pairs, start, rng, SliceSettings())
 
 
 def test_rows_are_what_the_heads_read(rng):
@@ -50,9 +51,9 @@ def test_a_head_without_logits_has_a_stack_of_its_own(rng):
     np.testing.assert_allclose(stacks.values[1], stacks.probes @ layer.projection[0], rtol=0, atol=1e-8)
 
 
-def test_all_probes_are_taken_when_asked(rng):
-    layer = gpt_layer(rng, 12, 2)
-    stacks = sliced(layer, rng, ProbeSettings(full=True))
+def test_all_probes_are_taken_where_the_ranks_exceed_the_dimension(rng):
+    layer = gpt_layer(rng, 12, 2, rank=8)
+    stacks = sliced(layer, rng)
     assert len(stacks.probes) + stacks.dropped == 13
 
 
@@ -64,7 +65,7 @@ def test_probes_that_cannot_be_followed_are_refused(rng):
     other = Oracle.of(gpt_layer(rng, 12, 3))
     wrong = Pairs(other, read_sums(other, 12))
     with pytest.raises(FitError, match="failed their guards") as refused:
-        read_slices(wrong, start, rng, ProbeSettings())
+        read_slices(wrong, start, rng, SliceSettings())
     assert refused.value.measured > refused.value.threshold
 
 

@@ -136,8 +136,6 @@ def test_what_cannot_be_extracted_is_refused(rng):
     uniform = RotaryLayer(np.zeros((40, 1, DIM + 1, DIM + 1)), rng.standard_normal((1, DIM, DIM)))
     with pytest.raises(FitError, match="no head attends"):
         extract_rotary(Oracle(uniform, DIM), EPS, rng)
-    with pytest.raises(UsageError, match="offsets"):
-        RotarySettings(offsets=1)
 
 
 def test_a_layer_without_positions_is_one_whose_heads_do_not_turn(rng):

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
 from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.oracle.normalization import Normalisation, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
-from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
+from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
 from manyheads.recovery.queries.sphere.pairs import SpherePairs, find_sphere_heads
 from manyheads.recovery.refusals import NotALayer
 
@@ -131,12 +130,10 @@ def test_running_means_behind_a_norm_are_refused(rng):
         extract_on_sphere(Oracle(function, DIM), EPS, rng)
 
 
-def test_an_oracle_that_is_not_causal_and_bad_settings_are_refused(rng):
+def test_an_oracle_that_is_not_causal_is_refused(rng):
     oracle = Oracle(lambda x: x, DIM, OracleSettings(causal=False))
     with pytest.raises(NotALayer, match="causal"):
         extract_on_sphere(oracle, EPS, rng)
-    with pytest.raises(UsageError, match="share"):
-        SphereSettings(share=2.0)
 
 
 def test_the_widest_gap_decides_a_rank():

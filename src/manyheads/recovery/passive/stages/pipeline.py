@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,7 +22,7 @@ from manyheads.recovery.passive.stages.settings import StageSettings
 from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards, open_shards
 from manyheads.recovery.passive.stages.span import count_by_gap
 from manyheads.recovery.refusals import EffectiveSumError, HullGapError, NoFit, RecoveryRefused
-from manyheads.recovery.results import Recovery, Stage
+from manyheads.recovery.results import Recovery, StageLog
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -54,7 +52,7 @@ class Workbench:
     settings: StageSettings
     rng: np.random.Generator
     noise_share: float  # expected squared noise in the labels as a share of their squares
-    stages: list[Stage] = field(default_factory=list)
+    log: StageLog = field(default_factory=StageLog)
     fitted: list[Attempt] = field(default_factory=list)
     polished: dict[int, Attempt] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
@@ -81,24 +79,16 @@ class Workbench:
             raise UsageError("the labels are all zero: there is nothing to learn")
         return cls(data.without_last(count), held, settings, rng, settings.noise**2 / power)
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[dict[str, float]]:
-        """Time a stage; what is put into the dictionary becomes its figures."""
-        figures: dict[str, float] = {}
-        start = time.process_time()
-        yield figures
-        self.stages.append(Stage(name, figures, time.process_time() - start))
-
     def crude_sum(self) -> Array:
         """Stage one."""
-        with self.stage("crude sum") as figures:
+        with self.log.stage("crude sum") as figures:
             crude, self.effective = estimate_crude_sum(self.train, self.settings.crude)
             figures["effective_size"] = self.effective
         return crude
 
     def hull(self, name: str, total: Array, heads: int) -> Hull:
         """Stages two and four; the rows are chosen once for each sum."""
-        with self.stage(f"{name}, heads: {heads}") as figures:
+        with self.log.stage(f"{name}, heads: {heads}") as figures:
             key = total.tobytes()
             if key not in self._rows:
                 self._rows[key] = choose_rows(self.train, total, self.settings.hull)
@@ -112,7 +102,7 @@ class Workbench:
         """Stage three: from a hull, or from none; then the number of heads does not matter, and it is done once."""
         if hull is None and self._trimmed is not None:
             return self._trimmed
-        with self.stage("refined sum"):
+        with self.log.stage("refined sum"):
             refined = refine_sum(self.train, None if hull is None else hull.nearest, self.settings.refinement)
         if hull is None:
             self._trimmed = refined
@@ -120,7 +110,7 @@ class Workbench:
 
     def fit(self, span: Array, heads: int) -> None:
         """Stage six without the joint fit."""
-        with self.stage(f"fit in the span, heads: {heads}") as figures:
+        with self.log.stage(f"fit in the span, heads: {heads}") as figures:
             some = self._draw(self.settings.fit.sequences)
             fit = fit_in_span(span, *some, heads, self.rng, self.settings.fit)
             attempt = Attempt(fit.layer, measure_error(fit.layer, *self.held))
@@ -151,7 +141,7 @@ class Workbench:
     def polish(self) -> Attempt:
         """Fit all matrices of the best fit at once."""
         attempt = self.unpolished()[0]
-        with self.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
+        with self.log.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
             done = polish(attempt.layer, *self._draw(self.settings.polished), settings=self.settings.polishing)
             better = Attempt(done.layer, measure_error(done.layer, *self.held))
             figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
@@ -174,7 +164,7 @@ class Workbench:
             "threshold": self.threshold(self.settings.tolerance),
             "sequences": len(self.held[0]),
         }
-        return Recovery(attempt.layer, certificate, tuple(self.stages), "six-stage")
+        return Recovery(attempt.layer, certificate, tuple(self.log.stages), "six-stage")
 
     def refusal(self) -> RecoveryRefused:
         """Return the error that names why no attempt was good enough."""

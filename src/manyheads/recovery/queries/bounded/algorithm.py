@@ -30,17 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.bounded.continuation import Continuation
 from manyheads.recovery.queries.pairs.pair_logits import read_logits
 from manyheads.recovery.queries.pairs.pairs import Pairs, Separation, separate_heads
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.refinement import refine_layer, refinement_work
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
-from manyheads.recovery.queries.stage_log import StageLog
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.results import Extracted, StageLog
 
 Array = NDArray[np.float64]
 
@@ -63,67 +62,64 @@ ROOM = 5_000_000
 """Numbers in the answers of one block of directions."""
 
 
+AFTER = 4
+"""Copies of the query: so many shifts of all logits are seen by one call of a causal layer."""
+
+STEP = 0.5
+"""First tau: how far the probes are from v_0, against its norm."""
+
+MIRRORS = 3
+"""Queries of the mirror of every probe."""
+
+NOISY = 1e-5
+"""Noise from which more queries are asked, and F5 is run."""
+
+WORK, EXCESS = 1e12, 12.0
+"""Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights."""
+
+
 @dataclass(frozen=True)
 class BoundedSettings:
     """What the stages ask."""
 
     # Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5
     oversampling: float | None = None
-    after: int = 4  # copies of the query: so many shifts of all logits are seen by one call of a causal layer
-    step: float = 0.5  # first tau: how far the probes are from v_0, against its norm
-    halvings: int = 6  # at most so many of a step
-    mirrors: int = 3  # queries of the mirror of every probe
     tries: int = 12  # points at which S1 takes Jacobians, per probe
-    # Noise from which F5 is run, and the floating-point operations that it may be expected to take; see `refinement`
-    refine: float = 1e-5
-    work: float = 1e12
-    excess: float = 12.0  # numbers in the answers of F5, against the weights
 
-    def __post_init__(self) -> None:
-        if self.oversampling is not None and not self.oversampling >= 1:
-            raise UsageError(f"oversampling={self.oversampling}: a net needs at least as many queries as it has slopes")
-        if not self.excess > 1:
-            raise UsageError(f"excess={self.excess}: a fit needs more numbers than weights")
-        if min(self.after, self.tries) < 1 or self.halvings < 0 or self.mirrors < 1 or not 0 < self.step <= 1:
-            raise UsageError(f"{self}: counts are positive, and the first step is between 0 and 1")
+    @classmethod
+    def accurate(cls) -> "BoundedSettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        return cls(oversampling=3.0, tries=24)
 
     def queries(self, dim: int, heads: int, noise: float) -> int:
         """Return the number of queries at every probe."""
-        share = self.oversampling or (1.2 if noise <= 1e-5 else 2.5)
+        share = self.oversampling or (1.2 if noise <= NOISY else 2.5)
         return int(np.ceil(share * (dim + 1 + heads))) + 2
 
 
 def extract_bounded(
-    oracle: Callable[..., Array],
-    noise: float,
-    rng: np.random.Generator,
-    settings: BoundedSettings | None = None,
-    *,
-    dim: int | None = None,
-    causal: bool | None = None,
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: BoundedSettings | None = None
 ) -> Extracted:
     """Extract a layer from an oracle that rounds or adds noise, with O(d^2) calls."""
-    settings = settings or BoundedSettings()
-    dim = oracle.dim if dim is None else dim  # type: ignore[attr-defined]
-    causal = bool(getattr(oracle, "causal", True)) if causal is None else causal
-    noise = max(noise, EPS)
+    settings, noise = settings or BoundedSettings(), max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
-        sums = read_sums(oracle, dim)
+        sums = read_sums(oracle, oracle.dim)
     with log.stage("pairs") as figures:
-        pairs = Pairs(oracle, sums, 1, settings.after if causal else 2, causal, noise, scales=(1.0, 2.0, 1.5))
-        start = separate_heads(pairs, dim, rng, oversampling=2.5, tries=settings.tries)
+        after = AFTER if oracle.causal else 2
+        pairs = Pairs(oracle, sums, 1, after, oracle.causal, noise, scales=(1.0, 2.0, 1.5))
+        start = separate_heads(pairs, oracle.dim, rng, oversampling=2.5, tries=settings.tries)
         figures |= start.figures()
     with log.stage("net") as figures:
         base = read_base(pairs, start, rng, settings)
         figures |= {"queries": len(base.queries), "residual": float(base.net.residual), "whole": base.whole}
     with log.stage("directions") as figures:
-        followed, probes = follow_directions(base, rng, settings)
-        layer, lacking = assemble_layer(base, followed, probes, causal)
+        followed, probes = follow_directions(base, rng)
+        layer, lacking = assemble_layer(base, followed, probes, oracle.causal)
         figures |= _direction_figures(followed) | {"sum error": lacking}
-    if noise > settings.refine and refinement_work(dim, layer.heads, settings.excess) <= settings.work:
+    if noise > NOISY and refinement_work(oracle.dim, layer.heads, EXCESS) <= WORK:
         with log.stage("refinement") as figures:
-            refined = refine_layer(oracle, layer, rng, excess=settings.excess)
+            refined = refine_layer(oracle, layer, rng, excess=EXCESS)
             layer = refined.layer
             figures |= {name: float(value) for name, value in refined._asdict().items() if name != "layer"}
     return Extracted(layer, tuple(log.stages))
@@ -193,18 +189,18 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     return free._replace(design=opened, net=summed, whole=True)
 
 
-def follow_directions(base: Base, rng: np.random.Generator, settings: BoundedSettings) -> tuple[Followed, Array]:
+def follow_directions(base: Base, rng: np.random.Generator) -> tuple[Followed, Array]:
     """Follow the net of v_0 along an orthonormal basis; return the nets, and their probes (d, d)."""
     dim = len(base.probe)
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0] * np.linalg.norm(base.probe)
     if not len(base.net.values):
         nets = PairNets(np.zeros((dim, 0, dim + 1)), np.zeros((dim, 0, dim)), np.zeros(dim))
-        steps = np.full(dim, settings.step)
-        return Followed(nets, steps, np.ones(dim, bool), 0, np.zeros(dim)), base.probe + settings.step * basis
+        steps = np.full(dim, STEP)
+        return Followed(nets, steps, np.ones(dim, bool), 0, np.zeros(dim)), base.probe + STEP * basis
     follow = Continuation(base.design, base.net)
-    mirror_check = _mirror(base, rng.choice(len(base.queries), min(settings.mirrors, len(base.queries)), replace=False))
+    mirror_check = _mirror(base, rng.choice(len(base.queries), min(MIRRORS, len(base.queries)), replace=False))
     block = int(np.clip(ROOM // (len(base.design.features) * dim), 1, max(1, dim // 4)))
-    step, parts = settings.step, []
+    step, parts = STEP, []
     for first in range(0, dim, block):
         part = follow_nets(
             base.design,
@@ -213,7 +209,6 @@ def follow_directions(base: Base, rng: np.random.Generator, settings: BoundedSet
             basis[first : first + block],
             step=step,
             allowed=MISFIT * max(float(base.net.residual), LEAST),
-            halvings=settings.halvings,
             fit=follow.refit,
             check=mirror_check,
         )

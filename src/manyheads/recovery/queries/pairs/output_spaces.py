@@ -56,7 +56,7 @@ def split_projections(sums: Sums, stacks: Stacks) -> Projections:
     else:
         raise RankBudgetError(
             f"the output spaces of {len(ranks)} heads have {ranks.sum()} dimensions together, more than the {dim} there"
-            " are: heads of full or overlapping rank. Ask for d probes (full=True), or take the bounded method",
+            " are: heads of full or overlapping rank. Take the bounded method",
             measured=float(ranks.sum()),
             threshold=float(dim),
         )

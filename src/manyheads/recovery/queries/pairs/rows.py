@@ -30,7 +30,6 @@ Matrix Anal. Appl. 38 (two-sided sketches). Sequences and logits by multipliciti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +37,7 @@ from numpy.typing import NDArray
 
 from manyheads.recovery.queries.pairs.output_spaces import Projections
 from manyheads.recovery.queries.pairs.pair_logits import LOGITS, SMALLEST, PairReader
+from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.queries.pairs.slices import rank_by_gap
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.refusals import FitError
@@ -58,15 +58,6 @@ HIDDEN = 1e-5
 
 SHORTER = 2
 """How often tokens are halved because weights were hidden."""
-
-
-@dataclass(frozen=True)
-class RowSettings:
-    """How the attention matrices are read."""
-
-    share: float = 0.6  # distinct tokens beside the zero, as a share of the unknowns that can be solved for
-    sketch: float = 1.5  # sketch tokens, as a multiple of the largest rank; two more are always used
-    direct: bool | None = None  # solve for the weights of all heads jointly. None: where heads have full rank.
 
 
 class Attentions(NamedTuple):
@@ -94,7 +85,7 @@ def read_rows(
     bias: Array,
     heads: Projections,
     rng: np.random.Generator,
-    settings: RowSettings,
+    settings: SliceSettings,
     *,
     causal: bool = True,
     noise: float = 0.0,
@@ -114,7 +105,7 @@ def read_rows(
 
 
 def _read_at(
-    scale: float, reader: "_Reader | PairReader", rng: np.random.Generator, settings: RowSettings, noise: float
+    scale: float, reader: "_Reader | PairReader", rng: np.random.Generator, settings: SliceSettings, noise: float
 ) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
@@ -159,7 +150,7 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
 
 
 def _choose_reader(
-    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
+    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SliceSettings, causal: bool
 ) -> "_Reader | PairReader":
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head."""
     count, dim = len(heads.projection), len(bias)
@@ -173,13 +164,13 @@ class _Reader:
     """Asks sequences and turns rows into logits."""
 
     def __init__(
-        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: RowSettings, causal: bool
+        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SliceSettings, causal: bool
     ):
         self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, causal
         count, dim = len(heads.projection), len(bias)
         alive = heads.ranks[heads.ranks > 0]
         least = int(alive.min()) if len(alive) else 0
-        self.direct = bool(settings.direct or heads.readers is None)
+        self.direct = heads.readers is None  # heads of full rank: the weights of all heads are solved for jointly
         most = dim // count if self.direct else least
         kept = max(2, round(settings.share * most))
         # Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.

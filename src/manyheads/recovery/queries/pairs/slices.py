@@ -6,13 +6,13 @@ singular values fall from the r-th to the noise: then no further probe is needed
 in random rotation; the step tau is halved where the residual or the margin of the heads objects.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.pairs.pairs import Pairs, Separation
+from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
@@ -23,18 +23,11 @@ Array = NDArray[np.float64]
 CLEAR = 1e3
 """A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
 
+STEP = 0.3
+"""First step tau from probe to probe, relative to |v_0|."""
+
 MISFIT = 8.0
 """A fit is right up to this multiple of the residual that noise, or the fit at the first probe, has."""
-
-
-@dataclass(frozen=True)
-class ProbeSettings:
-    """How many probes, and how far away."""
-
-    step: float = 0.3  # first step tau, relative to |v_0|
-    extra: float = 0.25  # probes beyond the largest rank, as a share of it; two more are always asked
-    batch: int | None = None  # probes of the first batch; None is half of what heads of rank d / m need
-    full: bool = False  # ask for d probes, whatever the ranks
 
 
 class Stacks(NamedTuple):
@@ -42,7 +35,6 @@ class Stacks(NamedTuple):
 
     probes: Array  # (b, d), the first is v0
     values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head
-    logits: Array  # (m, b, n) logits of the queries, for the heads that have some
     levels: Array  # (m,) predicted error of one row of a stack (its norm)
     # (m,) ranks by the gap of the singular values; None where the spaces are not exhausted
     ranks: NDArray[np.intp] | None
@@ -50,7 +42,7 @@ class Stacks(NamedTuple):
     halvings: int  # halvings of steps, all probes together
 
 
-def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: ProbeSettings) -> Stacks:
+def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SliceSettings) -> Stacks:
     """Ask probe after probe until every head's output space is exhausted, or there are d probes.
 
     Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.
@@ -63,7 +55,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
     levels, uniform = _levels(start)
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
-    first = dim if settings.full else min(dim, settings.batch or max(4, enough // 2))
+    first = min(dim, max(4, enough // 2))
 
     def ask(displacements: Array) -> Array:
         answers = pairs.respond(start.queries, start.probe + displacements)
@@ -83,7 +75,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
         return found
 
     def follow(block: Array) -> Followed:
-        found = follow_nets(start.design, ask, start.net, block, step=settings.step, allowed=allowed, fit=fit)
+        found = follow_nets(start.design, ask, start.net, block, step=STEP, allowed=allowed, fit=fit)
         failed = int((~found.accepted).sum())
         if failed > len(block) / 2:
             raise FitError(
@@ -98,12 +90,11 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
         rows, values = start.probe + probed.moves, probed.values
         if uniform:
             values = np.concatenate([values, (rows @ pairs.sums.projection - values.sum(0))[None]])
-        logits = np.swapaxes(probed.nets.slopes, 0, 1)
-        return Stacks(rows, values, logits, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
+        return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
 
     def wanted(probed: Probed) -> int:
         count, ranks = len(probed.moves), stack(probed).ranks
-        if ranks is not None and not settings.full and ranks.sum() <= dim:
+        if ranks is not None and ranks.sum() <= dim:
             return int(np.ceil((1 + settings.extra) * ranks.max())) + 2 - count
         return max(4, enough - count) if count < enough else max(4, count // 4)
 

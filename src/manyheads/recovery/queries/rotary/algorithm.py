@@ -17,21 +17,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyheads.errors import UsageError
 from manyheads.recovery.layers.rotary import RotaryLayer, Turns
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.rotary import forms
 from manyheads.recovery.queries.rotary.count_gates import ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.logits import Ledger, Reader, alternate, plan
 from manyheads.recovery.queries.sigmoid_network import EXACT, Array
-from manyheads.recovery.queries.stage_log import StageLog
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.results import Extracted, StageLog
 
 SIZE = 0.9
 """Standard deviation of the logits that are read: larger ones leave some weights too small."""
+
+STEP = 0.3
+"""Length of the step to a neighbouring direction, relative to the direction."""
 
 FAR = (4, 16, 64, 112)
 """Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""
@@ -42,16 +44,9 @@ class RotarySettings:
     """How a layer with rotary positions is asked."""
 
     offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result.
-    # Whether offsets beyond the first few may follow from how heads turn, where that predicts all logits read
-    turned: bool = True
-    step: float = 0.3  # length of the step to a neighbouring direction, relative to the direction
     extra: int = 4  # directions, and sketch tokens, beyond the rank
     excess: float = 1.5  # logits asked for, relative to the unknown numbers of a core
     share: float = 0.6  # tokens of a sequence, relative to the most whose weights can be separated
-
-    def __post_init__(self) -> None:
-        if self.offsets < 3 or self.extra < 2 or not self.excess > 1 or not 0 < self.share <= 1 or not self.step > 0:
-            raise UsageError(f"{self}: offsets >= 3, extra >= 2, excess > 1, 0 < share <= 1 and step > 0 are needed")
 
     @classmethod
     def accurate(cls) -> "RotarySettings":
@@ -60,7 +55,7 @@ class RotarySettings:
 
 
 def extract_rotary(
-    oracle: Any, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: RotarySettings | None = None
 ) -> Extracted:
     """Extract a causal layer whose queries and keys are turned by their positions."""
     settings = settings or RotarySettings()
@@ -83,7 +78,7 @@ class _Values(NamedTuple):
     length: float
 
 
-def _read_linear(oracle: Any, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
+def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures: dict[str, float]) -> Sums:
     """Read W_S and c, and refuse a function whose answers to one token are not affine."""
     sums = read_sums(oracle, oracle.dim)
     probe = rng.standard_normal((1, 1, oracle.dim))
@@ -100,7 +95,7 @@ def _read_linear(oracle: Any, noise: float, rng: np.random.Generator, figures: d
 
 
 def _split_values(
-    oracle: Any,
+    oracle: Oracle,
     sums: Sums,
     noise: float,
     rng: np.random.Generator,
@@ -118,7 +113,7 @@ def _split_values(
         def ask(moves: Array) -> Array:
             return ask_counts(oracle, sums.bias, heads.gate, heads.direction + moves)
 
-        return follow_nets(heads.gate.net, ask, heads.net, block, step=settings.step, allowed=allowed)
+        return follow_nets(heads.gate.net, ask, heads.net, block, step=STEP, allowed=allowed)
 
     def stack(probed: Probed) -> tuple[Array, list[int]]:
         rows = np.swapaxes(probed.nets.values * probed.weights[:, :, None], 0, 1)  # (m, probes, d)
@@ -157,7 +152,7 @@ def _split_values(
 class _Logits:
     """Logits of walks and of random sequences of one length of token, and the forms that explain them."""
 
-    oracle: Any
+    oracle: Oracle
     noise: float
     rng: np.random.Generator
     settings: RotarySettings
@@ -187,7 +182,7 @@ class _Logits:
         rest = {offset: rest[offset] for offset in rest if offset != 1}
         figures["turned"] = max(rest.values())
         listed = range(self.settings.offsets)
-        if self.settings.turned and max(rest.values()) < max(1e-5, 1e4 * self.noise):
+        if max(rest.values()) < max(1e-5, 1e4 * self.noise):
             for offset in () if exact else FAR:
                 far = self._random(reader, {offset: needed}, kept)
                 more = self._cores(spaces, far, [offset], figures)

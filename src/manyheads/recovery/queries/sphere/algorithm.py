@@ -17,45 +17,47 @@ S4  Sketches of the attention matrices from all rows of causal sequences (`spher
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.pairs.output_spaces import split_projections
 from manyheads.recovery.queries.pairs.slices import Stacks, find_ranks
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalised_sums
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
-from manyheads.recovery.queries.stage_log import StageLog
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import NotALayer, RankBudgetError
-from manyheads.recovery.results import Extracted
+from manyheads.recovery.results import Extracted, StageLog
 
 QUERIES = 12
 """Dimensions in which the w of all pairs lie; the differences have the others."""
+
+
+STEP = 0.4
+"""Length of the step to a neighbouring difference, relative to the difference."""
 
 
 @dataclass(frozen=True)
 class SphereSettings:
     """How a layer behind a normalisation is asked."""
 
-    step: float = 0.4  # length of the step to a neighbouring difference, relative to the difference
     extra: int = 4  # differences, and sketch tokens, beyond the rank
     share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
 
-    def __post_init__(self) -> None:
-        if self.extra < 2 or not 0 < self.share <= 1 or not self.step > 0:
-            raise UsageError(f"{self}: extra >= 2, 0 < share <= 1 and step > 0 are needed")
+    @classmethod
+    def accurate(cls) -> "SphereSettings":
+        """Return settings that spend more calls on better-conditioned readings."""
+        return cls(extra=10, share=0.4)
 
 
 def extract_on_sphere(
-    oracle: Any, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SphereSettings | None = None
 ) -> Extracted:
     """Extract a causal layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
-    if not getattr(oracle, "causal", True):
+    if not oracle.causal:
         raise NotALayer(
             "a layer behind a normalisation that cannot be bypassed is extracted where it is causal, and this one is "
             "not: give the function without the normalisation",
@@ -107,13 +109,12 @@ def _read_stacks(pairs: SpherePairs, heads: SphereHeads, rng: np.random.Generato
             answers = pairs.respond(heads.queries, pairs.probe(start + moves), heads.copies)
             return answers.reshape(len(moves), -1, dim)
 
-        return follow_nets(design, ask, heads.net, block, step=settings.step, allowed=heads.allowed)
+        return follow_nets(design, ask, heads.net, block, step=STEP, allowed=heads.allowed)
 
     def stack(probed: Probed) -> Stacks:
         weight = probed.weights.min(1)[:, None]
         rows, values = pairs.probe(start + probed.moves) * weight, probed.values * weight
-        unused = np.zeros((len(values), len(rows), 0))
-        return Stacks(rows, values, unused, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
+        return Stacks(rows, values, levels, find_ranks(values, levels), probed.dropped, probed.halvings)
 
     def wanted(probed: Probed) -> int:
         ranks, count = stack(probed).ranks, len(probed.moves)
