@@ -52,9 +52,9 @@ def attention_scatter(folder: Path, signals: list[float], draws: int, seed: int)
         total, count = np.zeros(4), np.zeros(4)
         for _ in range(draws // 20_000):
             batch = draw_batch(rng, task, 20_000)
-            pulled, _ = sample_gradients(task, value, attention, batch)
+            gathered, _ = sample_gradients(task, value, attention, batch)
             kept = outside[batch.queries]
-            np.add.at(total, batch.queries, np.where(kept, pulled**2, 0).sum(1))
+            np.add.at(total, batch.queries, np.where(kept, gathered**2, 0).sum(1))
             np.add.at(count, batch.queries, kept.sum(1))
         ratios.append(float(np.mean(total / count / task.stationary / expected)))
     shown = ", ".join(f"{ratio:.4f} at {signal:g}" for ratio, signal in zip(ratios, signals, strict=True))

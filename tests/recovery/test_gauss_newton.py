@@ -49,10 +49,12 @@ def test_derivatives_are_those_of_jax(rng, form):
         (back,) = jax.vjp(function, here.theta)[1](rows)
         value, slope, back = map(np.asarray, (value, slope, back))
     np.testing.assert_allclose(here.examples.labels - here.residual, value, atol=1e-12 * np.abs(value).max())
-    np.testing.assert_allclose(here.move(change), slope, atol=1e-12 * np.abs(slope).max())
-    np.testing.assert_allclose(here.pull(rows), back, atol=1e-12 * np.abs(back).max())
+    np.testing.assert_allclose(here.jvp(change), slope, atol=1e-12 * np.abs(slope).max())
+    np.testing.assert_allclose(here.vjp(rows), back, atol=1e-12 * np.abs(back).max())
     # P_perp J and its transpose, and P_perp takes out all that projections can do
-    np.testing.assert_allclose(np.vdot(here.forward(change), rows), np.vdot(change, here.adjoint(rows)), rtol=1e-9)
+    np.testing.assert_allclose(
+        np.vdot(here.forward(change), rows), np.vdot(change, here.vjp(here._remove_readings(rows))), rtol=1e-9
+    )
     assert np.abs(here.readings.T @ here.forward(change)).max() < 1e-9 * np.abs(here.readings.T @ slope).max()
 
 
@@ -63,7 +65,7 @@ def test_the_gradient_is_that_of_the_loss_with_projections_solved_for(rng, form)
     here = Tangent.at(examples, stack_theta(moved(rng, truth, 0.5)))
     change, step = rng.normal(size=here.theta.shape), 1e-5
     ends = [Tangent.at(examples, here.theta + sign * step * change).loss for sign in (1, -1)]
-    expected = -2 * np.vdot(here.pull(here.residual), change) / examples.power
+    expected = -2 * np.vdot(here.vjp(here.residual), change) / examples.power
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
@@ -96,13 +98,13 @@ def test_the_metric_is_the_product_of_the_two_mean_curvatures(rng, form):
 def test_the_inner_solve_is_the_damped_least_squares_solution(rng):
     truth, x, y = problem(rng, {})
     here = Tangent.at(as_examples(x, y), stack_theta(moved(rng, truth, 0.5)))
-    gradient, size = here.pull(here.residual), here.theta.size
+    gradient, size = here.vjp(here.residual), here.theta.size
     change, expected, _ = solve_damped(here, gradient, 1e-9, 1e-10, 500)
     shape = (here.residual.size, size)
     operator = scipy.sparse.linalg.LinearOperator(
         shape,
         matvec=lambda v: here.forward(v.reshape(here.theta.shape)).ravel(),
-        rmatvec=lambda r: here.adjoint(r.reshape(here.residual.shape)).ravel(),
+        rmatvec=lambda r: here.vjp(here._remove_readings(r.reshape(here.residual.shape))).ravel(),
     )
     found = scipy.sparse.linalg.lsmr(operator, here.residual.ravel(), atol=1e-13, btol=1e-13, maxiter=2000)[0]
     np.testing.assert_allclose(change.ravel(), found, atol=1e-4 * np.abs(found).max())

@@ -23,8 +23,7 @@ import numpy as np
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.oracle.oracle import Oracle
 
-COARSE = 1e-3
-"""Mean squared rounding of the answers, relative to their variance, from which it counts as an error."""
+COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
 
 Draw = Callable[[np.random.Generator, int, int], list[np.ndarray]]
 """A distribution of sequences: draws `count` independent ones of dimension `dim`, stacked by their length (n, k, d)."""

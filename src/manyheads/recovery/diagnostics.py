@@ -28,14 +28,9 @@ from manyheads.spectra import stable_rank
 
 Array: TypeAlias = NDArray[np.float64]
 
-ENUMERATED = 16
-"""Heads up to which all subsets are summed; beyond, an eigenvalue bounds their sums from below."""
-
-ENTRIES = 4096
-"""Entries of an attention matrix, at most, that are held against lattices."""
-
-SPACINGS = 1500
-"""Spacings that are scanned, between a tenth of the root mean square of the entries and all of it."""
+ENUMERATED = 16  # heads up to which all subsets are summed; beyond, an eigenvalue bounds their sums from below
+ENTRIES = 4096  # entries of an attention matrix, at most, that are held against lattices
+SPACINGS = 1500  # spacings that are scanned, between a tenth of the root mean square of the entries and all of it
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def descend(here: Tangent, settings: PolishSettings) -> Polished:
     """Take damped Gauss-Newton steps from a start."""
     damping, products, errors = settings.damping, 0, [here.loss]
     accuracy, before = 0.1, np.inf
-    gradient = here.pull(here.residual)
+    gradient = here.vjp(here.residual)
     while True:
         white = here.whiten(gradient)
         slope = float(np.sqrt(np.vdot(gradient, white)))
@@ -192,7 +192,7 @@ def descend(here: Tangent, settings: PolishSettings) -> Polished:
             damping = float(np.clip(damping * factor, WEAKEST, STRONGEST))
             here = there
             errors.append(here.loss)
-            gradient = here.pull(here.residual)
+            gradient = here.vjp(here.residual)
             break
 
 
@@ -221,7 +221,7 @@ def solve_damped(
         solution = solution + length * direction
         scaled = scaled + length * lifted
         rest -= length * moved
-        slope = here.pull(rest) - damping * scaled  # rest stays orthogonal to the readings, so P_perp is left out
+        slope = here.vjp(rest) - damping * scaled  # rest stays orthogonal to the readings, so P_perp is left out
         white = here.whiten(slope)
         used += 2
         following = float(np.vdot(slope, white))

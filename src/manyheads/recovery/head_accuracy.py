@@ -22,8 +22,7 @@ import numpy as np
 from manyheads.recovery.layers.evaluation import attention_logits, softmax
 from manyheads.recovery.layers.rotary import RotaryLayer
 
-NUMBERS = 1 << 23
-"""Numbers of the contributions that are held at once."""
+NUMBERS = 1 << 23  # numbers of the contributions that are held at once
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,8 @@ from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.html import Section, format_figure
 from manyheads.study.reporting.panels import Panel, Picture
 
-POOLED = 40
-"""Cells to a side of the picture of one matrix."""
-
-COLUMNS = 6
-"""Heads beside each other in the picture."""
+POOLED = 40  # cells to a side of the picture of one matrix
+COLUMNS = 6  # heads beside each other in the picture
 
 
 def layer_panels(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tuple[Panel, ...]:

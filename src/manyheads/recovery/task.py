@@ -6,7 +6,7 @@ extraction by queries. What violates the assumptions of the proofs is in `manyhe
 hard to learn at all in `manyheads.recovery.hard.instances`.
 """
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 Array: TypeAlias = NDArray[np.float64]
 Inputs: TypeAlias = Literal["boolean", "gaussian"]
 
 QUERY_BIAS = 0.3
 """Standard deviation of the query bias of a GPT-shaped layer, beside query entries of standard deviation one."""
 
-OUTPUT_BIAS = 0.1
-"""Standard deviation of the output bias of a GPT-shaped layer."""
+OUTPUT_BIAS = 0.1  # standard deviation of the output bias of a GPT-shaped layer
 
 
 def planted_layer(
@@ -156,7 +158,7 @@ def gpt_layer(
 
 def sequences(
     rng: np.random.Generator, count: int, length: int, dim: int, *, distribution: Inputs = "boolean"
-) -> Array:
+) -> "Float[np.ndarray, 'n k d']":
     """Draw sequences with independent entries of mean zero and variance one.
 
     Parameters

@@ -101,7 +101,7 @@ class Examples:
         return float(np.vdot(moved, moved))
 
     @cached_property
-    def spread(self) -> tuple[Array, bool]:
+    def token_gram(self) -> tuple[Array, bool]:
         """Cholesky factor of the sum of x_r x_r^T over rows: one side of the metric."""
         return _factor(self.queries.T @ self.queries, FLOOR)
 
@@ -163,13 +163,9 @@ class Tangent:
 
     def forward(self, change: Array) -> Array:
         """Return the first-order change of the rows when the projections follow: P_perp J dTheta, (n k, d)."""
-        return self._remove_readings(self.move(change))
+        return self._remove_readings(self.jvp(change))
 
-    def adjoint(self, rows: Array) -> Array:
-        """Return J^T P_perp rows, of theta's shape."""
-        return self.pull(self._remove_readings(rows))
-
-    def move(self, change: Array) -> Array:
+    def jvp(self, change: Array) -> Array:
         """Return J dTheta at fixed projections, (n k, d)."""
         x, heads, stack = self.examples.x, len(self.theta), self._stack
         n, length, dim = x.shape
@@ -184,11 +180,11 @@ class Tangent:
             moved[rows] = read_.reshape(-1, heads * dim) @ stack
         return self.examples.weigh(moved)
 
-    def pull(self, rows_: Array) -> Array:
+    def vjp(self, rows_: Array) -> Array:
         """Return J^T rows at fixed projections, of theta's shape."""
         x, heads, stack = self.examples.x, len(self.theta), self._stack
         _, length, dim = x.shape
-        pulled = np.zeros((self.theta.shape[1], heads * dim))
+        gathered = np.zeros((self.theta.shape[1], heads * dim))
         weighed = self.examples.weigh(rows_)
         for part, rows in self._parts:
             keys, seen = x[part], len(x[part])
@@ -196,14 +192,14 @@ class Tangent:
             weights = np.matmul(back, keys.transpose(0, 2, 1)).reshape(seen, length, heads, length)
             through = _softmax_derivative(self.pattern[part], weights)
             read_ = np.matmul(through.reshape(seen, length * heads, length), keys)
-            pulled += self.examples.queries[rows].T @ read_.reshape(-1, heads * dim)
-        return np.moveaxis(pulled.reshape(-1, heads, dim), 1, 0).copy()
+            gathered += self.examples.queries[rows].T @ read_.reshape(-1, heads * dim)
+        return np.moveaxis(gathered.reshape(-1, heads, dim), 1, 0).copy()
 
     def whiten(self, gradient: Array) -> Array:
         """Apply the inverse of the metric to a gradient, of theta's shape."""
         rows = self.examples.queries.shape[0]
         solved = [
-            scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(self.examples.spread, part).T).T
+            scipy.linalg.cho_solve(side, scipy.linalg.cho_solve(self.examples.token_gram, part).T).T
             for side, part in zip(self._curvatures, gradient, strict=True)
         ]
         return rows * np.stack(solved)

@@ -17,7 +17,7 @@ from manyheads.recovery.passive.stages.acceptance_rate import (
     predict_small_threshold,
 )
 from manyheads.recovery.passive.stages.fit import FitSettings, descend_in_span, differentiate, fit_in_span
-from manyheads.recovery.passive.stages.pipeline import Workbench
+from manyheads.recovery.passive.stages.pipeline import SixStageRun
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings
 from manyheads.recovery.passive.stages.settings import LITERAL, StageSettings
 from manyheads.recovery.refusals import CertificateShortage, EffectiveSumError, RecoveryRefused
@@ -104,7 +104,7 @@ def test_a_number_of_heads_that_was_fitted_later_and_better_is_polished_too(rng,
     """The first of two numbers had its joint fit in vain; the second is right, and nothing said it was enough."""
     layer = planted_layer(rng, 4, 2)
     x, y = labelled(rng, layer)
-    monkeypatch.setattr(Workbench, "is_enough", lambda bench: len(bench.fitted) == 1)
+    monkeypatch.setattr(SixStageRun, "is_enough", lambda bench: len(bench.fitted) == 1)
     found = learn_in_six_stages((x, y), settings=replace(QUICK, most_heads=2), rng=rng)
     assert found.heads == 2
     assert compare_layers(layer, found.layer).worst < 1e-9

@@ -28,7 +28,7 @@ lower bounds for this problem exist.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +40,9 @@ from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.refusals import IllConditioned
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 Array: TypeAlias = NDArray[np.float64]
 
 WORST_CONDITION = 1e4
@@ -48,8 +51,7 @@ WORST_CONDITION = 1e4
 The signal, of size one, is a difference of terms as large as the projections; at 1e4 single precision keeps three
 digits of it."""
 
-SHARPEST = 12.0
-"""Least slope of a wave: at the nearest even value, one away, a tooth is within 1.3e-5 of its plateau."""
+SHARPEST = 12.0  # least slope of a wave: at the nearest even value, one away, a tooth is within 1.3e-5 of its plateau
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
 
 
 @takes_arrays
-def parity_layer(dim: int, heads: int, hidden: Iterable[int], *, slopes: ArrayLike | None = None) -> AttentionLayer:
+def parity_layer(
+    dim: int, heads: int, hidden: Iterable[int], *, slopes: "Float[ArrayLike, ' m'] | None" = None
+) -> AttentionLayer:
     r"""Return a layer whose attention signal has all its Fourier energy at degree 2m - 1.
 
     :math:`\Theta_i = c_i e_0 1_S^\top`, :math:`W_i = w_i e_0 e_0^\top` with c and w from `parity_system`. On two

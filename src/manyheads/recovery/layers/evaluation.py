@@ -7,14 +7,16 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
+
     from manyheads.attention import AttentionLayer
 
-TOKENS = 1 << 14
-"""Tokens that are worked on at once."""
+TOKENS = 1 << 14  # tokens that are worked on at once
 
 
 @takes_arrays
-def evaluate_layer(layer: "AttentionLayer", x: np.ndarray) -> np.ndarray:
+def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "Float[np.ndarray, 'n k d']":
     """Apply a layer with merged weights to sequences in float64, without compiling anything.
 
     y = sum_i softmax_rows(x Theta_i x^T + 1 (x beta_i)^T + mask) x W_i + 1 c^T

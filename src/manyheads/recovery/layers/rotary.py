@@ -14,7 +14,7 @@ Theta^(t) = L G^(t-1) F with L, F of the rank of the head. The angles of the eig
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from manyheads._arrays import as_native, takes_arrays
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.layers.evaluation import softmax
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +102,9 @@ class RotaryLayer:
     dependence on r - j. The forms with biases and their continuation by turns are written out here.
     """
 
-    forms: np.ndarray
-    projection: np.ndarray
-    bias: np.ndarray | None = None
+    forms: "Float[np.ndarray, 'offset m d+1 d+1']"
+    projection: "Float[np.ndarray, 'm d d']"
+    bias: "Float[np.ndarray, ' d'] | None" = None
     turns: Turns | None = None
 
     causal = True
@@ -121,12 +125,12 @@ class RotaryLayer:
     @takes_arrays
     def of_projections(
         cls,
-        query: np.ndarray,
-        key: np.ndarray,
-        projection: np.ndarray,
-        frequencies: np.ndarray,
+        query: "Float[np.ndarray, 'm rows r']",
+        key: "Float[np.ndarray, 'm rows r']",
+        projection: "Float[np.ndarray, 'm d d']",
+        frequencies: "Float[np.ndarray, ' planes']",
         *,
-        bias: np.ndarray | None = None,
+        bias: "Float[np.ndarray, ' d'] | None" = None,
         offsets: int = 16,
     ) -> "RotaryLayer":
         """Return the layer of given query and key matrices (m, d or d + 1, r), whose last row, if any, is the bias.
@@ -160,7 +164,7 @@ class RotaryLayer:
         """Number T of offsets whose forms are listed."""
         return len(self.forms)
 
-    def attention(self, offset: int) -> np.ndarray:
+    def attention(self, offset: int) -> "Float[np.ndarray, 'm d d']":
         """Return the attention matrices (m, d, d) at one offset, without what the biases add."""
         return self.form(offset)[:, :-1, :-1]
 
@@ -178,7 +182,7 @@ class RotaryLayer:
         return AttentionLayer(form[:, :-1, :-1], self.projection, form[:, -1, :-1], self.bias, causal=True)
 
     @takes_arrays
-    def __call__(self, x: Any) -> np.ndarray:
+    def __call__(self, x: "Float[ArrayLike, 'n k d']") -> "Float[np.ndarray, 'n k d']":
         """Apply the layer to sequences (n, k, d), in float64."""
         x = np.asarray(x, np.float64)
         if x.ndim != 3 or x.shape[2] != self.dim:
@@ -188,7 +192,7 @@ class RotaryLayer:
         return np.asarray(y if self.bias is None else y + self.bias)
 
     @takes_arrays
-    def logits(self, x: np.ndarray) -> np.ndarray:
+    def logits(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'm n k k']":
         """Return the logits (m, n, k, k) on sequences (n, k, d), -inf for later tokens."""
         count, length, _ = x.shape
         tokens = np.concatenate([x, np.ones((count, length, 1))], axis=2)

@@ -13,8 +13,7 @@ from manyheads.recovery.task import Inputs, gpt_layer, normal_matrix, planted_la
 
 Recipe = Callable[[np.random.Generator, int, int], AttentionLayer]
 
-SCALE = 2.0
-"""Frobenius norm of the attention matrices before they are deformed."""
+SCALE = 2.0  # Frobenius norm of the attention matrices before they are deformed
 
 
 @dataclass(frozen=True)

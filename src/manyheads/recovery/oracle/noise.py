@@ -26,22 +26,16 @@ import numpy as np
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.refusals import NotALayer
 
-LARGEST = 0.03
-"""Noise beyond which nothing can be extracted: the attention weights themselves are uncertain by as much."""
-
-ROUNDING = 64.0
-"""Units of the answers' dtype by which two runs of the same arithmetic may differ."""
-
-PLAIN = 0.01
-"""Relative change of an answer that is no rounding, unless more was measured: float16 has three digits."""
+LARGEST = 0.03  # noise beyond which nothing can be extracted: the attention weights themselves are uncertain by as much
+ROUNDING = 64.0  # units of the answers' dtype by which two runs of the same arithmetic may differ
+PLAIN = 0.01  # relative change of an answer that is no rounding, unless more was measured: float16 has three digits
 
 HIDDEN = (
     "the answers do not depend on the tokens beyond their rounding ({}): no head reads the tokens, or an output bias "
     "hides them; take it off, or answer in a wider type"
 )
 
-SMOOTH = 0.5
-"""Correlation of what is left at two neighbouring points beyond which it is a function and not rounding."""
+SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond which it is a function and not rounding
 
 
 @dataclass(frozen=True)

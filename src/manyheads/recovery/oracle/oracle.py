@@ -22,6 +22,8 @@ from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.progress import announce
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+
     from manyheads.attention import AttentionLayer
 
 Read = Literal["last", "all"]
@@ -107,8 +109,7 @@ class OracleSettings:
     progress: bool | None = False
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UsageError(f"batch = {self.batch}: give the number of tokens of a batch, at least 1")
+        check_integer("batch", self.batch)
         try:
             kind: str = np.dtype(self.dtype).kind
         except TypeError:
@@ -234,7 +235,9 @@ class Oracle:
                 self._say = None
 
     @takes_arrays
-    def __call__(self, x: np.ndarray, read: Read = "last") -> np.ndarray:
+    def __call__(
+        self, x: "Float[np.ndarray, 'n k d']", read: Read = "last"
+    ) -> "Float[np.ndarray, 'n d'] | Float[np.ndarray, 'n k d']":
         """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d), float64."""
         x = np.ascontiguousarray(x, np.float64)
         if x.ndim != 3 or x.shape[2] != self.dim or 0 in x.shape:
@@ -251,7 +254,7 @@ class Oracle:
         return y
 
     @takes_arrays
-    def ask(self, x: np.ndarray) -> np.ndarray:
+    def ask(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'n k d']":
         """Ask about one batch (n, k, d) past the store; return all rows as they came, the input not subtracted."""
         self._afford(*x.shape[:2])
         self._tick("own_seconds")

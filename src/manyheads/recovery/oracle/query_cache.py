@@ -37,11 +37,8 @@ FORMAT = 1
 HEADER, MANIFEST, DATA = "oracle.json", "manifest.json", "answers.safetensors"
 REMEDY = "it is left as it is: delete it, or give another folder, to ask again"
 
-PROBES = (1, 2, 5)
-"""Lengths of the sequences that tell one oracle from another."""
-
-CACHED = 16
-"""Batches that are held in memory."""
+PROBES = (1, 2, 5)  # lengths of the sequences that tell one oracle from another
+CACHED = 16  # batches that are held in memory
 
 
 class QueryCache:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyheads.errors import UsageError
+from manyheads.errors import check_integer
 from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student, sequence_errors
 
 if TYPE_CHECKING:
@@ -19,10 +19,9 @@ GLANCE = 60  # evaluations of a first look at a number of heads: benign layers o
 HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by less than chance does, is none
 
 
-def check_heads(heads: Any) -> None:
+def check_heads(heads: int | None) -> int | None:
     """Refuse what is no number of heads; None is to find it."""
-    if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int | np.integer) or heads < 1):
-        raise UsageError(f"heads={heads!r}: a whole number, one or more, or None to find it")
+    return None if heads is None else check_integer("heads", heads)
 
 
 def fit_wanted(

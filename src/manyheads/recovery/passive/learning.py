@@ -40,6 +40,7 @@ from manyheads.recovery.results import Recovery, Stage
 from manyheads.recovery.variable_projection import Examples, Form
 
 if TYPE_CHECKING:
+    from jaxtyping import Num
     from numpy.typing import ArrayLike
 
     from manyheads.attention import AttentionLayer
@@ -113,8 +114,8 @@ class LearningOptions:
 
 @takes_arrays
 def learn_layer(
-    x: ArrayLike | Iterable[Any],
-    y: ArrayLike | None = None,
+    x: Num[ArrayLike, "n k d"] | Iterable[Any],
+    y: Num[ArrayLike, "n k d"] | None = None,
     heads: int | None = None,
     *,
     method: Method = "student",
@@ -182,7 +183,7 @@ def learn_layer(
         raise UsageError(f"options of type {type(options).__name__}: expected LearningOptions")
     if method not in get_args(Method):
         raise UsageError(f"method={method!r}: expected one of {', '.join(get_args(Method))}")
-    check_heads(heads)
+    heads = check_heads(heads)
     check_integer("seed", seed, 0)
     if method == "six-stage":
         _check_form(options)

@@ -37,7 +37,7 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.recovery.passive.head_count import check_heads
-from manyheads.recovery.passive.stages.pipeline import Workbench
+from manyheads.recovery.passive.stages.pipeline import SixStageRun
 from manyheads.recovery.passive.stages.settings import StageSettings
 from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards
 from manyheads.recovery.passive.stages.span import span_of
@@ -94,8 +94,8 @@ def learn_in_six_stages(
     (2, True)
     """
     settings = settings or StageSettings()
-    check_heads(heads)
-    bench = Workbench.open(examples, settings, rng, executor)
+    heads = check_heads(heads)
+    bench = SixStageRun.open(examples, settings, rng, executor)
     most = bench.train.dim**2
     if heads is not None and heads > most:
         raise UsageError(f"heads={heads}: {most} at most in {bench.train.dim} dimensions")

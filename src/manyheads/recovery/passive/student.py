@@ -154,7 +154,7 @@ def search(
         here = Tangent.at(examples, flat.reshape(start.shape))
         if not best or here.loss < best[0].loss:
             best[:] = [here]
-        return here.loss, -2 / examples.power * here.pull(here.residual).ravel()
+        return here.loss, -2 / examples.power * here.vjp(here.residual).ravel()
 
     def after(intermediate_result: object) -> None:
         losses.append(best[0].loss)

@@ -29,17 +29,10 @@ from manyheads.recovery.results import Extracted, Recovery
 
 Method = Literal["auto", "slices", "bounded", "sphere", "rotary"]
 
-SELECTION = 20
-"""Sequences on which an attempt is judged before the certificate is drawn."""
-
-MATRICES = 12
-"""Matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two."""
-
-VERIFIED = 64
-"""Tokens that the verification holds for each of its sequences, copies included."""
-
-ACCURACY = 48
-"""Sequences on which the contributions of heads are compared; the oracle is not asked about them."""
+SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
+MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
+VERIFIED = 64  # tokens that the verification holds for each of its sequences, copies included
+ACCURACY = 48  # sequences on which the contributions of heads are compared; the oracle is not asked about them
 
 
 def extract_layer(
@@ -228,7 +221,7 @@ class _Extraction:
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
             self.rejected = recovery
-            # A better one is looked for; this one would be chosen again for its luck on the selection.
+            # A better one is looked for; this one would be chosen again by its small error on the selection.
             self.best = float("inf"), attempt, found
         return recovery
 

@@ -21,11 +21,8 @@ from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
-EXACT = 1e-10
-"""Noise up to which the design that divides by small differences is chosen."""
-
-SINGLE = 3e-8
-"""Noise of sines and cosines that were rounded to float32, whatever the rest is computed in."""
+EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
+SINGLE = 3e-8  # noise of sines and cosines that were rounded to float32, whatever the rest is computed in
 
 WIDEST = 256
 """Largest dimension at which a layer that has no room for disjoint output spaces is tried with O(d^2) calls unasked."""

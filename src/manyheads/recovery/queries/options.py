@@ -7,11 +7,8 @@ from manyheads.errors import check_integer
 from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 
-CERTIFICATES = 2
-"""Number of certificates that may be drawn; the confidence holds for all of them together."""
-
-MOST_TRIES = 1000
-"""Largest number of seeds of a method."""
+CERTIFICATES = 2  # number of certificates that may be drawn; the confidence holds for all of them together
+MOST_TRIES = 1000  # largest number of seeds of a method
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import numpy as np
 from manyheads.recovery.queries.sigmoid_network import Array, NetDesign, PairNets, net_amplification
 from manyheads.recovery.queries.warm_start import Followed
 
-CLEAR = 0.05
-"""Weight below which a probe is left out: its errors are twenty times those of the reference."""
+CLEAR = 0.05  # weight below which a probe is left out: its errors are twenty times those of the reference
 
 
 class Probed(NamedTuple):

@@ -22,14 +22,9 @@ from manyheads.recovery.layers.matching import function_error
 
 Array = NDArray[np.float64]
 
-LENGTH = 4
-"""Tokens of a sequence."""
-
-HELD = 8
-"""One sequence in so many is held out."""
-
-PRODUCTS = 200
-"""Products with the Jacobian that a refinement is expected to take, for the estimate of its work."""
+LENGTH = 4  # tokens of a sequence
+HELD = 8  # one sequence in so many is held out
+PRODUCTS = 200  # products with the Jacobian that a refinement is expected to take, for the estimate of its work
 
 
 class Refined(NamedTuple):

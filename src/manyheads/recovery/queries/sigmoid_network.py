@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from manyheads.errors import ShapeError
 from manyheads.recovery.refusals import FitError
@@ -30,11 +30,10 @@ Array = NDArray[np.float64]
 
 EPS = float(np.finfo(np.float64).eps)
 
-EXACT = 1e-10
-"""Relative error of an answer up to which it counts as exact but for rounding."""
+TINY = float(np.finfo(np.float64).tiny)
 
-MEMORY = 2**28
-"""Bytes that the normal matrices and Jacobians of one block of probes may take."""
+EXACT = 1e-10  # relative error of an answer up to which it counts as exact but for rounding
+MEMORY = 2**28  # bytes that the normal matrices and Jacobians of one block of probes may take
 
 FLOOR = 1e-6
 """Share of the mean squared derivative that a parameter without any is damped with.
@@ -43,12 +42,10 @@ A saturated gate says nothing of its logit: damped relative to its own derivativ
 step into the far end of the gate is one without return.
 """
 
-STEP = 1.0
-"""Most that one step may change the logit of one row through one parameter."""
+STEP = 1.0  # most that one step may change the logit of one row through one parameter
 
 
-CHOLESKY = 96
-"""Size from which normal equations are solved one by one, at half the arithmetic, and not in a batch."""
+CHOLESKY = 96  # size from which normal equations are solved one by one, at half the arithmetic, and not in a batch
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,35 @@ class PairNets(NamedTuple):
         return PairNets(self.slopes[order], self.values[order], self.residual)
 
 
+def read_gates(gates: Array, shifts: Array, least: float) -> Array:
+    """Return logits (n, m) from gates (n, K, m), each at the shift where its gate is nearest to one half."""
+    best = np.argmin(np.abs(gates - 0.5), axis=1)
+    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
+    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
+    return found
+
+
+def lift_pivots(triangle: Array) -> Array:
+    """Lift pivots (b, m, m) at rounding level, so that equal units leave values that are finite and useless."""
+    diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
+    floor = EPS * diagonal.max(1, keepdims=True) + TINY
+    return triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
+
+
+def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Array) -> Array:
+    """Return the normal matrices (b, m p, m p) of Kaufman's Jacobian, from the derivatives of the gates (b, n, m).
+
+    `basis` (b, n, m) is orthonormal and spans the units; the Jacobian is projected off it.
+    """
+    probes, rows, heads = derivative.shape
+    width = features.shape[1]
+    jacobian = (derivative[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
+    jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
+    gram = values @ np.swapaxes(values, 1, 2)
+    blocks = (np.swapaxes(jacobian, 1, 2) @ jacobian).reshape(probes, heads, width, heads, width)
+    return (blocks * gram[:, :, None, :, None]).reshape(probes, heads * width, heads * width)
+
+
 def fit_nets(
     design: NetDesign, answers: Any, slopes: Any, *, iterations: int = 60, tolerance: float = 1e-7
 ) -> PairNets:
@@ -140,8 +166,8 @@ class _Fit:
             self.basis, triangle = np.linalg.qr(np.swapaxes(answers, 1, 2))
             answers = np.swapaxes(triangle, 1, 2)
         self.answers = answers
-        self.reach = STEP / (np.abs(design.features).max(0) + np.finfo(np.float64).tiny)  # (p,)
-        self.total = (answers**2).sum((1, 2)) + np.finfo(np.float64).tiny
+        self.reach = STEP / (np.abs(design.features).max(0) + TINY)  # (p,)
+        self.total = (answers**2).sum((1, 2)) + TINY
         self.damping = np.full(len(answers), 1e-3)
         self.loss = self._residual(slopes, np.arange(len(answers)))[1]
 
@@ -152,7 +178,7 @@ class _Fit:
                 break
             before = self.loss[active].copy()
             moved = self._step(active)
-            fall = (before - self.loss[active]) / np.maximum(before, np.finfo(np.float64).tiny)
+            fall = (before - self.loss[active]) / np.maximum(before, TINY)
             floor = self.loss[active] / self.total[active] < (EPS / 8) ** 2
             active = active[moved & (fall >= tolerance) & ~floor]
         everything = np.arange(len(self.answers))
@@ -170,12 +196,7 @@ class _Fit:
     def _values(self, slopes: Array, which: NDArray[np.intp]) -> Array:
         """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
         basis, triangle = np.linalg.qr(self.design.units(slopes))
-        diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
-        top = diagonal.max(1, keepdims=True) + np.finfo(np.float64).tiny
-        # An exactly repeated unit would divide by zero; a pivot at rounding level leaves its value finite and useless.
-        lift = np.where(diagonal < EPS * top, EPS * top, 0.0)
-        triangle = triangle + lift[:, :, None] * np.eye(triangle.shape[1])
-        return np.linalg.solve(triangle, np.swapaxes(basis, 1, 2) @ self.answers[which])
+        return np.linalg.solve(lift_pivots(triangle), np.swapaxes(basis, 1, 2) @ self.answers[which])
 
     def _normal(self, which: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
@@ -184,23 +205,16 @@ class _Fit:
         values = self._values(slopes, which)
         gates = self.design._gates(slopes)
         derivative = gates * (1 - gates)  # (b, n, m)
-        probes, rows, heads = derivative.shape
-        width = features.shape[1]
-        jacobian = (derivative[..., None] * features[:, None, :]).reshape(probes, rows, heads * width)
-        pull = derivative * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
-        right = (np.swapaxes(pull, 1, 2) @ features).reshape(probes, heads * width)
-        jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
-        matrix = np.swapaxes(jacobian, 1, 2) @ jacobian
-        gram = values @ np.swapaxes(values, 1, 2)
-        matrix = matrix.reshape(probes, heads, width, heads, width) * gram[:, :, None, :, None]
-        return matrix.reshape(probes, heads * width, heads * width), right
+        back = derivative * (rest @ np.swapaxes(values, 1, 2))  # the residual is orthogonal to the units already
+        right = (np.swapaxes(back, 1, 2) @ features).reshape(len(which), -1)
+        return kaufman_normal(features, derivative, basis, values), right
 
     def _step(self, active: NDArray[np.intp]) -> NDArray[np.bool_]:
         """One accepted step per probe where one is found; which probes moved."""
         matrix, right = self._normal(active)
         size = matrix.shape[1]
         diagonal = np.diagonal(matrix, axis1=1, axis2=2)
-        scale = np.sqrt(diagonal + FLOOR * diagonal.mean(1, keepdims=True) + np.finfo(np.float64).tiny)
+        scale = np.sqrt(diagonal + FLOOR * diagonal.mean(1, keepdims=True) + TINY)
         matrix = matrix / scale[:, :, None] / scale[:, None, :]
         right = right / scale
         moved = np.zeros(len(active), bool)
@@ -253,7 +267,7 @@ def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
     by_slopes = np.einsum("ni,np,io->noip", derivative, design.features, values).reshape(rows * outputs, heads * width)
     by_values = np.einsum("ni,op->noip", units, np.eye(outputs)).reshape(rows * outputs, heads * outputs)
     jacobian = np.concatenate([by_slopes, by_values], axis=1)
-    size = np.sqrt((jacobian**2).sum(0)) + np.finfo(np.float64).tiny
+    size = np.sqrt((jacobian**2).sum(0)) + TINY
     # A variance is wanted to a factor, not to digits: eigenvalues below the Gram matrix's rounding are lifted to it.
     share, turn = np.linalg.eigh((jacobian / size).T @ (jacobian / size))
     spread = (turn**2 / np.maximum(share, 8 * EPS * share[-1])).sum(1) / size**2

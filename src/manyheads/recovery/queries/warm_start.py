@@ -22,8 +22,7 @@ third.
 """
 
 
-HALVINGS = 6
-"""Halvings of the step of a probe, at most; then it is not accepted."""
+HALVINGS = 6  # halvings of the step of a probe, at most; then it is not accepted
 
 
 class Match(NamedTuple):

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyheads.errors import UsageError
+from manyheads.recovery.layers.evaluation import softmax
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -45,8 +46,7 @@ def predict_acceptance(
     counts = np.zeros(len(limits))
     for begin in range(0, draws, BLOCK):
         logits = scale * rng.standard_normal((min(BLOCK, draws - begin), heads, length))
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        weights = softmax(logits)
         spread = np.square(weights - weights.mean(1, keepdims=True)).sum((1, 2)) / (heads * (length - 1))
         counts += (np.sqrt(spread)[:, None] < limits).sum(0)
     return counts / draws

@@ -15,8 +15,7 @@ The form as a regression, and the two sums, are worked out here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +27,16 @@ from manyheads.recovery.refusals import DesignError
 Array: TypeAlias = NDArray[np.float64]
 CrudeForm: TypeAlias = Literal["regression", "correlation"]
 
-WORST_CONDITION = 1e8
-"""Condition of S^T S above which the inputs count as not spanning the space."""
+WORST_CONDITION = 1e8  # condition of S^T S above which the inputs count as not spanning the space
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Sums over sequences that stage one needs; moments of two shards add up."""
 
     inputs: Array  # S^T S, (d, d), with S the sum of a sequence's tokens
     cross: Array  # S^T R, (d, d), with R the sum of its labels
     rows: int  # number of rows N k
     power: float  # sum of squares of all labels
-
-    def __add__(self, other: Moments) -> Moments:
-        """Add the moments of other examples."""
-        return Moments(
-            self.inputs + other.inputs, self.cross + other.cross, self.rows + other.rows, self.power + other.power
-        )
 
 
 def measure_moments(x: Array, y: Array) -> Moments:

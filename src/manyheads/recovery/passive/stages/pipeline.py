@@ -42,7 +42,7 @@ class Attempt:
 
 
 @dataclass
-class Workbench:
+class SixStageRun:
     """One run of the six stages: each method is a stage, logged with its figures and CPU seconds."""
 
     # Examples to learn from, and the last sequences (x, y), which nothing is fitted to
@@ -67,7 +67,7 @@ class Workbench:
         settings: StageSettings,
         rng: np.random.Generator,
         executor: Executor | None,
-    ) -> Workbench:
+    ) -> SixStageRun:
         """Check the examples, and put the last ones aside."""
         data = examples if isinstance(examples, Shards) else open_shards(examples, executor)
         count = min(settings.held_out, data.count // 10)

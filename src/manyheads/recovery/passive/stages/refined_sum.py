@@ -17,7 +17,7 @@ S. Chen, Y. Li, arXiv 2402.04084: the stage, in its first form. The trimmed head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +76,9 @@ def refine_sum(data: Shards, nearest: Array | None, settings: RefinementSettings
     return regress_clear_rows(data, nearest, settings)
 
 
-@dataclass(frozen=True)
-class _Regression:
+class _Regression(NamedTuple):
     inputs: Array
     cross: Array
-
-    def __add__(self, other: _Regression) -> _Regression:
-        return _Regression(self.inputs + other.inputs, self.cross + other.cross)
 
 
 def measure_doubt(x: Array, y: Array, theta: Array) -> Array:

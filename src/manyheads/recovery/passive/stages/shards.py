@@ -8,10 +8,11 @@ parts; rows are fetched by their position in all shards together, so that where 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ Array: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[ArrayLike, ArrayLike]
 Shard: TypeAlias = Pair | Callable[[], Pair]
 Result = TypeVar("Result")
+Statistics = TypeVar("Statistics", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Shards:
 
     def map(self, function: Callable[..., Result], *constants: Any) -> list[Result]:
         """Return function(x, y, *constants) for every shard, in order."""
-        task = partial(_work, function, constants)
+        task = functools.partial(_work, function, constants)
         return apply(self.executor, task, self.shards, self.counts)
 
     def smallest(self, function: Callable[..., Array], count: int, *constants: Any) -> Array:
@@ -98,12 +100,9 @@ def apply(executor: Executor | None, function: Callable[..., Result], *columns: 
     return list(map(function, *columns) if executor is None else executor.map(function, *columns))
 
 
-def add_up(parts: Sequence[Any]) -> Any:
-    """Return the sum of additive statistics, in the order of the shards."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+def add_up(parts: Sequence[Statistics]) -> Statistics:
+    """Return the sum of additive statistics (named tuples), field by field in the order of the shards."""
+    return type(parts[0])(*(functools.reduce(operator.add, column) for column in zip(*parts, strict=True)))
 
 
 def list_shards(examples: Any) -> tuple[Shard, ...]:

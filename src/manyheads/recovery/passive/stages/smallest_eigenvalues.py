@@ -9,8 +9,7 @@ are the top ones of the matrix taken from its largest eigenvalue, which is what 
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -27,16 +26,11 @@ BLOCK = 4096  # equations that are written out at a time
 ACCURACY = 1e-10  # of the matrix-free eigenvectors, relative to the largest eigenvalue
 
 
-@dataclass(frozen=True)
-class Gram:
+class Gram(NamedTuple):
     """Additive statistics of equations: sum of weight a a^T (d^2 + 1, d^2 + 1), and sum of weights."""
 
     matrix: Array
     weight: float
-
-    def __add__(self, other: Gram) -> Gram:
-        """Add the statistics of other equations."""
-        return Gram(self.matrix + other.matrix, self.weight + other.weight)
 
 
 def measure_gram(certificates: Certificates, weights: Array) -> Gram:

@@ -43,36 +43,21 @@ from manyheads.recovery.results import Extracted, StageLog
 
 Array = NDArray[np.float64]
 
-SPREAD = (0.5, 1.0, 1.5)
-"""Sizes of the queries in units of the scale at which logits are about one."""
-
-MISFIT = 4.0
-"""A refit is right up to this multiple of the residual at v_0."""
+SPREAD = (0.5, 1.0, 1.5)  # sizes of the queries in units of the scale at which logits are about one
+MISFIT = 4.0  # A refit is right up to this multiple of the residual at v_0
 
 MIRROR = 30.0
 """A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise."""
 
-LEAST = 1e-12
-"""Relative residual below which two fits do not differ."""
-
-WHOLE = 2.0
-"""The heads are all of W_S if one more row that says so raises the residual less than by this factor."""
-
-ROOM = 5_000_000
-"""Numbers in the answers of one block of directions."""
+LEAST = 1e-12  # relative residual below which two fits do not differ
+WHOLE = 2.0  # the heads are all of W_S if one more row that says so raises the residual less than by this factor
+ROOM = 5_000_000  # numbers in the answers of one block of directions
 
 
-AFTER = 4
-"""Copies of the query: so many shifts of all logits are seen by one call of a causal layer."""
-
-STEP = 0.5
-"""First tau: how far the probes are from v_0, against its norm."""
-
-MIRRORS = 3
-"""Queries of the mirror of every probe."""
-
-NOISY = 1e-5
-"""Noise from which more queries are asked, and F5 is run."""
+AFTER = 4  # copies of the query: so many shifts of all logits are seen by one call of a causal layer
+STEP = 0.5  # first tau: how far the probes are from v_0, against its norm
+MIRRORS = 3  # queries of the mirror of every probe
+NOISY = 1e-5  # noise from which more queries are asked, and F5 is run
 
 WORK, EXCESS = 1e12, 12.0
 """Floating-point operations that F5 may be expected to take, and its numbers in the answers, against the weights."""

@@ -19,26 +19,15 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import EPS, Array, NetDesign, PairNets
+from manyheads.recovery.queries.sigmoid_network import TINY, Array, NetDesign, PairNets, kaufman_normal, lift_pivots
 
 Linear = Callable[[Array], Array]
 
-STEPS = 40
-"""Gauss-Newton steps of a refit, at most."""
-
-INNER = 40
-"""Conjugate-gradient iterations of a step, at most: a step cut short is still one of descent."""
-
-HALVINGS = 6
-"""Halvings of the length of a step, at most; a fit that no length improves has ended."""
-
-FORCING = 1e-2
-"""What the inner iterations leave of the gradient, in the norm of the preconditioner."""
-
-RIDGE = 1e-13
-"""Of the preconditioner, against its own diagonal."""
-
-TINY = float(np.finfo(np.float64).tiny)
+STEPS = 40  # Gauss-Newton steps of a refit, at most
+INNER = 40  # conjugate-gradient iterations of a step, at most: a step cut short is still one of descent
+HALVINGS = 6  # halvings of the length of a step, at most; a fit that no length improves has ended
+FORCING = 1e-2  # what the inner iterations leave of the gradient, in the norm of the preconditioner
+RIDGE = 1e-13  # of the preconditioner, against its own diagonal
 
 
 @dataclass(frozen=True)
@@ -75,14 +64,10 @@ class Continuation:
 
     def __init__(self, design: NetDesign, reference: PairNets, *, tolerance: float = 1e-6):
         self.design, self.reference, self.tolerance = design, reference, tolerance
-        heads, width = reference.slopes.shape
         units = design.units(reference.slopes)
         gates, basis = units + design.baselines[:, None], np.linalg.qr(units)[0]
-        jacobian = ((gates * (1 - gates))[:, :, None] * design.features[:, None, :]).reshape(len(gates), -1)
-        jacobian -= basis @ (basis.T @ jacobian)
-        gram = reference.values @ reference.values.T
-        blocks = (jacobian.T @ jacobian).reshape(heads, width, heads, width) * gram[:, None, :, None]
-        normal = blocks.reshape(heads * width, heads * width)
+        derivative = gates * (1 - gates)
+        normal = kaufman_normal(design.features, derivative[None], basis[None], reference.values[None])[0]
         self._scale = np.sqrt(np.diag(normal) + RIDGE * np.trace(normal) / len(normal) + TINY)
         normal /= self._scale[:, None] * self._scale
         self._factor = _factorise(normal)
@@ -117,7 +102,7 @@ class Continuation:
         rest = answers - basis @ inner
         loss: Array = np.einsum("bnd,bnd->b", rest, rest)
         loss[~np.isfinite(loss)] = np.inf
-        values = np.asarray(np.linalg.solve(_with_pivots(triangle), inner), np.float64)
+        values = np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
         return _State(slopes, gates, basis, values, rest, loss)
 
     def _step(self, state: _State) -> Array:
@@ -152,13 +137,6 @@ class Continuation:
         return result
 
 
-def _with_pivots(triangle: Array) -> Array:
-    """Lift pivots at rounding level, so that equal units leave values that are finite and useless."""
-    diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
-    floor = EPS * diagonal.max(1, keepdims=True) + TINY
-    return triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
-
-
 def _factorise(normal: Array) -> tuple[Array, bool]:
     """Factorise a matrix with unit diagonal; the ridge grows until it is definite: it only preconditions."""
     ridge = RIDGE
@@ -177,20 +155,20 @@ def _conjugate_gradients(apply: Linear, precondition: Linear, right: Array) -> A
     """Solve many definite systems at once; each stops where its preconditioned residual is small."""
     solution, residual = np.zeros_like(right), right.copy()
     direction = precondition(residual)
-    energy = _dot(residual, direction)
-    enough = FORCING**2 * energy
+    size = _dot(residual, direction)
+    enough = FORCING**2 * size
     for _ in range(INNER):
         image = apply(direction)
         curvature = _dot(direction, image)
-        going = (energy > enough) & (curvature > 0)
+        going = (size > enough) & (curvature > 0)
         if not going.any():
             break
-        length = np.where(going, energy / np.maximum(curvature, TINY), 0.0)[:, None, None]
+        length = np.where(going, size / np.maximum(curvature, TINY), 0.0)[:, None, None]
         solution += length * direction
         residual -= length * image
         preconditioned = precondition(residual)
         renewed = _dot(residual, preconditioned)
-        ratio = np.where(going, renewed / np.maximum(energy, TINY), 0.0)[:, None, None]
+        ratio = np.where(going, renewed / np.maximum(size, TINY), 0.0)[:, None, None]
         direction = np.where(going[:, None, None], preconditioned + ratio * direction, direction)
-        energy = np.where(going, renewed, energy)
+        size = np.where(going, renewed, size)
     return solution

@@ -7,18 +7,17 @@ gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will d
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from manyheads.recovery.queries.pairs.output_spaces import Projections
 from manyheads.recovery.queries.pairs.pairs import Pairs
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.sigmoid_network import Array
+from manyheads.recovery.queries.sigmoid_network import Array, read_gates
 
 LOGITS = (1.0, 3.2)
 """Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""
 
-SMALLEST = 1e-9
-"""Weights are read down to this size."""
+SMALLEST = 1e-9  # weights are read down to this size
 
 
 def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-3) -> Array:
@@ -27,10 +26,7 @@ def read_logits(answers: Array, values: Array, shifts: Array, least: float = 1e-
     Gates are read down to `least`.
     """
     gates = answers @ np.linalg.pinv(values) + expit(-shifts)[:, None]  # (n, K, m)
-    best = np.argmin(np.abs(gates - 0.5), axis=1)
-    chosen = np.take_along_axis(gates, best[:, None], axis=1)[:, 0]
-    found: Array = logit(np.clip(chosen, least, 1 - least)) + shifts[best]
-    return found
+    return read_gates(gates, shifts, least)
 
 
 class PairReader:

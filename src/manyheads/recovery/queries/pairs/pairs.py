@@ -44,17 +44,10 @@ Array = NDArray[np.float64]
 SCALES = (1.0, 2.0, 1.5, 3.0)
 """Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show."""
 
-PROBES = 2
-"""Probes at which heads are looked for; what is no layer at one is none at another."""
-
-MOST = 3300
-"""Unknown logits of one fit, heads times queries: a second or two for each step of the fit."""
-
-PROMISING = 0.03
-"""Relative residual after fifteen steps below which a fit is finished; right starts are far below it."""
-
-SEEN = 8.0
-"""A singular value counts as a head from this multiple of the largest one that noise alone would have."""
+PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
+MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
+PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
+SEEN = 8.0  # A singular value counts as a head from this multiple of the largest one that noise alone would have
 
 
 @dataclass(frozen=True)

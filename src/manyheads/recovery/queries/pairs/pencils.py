@@ -11,9 +11,9 @@ Harshman (1970), Foundations of the PARAFAC procedure, UCLA Working Papers in Ph
 import itertools
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit
 
-from manyheads.recovery.queries.sigmoid_network import EPS, Array
+from manyheads.recovery.queries.sigmoid_network import EPS, Array, read_gates
 
 
 class Pencils:
@@ -85,7 +85,5 @@ def start_net(answers: Array, frame: Array, shifts: Array) -> Array | None:
         strong = rows[np.abs(shares[rows, 0, head]) >= np.median(np.abs(shares[rows, 0, head]))]
         found[head] = np.median(amplitude[strong, head])
     gates = shares / found + expit(-shifts)[:, None]  # (n, K, m)
-    best = np.argmin(np.abs(gates - 0.5), axis=1)
-    chosen = np.take_along_axis(gates, best[:, None], 1)[:, 0]
-    start: Array = (logit(np.clip(chosen, 1e-3, 1 - 1e-3)) + shifts[best]).T
+    start = read_gates(gates, shifts, 1e-3).T
     return start if np.isfinite(start).all() else None

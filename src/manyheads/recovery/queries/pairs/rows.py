@@ -44,20 +44,14 @@ from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
 
-FARTHEST = 6.0
-"""Largest logit of the pilot: trained layers have directions of their own, far beyond the quantile."""
+FARTHEST = 6.0  # largest logit of the pilot: trained layers have directions of their own, far beyond the quantile
 
 AGREEMENT = 1e4
 """Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
 
-ROUGHEST = 0.05
-"""Disagreement of logits of order one that no noise excuses."""
-
-HIDDEN = 1e-5
-"""Weights below this are lost in the errors of the others: shorter tokens have larger ones."""
-
-SHORTER = 2
-"""How often tokens are halved because weights were hidden."""
+ROUGHEST = 0.05  # disagreement of logits of order one that no noise excuses
+HIDDEN = 1e-5  # weights below this are lost in the errors of the others: shorter tokens have larger ones
+SHORTER = 2  # how often tokens are halved because weights were hidden
 
 
 class Attentions(NamedTuple):

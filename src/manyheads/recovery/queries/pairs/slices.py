@@ -23,11 +23,8 @@ Array = NDArray[np.float64]
 CLEAR = 1e3
 """A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
 
-STEP = 0.3
-"""First step tau from probe to probe, relative to |v_0|."""
-
-MISFIT = 8.0
-"""A fit is right up to this multiple of the residual that noise, or the fit at the first probe, has."""
+STEP = 0.3  # first step tau from probe to probe, relative to |v_0|
+MISFIT = 8.0  # A fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
 class Stacks(NamedTuple):
@@ -130,8 +127,7 @@ def rank_by_gap(singular: Array, noise: float) -> int | None:
     return int(np.argmax(ratios)) + 1
 
 
-SEEN = 8.0
-"""Neighbouring singular values of noise are nearer to each other than this factor."""
+SEEN = 8.0  # neighbouring singular values of noise are nearer to each other than this factor
 
 
 def _predicted(start: Separation) -> Array:

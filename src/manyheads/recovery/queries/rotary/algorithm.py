@@ -29,11 +29,8 @@ from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
-SIZE = 0.9
-"""Standard deviation of the logits that are read: larger ones leave some weights too small."""
-
-STEP = 0.3
-"""Length of the step to a neighbouring direction, relative to the direction."""
+SIZE = 0.9  # standard deviation of the logits that are read: larger ones leave some weights too small
+STEP = 0.3  # length of the step to a neighbouring direction, relative to the direction
 
 FAR = (4, 16, 64, 112)
 """Offsets that measure the frequencies where answers are noisy: errors of the turn grow with the offset."""

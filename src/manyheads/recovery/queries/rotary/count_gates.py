@@ -29,8 +29,7 @@ COUNTS = (1, 2, 4, 8, 16, 32)
 SCALES = (0.5, 0.75, 1.0, 1.3)
 STARTS = 96
 FEW, USABLE = 4, 3e3
-MOST = 16
-"""Heads at most: more gates that differ by one number each are not told apart in float64."""
+MOST = 16  # heads at most: more gates that differ by one number each are not told apart in float64
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def _starts(gate: CountGate, answers: Array, whole: Array, heads: int, rng: np.r
 def _informative(gate: CountGate, net: PairNets) -> np.ndarray:
     """Rows of the gate that determine the net best: twice as many as heads, and two to spare for the residual."""
     units = gate.net.units(net.slopes)
-    slants = units * (1 - units) * gate.scales[:, None] ** 2
-    rows = np.concatenate([units, slants / np.abs(slants).max(0).clip(1e-300)], axis=1)  # (K, 2 m)
+    derivatives = units * (1 - units) * gate.scales[:, None] ** 2
+    rows = np.concatenate([units, derivatives / np.abs(derivatives).max(0).clip(1e-300)], axis=1)  # (K, 2 m)
     wanted = min(len(rows), 2 * len(net.slopes) + 2)
     return np.sort(qr(rows.T, pivoting=True, mode="r")[1][:wanted])

@@ -24,15 +24,11 @@ from manyheads.recovery.queries.rotary.logits import Ledger
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
-CUT = 1e-6
-"""Singular values of a core above this share of the largest are never cut."""
-
-NOTHING = 1e-8
-"""Logits that are all below belong to a head that ignores the tokens."""
+CUT = 1e-6  # singular values of a core above this share of the largest are never cut
+NOTHING = 1e-8  # logits that are all below belong to a head that ignores the tokens
 
 
-SWEEPS = 300
-"""Alternating least squares of planes and cores."""
+SWEEPS = 300  # alternating least squares of planes and cores
 
 
 def extend(tokens: Array) -> Array:

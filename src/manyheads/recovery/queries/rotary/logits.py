@@ -18,8 +18,7 @@ import numpy as np
 from manyheads.recovery.queries.sigmoid_network import Array
 from manyheads.recovery.refusals import FitError
 
-LEAST = 1e-12
-"""Weights below are put here: their logits are lost, and the checks that follow see it."""
+LEAST = 1e-12  # weights below are put here: their logits are lost, and the checks that follow see it
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,10 @@ from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
 
-QUERIES = 12
-"""Dimensions in which the w of all pairs lie; the differences have the others."""
+QUERIES = 12  # dimensions in which the w of all pairs lie; the differences have the others
 
 
-STEP = 0.4
-"""Length of the step to a neighbouring difference, relative to the difference."""
+STEP = 0.4  # length of the step to a neighbouring difference, relative to the difference
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logit
 
 from manyheads.recovery.oracle.normalization import Normalisation
 from manyheads.recovery.queries.projection_sum import Sums
@@ -37,17 +36,13 @@ from manyheads.recovery.queries.sigmoid_network import (
     PairNets,
     fit_nets,
     net_amplification,
+    read_gates,
 )
 from manyheads.recovery.refusals import FitError, NotALayer, RankBudgetError
 
-FIRST = 10
-"""Queries at the first probe."""
-
-STARTS = 12
-"""Queries whose pencils are tried."""
-
-WELL_SEPARATED = 100.0
-"""Amplification of noise by a net below which no other difference is tried."""
+FIRST = 10  # queries at the first probe
+STARTS = 12  # queries whose pencils are tried
+WELL_SEPARATED = 100.0  # amplification of noise by a net below which no other difference is tried
 
 
 @dataclass(frozen=True)
@@ -207,9 +202,7 @@ def _starts(answers: Array, whole: Array) -> Array:
         if np.linalg.cond(values) > 1e12:
             continue
         gates = answers @ np.linalg.inv(values)  # (n, copies, m)
-        best = np.argmin(np.abs(gates - 0.5), axis=1)  # (n, m)
-        chosen = np.take_along_axis(gates, best[:, None], 1)[:, 0]
-        starts.append((logit(np.clip(chosen, 1e-4, 1 - 1e-4)) + np.log(number[best])).T)
+        starts.append(read_gates(gates, np.log(number), 1e-4).T)
     return np.array(starts)
 
 

@@ -25,8 +25,7 @@ from manyheads.recovery.queries.sigmoid_network import Array
 SPREADS = (3.0, 1.5, 1.0, 0.6, 0.4, 0.25, 0.15, 0.1)
 """Norm of the random part of a token beside a base of norm one, before both are put on the sphere."""
 
-LEAST = 8e-3
-"""Smallest weight of a pilot at which a spread is accepted."""
+LEAST = 8e-3  # smallest weight of a pilot at which a spread is accepted
 
 
 @dataclass(frozen=True)
