@@ -12,7 +12,7 @@ from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.results import Recovery
 
-RANK_TOLERANCE = 1e-6  # A singular value below this share of the largest one does not count towards a rank
+RANK_TOLERANCE = 1e-6  # a singular value below this share of the largest one does not count towards a rank
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _turned(weights: AttentionWeights, rotary: Rotary) -> RotaryLayer:
     """Return a layer with rotary positions in float64."""
     wide = _widened(weights)
     groups, (_, _, rank) = wide.heads // wide.groups, wide.query.shape
-    # A checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
+    # a checkpoint turns components (i, i + dims/2), the layer (i, i + N/2): both take the same new order.
     half = rotary.dims // 2
     turned, still = np.arange(rotary.dims), np.arange(rotary.dims, rank)
     middle = len(still) // 2

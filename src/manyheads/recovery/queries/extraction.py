@@ -221,7 +221,7 @@ class _Extraction:
         if not certificate.accepted:
             self.tried.append(f"rejected: relative squared error {certificate.largest_error:.2g} on fresh sequences")
             self.rejected = recovery
-            # A better one is looked for; this one would be chosen again by its small error on the selection.
+            # a better one is looked for; this one would be chosen again by its small error on the selection.
             self.best = float("inf"), attempt, found
         return recovery
 

@@ -268,7 +268,7 @@ def net_amplification(design: NetDesign, net: PairNets) -> tuple[Array, Array]:
     by_values = np.einsum("ni,op->noip", units, np.eye(outputs)).reshape(rows * outputs, heads * outputs)
     jacobian = np.concatenate([by_slopes, by_values], axis=1)
     size = np.sqrt((jacobian**2).sum(0)) + TINY
-    # A variance is wanted to a factor, not to digits: eigenvalues below the Gram matrix's rounding are lifted to it.
+    # a variance is wanted to a factor, not to digits: eigenvalues below the Gram matrix's rounding are lifted to it.
     share, turn = np.linalg.eigh((jacobian / size).T @ (jacobian / size))
     spread = (turn**2 / np.maximum(share, 8 * EPS * share[-1])).sum(1) / size**2
     slopes, found = spread[: heads * width].reshape(heads, width), spread[heads * width :].reshape(heads, outputs)

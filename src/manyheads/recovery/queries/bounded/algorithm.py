@@ -44,7 +44,7 @@ from manyheads.recovery.results import Extracted, StageLog
 Array = NDArray[np.float64]
 
 SPREAD = (0.5, 1.0, 1.5)  # sizes of the queries in units of the scale at which logits are about one
-MISFIT = 4.0  # A refit is right up to this multiple of the residual at v_0
+MISFIT = 4.0  # a refit is right up to this multiple of the residual at v_0
 
 MIRROR = 30.0
 """A mirror is right up to this multiple of the residual at v_0; an exchange of heads makes it of order 1 / noise."""
@@ -160,7 +160,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
         )
     level = float(net.residual) * np.linalg.norm(flat) / np.sqrt(flat.size)
     free = Base(pairs, probe, queries, start.scale, design, net, level, False)
-    # A row whose gates are open by an infinite shift, and which is not centred.
+    # a row whose gates are open by an infinite shift, and which is not centred.
     opened = NetDesign(
         np.concatenate([design.features, np.zeros((1, dim + 1))]),
         np.append(design.shifts, -np.inf),

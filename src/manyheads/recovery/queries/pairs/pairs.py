@@ -47,7 +47,7 @@ SCALES = (1.0, 2.0, 1.5, 3.0)
 PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
-SEEN = 8.0  # A singular value counts as a head from this multiple of the largest one that noise alone would have
+SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
         if 1.5 <= ratio <= 1.9 or stride < 0.5:
             break
         step = stride if ratio > 1.9 else -stride
-        # A point met twice lies between two octaves.
+        # a point met twice lies between two octaves.
         if exponent + step in sizes and exponent + step + 1 in sizes:
             step, stride = step / 2, stride / 2
         exponent += step
@@ -230,7 +230,7 @@ def _separate_at(
             start = start_net(answers @ axes.T, frame, pairs.shifts)
             if start is None:
                 continue
-            # A right start falls at once; only then is it worth converging.
+            # a right start falls at once; only then is it worth converging.
             net = fit_nets(design, flat, start, iterations=15, tolerance=1e-2)
             if net.residual < PROMISING:
                 net = fit_nets(design, flat, net.slopes, iterations=100)

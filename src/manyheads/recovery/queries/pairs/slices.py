@@ -24,7 +24,7 @@ CLEAR = 1e3
 """A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
 
 STEP = 0.3  # first step tau from probe to probe, relative to |v_0|
-MISFIT = 8.0  # A fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
+MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
 
 class Stacks(NamedTuple):
@@ -62,7 +62,7 @@ def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, setti
     allowed = MISFIT * max(float(start.net.residual), size / max(float(np.linalg.norm(_predicted(start))), 1e-300))
 
     def fit(answers: Array) -> PairNets:
-        # A fit that creeps far from the noise is on its way to no solution: its step is halved, its end not awaited.
+        # a fit that creeps far from the noise is on its way to no solution: its step is halved, its end not awaited.
         found = fit_nets(start.design, answers, start.net.slopes, iterations=40, tolerance=1e-3)
         near = np.flatnonzero(found.residual <= 1e3 * allowed)
         if len(near):
