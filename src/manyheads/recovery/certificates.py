@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manyheads.errors import UsageError, check_integer
+from manyheads.errors import UsageError, check_integer, check_integers
 from manyheads.recovery.oracle.oracle import Oracle
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
@@ -174,8 +174,7 @@ class Verification:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        check_integer("rounds", self.rounds)
-        check_integer("sequences", self.sequences)
+        check_integers(self, "rounds", "sequences")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence {self.confidence}: give a number between 0 and 1")
         if not self.tolerance > 0:

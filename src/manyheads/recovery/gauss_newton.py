@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, UsageError, check_integers
 from manyheads.recovery.variable_projection import PLAIN, Examples, Form, Tangent, stack_theta
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ class PolishSettings:
     damping: float = 1e-3
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.inner) < 1 or not min(self.tolerance, self.flat, self.gain, self.damping) > 0:
-            raise UsageError(f"{self}: steps and inner are 1 or more, the others positive")
+        check_integers(self, "steps", "inner")
+        if not min(self.tolerance, self.flat, self.gain, self.damping) > 0:
+            raise UsageError(f"{self}: tolerance, flat, gain and damping are positive")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -206,7 +206,7 @@ def normal_matrix(rng: np.random.Generator, dim: int, norm: float, rank: int | N
 
 
 def _check_sizes(dim: int, heads: int, rank: int | None) -> None:
-    if dim < 1 or heads < 1:
-        raise UsageError(f"dim={dim}, heads={heads}: a layer needs at least one of each")
-    if rank is not None and not 1 <= rank <= dim:
-        raise UsageError(f"rank={rank}: expected 1 to {dim}")
+    check_integer("dim", dim)
+    check_integer("heads", heads)
+    if rank is not None:
+        check_integer("rank", rank, 1, dim)

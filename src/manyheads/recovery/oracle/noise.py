@@ -40,7 +40,7 @@ SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond wh
 
 @dataclass(frozen=True)
 class Noise:
-    """What an oracle was found to be.
+    """Measured noise and properties of an oracle.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Noise:
 
 
 def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> Noise:
-    """Measure how exact an oracle is, and find what it is not.
+    """Measure the noise of an oracle, and whether it is causal, normalised or positional.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
 
 
 class Steadiness:
-    """Whether an oracle still answers as it did: four sequences are asked at once, and again by `check`.
+    """Check that answers do not change during an extraction: four sequences are asked at the start, and by `check`.
 
     A function has no memory. Where one was at work (a cache, a counter, weights that went on training), the answers of
     an extraction are of several functions, and a certificate would speak of one that is gone.

@@ -1,4 +1,4 @@
-"""The front door of passive learning: a layer from examples (x, y), beside what is known of it.
+"""Learning of a layer from examples (x, y), by the student or in six stages, verified on held-out examples.
 
 The **student** is the default, because it wins where both were compared: in `recovery/violations`, on layers of two
 heads that break one assumption of the theory each and on ones that break none, it finds the function of every layer but
@@ -227,7 +227,7 @@ def _by_student(
     result = Recovery(found.layer, certificate, stages, "student", notes=notes, head_accuracy=accuracies)
     if found.held_out_error > wanted or not certificate.accepted:
         raise _refuse(counts, found, wanted, held_out, result)
-    _ask_unseen(result, parts, options, wanted)
+    _check_unseen(result, parts, options, wanted)
     return result
 
 
@@ -235,7 +235,7 @@ def _accuracies(layer: AttentionLayer, unseen: Examples, certificate: Certificat
     return head_accuracies(layer, [unseen.x[:ACCURACY]], certificate.largest_error, certificate.variance)
 
 
-def _ask_unseen(
+def _check_unseen(
     result: Recovery, parts: tuple[Examples, Examples, Examples], options: LearningOptions, wanted: float
 ) -> None:
     """Refuse a layer whose mean error is larger on sequences that chose nothing than chance allows."""

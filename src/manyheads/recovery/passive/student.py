@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import minimize
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.recovery.gauss_newton import Polished, PolishSettings, descend
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
@@ -66,8 +66,9 @@ class StudentSettings:
     polish: PolishSettings = field(default_factory=PolishSettings)
 
     def __post_init__(self) -> None:
-        if min(self.restarts, self.evaluations, self.patience, self.memory) < 1 or not self.labels >= ENOUGH:
-            raise UsageError(f"{self}: counts are 1 or more, labels a free number {ENOUGH:g} or more")
+        check_integers(self, "restarts", "evaluations", "patience", "memory")
+        if not self.labels >= ENOUGH:
+            raise UsageError(f"labels={self.labels}: give {ENOUGH:g} or more for each free number")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Options of an extraction: what is known of the function, verification, budget and cache."""
+"""Options of an extraction: properties of the function, verification, budget and query cache."""
 
 import os
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`recovery/acceptance`: how often rows are certified, and why the exponent (k-1)(m-1) is not seen where one works."""
+"""`recovery/acceptance`: acceptance rate of certificates, its exponent (k-1)(m-1) and its small-threshold limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recovery/hard-instances`: layers that a student cannot learn, beside ordinary ones of equal size that it learns.
+"""`recovery/hard-instances`: a student on parity and wave layers, and on ordinary layers of equal size.
 
 The same student, with the same number of heads, as many sequences and the same budget of work, meets a parity layer, a
 wave layer, and for each a planted layer of its size. What makes the hard ones hard is known exactly (their Fourier

@@ -1,4 +1,4 @@
-"""`recovery/noise`: noisy labels cost what statistics says, and no more.
+"""`recovery/noise`: squared error of layers learned from noisy labels, against the parametric rate p sigma^2 / n.
 
 A layer is learned from labels with independent noise. Least squares on p numbers from n labels leaves, to first order
 in the noise, the squared error p sigma^2 / n on fresh sequences, whatever the layer: the parametric rate, which no

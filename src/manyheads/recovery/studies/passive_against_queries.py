@@ -1,4 +1,4 @@
-"""`recovery/passive-against-queries`: what it is worth to choose the sequences.
+"""`recovery/passive-against-queries`: sequences, numbers and CPU time of learning from examples and by queries.
 
 One layer of GPT's shape, with biases and a causal mask, is learned twice: by the student from random sequences, and by
 queries. Both end with the layer; what differs is how many sequences they see, how many numbers they read of the

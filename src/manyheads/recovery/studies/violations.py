@@ -1,4 +1,4 @@
-"""`recovery/violations`: which broken assumption breaks which learner, and whether anyone notices.
+"""`recovery/violations`: errors, refusals and diagnostics of both learners where one assumption is violated.
 
 Layers that break one assumption of the proofs each are learned in six stages and by a restarted student. The stages say
 how far they came before the joint fit, which rescues much; a refusal carries its name; what is returned is tested on

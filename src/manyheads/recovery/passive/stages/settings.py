@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.recovery.gauss_newton import PolishSettings
 from manyheads.recovery.passive.stages.crude_sum import CrudeForm
 from manyheads.recovery.passive.stages.fit import FitSettings
@@ -61,12 +61,9 @@ class StageSettings:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        sizes = (self.most_heads, self.held_out, self.polished)
-        if min(sizes) < 1 or not self.tolerance > 0 or not self.noise >= 0:
-            raise UsageError(
-                f"most_heads, held_out, polished = {sizes}, tolerance={self.tolerance}, noise={self.noise}: sizes are "
-                "one or more, the tolerance is positive, and noise is not negative"
-            )
+        check_integers(self, "most_heads", "held_out", "polished")
+        if not self.tolerance > 0 or not self.noise >= 0:
+            raise UsageError(f"tolerance={self.tolerance}, noise={self.noise}: positive, and not negative")
 
 
 LITERAL = StageSettings(
