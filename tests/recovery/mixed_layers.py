@@ -9,7 +9,7 @@ import numpy as np
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ManyheadsError
 from manyheads.recovery import Certificate, ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
-from manyheads.recovery.certificates import GaussianSequences, sequence_errors
+from manyheads.recovery.certificates import GaussianSequences, oracle_errors
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.refusals import RecoveryRefused, VerificationError
 
@@ -218,7 +218,7 @@ def judge(case: Case, seed: int, new: int) -> Outcome:
     certificate = found.certificate
     oracle = Oracle(case.function, case.dim, OracleSettings(residual=case.options.residual))
     rng = np.random.default_rng([seed, 9000])
-    errors = sequence_errors(oracle, found.extracted, rng, new, GaussianSequences())
+    errors = oracle_errors(oracle, found.extracted, rng, new, GaussianSequences())
     relative = errors.squared / certificate.variance
     count = int((relative > certificate.largest_error).sum())
     bad = end == "accepted" and float(np.quantile(relative, 1 - certificate.exceeding)) > certificate.tolerance

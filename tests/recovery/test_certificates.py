@@ -15,7 +15,7 @@ from manyheads.recovery.certificates import (
     Verification,
     certify,
     exceeding_share,
-    sequence_errors,
+    oracle_errors,
 )
 
 FALSE_ALARM = 1e-5
@@ -95,7 +95,7 @@ def test_errors_are_squares_averaged_over_a_sequence(rng):
     def draw(rng, count, dim):
         return [np.zeros((count - 2, 1, dim)), np.ones((2, 3, dim))]
 
-    errors = sequence_errors(Oracle(lambda x: 2 * x, 4), lambda x: 0 * x, rng, 5, draw)
+    errors = oracle_errors(Oracle(lambda x: 2 * x, 4), lambda x: 0 * x, rng, 5, draw)
     assert np.array_equal(errors.squared, [0, 0, 0, 4, 4])
     assert errors.variance == pytest.approx(4 * 0.4 * 0.6)  # 2 of 5 sequences answer 2, the others 0
     assert np.allclose(errors.relative, errors.squared / errors.variance)

@@ -7,7 +7,7 @@ import pytest
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery import evaluate_layer, planted_layer, sequences
-from manyheads.recovery.passive.stages.agreement import Certificates, certify, fit_simplex, measure_quality
+from manyheads.recovery.passive.stages.agreement import RowCertificates, certify_rows, fit_simplex, measure_quality
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments
 from manyheads.recovery.passive.stages.hull import Hull, HullSettings, choose_rows, find_hull, fit_hull, weighted_median
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, measure_doubt, refine_sum
@@ -91,7 +91,7 @@ def test_equations_measure_the_change_of_the_weights(rng):
     x, theta = rng.normal(size=(1, 4, 3)), rng.normal(size=(3, 3))
     layer = planted_layer(rng, 3, 1)
     y = evaluate_layer(layer, x)
-    found = certify(x, y, layer.projection[0], 1e-9, LARGE)
+    found = certify_rows(x, y, layer.projection[0], 1e-9, LARGE)
     assert len(found) == 4
     misses = np.square(found.misses(theta[None], np.ones(1))).sum((1, 2))
     pattern = layer.weights(x)[0, 0]
@@ -111,7 +111,7 @@ def test_quality_is_infinite_without_all_tokens_and_trust_ends_at_zero(planted):
     np.testing.assert_array_equal(quality[clear], misfit[clear])
     assert (quality >= misfit).all()
     threshold = np.quantile(quality[np.isfinite(quality)], 0.5)
-    found = certify(x, y, total, floor, threshold)
+    found = certify_rows(x, y, total, floor, threshold)
     assert len(found) == (quality < threshold).sum()
     assert found.trust.min() >= 0
     kept = np.sort(quality[quality < threshold])
@@ -127,7 +127,7 @@ def exact_certificates(rng, theta, count):
         differ = asked[1:] - asked[:1]
         mixes[row, 0] -= differ.T @ np.linalg.lstsq(differ.T, mixes[row, 0])[0]
     targets = np.einsum("nd,de,nse->ns", query, theta[0], mixes)
-    return Certificates(query, mixes, targets, np.ones(count))
+    return RowCertificates(query, mixes, targets, np.ones(count))
 
 
 def test_a_planted_hull_is_recovered_to_rounding_from_exact_equations(rng):

@@ -194,7 +194,7 @@ def certify(
     """
     settings = settings or Verification()
     with oracle.stage("verification"):
-        errors = sequence_errors(oracle, predict, rng, settings.sequences, settings.distribution)
+        errors = oracle_errors(oracle, predict, rng, settings.sequences, settings.distribution)
     return Certificate(
         largest_error=float(errors.relative.max()),
         median_error=float(np.median(errors.relative)),
@@ -213,7 +213,7 @@ def exceeding_share(sequences: int, confidence: float, rounds: int = 1) -> float
     return float(-np.expm1(np.log((1 - confidence) / rounds) / sequences))
 
 
-class SequenceErrors(NamedTuple):
+class OracleErrors(NamedTuple):
     """Mean squared error of every sequence (n,), variance of the answers, and the mean square of their rounding."""
 
     squared: np.ndarray
@@ -228,9 +228,9 @@ class SequenceErrors(NamedTuple):
         return np.divide(errors, self.variance, out=np.where(errors > 0, np.inf, 0.0), where=self.variance > 0)
 
 
-def sequence_errors(
+def oracle_errors(
     oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
-) -> SequenceErrors:
+) -> OracleErrors:
     """Compare predictions with the answers to `count` sequences.
 
     A rounded number errs by a uniform share of its last digit: eps^2 / 12 of its square. Where that is not small
@@ -254,7 +254,7 @@ def sequence_errors(
         whole.append(np.mean((y + x if oracle.residual else y) ** 2, axis=(1, 2)))
     variance = np.concatenate(squares).mean() - np.mean(np.concatenate(means).mean(0) ** 2)
     rounding = float(np.finfo(oracle.answer_dtype or np.float64).eps) ** 2 / 12 * np.concatenate(whole).mean()
-    return SequenceErrors(np.concatenate(errors), max(float(variance), 0.0), float(rounding))
+    return OracleErrors(np.concatenate(errors), max(float(variance), 0.0), float(rounding))
 
 
 def _describe(draw: Draw) -> str:

@@ -13,7 +13,7 @@ from manyheads.recovery.head_accuracy import HeadAccuracy
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
-    from manyheads.recovery.oracle.noise import Noise
+    from manyheads.recovery.oracle.noise import OracleNoise
     from manyheads.recovery.oracle.oracle import Counts, Oracle
 
 
@@ -117,7 +117,7 @@ class Recovery:
     method: str
     reason: str = ""
     counts: Mapping[str, "Counts"] = field(default_factory=dict)
-    noise: "Noise | None" = None
+    noise: "OracleNoise | None" = None
     tried: tuple[str, ...] = ()
     extracted: Extracted | None = None
     notes: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from manyheads.recovery import (
     extract_layer,
     gpt_layer,
 )
-from manyheads.recovery.certificates import SequenceErrors
+from manyheads.recovery.certificates import OracleErrors
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.queries import extraction, methods
 from manyheads.recovery.refusals import (
@@ -268,13 +268,13 @@ def test_a_rejection_counts_all_that_was_asked(layer, function, monkeypatch):
 
     Script(layer, monkeypatch, slices=[0.0, 1.0, 1.0, 1.0])
     chosen = iter([0.0, *[1.0] * 3])
-    errors = extraction.sequence_errors
+    errors = extraction.oracle_errors
 
     def lucky(oracle, found, rng, count, draw):  # the selection likes the first attempt, which is wrong
         errors(oracle, found, rng, count, draw)
-        return SequenceErrors(np.full(count, next(chosen)), 1.0, 0.0)
+        return OracleErrors(np.full(count, next(chosen)), 1.0, 0.0)
 
-    monkeypatch.setattr(extraction, "sequence_errors", lucky)
+    monkeypatch.setattr(extraction, "oracle_errors", lucky)
     monkeypatch.setattr(Extracted, "__call__", lambda self, x: 2 * x)
     with pytest.raises(VerificationError) as caught:
         extract_layer(counting, DIM)

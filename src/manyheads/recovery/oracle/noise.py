@@ -39,7 +39,7 @@ SMOOTH = 0.5  # correlation of what is left at two neighbouring points beyond wh
 
 
 @dataclass(frozen=True)
-class Noise:
+class OracleNoise:
     """Measured noise and properties of an oracle.
 
     Attributes
@@ -82,7 +82,7 @@ class Noise:
     rounding: float
 
 
-def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> Noise:
+def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
     """Measure the noise of an oracle, and whether it is causal, normalised or positional.
 
     Parameters
@@ -137,7 +137,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
             elif affine > LARGEST > repeat:  # asked again, it says the same
                 fault = "answers to one token are not affine in it: this is no attention layer, or its noise is fixed"
             raise NotALayer(fault, measured=level, threshold=LARGEST)
-    return Noise(
+    return OracleNoise(
         level=level,
         repeat=repeat,
         affine=affine,

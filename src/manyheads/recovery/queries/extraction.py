@@ -17,10 +17,10 @@ from manyheads.recovery.certificates import (
     Draw,
     ShortSequences,
     certify,
-    sequence_errors,
+    oracle_errors,
 )
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
-from manyheads.recovery.oracle.noise import Noise, Steadiness, oracle_noise
+from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
 from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
@@ -133,7 +133,7 @@ class _Extraction:
         self,
         oracle: Oracle,
         options: ExtractionOptions,
-        measured: Noise,
+        measured: OracleNoise,
         level: float,
         steady: Steadiness,
         streams: list[np.random.Generator],
@@ -190,7 +190,7 @@ class _Extraction:
             return None
         with self.oracle.stage("selection"):
             draw = _covered(self.options.distribution, found)
-            errors = sequence_errors(self.oracle, found, self.selection, SELECTION, draw)
+            errors = oracle_errors(self.oracle, found, self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
         if self.best is None or error < self.best[0]:

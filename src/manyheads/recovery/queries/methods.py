@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from manyheads.errors import ManyheadsError
-from manyheads.recovery.oracle.noise import Noise
+from manyheads.recovery.oracle.noise import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
@@ -43,7 +43,7 @@ class Attempt:
     noise: float = 0.0  # least noise that the method assumes
 
 
-def settle(settings: OracleSettings, options: ExtractionOptions, measured: Noise) -> OracleSettings:
+def settle(settings: OracleSettings, options: ExtractionOptions, measured: OracleNoise) -> OracleSettings:
     """Return the settings of the oracle with what was found out; refuse what contradicts the options."""
     if options.causal not in (None, measured.causal):
         found, said = (("", "not "), ("not ", ""))[not measured.causal]
@@ -62,7 +62,7 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Noise
     return dataclasses.replace(settings, causal=measured.causal)
 
 
-def plan_attempts(method: str, level: float, measured: Noise, options: ExtractionOptions) -> list[Attempt]:
+def plan_attempts(method: str, level: float, measured: OracleNoise, options: ExtractionOptions) -> list[Attempt]:
     """Return what is tried, in this order: the method with several seeds, then what may still help."""
     if method == "auto":
         method, reason = _choose(level, measured, options)
@@ -79,7 +79,7 @@ def plan_attempts(method: str, level: float, measured: Noise, options: Extractio
     return plan
 
 
-def _choose(level: float, measured: Noise, options: ExtractionOptions) -> tuple[str, str]:
+def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
     if options.normalised or (options.normalised is None and measured.normalised):

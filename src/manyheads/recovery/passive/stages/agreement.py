@@ -1,4 +1,4 @@
-r"""Certificates of agreement: rows in which all heads have one softmax vector (stages two and four).
+r"""RowCertificates of agreement: rows in which all heads have one softmax vector (stages two and four).
 
 Where all heads put the same weights lambda on the tokens of a row, its label is sum_j lambda_j z_j with z_j = x_j W_S,
 a point of the simplex of the z. Conversely a label in that simplex comes, for projections in general position, from
@@ -37,7 +37,7 @@ BLOCK = 20_000  # sequences that are worked on at a time
 
 
 @dataclass(frozen=True)
-class Certificates:
+class RowCertificates:
     """Equations on the attention matrices from rows in which the heads agree."""
 
     query: Array  # x_r, (n, d)
@@ -90,7 +90,7 @@ def measure_quality(x: Array, y: Array, total: Array, floor: float) -> Array:
     return np.concatenate(parts)
 
 
-def certify(x: Array, y: Array, total: Array, floor: float, threshold: float) -> Certificates:
+def certify_rows(x: Array, y: Array, total: Array, floor: float, threshold: float) -> RowCertificates:
     """Return the certificates of the rows whose quality is below a threshold.
 
     Their trust is (1 - (quality / threshold)^2)^2: it ends at zero where rows are no longer kept, so that ties there,
@@ -107,9 +107,9 @@ def certify(x: Array, y: Array, total: Array, floor: float, threshold: float) ->
     return join(parts)
 
 
-def join(parts: list[Certificates]) -> Certificates:
+def join(parts: list[RowCertificates]) -> RowCertificates:
     """Return all certificates of several sets."""
-    return Certificates(
+    return RowCertificates(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("query", "mixes", "targets", "trust"))
     )
 
@@ -120,7 +120,7 @@ def _penalise(weights: Array, misfit: Array, floor: float) -> Array:
         return np.where(share > 0, misfit / share, np.inf)
 
 
-def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) -> Certificates:
+def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) -> RowCertificates:
     """Return the equations of rows (n,) of sequences (n, k, d) with weights (n, k)."""
     count, length, _ = tokens.shape
     moved = (
@@ -129,7 +129,7 @@ def _equate(tokens: Array, row: NDArray[np.intp], weights: Array, trust: Array) 
     square = moved.transpose(0, 2, 1) @ moved  # positive definite, as all weights are positive
     factor = np.linalg.cholesky(square).transpose(0, 2, 1)  # R
     logs = np.log(weights)
-    return Certificates(
+    return RowCertificates(
         query=tokens[np.arange(count), row],
         mixes=factor @ (tokens[:, 1:] - tokens[:, :1]),
         targets=np.einsum("nst,nt->ns", factor, logs[:, 1:] - logs[:, :1]),

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.passive.stages.agreement import Certificates, certify, measure_quality
+from manyheads.recovery.passive.stages.agreement import RowCertificates, certify_rows, measure_quality
 from manyheads.recovery.passive.stages.shards import Shards, apply
 from manyheads.recovery.passive.stages.smallest_eigenvalues import find_bottom_by_products, find_bottom_dense
 from manyheads.recovery.refusals import CertificateShortage
@@ -93,7 +93,7 @@ class Hull:
         return np.tensordot(mixture / (mixture @ self.heights), self.basis, 1)
 
 
-def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[Certificates], float]:
+def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[list[RowCertificates], float]:
     """Keep the best rows: two passes over the shards, one for the exact threshold, one for the rows below it.
 
     Returns the certificates of each shard, and the threshold.
@@ -111,7 +111,7 @@ def choose_rows(data: Shards, total: Array, settings: HullSettings) -> tuple[lis
         )
     threshold = float(ranked[count - 1])
     threshold = max(threshold, 1e-12)  # rows that are all perfect to rounding are all kept
-    return data.map(certify, total, settings.floor, threshold), threshold
+    return data.map(certify_rows, total, settings.floor, threshold), threshold
 
 
 def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) -> Hull:
@@ -119,7 +119,7 @@ def find_hull(data: Shards, total: Array, heads: int, settings: HullSettings) ->
     return fit_hull(data, *choose_rows(data, total, settings), heads, settings)
 
 
-def fit_hull(data: Shards, parts: list[Certificates], threshold: float, heads: int, settings: HullSettings) -> Hull:
+def fit_hull(data: Shards, parts: list[RowCertificates], threshold: float, heads: int, settings: HullSettings) -> Hull:
     """Find the affine hull from certificates that are already chosen; see `find_hull`."""
     trust = [part.trust for part in parts]
     weights = trust
@@ -139,7 +139,12 @@ def weighted_median(values: Array, weights: Array) -> float:
 
 
 def _fit(
-    data: Shards, parts: list[Certificates], threshold: float, heads: int, weights: list[Array], settings: HullSettings
+    data: Shards,
+    parts: list[RowCertificates],
+    threshold: float,
+    heads: int,
+    weights: list[Array],
+    settings: HullSettings,
 ) -> Hull:
     if data.dim <= settings.dense:
         values, vectors = find_bottom_dense(parts, weights, max(SHOWN, heads + 1), data.executor)
@@ -150,7 +155,7 @@ def _fit(
     return Hull(basis.copy(), vectors[-1, :heads].copy(), values, sum(map(len, parts)), threshold)
 
 
-def _miss(certificates: Certificates, hull: Hull) -> Array:
+def _miss(certificates: RowCertificates, hull: Hull) -> Array:
     """Return how far each row is from the bottom space, (n,)."""
     return np.sqrt(np.square(certificates.misses(hull.basis, hull.heights)).sum((1, 2)))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import polish
 from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.passive.stages.agreement import Certificates
+from manyheads.recovery.passive.stages.agreement import RowCertificates
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum
 from manyheads.recovery.passive.stages.fit import fit_in_span
 from manyheads.recovery.passive.stages.hull import Hull, choose_rows, fit_hull
@@ -34,7 +34,7 @@ LEAST_SUM = 0.35  # effective size of the sum of projections: likewise; a fifth 
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Candidate:
     """A layer, and its relative squared error on held-out sequences."""
 
     layer: AttentionLayer
@@ -53,11 +53,11 @@ class SixStageRun:
     rng: np.random.Generator
     noise_share: float  # expected squared noise in the labels as a share of their squares
     log: StageLog = field(default_factory=StageLog)
-    fitted: list[Attempt] = field(default_factory=list)
-    polished: dict[int, Attempt] = field(default_factory=dict)
+    fitted: list[Candidate] = field(default_factory=list)
+    polished: dict[int, Candidate] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
     effective: float = 1.0
-    _rows: dict[bytes, tuple[list[Certificates], float]] = field(default_factory=dict)
+    _rows: dict[bytes, tuple[list[RowCertificates], float]] = field(default_factory=dict)
     _trimmed: Array | None = None
 
     @classmethod
@@ -113,7 +113,7 @@ class SixStageRun:
         with self.log.stage(f"fit in the span, heads: {heads}") as figures:
             some = self._draw(self.settings.fit.sequences)
             fit = fit_in_span(span, *some, heads, self.rng, self.settings.fit)
-            attempt = Attempt(fit.layer, measure_error(fit.layer, *self.held))
+            attempt = Candidate(fit.layer, measure_error(fit.layer, *self.held))
             figures |= {"tried": fit.tried, "error": fit.error, "held_out_error": attempt.error}
         self.fitted.append(attempt)
 
@@ -127,7 +127,7 @@ class SixStageRun:
         stalled = last.error > self.settings.gain * before
         return best[0].error < self.threshold(self.settings.enough) or stalled
 
-    def unpolished(self) -> list[Attempt]:
+    def unpolished(self) -> list[Candidate]:
         """Return the fits whose number of heads has had no joint fit, best first."""
         open_ = [attempt for attempt in self.fitted if attempt.layer.heads not in self.polished]
         return sorted(open_, key=lambda attempt: attempt.error)
@@ -138,12 +138,12 @@ class SixStageRun:
         best = self.unpolished()
         return bool(best) and best[0].error < min(tried, default=np.inf)
 
-    def polish(self) -> Attempt:
+    def polish(self) -> Candidate:
         """Fit all matrices of the best fit at once."""
         attempt = self.unpolished()[0]
         with self.log.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
             done = polish(attempt.layer, *self._draw(self.settings.polished), settings=self.settings.polishing)
-            better = Attempt(done.layer, measure_error(done.layer, *self.held))
+            better = Candidate(done.layer, measure_error(done.layer, *self.held))
             figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
         self.polished[attempt.layer.heads] = better
         return better
@@ -152,11 +152,11 @@ class SixStageRun:
         """Return an error that counts as reached: with noise, half as much again as noise alone leaves."""
         return least + 1.5 * self.noise_share
 
-    def best(self) -> Attempt | None:
+    def best(self) -> Candidate | None:
         """Return the layer with the smallest held-out error."""
         return min([*self.fitted, *self.polished.values()], key=lambda attempt: attempt.error, default=None)
 
-    def recovery(self, attempt: Attempt) -> Recovery:
+    def recovery(self, attempt: Candidate) -> Recovery:
         """Return what an attempt found, with the statement that was checked."""
         certificate = {
             "statement": "relative squared error on sequences that were held out of every fit",

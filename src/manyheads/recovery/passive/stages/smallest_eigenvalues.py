@@ -16,7 +16,7 @@ import scipy.linalg
 import scipy.sparse.linalg
 from numpy.typing import NDArray
 
-from manyheads.recovery.passive.stages.agreement import Certificates, join
+from manyheads.recovery.passive.stages.agreement import RowCertificates, join
 from manyheads.recovery.passive.stages.shards import add_up, apply
 from manyheads.recovery.refusals import HullGapError
 
@@ -33,7 +33,7 @@ class Gram(NamedTuple):
     weight: float
 
 
-def measure_gram(certificates: Certificates, weights: Array) -> Gram:
+def measure_gram(certificates: RowCertificates, weights: Array) -> Gram:
     """Return the statistics of certificates (n,) with one weight each."""
     _, dim = certificates.query.shape
     kinds = certificates.mixes.shape[1]
@@ -52,7 +52,7 @@ def measure_gram(certificates: Certificates, weights: Array) -> Gram:
 
 
 def find_bottom_dense(
-    parts: list[Certificates], weights: list[Array], count: int, executor: Executor | None = None
+    parts: list[RowCertificates], weights: list[Array], count: int, executor: Executor | None = None
 ) -> tuple[Array, Array]:
     """Return the smallest eigenvalues, rising, and their vectors, from the matrix itself."""
     gram = add_up(apply(executor, measure_gram, parts, weights))
@@ -63,7 +63,7 @@ def find_bottom_dense(
 
 
 def find_bottom_by_products(
-    parts: list[Certificates], weights: list[Array], count: int, rng: np.random.Generator
+    parts: list[RowCertificates], weights: list[Array], count: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """Return the smallest eigenvalues, rising, and their vectors, by Lanczos' method on products alone."""
     certificates, trust = join(parts), np.concatenate(weights)
@@ -96,7 +96,7 @@ def find_bottom_by_products(
     return np.maximum(top - values[order], 0.0), _fix_signs(vectors[:, order])
 
 
-def multiply_gram(certificates: Certificates, weights: Array, vector: Array) -> Array:
+def multiply_gram(certificates: RowCertificates, weights: Array, vector: Array) -> Array:
     """Return the sum of weight a (a . v) over equations, (d^2 + 1,), in O(d^2) operations an equation."""
     dim = certificates.query.shape[1]
     flat = np.asarray(vector).ravel()

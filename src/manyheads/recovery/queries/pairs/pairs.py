@@ -127,7 +127,6 @@ class Separation(NamedTuple):
     scale: float  # scale of queries at which logits are about one
     level: float  # root mean square error of one entry of the answers
     lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
-    singular: Array  # singular values of the answers, down to the first that is not a head
     separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
 
     def figures(self) -> dict[str, float]:
@@ -201,7 +200,7 @@ def _separate_at(
     pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float, tries: int
 ) -> Separation:
     """One probe: rank, pencils, start, fit."""
-    queries, answers, singular, axes = _count_heads(pairs, probe, scale, rng, oversampling)
+    queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
     if heads * len(queries) > MOST:
         raise FitError(
@@ -215,7 +214,7 @@ def _separate_at(
     flat = answers.reshape(-1, dim)
     if heads == 0:
         net = PairNets(np.zeros((0, len(queries))), np.zeros((0, dim)), np.zeros(()))
-        return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), singular, np.inf)
+        return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
     pencils = Pencils()
     directions = np.linalg.qr(rng.standard_normal((dim, heads)))[0].T * np.sqrt(dim)
@@ -237,7 +236,7 @@ def _separate_at(
             closest = min(closest, float(net.residual))
             if net.residual <= allowed:
                 lacking = _lacking(net, probe, pairs)
-                return Separation(probe, queries, design, net, scale, level, lacking, singular, distance)
+                return Separation(probe, queries, design, net, scale, level, lacking, distance)
     if not real:
         raise FitError(
             f"{heads} heads show, and no pencil of {len(pencils.jacobians)} Jacobians had real, distinct eigenvalues: "
@@ -256,8 +255,8 @@ def _separate_at(
 
 def _count_heads(
     pairs: Pairs, probe: Array, scale: float, rng: np.random.Generator, oversampling: float
-) -> tuple[Array, Array, Array, Array]:
-    """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), spectrum, axes (m, d)."""
+) -> tuple[Array, Array, Array]:
+    """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), axes (m, d)."""
     dim = len(probe)
     queries, answers = np.zeros((0, dim)), np.zeros((0, len(pairs.copies), dim))
     wanted = 12
@@ -273,7 +272,7 @@ def _count_heads(
         heads = int((singular > SEEN * floor).sum())
         needed = int(np.ceil(oversampling * heads)) + 4
         if wanted >= needed or (heads >= dim and wanted >= 2 * dim):
-            return queries, answers, singular[: heads + 1], axes[:heads]
+            return queries, answers, axes[:heads]
         wanted = needed
 
 

@@ -69,7 +69,6 @@ class CountedHeads:
     direction: Array
     gate: CountGate
     net: PairNets
-    spectrum: Array
     amplification: float
 
 
@@ -119,7 +118,7 @@ def find_counted_heads(
         if net.residual > allowed:
             continue
         amplification = float(net_amplification(gate.net, net)[1].max())
-        found = CountedHeads(direction, gate.take(_informative(gate, net)), net, spectrum[: heads + 1], amplification)
+        found = CountedHeads(direction, gate.take(_informative(gate, net)), net, amplification)
         if best is None or (heads, -amplification) > (len(best.net.values), -best.amplification):
             best = found
         if best.amplification < 10 * heads:
