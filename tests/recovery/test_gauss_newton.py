@@ -44,10 +44,13 @@ def test_derivatives_are_those_of_jax(rng, form):
         return (made(x) * scale).reshape(-1, 4)
 
     change, rows = rng.normal(size=here.theta.shape), rng.normal(size=(x.shape[0] * x.shape[1], 4))
+
+    def differentiate(theta, change, rows):
+        value, vjp = jax.vjp(function, theta)
+        return value, jax.jvp(function, (theta,), (change,))[1], vjp(rows)[0]
+
     with jax.enable_x64(True):
-        value, slope = jax.jvp(function, (here.theta,), (change,))
-        (back,) = jax.vjp(function, here.theta)[1](rows)
-        value, slope, back = map(np.asarray, (value, slope, back))
+        value, slope, back = map(np.asarray, jax.jit(differentiate)(here.theta, change, rows))
     np.testing.assert_allclose(here.examples.labels - here.residual, value, atol=1e-12 * np.abs(value).max())
     np.testing.assert_allclose(here.jvp(change), slope, atol=1e-12 * np.abs(slope).max())
     np.testing.assert_allclose(here.vjp(rows), back, atol=1e-12 * np.abs(back).max())

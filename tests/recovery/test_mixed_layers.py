@@ -1,4 +1,4 @@
-"""Fifty functions of mixed difficulty: no certificate lies, and what fails has a name."""
+"""Functions of mixed difficulty: no certificate is wrong, and every failure has a name."""
 
 import math
 from dataclasses import replace
@@ -9,15 +9,15 @@ from tests.recovery.mixed_layers import CHANGES, IMPOSSIBLE, KINDS, Outcome, bui
 
 from manyheads.recovery import Certificate
 
-LAYERS, DIM, NEW, FALSE_ALARM = 50, 12, 200, 1e-4
+LAYERS, DIM, NEW, FALSE_ALARM = 28, 12, 200, 1e-4
 SLOW = {
     "Theta within 1e-3": 1,
     "collinear W": 1,
     "noise 1e-5": 1,
     "noise 1e-3": 1,
     "noise 1e-8": 1,
-    "float32": 2,
-    "capped logits": 2,
+    "float32": 1,
+    "capped logits": 1,
 }
 """Kinds that take long, and how many of them are looked at here."""
 

@@ -32,9 +32,9 @@ def extracted(layer, dtype="float64", **said):
 
 
 def test_a_sample_of_random_functions_states_its_errors(seed):
-    """Eight, drawn like the four hundred and eighty of the acceptance lane."""
+    """Five, drawn like the four hundred and eighty of the acceptance lane."""
     order = np.random.default_rng([seed, 71]).permutation(len(KINDS) * len(DTYPES) * len(BIASES))
-    chosen = [index for index in order if KINDS[index % len(KINDS)] != "rotary"][:8]
+    chosen = [index for index in order if KINDS[index % len(KINDS)] != "rotary"][:5]
     rows = []
     for index in map(int, chosen):
         kind, rest = KINDS[index % len(KINDS)], index // len(KINDS)
