@@ -1,5 +1,7 @@
 """Passive learning: what it recovers, how many heads it finds, what it refuses, and what its certificate says."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -113,8 +115,10 @@ def test_a_mean_that_is_larger_on_unseen_sequences_is_refused(rng, monkeypatch):
 
 def test_noise_that_nobody_mentioned_is_refused_with_its_size(rng):
     _, x, y = problem(rng, heads=1)
-    with pytest.raises(NoFit, match=r"say noise= \(up to 0\.1") as refusal:
+    with pytest.raises(NoFit, match=r"say noise= \(up to ") as refusal:
         learn_layer(x, y + 0.1 * rng.normal(size=y.shape), 1, options=LearningOptions(student=StudentSettings(1)))
+    said = float(re.search(r"up to ([\d.]+)", str(refusal.value))[1])
+    assert said == pytest.approx(0.1, rel=0.1)
     assert refusal.value.result.heads == 1
     assert refusal.value.measured > refusal.value.threshold
 

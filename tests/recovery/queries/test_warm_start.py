@@ -61,5 +61,5 @@ def test_a_fit_that_leaves_a_residual_is_halved_and_then_refused(rng):
     assert found.steps.tolist() == [0.25, 1.0]
     assert found.halvings == 2
     assert asked == [2, 1, 1]
-    always = follow_nets(design, lambda s: ask(s + 1), reference, np.array([[1.0]]), step=1.0, allowed=1e-9, halvings=2)
+    always = follow_nets(design, lambda s: ask(s + 1), reference, np.array([[1.0]]), step=1.0, allowed=1e-9)
     assert not always.accepted.any()
