@@ -150,27 +150,14 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Verification:
-    """How a recovered layer is verified.
+    """How a recovered layer is verified."""
 
-    Attributes
-    ----------
-    sequences
-        n, fresh sequences.
-    confidence
-        1 - delta.
-    tolerance
-        Largest relative squared error that is accepted.
-    distribution
-        D: draws the sequences. Its text says in the certificate what it draws.
-    rounds
-        How many certificates may be drawn until one is accepted. Each has the share delta/rounds of the doubt, so
-        that the confidence holds for whichever is shown.
-    """
-
-    sequences: int = 400
-    confidence: float = 1 - 1e-4
-    tolerance: float = 1e-6
-    distribution: Draw = GaussianSequences()
+    sequences: int = 400  # n, fresh sequences
+    confidence: float = 1 - 1e-4  # 1 - delta
+    tolerance: float = 1e-6  # largest relative squared error that is accepted
+    distribution: Draw = GaussianSequences()  # D: draws the sequences. Its text says in the certificate what it draws.
+    # How many certificates may be drawn until one is accepted. Each has the share delta/rounds of the doubt, so that
+    # the confidence holds for whichever is shown.
     rounds: int = 1
 
     def __post_init__(self) -> None:

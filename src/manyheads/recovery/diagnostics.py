@@ -35,23 +35,15 @@ SPACINGS = 1500  # spacings that are scanned, between a tenth of the root mean s
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One figure of a layer, the range in which it is healthy, and what breaks outside.
+    """One figure of a layer, the range in which it is healthy, and what breaks outside."""
 
-    Attributes
-    ----------
-    name, value
-        The figure.
-    low, high
-        The range; infinite where there is no bound on that side.
-    breaks
-        What is likely to fail outside it.
-    """
-
+    # The figure
     name: str
     value: float
+    # The range; infinite where there is no bound on that side
     low: float
     high: float
-    breaks: str
+    breaks: str  # what is likely to fail outside it
 
     @property
     def healthy(self) -> bool:

@@ -32,31 +32,16 @@ WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric'
 
 @dataclass(frozen=True)
 class PolishSettings:
-    """When a polish stops.
+    """When a polish stops."""
 
-    Parameters
-    ----------
-    steps
-        Gauss-Newton steps, at most.
-    inner
-        Conjugate-gradient iterations of a step, at most.
-    tolerance
-        Relative squared error at which it stops; the default is rounding.
-    flat
-        It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
-        this: the labels are explained as far as they can be.
-    gain
-        It also stops, converged, when a step would lower the error by less than this share of it.
-    damping
-        Damping of the first step, in units of the metric's curvature.
-    """
-
-    steps: int = 50
-    inner: int = 300
-    tolerance: float = ROUNDING
+    steps: int = 50  # Gauss-Newton steps, at most
+    inner: int = 300  # conjugate-gradient iterations of a step, at most
+    tolerance: float = ROUNDING  # relative squared error at which it stops; the default is rounding
+    # It stops, converged, when the cosine between the residual and what any change of the layer could do falls below
+    # this: the labels are explained as far as they can be
     flat: float = 1e-7
-    gain: float = 1e-9
-    damping: float = 1e-3
+    gain: float = 1e-9  # it also stops, converged, when a step would lower the error by less than this share of it
+    damping: float = 1e-3  # damping of the first step, in units of the metric's curvature
 
     def __post_init__(self) -> None:
         check_integers(self, "steps", "inner")
@@ -66,28 +51,15 @@ class PolishSettings:
 
 @dataclass(frozen=True)
 class Polished:
-    """A polished layer and how it went.
+    """A polished layer and how it went."""
 
-    Attributes
-    ----------
-    layer
-        The layer with the smallest error that was reached.
-    errors
-        Relative squared error ||y - F(x)||^2 / ||y||^2, weighted, at the start (projections solved for) and after each
-        step, shape (steps + 1,).
-    products
-        Products with the Jacobian and its adjoint, counted together: what the work is proportional to.
-    cosine
-        Between the residual and the tangent space, in the metric, at the end.
-    converged
-        Whether `tolerance` or `flat` was reached; a fit that only ran out of steps is not converged.
-    """
-
-    layer: AttentionLayer
+    layer: AttentionLayer  # the layer with the smallest error that was reached
+    # Relative squared error ||y - F(x)||^2 / ||y||^2, weighted, at the start (projections solved for) and after each
+    # step, shape (steps + 1,)
     errors: tuple[float, ...]
-    products: int
-    cosine: float
-    converged: bool
+    products: int  # products with the Jacobian and its adjoint, counted together: what the work is proportional to
+    cosine: float  # between the residual and the tangent space, in the metric, at the end
+    converged: bool  # whether `tolerance` or `flat` was reached; a fit that only ran out of steps is not converged
 
     @property
     def error(self) -> float:

@@ -27,18 +27,12 @@ NUMBERS = 1 << 23  # numbers of the contributions that are held at once
 
 @dataclass(frozen=True)
 class HeadAccuracy:
-    """How well a head is known.
+    """How well a head is known."""
 
-    Attributes
-    ----------
-    share
-        Root mean square of its contribution to the answers, relative to the standard deviation of the answers.
-    projection, theta
-        Largest relative errors of W_i and of the logits (Theta_i and key bias) that the certificate leaves open;
-        infinite where nothing depends on them.
-    """
-
+    # Root mean square of its contribution to the answers, relative to the standard deviation of the answers
     share: float
+    # Largest relative errors of W_i and of the logits (Theta_i and key bias) that the certificate leaves open; infinite
+    # where nothing depends on them
     projection: float
     theta: float
 

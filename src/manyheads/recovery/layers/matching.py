@@ -18,25 +18,14 @@ Array: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LayerErrors:
-    r"""Errors of the weights of a recovered layer, each the largest over matched heads.
+    r"""Errors of the weights of a recovered layer, each the largest over matched heads."""
 
-    Attributes
-    ----------
-    theta, projection
-        :math:`\max_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F`, and the same of W.
-    key_bias
-        The same of :math:`\beta_i`; 0 where neither layer has one.
-    bias
-        :math:`\|c - \hat c\| / \|c\|`; 0 where neither layer has one.
-    permutation
-        :math:`\pi`: planted head i is recovered head permutation[i].
-    """
-
+    # :math:`\max_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F`, and the same of W
     theta: float
     projection: float
-    key_bias: float
-    bias: float
-    permutation: tuple[int, ...]
+    key_bias: float  # the same of :math:`\beta_i`; 0 where neither layer has one
+    bias: float  # :math:`\|c - \hat c\| / \|c\|`; 0 where neither layer has one
+    permutation: tuple[int, ...]  # :math:`\pi`: planted head i is recovered head permutation[i]
 
     @property
     def worst(self) -> float:

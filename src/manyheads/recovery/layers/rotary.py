@@ -30,19 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """How the forms of every head go on beyond the offsets that are listed: Theta_i^(t) = L_i G_i^(t-1) F_i - L_i S_i.
+    """Forms of every head beyond the offsets that are listed: Theta_i^(t) = L_i G_i^(t-1) F_i - L_i S_i."""
 
-    Attributes
-    ----------
-    left, turn, first
-        L_i (d + 1, r_i), G_i (r_i, r_i) and F_i (r_i, d + 1) of every head, a tuple of arrays each.
-    shift
-        S_i (r_i,), subtracted from the last column: the function of the query that fixes which logit is zero.
-    """
-
+    # L_i (d + 1, r_i), G_i (r_i, r_i) and F_i (r_i, d + 1) of every head, a tuple of arrays each
     left: tuple[np.ndarray, ...]
     turn: tuple[np.ndarray, ...]
     first: tuple[np.ndarray, ...]
+    # S_i (r_i,), subtracted from the last column: the function of the query that fixes which logit is zero
     shift: tuple[np.ndarray, ...]
 
     def form(self, offset: int) -> np.ndarray:

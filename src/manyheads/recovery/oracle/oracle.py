@@ -31,27 +31,15 @@ Read = Literal["last", "all"]
 
 @dataclass(frozen=True)
 class Counts:
-    """What one stage, or all of them, asked of the oracle.
+    """What one stage, or all of them, asked of the oracle."""
 
-    Attributes
-    ----------
-    calls, tokens
-        Sequences, and their tokens.
-    numbers
-        Numbers of the answers that were read: the last row, or all rows.
-    largest_norm
-        Largest Euclidean norm of a token.
-    stored
-        Calls among `calls` that were answered from the store, without the oracle.
-    oracle_seconds, own_seconds
-        CPU seconds inside the oracle, and outside.
-    """
-
+    # Sequences, and their tokens
     calls: int = 0
     tokens: int = 0
-    numbers: int = 0
-    largest_norm: float = 0.0
-    stored: int = 0
+    numbers: int = 0  # numbers of the answers that were read: the last row, or all rows
+    largest_norm: float = 0.0  # largest Euclidean norm of a token
+    stored: int = 0  # calls among `calls` that were answered from the store, without the oracle
+    # CPU seconds inside the oracle, and outside
     oracle_seconds: float = 0.0
     own_seconds: float = 0.0
 
@@ -83,30 +71,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """How the oracle is asked.
+    """How the oracle is asked."""
 
-    Attributes
-    ----------
-    causal
-        Whether a token attends to itself and to earlier ones only.
-    residual
-        Whether the function adds its input to what the layer gives; it is subtracted again.
-    dtype
-        Floating-point type in which the tokens are handed over. The answers may have any.
-    batch
-        Most tokens that are handed over at once.
-    budget
-        What may be asked in all.
-    progress
-        Show a line on standard error while asking; None shows it when that is a terminal.
-    """
-
-    causal: bool = True
-    residual: bool = False
-    dtype: str = "float64"
-    batch: int = 1 << 14
-    budget: Budget = field(default_factory=Budget)
-    progress: bool | None = False
+    causal: bool = True  # whether a token attends to itself and to earlier ones only
+    residual: bool = False  # whether the function adds its input to what the layer gives; it is subtracted again
+    dtype: str = "float64"  # floating-point type in which the tokens are handed over. The answers may have any.
+    batch: int = 1 << 14  # most tokens that are handed over at once
+    budget: Budget = field(default_factory=Budget)  # what may be asked in all
+    progress: bool | None = False  # show a line on standard error while asking; None shows it when that is a terminal
 
     def __post_init__(self) -> None:
         check_integer("batch", self.batch)

@@ -37,33 +37,15 @@ NEAR = 1e-3  # what the search leaves to the polish
 
 @dataclass(frozen=True)
 class StudentSettings:
-    """How hard the student tries.
+    """How hard the student tries."""
 
-    Parameters
-    ----------
-    restarts
-        Random starts, at most, for a number of heads.
-    evaluations
-        Of the loss and its gradient in the search from one start, at most.
-    patience
-        A search ends when this many iterations together lowered the loss by less than 2%.
-    labels
-        Labels for each free number (2 d^2 a head) that the search sees, where there are as many.
-    memory
-        Pairs that L-BFGS remembers.
-    reach
-        A search that ended above this multiple of what it should reach is not polished.
-    polish
-        When the Gauss-Newton polish stops.
-    """
-
-    restarts: int = 6
-    evaluations: int = 600
-    patience: int = 40
-    labels: float = 6.0
-    memory: int = 30
-    reach: float = np.inf
-    polish: PolishSettings = field(default_factory=PolishSettings)
+    restarts: int = 6  # random starts, at most, for a number of heads
+    evaluations: int = 600  # of the loss and its gradient in the search from one start, at most
+    patience: int = 40  # a search ends when this many iterations together lowered the loss by less than 2%
+    labels: float = 6.0  # labels for each free number (2 d^2 a head) that the search sees, where there are as many
+    memory: int = 30  # pairs that L-BFGS remembers
+    reach: float = np.inf  # a search that ended above this multiple of what it should reach is not polished
+    polish: PolishSettings = field(default_factory=PolishSettings)  # when the Gauss-Newton polish stops
 
     def __post_init__(self) -> None:
         check_integers(self, "restarts", "evaluations", "patience", "memory")

@@ -34,30 +34,14 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How the heads are sought in the span.
+    """How the heads are sought in the span."""
 
-    Parameters
-    ----------
-    form
-        "projection": descents from random starts. "net": random points alone.
-    starts
-        Random starts, at most.
-    points
-        Points of the net.
-    sequences
-        Sequences that are fitted.
-    steps
-        Steps of a descent, at most.
-    good
-        Relative squared error at which no further start is tried.
-    """
-
-    form: FitForm = "projection"
-    starts: int = 24
-    points: int = 2000
-    sequences: int = 600
-    steps: int = 40
-    good: float = 1e-3
+    form: FitForm = "projection"  # "projection": descents from random starts. "net": random points alone.
+    starts: int = 24  # random starts, at most
+    points: int = 2000  # points of the net
+    sequences: int = 600  # sequences that are fitted
+    steps: int = 40  # steps of a descent, at most
+    good: float = 1e-3  # relative squared error at which no further start is tried
 
     def __post_init__(self) -> None:
         if self.form not in ("projection", "net"):

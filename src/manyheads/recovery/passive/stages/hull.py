@@ -41,24 +41,14 @@ SHOWN = 12  # eigenvalues that are kept
 
 @dataclass(frozen=True)
 class HullSettings:
-    """How certificates are chosen and weighed.
+    """How certificates are chosen and weighed."""
 
-    Parameters
-    ----------
-    kept
-        Rows that are kept, the best ones; None for the larger of 16 d^2 and one in a hundred, at most half of all that
-        qualify.
-    floor
-        Smallest weight of a token below which a row says nothing.
-    reweighings
-        How often rows are weighed again by their distance from the bottom space.
-    dense
-        Largest dimension for which the (d^2 + 1, d^2 + 1) matrix is formed; above, only products with it are.
-    """
-
+    # Rows that are kept, the best ones; None for the larger of 16 d^2 and one in a hundred, at most half of all that
+    # qualify
     kept: int | None = None
-    floor: float = 0.02
-    reweighings: int = 2
+    floor: float = 0.02  # smallest weight of a token below which a row says nothing
+    reweighings: int = 2  # how often rows are weighed again by their distance from the bottom space
+    # Largest dimension for which the (d^2 + 1, d^2 + 1) matrix is formed; above, only products with it are
     dense: int = 32
 
 

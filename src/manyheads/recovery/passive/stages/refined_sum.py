@@ -34,28 +34,17 @@ RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 
 @dataclass(frozen=True)
 class RefinementSettings:
-    """How the sum of projections is refined.
+    """How the sum of projections is refined."""
 
-    Parameters
-    ----------
-    form
-        "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
-    sequences
-        Sequences that the head is fitted to, at most.
-    shares
-        After each fit, the share of the rows that sets the scale of the next weights.
-    steps, inner
-        Gauss-Newton steps of a fit, and conjugate-gradient iterations of a step.
-    margin
-        Share of the rows that count as clear; at least 8 d rows are taken.
-    """
-
+    # "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
     form: RefinedForm = "trimmed"
-    sequences: int = 3000
+    sequences: int = 3000  # sequences that the head is fitted to, at most
+    # After each fit, the share of the rows that sets the scale of the next weights
     shares: tuple[float, ...] = (0.6, 0.35, 0.2, 0.1)
+    # Gauss-Newton steps of a fit, and conjugate-gradient iterations of a step
     steps: int = 6
     inner: int = 25
-    margin: float = 0.01
+    margin: float = 0.01  # share of the rows that count as clear; at least 8 d rows are taken
 
     def __post_init__(self) -> None:
         if self.form not in ("trimmed", "margin"):

@@ -14,50 +14,25 @@ from manyheads.recovery.passive.stages.refined_sum import RefinementSettings
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Forms, sizes and thresholds of the six stages.
+    """Forms, sizes and thresholds of the six stages."""
 
-    Parameters
-    ----------
-    crude
-        Stage one: "regression", or "correlation" as published.
-    hull
-        Stages two and four.
-    refinement
-        Stage three: form "trimmed", or "margin" as published.
-    fit
-        Stage six: form "projection", or "net" as published.
-    polishing
-        The joint fit at the end.
-    most_heads
-        Largest number of heads that is tried.
-    held_out
-        Sequences, from the end, that decide the number of heads and whether the answer is right; a tenth of all, at
-        most.
-    polished
-        Sequences of the joint fit, at most.
-    enough
-        Relative squared error on held-out sequences, before the joint fit, at which a number of heads is taken.
-    gain
-        A further head is expected to reduce that error at least by this factor; where it does not, the best number so
-        far is taken.
-    tolerance
-        Relative squared error on held-out sequences that the answer must reach.
-    noise
-        Standard deviation of independent noise in the labels; what it leaves is allowed for in `enough` and
-        `tolerance`.
-    """
-
-    crude: CrudeForm = "regression"
-    hull: HullSettings = field(default_factory=HullSettings)
+    crude: CrudeForm = "regression"  # stage one: "regression", or "correlation" as published
+    hull: HullSettings = field(default_factory=HullSettings)  # stages two and four
+    # Stage three: form "trimmed", or "margin" as published
     refinement: RefinementSettings = field(default_factory=RefinementSettings)
-    fit: FitSettings = field(default_factory=FitSettings)
-    polishing: PolishSettings = field(default_factory=PolishSettings)
-    most_heads: int = 6
+    fit: FitSettings = field(default_factory=FitSettings)  # stage six: form "projection", or "net" as published
+    polishing: PolishSettings = field(default_factory=PolishSettings)  # the joint fit at the end
+    most_heads: int = 6  # largest number of heads that is tried
+    # Sequences, from the end, that decide the number of heads and whether the answer is right; a tenth of all, at most
     held_out: int = 2000
-    polished: int = 4000
+    polished: int = 4000  # sequences of the joint fit, at most
+    # Relative squared error on held-out sequences, before the joint fit, at which a number of heads is taken
     enough: float = 1e-2
+    # A further head is expected to reduce that error at least by this factor; where it does not, the best number so far
+    # is taken
     gain: float = 0.7
-    tolerance: float = 1e-12
+    tolerance: float = 1e-12  # relative squared error on held-out sequences that the answer must reach
+    # Standard deviation of independent noise in the labels; what it leaves is allowed for in `enough` and `tolerance`
     noise: float = 0.0
 
     def __post_init__(self) -> None:
