@@ -342,8 +342,9 @@ def _in_six_stages(
     from manyheads.recovery.passive.six_stages import learn_in_six_stages
     from manyheads.recovery.passive.stages.settings import LITERAL, StageSettings
 
-    chosen = replace(LITERAL, most_heads=options.most_heads) if options.stages == "published" else options.stages
-    settings = chosen or StageSettings(most_heads=options.most_heads)
+    settings = replace(StageSettings() if options.stages is None else LITERAL, most_heads=options.most_heads)
+    if isinstance(options.stages, StageSettings):
+        settings = options.stages
     settings = replace(settings, noise=float(options.noise) or settings.noise)
     if options.tolerance is not None:
         settings = replace(settings, tolerance=options.tolerance)

@@ -102,7 +102,9 @@ def apply(executor: Executor | None, function: Callable[..., Result], *columns: 
 
 def add_up(parts: Sequence[Statistics]) -> Statistics:
     """Return the sum of additive statistics (named tuples), field by field in the order of the shards."""
-    return type(parts[0])(*(functools.reduce(operator.add, column) for column in zip(*parts, strict=True)))
+    kind: Any = type(parts[0])
+    total: Statistics = kind(*(functools.reduce(operator.add, column) for column in zip(*parts, strict=True)))
+    return total
 
 
 def list_shards(examples: Any) -> tuple[Shard, ...]:
