@@ -106,7 +106,8 @@ def lift_pivots(triangle: Array) -> Array:
     """Lift pivots (b, m, m) at rounding level, so that equal units leave values that are finite and useless."""
     diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
     floor = EPS * diagonal.max(1, keepdims=True) + TINY
-    return triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
+    lifted: Array = triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
+    return lifted
 
 
 def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Array) -> Array:
@@ -120,7 +121,8 @@ def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Arr
     jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
     gram = values @ np.swapaxes(values, 1, 2)
     blocks = (np.swapaxes(jacobian, 1, 2) @ jacobian).reshape(probes, heads, width, heads, width)
-    return (blocks * gram[:, :, None, :, None]).reshape(probes, heads * width, heads * width)
+    normal: Array = (blocks * gram[:, :, None, :, None]).reshape(probes, heads * width, heads * width)
+    return normal
 
 
 def fit_nets(
