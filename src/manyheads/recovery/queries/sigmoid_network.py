@@ -106,8 +106,7 @@ def lift_pivots(triangle: Array) -> Array:
     """Lift pivots (b, m, m) at rounding level, so that equal units leave values that are finite and useless."""
     diagonal = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
     floor = EPS * diagonal.max(1, keepdims=True) + TINY
-    lifted: Array = triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
-    return lifted
+    return triangle + np.where(diagonal < floor, floor, 0.0)[:, :, None] * np.eye(triangle.shape[1])
 
 
 def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Array) -> Array:
@@ -121,8 +120,7 @@ def kaufman_normal(features: Array, derivative: Array, basis: Array, values: Arr
     jacobian -= basis @ (np.swapaxes(basis, 1, 2) @ jacobian)
     gram = values @ np.swapaxes(values, 1, 2)
     blocks = (np.swapaxes(jacobian, 1, 2) @ jacobian).reshape(probes, heads, width, heads, width)
-    normal: Array = (blocks * gram[:, :, None, :, None]).reshape(probes, heads * width, heads * width)
-    return normal
+    return (blocks * gram[:, :, None, :, None]).reshape(probes, heads * width, heads * width)
 
 
 def fit_nets(
@@ -198,7 +196,8 @@ class _Fit:
     def _values(self, slopes: Array, which: NDArray[np.intp]) -> Array:
         """Values (b, m, D): the linear least-squares solution; heads with the same units share theirs."""
         basis, triangle = np.linalg.qr(self.design.units(slopes))
-        return np.linalg.solve(lift_pivots(triangle), np.swapaxes(basis, 1, 2) @ self.answers[which])
+        inner = np.swapaxes(basis, 1, 2) @ self.answers[which]
+        return np.asarray(np.linalg.solve(lift_pivots(triangle), inner), np.float64)
 
     def _normal(self, which: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return the normal matrix (b, m p, m p) and right-hand side (b, m p) of Kaufman's linear problem."""
