@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,7 +89,8 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
 
 
-class Method(NamedTuple):
+@dataclass(frozen=True)
+class Method:
     """One extractor, and its settings for few calls and for many digits.
 
     ``extract(oracle, noise, rng, settings)`` asks the oracle, whose answers have the relative error `noise`, and

@@ -65,7 +65,9 @@ def estimate_crude_sum(data: Shards, form: CrudeForm = "regression") -> tuple[Ar
             measured=condition,
             threshold=WORST_CONDITION,
         )
-    estimate = moments.cross / moments.rows if form == "correlation" else np.linalg.solve(moments.inputs, moments.cross)
+    regression = form == "regression"
+    found = np.linalg.solve(moments.inputs, moments.cross) if regression else moments.cross / moments.rows
+    estimate = np.asarray(found, np.float64)
     variance = np.trace(moments.inputs) / (moments.rows * data.dim)
     label = (moments.power / moments.rows) ** 0.5
     return estimate, float(np.linalg.norm(estimate) * variance**0.5 / label) if label else 0.0
