@@ -1,1 +1,1 @@
-"""The lecture's questions as studies: what pooling cannot see, and what attention costs."""
+"""Studies of attention beside pooling and recurrence: recall of ordered symbols, and costs."""

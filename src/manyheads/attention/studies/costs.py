@@ -1,7 +1,6 @@
-"""`attention/costs`: what a block of attention costs beside recurrence and pooling, counted and measured.
+"""`attention/costs`: FLOPs, sequential depth and time of attention, recurrence and pooling, counted and measured.
 
-The counts are made on the networks that the library really runs, by walking their programs; the closed forms know
-nothing of those programs. Time is measured too, because FLOPs are not time: the last claim says by how much.
+Counts are taken from the traced programs of the networks, independently of the closed forms. Times are measured.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from manyheads.costs import ModelShape, count, crossover_length, longest_chain, 
 from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
@@ -31,10 +31,14 @@ from manyheads.transformer.shape import Shape
 from manyheads.transformer.transformer import initialise
 
 MODELS = {"transformer": "attention block", "recurrent": "Elman network", "pooled": "pooled MLP"}
-FLOPS = {"long_name": "FLOPs of a forward pass", "units": "FLOP"}
-TRAINING = {"long_name": "FLOPs of a training step", "units": "FLOP"}
-SECONDS = {"long_name": "measured time of a forward pass", "units": "s", "deterministic": False}
-CHAIN = {"long_name": "matrix products that wait for each other", "units": "1"}
+LABELS = {
+    "flops": ("FLOPs of a forward pass", "FLOP"),
+    "training_flops": ("FLOPs of a training step", "FLOP"),
+    "chain": ("matrix products that wait for each other",),
+    "seconds": ("measured time of a forward pass", "s"),
+    "core_seconds": ("measured time of the attention core", "s"),
+    "rest_seconds": ("measured time of the rest of the block", "s"),
+}
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ class Costs(Study):
     def __post_init__(self) -> None:
         if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
             raise UsageError(
-                f"lengths={self.lengths}: a quadratic is fixed by three different lengths, give at least those, "
-                "in rising order"
+                f"lengths={self.lengths}: expected three different lengths or more, in rising order, which determine "
+                "a quadratic"
             )
 
     @classmethod
@@ -95,163 +99,171 @@ class Costs(Study):
         return grid(model=tuple(MODELS), length=self.lengths)
 
     def flops(self, cell: Cell) -> int:
-        """Return the closed form of the forward pass, which is run a few times."""
+        """Return the FLOPs of four forward passes by the closed form."""
         return 4 * self._closed_form(str(cell["model"]), int(cell["length"]), training=False)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the closed forms."""
-
-        def table(value: Callable[[str, int], int]) -> tuple[tuple[str, str], np.ndarray]:
-            rows = [[value(model, length) for length in self.lengths] for model in MODELS]
-            return ("model", "length"), np.asarray(rows, dtype=np.int64)
-
-        shapes = self._shapes()
+        forms: dict[str, Callable[[str, int], int]] = {
+            "flops": lambda model, length: self._closed_form(model, length, training=False),
+            "training_flops": lambda model, length: self._closed_form(model, length, training=True),
+            "chain": self._chain,
+        }
+        tables = {
+            name: np.asarray([[form(model, length) for length in self.lengths] for model in MODELS], np.int64)
+            for name, form in forms.items()
+        }
+        edge = np.int64(crossover_length(self._shapes()["transformer"]))  # type: ignore[arg-type]
+        label = "length at which the attention core costs as much as the rest"
         return xr.Dataset(
-            {
-                "flops": (*table(lambda model, n: self._closed_form(model, n, training=False)), FLOPS),
-                "training_flops": (*table(lambda model, n: self._closed_form(model, n, training=True)), TRAINING),
-                "chain": (*table(self._chain), CHAIN),
-                "crossover": (
-                    (),
-                    np.int64(crossover_length(shapes["transformer"])),  # type: ignore[arg-type]
-                    {"long_name": "length at which the attention core costs as much as the rest", "units": "tokens"},
-                ),
-            },
+            labelled({name: (("model", "length"), table, *LABELS[name]) for name, table in tables.items()})
+            | labelled({"crossover": ((), edge, label, "tokens")}),
             coords={"model": list(MODELS), "length": list(self.lengths)},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Count the programs of one model at one length, and time its forward pass."""
         model = self._model(str(cell["model"]), key, int(cell["length"]))
-        shape = (self.batch, int(cell["length"]), self.width)
-        x = jax.random.normal(key, shape, jnp.float32)
+        x = jax.random.normal(key, (self.batch, int(cell["length"]), self.width), jnp.float32)
 
         def loss(weights: Any, inputs: jax.Array) -> jax.Array:
             return jnp.square(eqx.tree_at(lambda tree: tree.weights, model, weights)(inputs)).sum()
 
-        core, rest = np.nan, np.nan
-        if cell["model"] == "transformer":
-            core, rest = self._halves(model, x)
-        return xr.Dataset(
-            {
-                "flops": ((), np.int64(count(model, x).flops), FLOPS),
-                "training_flops": (
-                    (),
-                    np.int64(count(jax.value_and_grad(loss, argnums=(0, 1)), model.weights, x).flops),
-                    TRAINING,
-                ),
-                "chain": ((), np.int64(longest_chain(model, x)), CHAIN),
-                "seconds": ((), seconds_of(_forward, model, x), SECONDS),
-                "core_seconds": ((), core, SECONDS | {"long_name": "measured time of the attention core"}),
-                "rest_seconds": ((), rest, SECONDS | {"long_name": "measured time of the rest of the block"}),
-            }
-        )
+        core, rest = self._halves(model, x) if cell["model"] == "transformer" else (np.nan, np.nan)
+        values = {
+            "flops": np.int64(count(model, x).flops),
+            "training_flops": np.int64(count(jax.value_and_grad(loss, argnums=(0, 1)), model.weights, x).flops),
+            "chain": np.int64(longest_chain(model, x)),
+            "seconds": seconds_of(_forward, model, x),
+            "core_seconds": core,
+            "rest_seconds": rest,
+        }
+        found = xr.Dataset(labelled({name: ((), value, *LABELS[name]) for name, value in values.items()}))
+        for name in ("seconds", "core_seconds", "rest_seconds"):
+            found[name].attrs["deterministic"] = False
+        return found
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare counts as integers, and times by their exponents and their crossover."""
-        differences = [int(abs(counted(trained, name) - predicted[name]).max()) for name in ("flops", "training_flops")]
-        forward = counted(trained, "flops").isel(replicate=0)
-        attention, recurrent = (forward.sel(model=model).values for model in ("transformer", "recurrent"))
-        doublings = meeting_points(self.lengths, trained)
-        target = float(predicted["crossover"])
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare counts as integers, and measured times by the length at which they are equal."""
+
+        def miscounted(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            names = ("flops", "training_flops")
+            return max(int(abs(unstack(trained, name) - predicted[name]).max()) for name in names)
+
+        def crossover(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            flops = unstack(trained, "flops").isel(replicate=0).sel(model="transformer")
+            return counted_crossover(self.lengths, flops.values)
+
+        def smallest_ratio(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            flops = unstack(trained, "flops").isel(replicate=0)
+            return float((flops.sel(model="transformer") / flops.sel(model="recurrent")).min())
+
+        def depth_error(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            return int(abs(unstack(trained, "chain") - predicted["chain"]).max())
+
+        def doublings(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            return meeting_points(self.lengths, trained) - np.log2(float(predicted["crossover"]))
+
         return (
-            Verdict.exact(
-                "the closed forms count every FLOP of the networks that run, forward and in training",
-                max(differences),
+            Claim(
+                "The closed forms give every matrix-multiply FLOP of the three networks, forward and in training",
+                miscounted,
                 target=0,
                 tolerance=0.0,
-                basis="both are integers",
+                basis="both are integers: the largest difference over models, lengths and replicates",
             ),
-            Verdict.exact(
-                "the attention core costs as much as the rest of its block at n = (2 + r) d",
-                counted_crossover(self.lengths, attention),
-                target=target,
-                tolerance=1e-6 * target,
-                basis="the counted FLOPs are a quadratic in n; solving it in floating point costs 1e-6 at most",
+            Claim(
+                "The attention core takes as many FLOPs as the rest of its block at n = (2 + r) d tokens",
+                crossover,
+                target=lambda predicted: float(predicted["crossover"]),
+                tolerance=lambda predicted: 1e-6 * float(predicted["crossover"]),
+                basis="the counted FLOPs are a quadratic in n, which is solved in floating point",
             ),
-            Verdict.exact(
-                "a block of attention takes more FLOPs than a recurrent step of the same width, at every length",
-                float((attention / recurrent).min()),
+            Claim(
+                "A block of attention takes more FLOPs than an Elman network of the same width at every length",
+                smallest_ratio,
                 target=1.0,
                 tolerance=(0.0, float("inf")),
-                basis="a ratio above one; the closed forms give at least 6 at r = 4",
+                basis="smallest ratio of the counts; by the closed forms it is 6 or more at r = 4",
             ),
-            Verdict.exact(
-                "a block of attention is as deep at every length, recurrence grows deeper by one with every token",
-                int(abs(counted(trained, "chain") - predicted["chain"]).max()),
+            Claim(
+                "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token",
+                depth_error,
                 target=0,
                 tolerance=0.0,
                 basis="longest chains of matrix products are integers",
             ),
-            Verdict.from_samples(
-                "a FLOP of the attention core takes as long as any other: measured and counted crossover agree",
-                np.asarray(doublings) - np.log2(target),
+            Claim(
+                "The attention core takes as much measured time as the rest of its block where their FLOPs are equal",
+                doublings,
                 target=0.0,
                 tolerance=0.5,
-                basis="half a doubling of the length, in powers of two",
+                basis="log2 of the ratio of both lengths; half a doubling of the length",
                 expected="refuted",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show counts against closed forms, depth, time, and where attention overtakes the rest of its block."""
-        tokens = self.lengths
-        flops, seconds = counted(trained, "flops"), counted(trained, "seconds")
-        counts, times, depths = [], [], []
-        for group, (model, label) in enumerate(MODELS.items()):
-            counts.append(spread_curve(tokens, flops.sel(model=model).values.T, f"{label}, counted", group=group))
-            forms = predicted["flops"].sel(model=model).values[None]
-            counts.append(spread_curve(tokens, forms, "", "predicted", group))
-            times.append(spread_curve(tokens, 1e3 * seconds.sel(model=model).values.T, label, group=group))
-            chains = counted(trained, "chain").sel(model=model).values.T
-            depths.append(spread_curve(tokens, chains, label, group=group))
+        """Show counts against closed forms, depth, time, and times of the attention core and the rest of its block."""
+        tokens, flops, edge = self.lengths, unstack(trained, "flops"), float(predicted["crossover"])
+
+        def curves(name: str, ending: str = "", scale: float = 1.0) -> list[Curve]:
+            table = unstack(trained, name)
+            return [
+                spread_curve(tokens, scale * table.sel(model=model).values.T, f"{label}{ending}", group=group)
+                for group, (model, label) in enumerate(MODELS.items())
+            ]
+
+        forms = [
+            spread_curve(tokens, predicted["flops"].sel(model=model).values[None], "", "predicted", group)
+            for group, model in enumerate(MODELS)
+        ]
+        counts = [curve for pair in zip(curves("flops", ", counted"), forms, strict=True) for curve in pair]
         halves = [
             spread_curve(
-                tokens, 1e3 * counted(trained, f"{half}_seconds").sel(model="transformer").values.T, label, group=g
+                tokens, 1e3 * unstack(trained, f"{half}_seconds").sel(model="transformer").values.T, label, group=group
             )
-            for g, (half, label) in enumerate({"core": "attention core", "rest": "rest of the block"}.items())
+            for group, (half, label) in enumerate({"core": "attention core", "rest": "rest of the block"}.items())
         ]
-        edge = float(predicted["crossover"])
         ends = [value for curve in halves for value in curve.y]
         halves.append(Curve((edge, edge), (min(ends), max(ends)), f"equal FLOPs, n = {edge:.0f}", "reference"))
-        labels = {"x_label": "sequence length [tokens]", "log_x": True, "log_y": True}
-        rows = [
+        rows = tuple(
             (label, *(f"{int(flops.sel(model=m, length=n).isel(replicate=0)):,}" for n in (tokens[0], tokens[-1])))
             for m, label in MODELS.items()
-        ]
+        )
+
+        def lines(title: str, y_label: str, drawn: list[Curve], note: str) -> Lines:
+            return Lines(title, "sequence length [tokens]", y_label, tuple(drawn), log_x=True, log_y=True, note=note)
+
         return (
-            Lines(
+            lines(
                 "FLOPs of a forward pass",
-                y_label="matrix-multiply FLOPs",
-                curves=tuple(counts),
-                note="Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two.",
-                **labels,  # type: ignore[arg-type]
+                "matrix-multiply FLOPs",
+                counts,
+                "Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two.",
             ),
-            Lines(
-                "Matrix products that wait for each other",
-                y_label="longest chain",
-                curves=tuple(depths),
-                note="Longest chain of matrix products of which each needs the one before it.",
-                **labels,  # type: ignore[arg-type]
+            lines(
+                "Sequential depth",
+                "longest chain",
+                curves("chain"),
+                "Longest chain of matrix products of which each needs the one before it.",
             ),
-            Lines(
+            lines(
                 "Measured time of a forward pass",
-                y_label="milliseconds",
-                curves=tuple(times),
-                note="One thread a process, smallest of several calls; bands reach over replicates.",
-                **labels,  # type: ignore[arg-type]
+                "milliseconds",
+                curves("seconds", scale=1e3),
+                "One thread a process, smallest of several calls; bands range over replicates.",
             ),
-            Lines(
+            lines(
                 "Measured time of the attention core and of the rest of its block",
-                y_label="milliseconds",
-                curves=tuple(halves),
-                note=_crossover_note(meeting_points(self.lengths, trained), edge),
-                **labels,  # type: ignore[arg-type]
+                "milliseconds",
+                halves,
+                _crossover_note(meeting_points(tokens, trained), edge),
             ),
             Listing(
                 f"FLOPs of a forward pass, d = {self.width}, {self.batch} sequences",
                 ("model", f"n = {tokens[0]}", f"n = {tokens[-1]}"),
-                tuple(rows),
+                rows,
             ),
         )
 
@@ -269,8 +281,8 @@ class Costs(Study):
         shape = self._shapes()[model]
         if isinstance(shape, ModelShape):
             return transformer_cost(shape, length, self.batch, training=training).flops
-        # The library's recurrent and pooled networks hand gradients to their inputs here, and the pooled one mixes
-        # once more after the pool: 2 b H^2 forward, twice that backward.
+        # Training differentiates the inputs too, and the pooled network has one more layer after the pool: 2 b H^2
+        # forward, twice that backward.
         inputs = 2 * self.batch * length * self.width * self.width if training else 0
         if isinstance(shape, RecurrentShape):
             return rnn_cost(shape, length, self.batch, training=training).flops + inputs
@@ -278,7 +290,7 @@ class Costs(Study):
         return pooled_cost(shape, length, self.batch, training=training).flops + inputs + mixing
 
     def _chain(self, model: str, length: int) -> int:
-        """Return how many matrix products wait for each other, the head included."""
+        """Return the length of the longest chain of matrix products, the read-out included."""
         if model == "recurrent":
             return sequential_depth(self._shapes()[model], length) + 1
         # Queries, logits, mixing, output, MLP in, MLP out; or two layers, and one more after the pool.
@@ -310,29 +322,23 @@ def _forward(model: Any, x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _core(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """Attend: what a block does that grows with the square of the length."""
+    """Compute attention from queries, keys and values: the part of a block that is quadratic in the length."""
     pattern = jax.nn.softmax(jnp.einsum("...qn,...kn->...qk", queries.shape[-1] ** -0.5 * queries, keys), axis=-1)
     return jnp.einsum("...qk,...kn->...qn", pattern, values)
 
 
 @jax.jit
 def _rest(stream: jax.Array, square: jax.Array, mlp_in: jax.Array, mlp_out: jax.Array) -> jax.Array:
-    """Do the work of a block without its core: four projections of d x d, and the MLP."""
+    """Compute the rest of a block: four projections of d x d, and the MLP."""
     for _ in range(4):
         stream = stream @ square
     return jax.nn.gelu(stream @ mlp_in, approximate=False) @ mlp_out
 
 
-def counted(trained: xr.Dataset, name: str) -> xr.DataArray:
-    """Return a variable over (model, length, replicate) instead of over cells, models in the order of `MODELS`."""
-    table = trained[name].set_index(cell=["model", "length"]).unstack("cell").sel(model=list(MODELS))
-    return table.transpose("model", "length", "replicate")
-
-
 def seconds_of(function: Callable[..., Any], *arguments: Any, budget: float = 0.1) -> float:
-    """Return the smallest wall time of a compiled function over five calls, or as many as fit in `budget` seconds.
+    """Measure the smallest wall time of a compiled function over five calls, or as many as fit in `budget` seconds.
 
-    The first call compiles and is not counted. The smallest time is the one that other processes disturbed least.
+    The first call compiles and is not counted. The smallest time is the one least disturbed by other processes.
     """
     jax.block_until_ready(function(*arguments))
     times: list[float] = []
@@ -350,31 +356,31 @@ def counted_crossover(lengths: tuple[int, ...], flops: np.ndarray) -> float:
 
 
 def meeting_points(lengths: tuple[int, ...], trained: xr.Dataset) -> np.ndarray:
-    """Return log2 of the length at which core and rest take equal measured times, one a replicate."""
-    halves = [counted(trained, f"{half}_seconds").sel(model="transformer").values.T for half in ("core", "rest")]
+    """Compute log2 of the length at which core and rest take equal measured times, (replicates,)."""
+    halves = [unstack(trained, f"{half}_seconds").sel(model="transformer").values.T for half in ("core", "rest")]
     return np.asarray([meeting_point(lengths, core, rest) for core, rest in zip(*halves, strict=True)])
 
 
 def _crossover_note(doublings: np.ndarray, edge: float) -> str:
-    """Say where the measured curves meet, and on which side of equal FLOPs."""
+    """Compare the length of equal measured times with that of equal FLOPs."""
     low, high = (float(2**end) for end in (np.min(doublings), np.max(doublings)))
     side = "earlier than" if high < edge else "later than" if low > edge else "at about the length of"
     return f"Equal measured times at n = {low:.0f} to {high:.0f} over replicates, {side} equal FLOPs, n = {edge:.0f}."
 
 
 def meeting_point(lengths: tuple[int, ...], rising: np.ndarray, other: np.ndarray) -> float:
-    """Return the base-2 logarithm of the length at which two power laws, fitted to the points, meet.
+    """Compute log2 of the length at which power laws fitted to two sets of times intersect.
 
-    The logarithm, because laws that grow almost alike meet at lengths that no number holds.
+    The logarithm, because laws of nearly equal exponents intersect beyond the range of floating point.
 
     Raises
     ------
     UsageError
-        A value that is not positive: no time, and no power law. Or two laws that grow alike and meet nowhere.
+        A time that is not positive, or two laws of equal exponents.
     """
     if not (np.all(rising > 0) and np.all(other > 0)):
-        raise UsageError("measured times must be positive")
+        raise UsageError("measured times must be positive: expected times of calls that were run")
     slope, offset = np.polyfit(np.log2(lengths), np.log2(rising) - np.log2(other), 1)
     if slope == 0.0:
-        raise UsageError("both times grow alike and meet at no length: measure longer sequences")
+        raise UsageError("both times have one exponent and meet at no length: measure longer sequences")
     return float(-offset / slope)

@@ -1,7 +1,7 @@
-"""`attention/order-blindness`: what pooling cannot see, what recurrence forgets, and what attention recalls.
+"""`attention/order-blindness`: recall of the symbol after a marker by pooling, recurrence and attention.
 
-Three networks of one size learn the same task with the same batches: name the symbol that stands right after a marker.
-A pooled network sees how often each symbol occurs and nothing else; how well any such network can do is known exactly.
+Three networks of equally many weights are trained on the same batches. The output of a pooled network depends on the
+frequencies of the symbols alone, and the best accuracy of any such network is known exactly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, Picture, spread_curve
+from manyheads.study.tables import labelled, select_cell, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
@@ -34,23 +35,22 @@ from manyheads.transformer.transformer import initialise
 
 MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
 TESTED = 8192  # fresh sequences on which a trained network is tested
-BUCKETS = 4  # distances from the answer to the end are put together in so many groups
+BUCKETS = 4  # groups of distances from the answer to the end
 SEGMENTS = 20  # points of a loss curve, each a mean over its share of the steps
-MIDDLES = (np.arange(BUCKETS) + 0.5) / BUCKETS
 
 
 @dataclass(frozen=True)
 class OrderBlindness(Study):
-    """Pooling sits on its order-blind ceiling, recurrence fails with distance, a transformer recalls.
+    """Accuracy of recall of a pooled, a recurrent and an attention network, by length.
 
     Attributes
     ----------
     lengths
         Tokens of a sequence, the marker included.
     steps_per_token
-        Updates, in units of the length: longer sequences are harder for all three.
+        Updates over the length.
     symbols
-        Symbols that a sequence is drawn from.
+        Number of symbols.
     key_dim, heads, depth
         Shape of the transformer; the two others have as many weights.
     batch
@@ -84,11 +84,13 @@ class OrderBlindness(Study):
     rate: float = 3e-3
 
     def __post_init__(self) -> None:
-        rising = list(self.lengths) == sorted(set(self.lengths))  # pictures and tables list them in this order
+        rising = list(self.lengths) == sorted(set(self.lengths))
         if not self.lengths or min(self.lengths) <= BUCKETS or not rising:
-            raise UsageError(f"lengths={self.lengths}: give one or more, each above {BUCKETS}, in rising order")
+            raise UsageError(f"lengths={self.lengths}: expected one or more, each above {BUCKETS}, in rising order")
         if self._steps(min(self.lengths)) < SEGMENTS:
-            raise UsageError(f"steps_per_token={self.steps_per_token}: a loss curve needs {SEGMENTS} steps or more")
+            raise UsageError(
+                f"steps_per_token={self.steps_per_token}: expected {SEGMENTS} steps or more at the shortest length"
+            )
 
     @classmethod
     def full(cls) -> OrderBlindness:
@@ -121,10 +123,10 @@ class OrderBlindness(Study):
         return self._steps(length) * (pooled_cost(pooled, **call).flops + embedding + mixing)  # type: ignore[arg-type]
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the ceiling of everything that is blind to order, exactly."""
+        """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
-        attributes = {"long_name": "best accuracy without order", "units": "1"}
-        return xr.Dataset({"ceiling": ("length", ceilings, attributes)}, coords={"length": list(self.lengths)})
+        variables = labelled({"ceiling": ("length", ceilings, "best accuracy without order")})
+        return xr.Dataset(variables, coords={"length": list(self.lengths)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one network and test it on fresh sequences."""
@@ -140,24 +142,20 @@ class OrderBlindness(Study):
         groups = np.minimum(np.asarray(lags) * BUCKETS // (length - 1), BUCKETS - 1)
         by_lag = [right[groups == group].mean() for group in range(BUCKETS)]
         losses = [part.mean() for part in np.array_split(done.losses, SEGMENTS)]
+        sequence, pattern = np.asarray(tokens[0], float), self._pattern_of(done.model, str(cell["model"]), tokens[0])
         return xr.Dataset(
-            {
-                "accuracy": ((), right.mean(), {"long_name": "accuracy on fresh sequences", "units": "1"}),
-                "accuracy_by_lag": (
-                    "distance",
-                    np.asarray(by_lag),
-                    {"long_name": "accuracy by distance from the answer to the end", "units": "1"},
-                ),
-                "loss": ("progress", np.asarray(losses), {"long_name": "training loss", "units": "nat"}),
-                "weights": ((), count_weights(model), {"long_name": "number of weights", "units": "1"}),
-                **self._solved(done.model, str(cell["model"]), tokens[0]),
-            },
+            labelled(
+                {
+                    "accuracy": ((), right.mean(), "accuracy on fresh sequences"),
+                    "accuracy_by_lag": ("distance", by_lag, "accuracy by distance from the answer to the end"),
+                    "loss": ("progress", losses, "training loss", "nat"),
+                    "weights": ((), count_weights(model), "number of weights"),
+                    "sequence": ("token", sequence, "a test sequence", "token"),
+                    "pattern": (("token", "attending"), pattern, "attention, largest over heads and layers"),
+                }
+            ),
             coords={
-                "distance": (
-                    "distance",
-                    (np.arange(BUCKETS) + 0.5) / BUCKETS,
-                    {"long_name": "share of length"},
-                ),
+                "distance": ("distance", (np.arange(BUCKETS) + 0.5) / BUCKETS, {"long_name": "share of length"}),
                 "progress": ("progress", np.arange(1, SEGMENTS + 1) / SEGMENTS, {"long_name": "share of the steps"}),
                 "token": ("token", np.arange(length), {"long_name": "position"}),
                 "attending": ("attending", np.arange(length), {"long_name": "position"}),
@@ -170,73 +168,72 @@ class OrderBlindness(Study):
         longest = max(self.lengths)
 
         def beyond_ceiling(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            accuracy = by_length(trained, "accuracy").sel(model="pooled")
+            accuracy = unstack(trained, "accuracy").sel(model="pooled")
             return (accuracy - predicted["ceiling"]).mean("length").values
 
         def worst_recall(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return by_length(trained, "accuracy").sel(model="transformer").min("length").values
+            return unstack(trained, "accuracy").sel(model="transformer").min("length").values
 
         def lead(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            accuracy = by_length(trained, "accuracy").sel(length=longest)
+            accuracy = unstack(trained, "accuracy").sel(length=longest)
             return (accuracy.sel(model="transformer") - accuracy.sel(model="recurrent")).values
 
         return (
             Claim(
-                "a pooled network does as well as order-blind guessing can, and no better",
+                "The accuracy of a pooled network is the best one of any network that is independent of order",
                 beyond_ceiling,
                 target=0.0,
                 tolerance=(0.03, noise),
                 resolution=1 / TESTED,
-                basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points left to train",
+                basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points for finite training",
             ),
             Claim(
-                "a transformer of the same size recalls the symbol at every length",
+                "A transformer of equally many weights recalls the symbol at every length",
                 worst_recall,
                 target=1.0,
                 tolerance=(0.1, float("inf")),
                 resolution=1 / TESTED,
-                basis="one in ten: far above the ceiling, far below what a longer training reaches",
+                basis="accuracy of 0.9 or more at the worst length, far above the best accuracy without order",
             ),
             Claim(
-                f"a recurrent network of the same size and training falls behind at {longest} tokens",
+                f"At {longest} tokens the accuracy of a recurrent network of equally many weights is below that of the "
+                "transformer",
                 lead,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
                 resolution=1 / TESTED,
-                basis="an inequality: the transformer's accuracy is above the recurrent network's, seed by seed",
+                basis="an inequality: the difference of both accuracies is positive, seed by seed",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show accuracy by length, by distance, and the attention of a solved sequence."""
-        accuracy, lengths = by_length(trained, "accuracy"), list(self.lengths)
-        longest = max(self.lengths)
-        curves = [
-            spread_curve(lengths, accuracy.sel(model=model).values.T, label, group=group)
-            for group, (model, label) in enumerate(MODELS.items())
-        ]
-        ceiling = tuple(float(value) for value in predicted["ceiling"].values)
-        curves.append(Curve(tuple(map(float, lengths)), ceiling, "ceiling without order", "predicted", 0))
+        accuracy, lengths = unstack(trained, "accuracy"), list(self.lengths)
+        by_lag = unstack(trained, "accuracy_by_lag").sel(length=lengths[-1])
         distance = trained["distance"].values
-        lags = [
-            spread_curve(distance, _cell(trained, model, longest)["accuracy_by_lag"].values, label, group=group)
-            for group, (model, label) in enumerate(MODELS.items())
-        ]
-        weights = by_length(trained, "weights").isel(replicate=0)
+        curves, lags = (
+            [
+                spread_curve(x, table.sel(model=model).transpose("replicate", ...).values, label, group=group)
+                for group, (model, label) in enumerate(MODELS.items())
+            ]
+            for x, table in ((lengths, accuracy), (distance, by_lag))
+        )
+        curves.append(spread_curve(lengths, predicted["ceiling"].values[None], "best without order", "predicted", 0))
+        weights = unstack(trained, "weights").isel(replicate=0)
         rows = tuple(
             (label, *(f"{int(weights.sel(model=model, length=length)):,}" for length in lengths))
             for model, label in MODELS.items()
         )
         return (
             Lines(
-                "Name the symbol after the marker",
+                "Recall of the symbol after the marker",
                 "sequence length [tokens]",
                 "accuracy on fresh sequences",
                 tuple(curves),
                 note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
             ),
             Lines(
-                f"By distance, {longest} tokens",
+                f"By distance, {lengths[-1]} tokens",
                 "distance from the answer to the end, share of the length",
                 "accuracy on fresh sequences",
                 tuple(lags),
@@ -247,21 +244,21 @@ class OrderBlindness(Study):
                 "Number of weights",
                 ("model", *(f"n = {length}" for length in lengths)),
                 rows,
-                note="Hidden sizes are chosen for the transformer's number of weights.",
+                note="Hidden sizes of the others are chosen to match the number of weights of the transformer.",
             ),
         )
 
     def _pattern(self, trained: xr.Dataset) -> Panel:
-        """Show the attention of the last layer on one sequence, at the shortest length, first replicate."""
-        cell = _cell(trained, "transformer", min(self.lengths)).isel(replicate=0)
-        size = min(self.lengths)
+        """Draw the attention to one sequence of the shortest length, first replicate."""
+        size = self.lengths[0]
+        cell = select_cell(trained, model="transformer", length=size).isel(replicate=0)
         tokens = cell["sequence"].values[:size].astype(int)
         names = tuple("→" if token == self.symbols else chr(ord("a") + token) for token in tokens)
         pattern = cell["pattern"].values[:size, :size]
         return Picture(
-            "Where the transformer looks",
-            "token that is looked at",
-            "token that looks",
+            "Attention of the transformer",
+            "key",
+            "query",
             tuple(tuple(float(value) for value in row) for row in pattern),
             value_label="attention, largest over heads and layers",
             x_ticks=names,
@@ -269,18 +266,12 @@ class OrderBlindness(Study):
             note="One fresh sequence; → is the marker, letters are symbols. The answer is the letter after the marker.",
         )
 
-    def _solved(self, model: Any, kind: str, tokens: jax.Array) -> dict[str, Any]:
-        """Return one test sequence and the attention that the transformer pays to it (zero for the others)."""
-        length = len(tokens)
-        pattern = np.zeros((length, length))
-        if kind == "transformer":
-            layers = model.record(tokens[None], patterns=True).layers
-            pattern = np.asarray(layers.patterns[:, 0].max(axis=(0, 1)), np.float64)  # (T, T)
-        attributes = {"long_name": "attention, largest over heads and layers", "units": "1"}
-        return {
-            "sequence": ("token", np.asarray(tokens, float), {"long_name": "a test sequence", "units": "token"}),
-            "pattern": (("token", "attending"), pattern, attributes),
-        }
+    def _pattern_of(self, model: Any, kind: str, tokens: jax.Array) -> np.ndarray:
+        """Return the attention of a transformer to one sequence, (T, T); zero for the other networks."""
+        if kind != "transformer":
+            return np.zeros((len(tokens), len(tokens)))
+        layers = model.record(tokens[None], patterns=True).layers
+        return np.asarray(layers.patterns[:, 0].max(axis=(0, 1)), np.float64)
 
     def _steps(self, length: int) -> int:
         return self.steps_per_token * length
@@ -307,7 +298,7 @@ class OrderBlindness(Study):
 
 @lru_cache(maxsize=16)
 def _optimizer(rate: float, steps: int) -> optax.GradientTransformation:
-    """Return one object for equal arguments: training compiles once for each optimizer it is given."""
+    """Build one object for equal arguments: training compiles once per optimizer."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10 + 1, steps, 0.05 * rate)
     return optax.adam(schedule, b2=0.99)
 
@@ -315,13 +306,3 @@ def _optimizer(rate: float, steps: int) -> optax.GradientTransformation:
 @eqx.filter_jit
 def _guess(model: Any, tokens: jax.Array) -> jax.Array:
     return model(tokens).argmax(-1)
-
-
-def by_length(trained: xr.Dataset, name: str) -> xr.DataArray:
-    """Return a variable over (model, length, replicate) instead of over cells."""
-    table = trained[name].set_index(cell=["model", "length"]).unstack("cell")
-    return table.transpose("model", "length", "replicate")
-
-
-def _cell(trained: xr.Dataset, model: str, length: int) -> xr.Dataset:
-    return trained.isel(cell=int(np.flatnonzero((trained["model"] == model) & (trained["length"] == length))[0]))
