@@ -8,44 +8,36 @@ of each replicate on the mean of the others. The definitions are not from the pa
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
-Array = NDArray[np.float64]
-
 
 class DropAndRise(NamedTuple):
-    """Heights of both ends of curves (..., time) above their minimum, each (...)."""
+    """Heights of both ends of curves above their minimum."""
 
-    drop: Array
+    drop: Float[np.ndarray, "..."]
     """First value minus minimum."""
-    rise: Array
+    rise: Float[np.ndarray, "..."]
     """Last value minus minimum."""
-    argmin: NDArray[np.intp]
+    argmin: Int[np.ndarray, "..."]
     """Index of the minimum along time, the first one of several."""
 
 
 @takes_arrays
-def drop_and_rise(curves: ArrayLike) -> DropAndRise:
+def drop_and_rise(curves: Float[ArrayLike, "... time"]) -> DropAndRise:
     r"""Measure drop and rise of each curve by itself.
 
     .. math:: t^* = \arg\min_t v(t), \quad \text{drop} = v(0) - v(t^*), \quad \text{rise} = v(T) - v(t^*)
 
-    Both are nonnegative and on noise alone about its range: test with `replicated_drop_and_rise`.
-
-    Parameters
-    ----------
-    curves
-        (..., time); a curve that holds NaN only gives NaN.
+    Both are nonnegative and on noise alone about its range: test with `replicated_drop_and_rise`. A curve that holds
+    NaN only gives NaN.
 
     Raises
     ------
-    ShapeError
-        The time axis is empty.
-    UsageError
-        A curve is NaN in parts: see `forward_fill`.
+    ShapeError, UsageError
+        The time axis is empty; or a curve is NaN in parts: see `forward_fill`.
 
     Examples
     --------
@@ -59,17 +51,12 @@ def drop_and_rise(curves: ArrayLike) -> DropAndRise:
 
 
 @takes_arrays
-def cross_fitted_drop_and_rise(curves: ArrayLike) -> DropAndRise:
+def cross_fitted_drop_and_rise(curves: Float[ArrayLike, "replicates ... time"]) -> DropAndRise:
     """Measure drop and rise of each replicate at the minimum of the mean of the *other* replicates.
 
     An index chosen without the replicate makes both differences unbiased at that index: on noise alone their mean is
     zero, for any autocorrelation, and their standard deviation over replicates gives a valid interval. Where there is a
     minimum, the noise of the others displaces it, so that both are slightly too small on average. They may be negative.
-
-    Parameters
-    ----------
-    curves
-        (replicates, ..., time), at least two replicates of one system.
 
     Raises
     ------
@@ -89,7 +76,7 @@ def cross_fitted_drop_and_rise(curves: ArrayLike) -> DropAndRise:
 
 
 @takes_arrays
-def replicated_drop_and_rise(curves: ArrayLike) -> DropAndRise:
+def replicated_drop_and_rise(curves: Float[ArrayLike, "replicates ... time"]) -> DropAndRise:
     """Measure the cross-fitted drop, and the largest cross-fitted rise after a drop, of each replicate.
 
     A rise that is followed by a second drop counts as well, see `cross_fitted_rise`. A single replicate is measured by
@@ -101,22 +88,12 @@ def replicated_drop_and_rise(curves: ArrayLike) -> DropAndRise:
 
 
 @takes_arrays
-def cross_fitted_rise(curves: ArrayLike) -> Array:
+def cross_fitted_rise(curves: Float[ArrayLike, "replicates ... time"]) -> Float[np.ndarray, "replicates ..."]:
     """Measure the rise of each replicate between the two times between which the mean of the *others* rises most.
 
     The first time is a running minimum of the mean of the others, not the first value: the rise follows a drop, and a
     second drop does not hide it, as it does in `cross_fitted_drop_and_rise`. The times are independent of the
     replicate, so the mean is zero on noise alone. Where the others never rise it is zero.
-
-    Parameters
-    ----------
-    curves
-        (replicates, ..., time), at least two replicates of one system.
-
-    Returns
-    -------
-    Array
-        (replicates, ...).
 
     Raises
     ------
@@ -146,7 +123,7 @@ def cross_fitted_rise(curves: ArrayLike) -> Array:
 
 
 @takes_arrays
-def forward_fill(curves: ArrayLike) -> Array:
+def forward_fill(curves: Float[ArrayLike, "... time"]) -> Float[np.ndarray, "... time"]:
     """Replace all values from the first one that is not finite by the last finite value, as for a run that diverged.
 
     A curve whose first value is not finite keeps that value.
@@ -162,7 +139,7 @@ def forward_fill(curves: ArrayLike) -> Array:
     return np.where(alive, values, np.take_along_axis(values, last, -1))
 
 
-def _as_curves(curves: ArrayLike) -> Array:
+def _as_curves(curves: ArrayLike) -> np.ndarray:
     values = np.asarray(curves, np.float64)
     if values.ndim < 1 or not values.shape[-1]:
         raise ShapeError(f"curves of shape {values.shape}: expected values along time, the last axis")
@@ -172,13 +149,13 @@ def _as_curves(curves: ArrayLike) -> Array:
     return values
 
 
-def _mean_of_others(values: Array) -> Array:
+def _mean_of_others(values: np.ndarray) -> np.ndarray:
     """Average all replicates but one, for each of them, in the same shape."""
     if values.ndim < 2 or len(values) < 2:
         raise UsageError(f"curves of shape {values.shape}: expected two replicates or more along the first axis")
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def _ends(values: Array, index: NDArray[np.intp]) -> tuple[Array, Array]:
+def _ends(values: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     lowest = np.take_along_axis(values, index[..., None], -1)[..., 0]
     return values[..., 0] - lowest, values[..., -1] - lowest

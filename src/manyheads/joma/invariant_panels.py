@@ -11,6 +11,7 @@ from manyheads.joma.task import UpdateRule
 from manyheads.joma.theory.invariants import SoftmaxRelation, softmax_relation
 from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import select_cell, select_cells
 
 FORMS = ("moving_mean", "fixed_mean", "squares")
 DRIFTING = "gelu"  # activation of the cells with descent and decay
@@ -21,20 +22,14 @@ def invariant_panels(trained: xr.Dataset) -> tuple[Panel, ...]:
     return (_table(trained), _drift_panel(trained), _logit_change(trained), _softmax_table(trained))
 
 
-def select_cells(data: xr.Dataset, chosen: xr.DataArray) -> xr.Dataset:
-    """Select cells by a boolean along them."""
-    return data.isel(cell=np.flatnonzero(chosen.values))
-
-
 def drifting_cell(trained: xr.Dataset, attention: str) -> xr.Dataset:
     """Select the cell with gradient descent and weight decay under one kind of attention."""
-    chosen = (trained["attention"] == attention) & (trained["activation"] == DRIFTING) & (trained["queries"] == 1)
-    return select_cells(trained, chosen).isel(cell=0)
+    return select_cell(trained, attention=attention, activation=DRIFTING, queries=1)
 
 
 def softmax_relations(trained: xr.Dataset, contexts: int) -> np.ndarray:
     """Return the softmax form of every activation and replicate, objects (activations, replicates)."""
-    chosen = select_cells(trained, (trained["attention"] == "softmax") & (trained["contexts"] == contexts))
+    chosen = select_cells(trained, attention="softmax", contexts=contexts)
     return np.array(
         [
             [_form(chosen.isel(cell=cell, replicate=replicate)) for replicate in range(chosen.sizes["replicate"])]
@@ -141,15 +136,10 @@ def _extent(values: Any) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _softmax_cells(trained: xr.Dataset) -> xr.Dataset:
-    return select_cells(trained, trained["attention"] == "softmax")
-
-
 def _context_counts(trained: xr.Dataset) -> list[int]:
-    return np.unique(_softmax_cells(trained)["contexts"].values).tolist()
+    return np.unique(select_cells(trained, attention="softmax")["contexts"].values).tolist()
 
 
 def _activations(trained: xr.Dataset) -> list[str]:
     """Return the activations in the order of `softmax_relations`."""
-    cells = _softmax_cells(trained)
-    return cells["activation"].values[cells["contexts"].values == 1].tolist()
+    return select_cells(trained, attention="softmax", contexts=1)["activation"].values.tolist()

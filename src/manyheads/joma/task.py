@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
@@ -39,8 +40,6 @@ class Sizes:
         Samples N, and the number of labels.
     neurons, width
         Hidden neurons K and model dimension d >= M + Q.
-    concentration
-        Of the Dirichlet distribution of the contexts: 1 is uniform on the simplex, large is nearly equal frequencies.
 
     Examples
     --------
@@ -56,14 +55,11 @@ class Sizes:
     classes: int = 5
     neurons: int = 24
     width: int = 24
-    concentration: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("tokens", "queries", "contexts", "classes", "neurons"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: give 1 or more")
-        if not self.concentration > 0:
-            raise UsageError(f"concentration={self.concentration}: a Dirichlet distribution needs a positive one")
         directions = self.tokens + self.queries
         if self.width < directions:
             raise UsageError(
@@ -107,9 +103,9 @@ class UpdateRule(eqx.Module):
 
     attention: Attention = eqx.field(default="softmax", static=True)
     activation: str | Activation = eqx.field(default="relu", static=True)
-    temperature: Any = 1.0
-    learning_rate_ratio: Any = 1.0
-    weight_decay: Any = 0.0
+    temperature: Float[ArrayLike, ""] = 1.0
+    learning_rate_ratio: Float[ArrayLike, ""] = 1.0
+    weight_decay: Float[ArrayLike, ""] = 0.0
     per_query_weights: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self) -> None:
@@ -164,11 +160,11 @@ class Task(eqx.Module):
     manyheads.errors.UsageError: embeddings are not orthonormal: [U_C, u]^T [U_C, u] is 3 from the identity. ...
     """
 
-    contexts: Any = eqx.field(converter=check_arrays)
-    queries: Any = eqx.field(converter=check_arrays)
-    labels: Any = eqx.field(converter=check_arrays)
-    token_embeddings: Any = eqx.field(converter=check_arrays)
-    query_embeddings: Any = eqx.field(converter=check_arrays)
+    contexts: Float[ArrayLike, "samples tokens"] = eqx.field(converter=check_arrays)
+    queries: Int[ArrayLike, " samples"] = eqx.field(converter=check_arrays)
+    labels: Int[ArrayLike, " samples"] = eqx.field(converter=check_arrays)
+    token_embeddings: Float[ArrayLike, "width tokens"] = eqx.field(converter=check_arrays)
+    query_embeddings: Float[ArrayLike, "width queries"] = eqx.field(converter=check_arrays)
 
     def __check_init__(self) -> None:
         self.checked()
@@ -193,8 +189,8 @@ class Task(eqx.Module):
         return self
 
     @takes_arrays
-    def take(self, rows: Any) -> Task:
-        """Select samples by row, (B,); the embeddings stay."""
+    def take(self, rows: Int[ArrayLike, " batch"]) -> Task:
+        """Select samples by row; the embeddings stay."""
         parts = (self.contexts[rows], self.queries[rows], self.labels[rows])
         return Task(*parts, self.token_embeddings, self.query_embeddings)
 
@@ -222,13 +218,10 @@ def _check_values(
 
 
 def draw_task(sizes: Sizes, rng: np.random.Generator) -> Task:
-    """Draw Dirichlet contexts, uniform queries and labels, and a random orthonormal frame of embeddings, in float64.
-
-    On the host, so that nothing is compiled for it: to sweep over seeds, stack settings and vmap over them.
-    """
+    """Draw contexts, queries and labels, each uniform, and a random orthonormal frame of embeddings, in float64."""
     frame = np.linalg.qr(rng.normal(size=(sizes.width, sizes.tokens + sizes.queries)))[0]
     return Task(
-        rng.dirichlet(np.full(sizes.tokens, sizes.concentration), sizes.contexts),
+        rng.dirichlet(np.ones(sizes.tokens), sizes.contexts),
         rng.integers(sizes.queries, size=sizes.contexts),
         rng.integers(sizes.classes, size=sizes.contexts),
         frame[:, : sizes.tokens],

@@ -7,14 +7,8 @@ import pytest
 from scipy.special import lambertw
 
 from manyheads.errors import UsageError
-from manyheads.joma.systems.components import (
-    TokenSGDOptions,
-    invert_output,
-    relax,
-    relax_layer,
-    train_components,
-    train_layer,
-)
+from manyheads.joma.systems.components import invert_output, relax, relax_layer, train_components, train_layer
+from manyheads.joma.systems.recording import SGDOptions
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, exact_time, find_log_deficit
 
 
@@ -49,8 +43,8 @@ def test_training_goes_to_its_law_as_the_rate_falls(loss, law, seed):
     targets, horizon, errors = np.array([0.8, 1.4]), 0.6, []
     with jax.enable_x64(True):
         for steps in (640, 1280):
-            training = TokenSGDOptions(horizon / steps, steps, token_probability=1.0)
-            found = train_components(jnp.asarray(targets), loss, training, jax.random.key(seed)).log_deficits[-1]
+            training = SGDOptions(horizon / steps, steps, 32)
+            found = train_components(jnp.asarray(targets), loss, training, 1.0, jax.random.key(seed))[-1]
             errors.append(np.asarray(found) - find_log_deficit(targets, horizon, law))
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.1)
 
@@ -58,20 +52,23 @@ def test_training_goes_to_its_law_as_the_rate_falls(loss, law, seed):
 def test_a_trained_layer_keeps_the_conserved_relation(rng, seed):
     target, init = rng.normal(size=(3, 4)) * 0.5, rng.normal(size=(3, 4)) * 0.1
     with jax.enable_x64(True):
-        found = train_layer(jnp.asarray(target), jnp.asarray(init), TokenSGDOptions(1e-3, 3200), jax.random.key(seed))
-    logits, weights = np.asarray(found.logits), np.asarray(found.weights)
+        training = SGDOptions(1e-3, 3200, 32)
+        found = train_layer(jnp.asarray(target), jnp.asarray(init), training, 0.5, jax.random.key(seed))
+    logits, weights = map(np.asarray, found)
     drift = logits - (weights**2).sum(1) / 2
     assert np.abs(drift).max() < 5e-3 < np.abs(logits[-1] - logits[0]).max()
 
 
-@pytest.mark.parametrize("training", [TokenSGDOptions(0.1, 33), TokenSGDOptions(0.1, 32, token_probability=0.0)])
-def test_impossible_trainings_are_refused(training):
-    with pytest.raises(UsageError, match="steps must be"):
-        train_components(jnp.ones(2), "matched", training, jax.random.key(0))
+@pytest.mark.parametrize(
+    ("steps", "probability", "says"), [(33, 0.5, "multiple of snapshots"), (32, 0.0, r"in \(0, 1\]")]
+)
+def test_impossible_trainings_are_refused(steps, probability, says):
+    with pytest.raises(UsageError, match=says):
+        train_components(jnp.ones(2), "matched", SGDOptions(0.1, steps, 32), probability, jax.random.key(0))
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(UsageError, match="expected one of exp, softmax"):
         relax_layer(np.eye(2), np.eye(2), np.ones(1), "none")
     with pytest.raises(UsageError, match="expected one of matched, squared"):
-        train_components(jnp.ones(2), "none", TokenSGDOptions(0.1, 32), jax.random.key(0))
+        train_components(jnp.ones(2), "none", SGDOptions(0.1, 32, 32), 0.5, jax.random.key(0))

@@ -13,11 +13,13 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.activations import find_nonlinearity
-from manyheads.joma.systems.gaussian_mixture import Mixture, SGDOptions, train_neuron
+from manyheads.joma.systems.gaussian_mixture import Mixture, train_neuron
+from manyheads.joma.systems.recording import SGDOptions
 from manyheads.joma.theory.gaussian_mixture import linear_noise_approximation
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled
 
 MEANS = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
 PROBABILITIES = (0.5, 0.3, 0.2)
@@ -25,6 +27,7 @@ GRADIENTS = (1.0, -0.6, 0.4)
 INIT = (0.3, 0.6, 0.2, 0.4)
 OFFSET = 0.2
 SNAPSHOTS = 16
+TIME = {"long_name": "time, steps × learning rate"}
 
 
 @dataclass(frozen=True)
@@ -89,30 +92,30 @@ class Clouds(Study):
         mixture, activation = self._mixture(), find_nonlinearity(self.activation)
         found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
-        names = {"time": ("time", times, {"long_name": "time, steps × learning rate"})}
-        path, one = ("time", "coordinate"), {"units": "1"}
+        path = ("time", "coordinate")
         return xr.Dataset(
-            {
-                "path": (path, found.path, {"long_name": "weights of the flow", **one}),
-                "variance": (path, variance, {"long_name": "variance of SGD over the learning rate", **one}),
-                "bias": (path, found.bias, {"long_name": "bias of finite steps over the learning rate", **one}),
-            },
-            coords=names,
+            labelled(
+                {
+                    "path": (path, found.path, "weights of the flow"),
+                    "variance": (path, variance, "variance of SGD over the learning rate"),
+                    "bias": (path, found.bias, "bias of finite steps over the learning rate"),
+                }
+            ),
+            coords={"time": ("time", times, TIME)},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train independent neurons on fresh samples with batch size one."""
         size = int(cell["samples"])
-        training = SGDOptions(self.horizon / size, size, weight_decay=self.weight_decay, snapshots=SNAPSHOTS)
+        training = SGDOptions(self.horizon / size, size, SNAPSHOTS)
         keys = jax.random.split(jax.random.fold_in(key, self.samples.index(size)), self.neurons)
         mixture = jax.tree.map(jnp.asarray, self._mixture())
         activation, start = find_nonlinearity(self.activation), jnp.asarray(INIT, jnp.float64)
-        paths = jax.vmap(lambda each: train_neuron(mixture, activation, start, training, each))(keys)
-        attributes = {"long_name": "weights of trained neurons", "units": "1"}
+        paths = jax.vmap(lambda each: train_neuron(mixture, activation, start, training, self.weight_decay, each))(keys)
         times = np.linspace(0, self.horizon, SNAPSHOTS + 1)
         return xr.Dataset(
-            {"path": (("neuron", "time", "coordinate"), paths, attributes)},
-            coords={"time": ("time", times, {"long_name": "time, steps × learning rate"})},
+            labelled({"path": (("neuron", "time", "coordinate"), paths, "weights of trained neurons")}),
+            coords={"time": ("time", times, TIME)},
         )
 
     def claims(self) -> tuple[Claim, ...]:

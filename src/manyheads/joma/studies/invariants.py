@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, select_cells, softmax_relations
+from manyheads.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, softmax_relations
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.gradient_flow import FixedSteps, Trajectory, gradient_descent, gradient_flow
 from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
@@ -31,8 +31,9 @@ from manyheads.joma.theory.invariants import (
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.tables import labelled, select_cells
 
+DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
 UNRELATED = 0.708  # 99% quantile of the absolute correlation of twelve independent pairs
 
@@ -103,7 +104,7 @@ class Invariants(Study):
     def cells(self) -> tuple[Cell, ...]:
         """Return linear and exp attention with one and several queries, softmax with one context and with many."""
         diagonal = grid(
-            attention=("linear", "exp"),
+            attention=DIAGONAL,
             activation=self.activations,
             queries=(1, self.queries),
             contexts=(self.contexts,),
@@ -115,9 +116,14 @@ class Invariants(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the drift under gradient flow, zero, and its order in the learning rate under gradient descent."""
-        zero = {"long_name": "drift of the conserved quantity", "units": "1"}
-        order = {"long_name": "order of the drift in the learning rate", "units": "1"}
-        return xr.Dataset({"drift": ((), 0.0, zero), "order": ((), 1.0, order)})
+        return xr.Dataset(
+            labelled(
+                {
+                    "drift": ((), 0.0, "drift of the conserved quantity"),
+                    "order": ((), 1.0, "order of the drift in the learning rate"),
+                }
+            )
+        )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one layer by gradient flow, with weight decay, and by gradient descent at every learning rate."""
@@ -128,17 +134,30 @@ class Invariants(Study):
         weights, logits = token_weights(task, path.network.weights), path.network.logits
         alone = per_query_quantity(rule, logits, weights)
         squares = (weights**2).sum(-1)  # (S, M)
-        observed = {
-            "drift": _largest(drift(rule, path.times, logits, weights)),
-            "per_query_drift": _largest(alone - alone[:1]),
-            "logit_change": _largest(logits - logits[:1]),
-            "square_change": _largest(squares - squares[:1]) / (1 if rule.attention == "linear" else 2),
-            "loss_decrease": path.losses[0] - path.losses[-1],
-        }
+        quadratic = 1 if rule.attention == "linear" else 2
+        square_change = _largest(squares - squares[:1]) / quadratic
+        descent_drift, decay_error = self._unsteady(problem, rule, int(cell["queries"]))
         return xr.Dataset(
-            {name: ((), value, ATTRIBUTES[name]) for name, value in observed.items()}
-            | self._unsteady(problem, rule, int(cell["queries"]))
-            | self._states(rule, task, path, squares),
+            labelled(
+                {
+                    "drift": (
+                        (),
+                        _largest(drift(rule, path.times, logits, weights)),
+                        "largest drift of the conserved quantity",
+                    ),
+                    "per_query_drift": (
+                        (),
+                        _largest(alone - alone[:1]),
+                        "largest drift of the quantity of one query alone",
+                    ),
+                    "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
+                    "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
+                    "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
+                    "descent_drift": ("learning_rate", descent_drift, "drift under gradient descent"),
+                    "decay_error": ((), decay_error, "largest distance from exponential decay"),
+                }
+                | self._states(rule, task, path, squares)
+            ),
             coords={
                 "time": ("time", np.linspace(0, self.horizon, self.records + 1), {"long_name": "time"}),
                 "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
@@ -159,36 +178,34 @@ class Invariants(Study):
         task = Task(drawn.contexts[rows], query_tokens, drawn.labels[rows], *frame)
         return draw_network(sizes, rule, for_network), task, draw_upper(sizes, for_upper)
 
-    def _unsteady(self, problem: tuple[Network, Task, CrossEntropy], rule: UpdateRule, queries: int) -> dict[str, Any]:
+    def _unsteady(
+        self, problem: tuple[Network, Task, CrossEntropy], rule: UpdateRule, queries: int
+    ) -> tuple[np.ndarray, float]:
         """Measure the drift under descent and the error under decay; NaN in the cells that do without."""
-        drifts, errors = np.full(len(self.learning_rates), np.nan), np.nan
-        if rule.attention != "softmax" and rule.activation == DRIFTING and queries == 1:
-            paths = [
-                gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
-                for rate in self.learning_rates
-            ]
-            drifts = np.stack([_drift(rule, problem[1], path) for path in paths])
-            falling = replace(rule, weight_decay=self.weight_decay)
-            path = gradient_flow(*problem, falling, FixedSteps.until(self.horizon, self.step, self.records))
-            # The library has no law for exp attention: its quantity is compared with the law of linear attention.
-            relation = conserved_quantity(
-                rule, path.network.logits, token_weights(problem[1], path.network.weights)
-            )  # (S, M)
-            law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
-            errors = _largest(relation - law)
-        return {
-            "descent_drift": ("learning_rate", drifts, ATTRIBUTES["descent_drift"]),
-            "decay_error": ((), errors, ATTRIBUTES["decay_error"]),
-        }
+        if rule.attention == "softmax" or rule.activation != DRIFTING or queries != 1:
+            return np.full(len(self.learning_rates), np.nan), np.nan
+        paths = [
+            gradient_descent(*problem, rule, FixedSteps(rate, round(self.horizon / rate), 1))
+            for rate in self.learning_rates
+        ]
+        drifts = np.stack([_drift(rule, problem[1], path) for path in paths])
+        falling = replace(rule, weight_decay=self.weight_decay)
+        path = gradient_flow(*problem, falling, FixedSteps.until(self.horizon, self.step, self.records))
+        # The library has no law for exp attention: its quantity is compared with the law of linear attention.
+        relation = conserved_quantity(rule, path.network.logits, token_weights(problem[1], path.network.weights))
+        law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
+        return drifts, _largest(relation - law)
 
     def _states(self, rule: UpdateRule, task: Task, path: Trajectory, squares: np.ndarray) -> dict[str, Any]:
         """Return the terms of the softmax form: logits, summed squares, mean attention; NaN for other attention."""
-        states = dict.fromkeys(STATES, np.full(squares.shape, np.nan))
+        states = [np.full(squares.shape, np.nan)] * len(STATES)
         if rule.attention == "softmax":
             logits = path.network.logits[:, 0]  # (S, M)
             mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(task.contexts)).mean(1))
-            states = {"logits": logits, "squares": squares, "attention": mean}
-        return {f"state_{name}": (("time", "token"), value, STATES[name]) for name, value in states.items()}
+            states = [logits, squares, mean]
+        return {
+            name: (("time", "token"), value, text) for (name, text), value in zip(STATES.items(), states, strict=True)
+        }
 
     def claims(self) -> tuple[Claim, ...]:
         """Test equalities to rounding, forms that are no equalities to a tenth, and shapes against chance."""
@@ -197,13 +214,13 @@ class Invariants(Study):
     def _equalities(self) -> tuple[Claim, ...]:
         def drift(relu: bool) -> Measure:
             def largest(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-                diagonal = select_cells(trained, trained["attention"] != "softmax")
-                return float(select_cells(diagonal, (diagonal["activation"] == "relu") == relu)["drift"].max())
+                kept = [name for name in self.activations if (name == "relu") == relu]
+                return float(select_cells(trained, attention=DIAGONAL, activation=kept)["drift"].max())
 
             return largest
 
         def per_query(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            several = select_cells(trained, (trained["attention"] != "softmax") & (trained["queries"] > 1))
+            several = select_cells(trained, attention=DIAGONAL, queries=self.queries)
             return (several["per_query_drift"] / several["square_change"]).min("cell").values
 
         claims = [
@@ -260,7 +277,7 @@ class Invariants(Study):
                     tolerance=0.05,
                     basis="order one; the next order changes the slope by a multiple of the learning rate",
                 )
-                for attention in ("linear", "exp")
+                for attention in DIAGONAL
             ),
             Claim(
                 decay.format("linear"),
@@ -282,7 +299,7 @@ class Invariants(Study):
 
     def _softmax(self) -> tuple[Claim, ...]:
         def sum_drift(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            return float(select_cells(trained, trained["attention"] == "softmax")["drift"].max())
+            return float(select_cells(trained, attention="softmax")["drift"].max())
 
         def single_context(predicted: xr.Dataset, trained: xr.Dataset) -> float:
             return max(form.relative_error("moving_mean") for form in softmax_relations(trained, 1).ravel())
@@ -335,19 +352,10 @@ class Invariants(Study):
         return invariant_panels(trained)
 
 
-ATTRIBUTES = {
-    "drift": {"long_name": "largest drift of the conserved quantity", "units": "1"},
-    "per_query_drift": {"long_name": "largest drift of the quantity of one query alone", "units": "1"},
-    "logit_change": {"long_name": "largest change of a logit", "units": "1"},
-    "square_change": {"long_name": "largest change of the squared weights in the quantity", "units": "1"},
-    "loss_decrease": {"long_name": "decrease of the loss", "units": "nat"},
-    "descent_drift": {"long_name": "drift under gradient descent", "units": "1"},
-    "decay_error": {"long_name": "largest distance from exponential decay", "units": "1"},
-}
 STATES = {
-    "logits": {"long_name": "logits under softmax attention", "units": "1"},
-    "squares": {"long_name": "squares of token weights, summed over neurons", "units": "1"},
-    "attention": {"long_name": "attention, mean over contexts", "units": "1"},
+    "state_logits": "logits under softmax attention",
+    "state_squares": "squares of token weights, summed over neurons",
+    "state_attention": "attention, mean over contexts",
 }
 
 

@@ -21,6 +21,7 @@ from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccu
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled, select_cells
 from manyheads.study.verdicts import Expected
 
 TREES = ("symmetric", "asymmetric")
@@ -92,20 +93,15 @@ class LatentTreeStudy(Study):
             given = marginals(tree, {int(leaves[first]): 1})[1]
             exact.append([given[leaves[other]][1] for other in others])
         alone = marginals(unroll(self._tree("symmetric")), {})[1][-1][1]
+        formula = predict_cooccurrence(self.correlation, levels, self.depth, self.imbalance)
         return xr.Dataset(
-            {
-                "formula": (
-                    "height",
-                    predict_cooccurrence(self.correlation, levels, self.depth, self.imbalance),
-                    {"long_name": "P(on | other on), theorem 5", "units": "1"},
-                ),
-                "together": (
-                    ("tree", "height"),
-                    np.asarray(exact),
-                    {"long_name": "P(on | other on), message passing", "units": "1"},
-                ),
-                "alone": ((), alone, {"long_name": "P(on)", "units": "1"}),
-            },
+            labelled(
+                {
+                    "formula": ("height", formula, "P(on | other on), theorem 5"),
+                    "together": (("tree", "height"), np.asarray(exact), "P(on | other on), message passing"),
+                    "alone": ((), alone, "P(on)"),
+                }
+            ),
             coords={"tree": list(TREES), "height": ("height", levels, {"long_name": "height of the common ancestor"})},
         )
 
@@ -126,16 +122,14 @@ class LatentTreeStudy(Study):
         levels = jnp.arange(1, self.depth)
         every = jax.vmap(lambda height: jnp.mean(share, where=above == height))(levels)
         return xr.Dataset(
-            {
-                "both": ("height", both.sum(0), {"long_name": "sequences with both on", "units": "1"}),
-                "given": ((), given.sum(), {"long_name": "sequences with the first on", "units": "1"}),
-                "scatter": (
-                    "height",
-                    scatter,
-                    {"long_name": "standard deviation of the frequency over blocks", "units": "1"},
-                ),
-                "together": ("height", every, {"long_name": "P(on | other on), mean over pairs", "units": "1"}),
-            },
+            labelled(
+                {
+                    "both": ("height", both.sum(0), "sequences with both on"),
+                    "given": ((), given.sum(), "sequences with the first on"),
+                    "scatter": ("height", scatter, "standard deviation of the frequency over blocks"),
+                    "together": ("height", every, "P(on | other on), mean over pairs"),
+                }
+            ),
             coords={"height": ("height", np.arange(1, self.depth), {"long_name": "height of the common ancestor"})},
         )
 
@@ -144,7 +138,7 @@ class LatentTreeStudy(Study):
 
         By hand, since the tolerance of the largest score follows from the number of replicates.
         """
-        symmetric, asymmetric = (self._cells(trained, kind) for kind in TREES)
+        symmetric, asymmetric = (select_cells(trained, tree=kind) for kind in TREES)
         count = symmetric.sizes["replicate"] * symmetric.sizes["cell"] * symmetric.sizes["height"]
         bound = float(norm.isf(ALARM / 2 / count))
         basis = f"binomial counts: exceeded by chance once in {1 / ALARM:.0e} runs of {count} counts"
@@ -193,12 +187,12 @@ class LatentTreeStudy(Study):
         formula = predicted["formula"]
         curves = []
         for group, kind in enumerate(TREES):
-            found = self._cells(trained, kind)["together"].isel(cell=-1).transpose("replicate", "height").values
+            found = select_cells(trained, tree=kind)["together"].isel(cell=-1).transpose("replicate", "height").values
             curves.append(spread_curve(levels, found, f"{kind}, drawn", group=group))
             exact = predicted["together"].sel(tree=kind).values[None]
             curves.append(spread_curve(levels, exact, f"{kind}, message passing", "predicted", group))
         curves.append(spread_curve(levels, formula.values[None], "closed form of theorem 5", "reference"))
-        symmetric = self._cells(trained, "symmetric")
+        symmetric = select_cells(trained, tree="symmetric")
         error = symmetric["scatter"].mean("height").transpose("replicate", "cell").values
         sizes = np.asarray(self.samples, float)
         law = error.mean(0)[0] * (sizes / sizes[0]) ** -0.5
@@ -233,9 +227,6 @@ class LatentTreeStudy(Study):
     def _pairs(self) -> tuple[int, list[int]]:
         """Return the first leaf and one partner for every height: the first leaf of the next group of that height."""
         return 0, [self.branching ** (height - 1) for height in range(1, self.depth)]
-
-    def _cells(self, trained: xr.Dataset, kind: str) -> xr.Dataset:
-        return trained.isel(cell=np.flatnonzero(trained["tree"].values == kind))
 
 
 def _scores(trained: xr.Dataset, probability: xr.DataArray) -> np.ndarray:

@@ -17,9 +17,11 @@ from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.joma.systems.latent_tree import HierarchyShape
+from manyheads.joma.systems.token_hierarchy import HierarchyShape
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
+from manyheads.study.tables import labelled, select_cells
 
 SCORES = {
     "trained": "trained",
@@ -94,19 +96,16 @@ class Neurons(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the smallest rise by training that the reading of the published table implies."""
-        about = {"long_name": "smallest rise by training that the table can show", "units": "1"}
-        return xr.Dataset({"rise": ((), RISE, about)})
+        return xr.Dataset(labelled({"rise": ((), RISE, "smallest rise by training that the table can show")}))
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one network on its labels and one on random labels, and score both."""
         scores = train_and_score(self._task(cell), key)
-        values = {
-            name: ("level", np.asarray(getattr(scores, name), np.float64), {"long_name": text, "units": "1"})
-            for name, text in SCORES.items()
-        }
-        accuracy = ((), float(scores.accuracy), {"long_name": "accuracy", "units": "1"})
-        level = ("level", [0, 1], {"long_name": "level of latents"})
-        return xr.Dataset({**values, "accuracy": accuracy}, coords={"level": level})
+        values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
+        return xr.Dataset(
+            labelled({**values, "accuracy": ((), float(scores.accuracy), "accuracy")}),
+            coords={"level": ("level", [0, 1], {"long_name": "level of latents"})},
+        )
 
     def claims(self) -> tuple[Claim, ...]:
         """Compare the trained network with its controls, seed by seed, averaged over the cells."""
@@ -138,7 +137,7 @@ class Neurons(Study):
             return Claim(claim, gap(level, "permuted"), target=0.0, tolerance=(0.0, np.inf), basis=basis)
 
         def accuracy(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return trained.isel(cell=np.flatnonzero(trained["keep"].values == 1.0))["accuracy"].mean("cell").values
+            return select_cells(trained, keep=1.0)["accuracy"].mean("cell").values
 
         return (
             Claim(

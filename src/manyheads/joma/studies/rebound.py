@@ -43,7 +43,7 @@ from manyheads.joma.theory.salient_first import EXP, REGRESSION, UNIFORM
 from manyheads.spectra import traced_stable_rank
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled, select_cell
 from manyheads.study.verdicts import Expected
 
 SYSTEMS = {
@@ -110,13 +110,14 @@ class Rebound(Study):
         laws = {"exp": EXP, "softmax": EXP, "uniform": UNIFORM, "regression": REGRESSION}
         sides = [predict_approach(targets, laws[name]) if name in laws else above for name in SYSTEMS]
         curves = [entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
-        side = {"long_name": "side from which entropy approaches its limit", "units": "1"}
-        entropy = {"long_name": "attention entropy of one vector of targets", "units": "nat"}
+        path, label = np.stack([*curves, linear]), "attention entropy of one vector of targets"
         return xr.Dataset(
-            {
-                "side": ("system", sides, side),
-                "reference_entropy": (("dynamics", "record"), np.stack([*curves, linear]), entropy),
-            },
+            labelled(
+                {
+                    "side": ("system", sides, "side from which entropy approaches its limit"),
+                    "reference_entropy": (("dynamics", "record"), path, label, "nat"),
+                }
+            ),
             coords={
                 "system": list(SYSTEMS),
                 "dynamics": ["exp", "uniform", "linear"],
@@ -146,30 +147,23 @@ class Rebound(Study):
         entropy, rank = (np.asarray(curve) for curve in _curves(logits, weights))
         measured = drop_and_rise(entropies if len(entropies) else entropy)
         (drop, rise, _), (rank_drop, rank_rise, _) = (drop_and_rise(curve) for curve in (entropy, rank))
-        nat, one = {"units": "nat"}, {"units": "1"}
         share, size = (measured.rise > REBOUND).mean(), measured.rise.mean()
         return xr.Dataset(
-            {
-                "entropy": ("record", entropy, {"long_name": "attention entropy", **nat}),
-                "stable_rank": ("record", rank, {"long_name": "stable rank of the lower layer", **one}),
-                "rebounded": ((), share, {"long_name": f"share of entropies that rebound by {REBOUND:g} nat", **one}),
-                "mean_rise": ((), size, {"long_name": "mean rise of the entropy", **nat}),
-                "drop": ((), drop, {"long_name": "drop of the layer's entropy", **nat}),
-                "rise": ((), rise, {"long_name": "rise of the layer's entropy", **nat}),
-                "rank_drop": ((), rank_drop, {"long_name": "drop of the stable rank", **one}),
-                "rank_rise": ((), rank_rise, {"long_name": "rise of the stable rank", **one}),
-                "line_error": ((), line_error, {"long_name": "distance of the weights from a straight line", **one}),
-                "rising": (
-                    (),
-                    rising,
-                    {"long_name": "share of layers without attention whose stable rank rises", **one},
-                ),
-                "agreement": (
-                    (),
-                    agreement,
-                    {"long_name": "share of layers whose final slope has the predicted sign", **one},
-                ),
-            },
+            labelled(
+                {
+                    "entropy": ("record", entropy, "attention entropy", "nat"),
+                    "stable_rank": ("record", rank, "stable rank of the lower layer"),
+                    "rebounded": ((), share, f"share of entropies that rebound by {REBOUND:g} nat"),
+                    "mean_rise": ((), size, "mean rise of the entropy", "nat"),
+                    "drop": ((), drop, "drop of the layer's entropy", "nat"),
+                    "rise": ((), rise, "rise of the layer's entropy", "nat"),
+                    "rank_drop": ((), rank_drop, "drop of the stable rank"),
+                    "rank_rise": ((), rank_rise, "rise of the stable rank"),
+                    "line_error": ((), line_error, "distance of the weights from a straight line"),
+                    "rising": ((), rising, "share of layers without attention whose stable rank rises"),
+                    "agreement": ((), agreement, "share of layers whose final slope has the predicted sign"),
+                }
+            ),
             coords={"record": ("record", np.arange(RECORDS + 1), {"long_name": "record"})},
         )
 
@@ -177,29 +171,35 @@ class Rebound(Study):
         """Test shares of rebounds, the sign pattern of the stable rank, and the two networks."""
 
         def figure(system: str, name: str) -> Measure:
-            return lambda predicted, trained: _of(trained, system)[name].values
+            return lambda predicted, trained: select_cell(trained, system=system)[name].values
 
         def expected_below(system: str) -> Callable[[xr.Dataset], Expected]:
             return lambda predicted: "holds" if system in _systems(predicted, -1) else "refuted"
 
         def largest_share(predicted: xr.Dataset, trained: xr.Dataset) -> float:
             flows = [name for name in _systems(predicted, 1) if name in DYNAMICS]
-            return float(np.abs(np.concatenate([_of(trained, name)["rebounded"].values for name in flows])).max())
+            return float(
+                np.abs(np.concatenate([select_cell(trained, system=name)["rebounded"].values for name in flows])).max()
+            )
 
         def difference(predicted: xr.Dataset, trained: xr.Dataset) -> float:
-            shares = (_of(trained, name)["rebounded"].values for name in ("exp", "softmax"))
+            shares = (select_cell(trained, system=name)["rebounded"].values for name in ("exp", "softmax"))
             return float(np.abs(np.subtract(*shares)).max())
 
         def smallest(systems: Callable[[xr.Dataset], list[str]], *names: str) -> Measure:
             return lambda predicted, trained: float(
-                min(_of(trained, system)[name].values.min() for system in systems(predicted) for name in names)
+                min(
+                    select_cell(trained, system=system)[name].values.min()
+                    for system in systems(predicted)
+                    for name in names
+                )
             )
 
         def attended(predicted: xr.Dataset) -> list[str]:
             return [name for name in _systems(predicted, -1) if name in DYNAMICS]
 
         def relative_rise(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            found = _of(trained, "classification")
+            found = select_cell(trained, system="classification")
             return found["rise"].values / found["drop"].values
 
         infinite = float("inf")
@@ -237,7 +237,7 @@ class Rebound(Study):
             ),
             Claim(
                 "Without attention the lower layer moves on a straight line",
-                lambda predicted, trained: float(_of(trained, "uniform")["line_error"].max()),
+                lambda predicted, trained: float(select_cell(trained, system="uniform")["line_error"].max()),
                 target=0.0,
                 tolerance=1e-6,
                 basis="one rate for all weights; the integrator has errors of 1e-8 per step",
@@ -255,7 +255,7 @@ class Rebound(Study):
             Claim(
                 "Without attention the final slope of the stable rank has the sign of u^T W v/sigma_1 - <B, W>/|B|^2 "
                 "at the initialization W",
-                lambda predicted, trained: float(_of(trained, "uniform")["agreement"].min()),
+                lambda predicted, trained: float(select_cell(trained, system="uniform")["agreement"].min()),
                 target=1.0,
                 tolerance=1.5 / self.vectors,
                 basis="the sign of the slope at the end of a straight line; one layer of a replicate may be too close",
@@ -295,14 +295,14 @@ class Rebound(Study):
         ):
             for part, systems in (("flows", tuple(DYNAMICS)), ("trained networks", ("regression", "classification"))):
                 curves = tuple(
-                    spread_curve(steps, _of(trained, system)[name].values, SYSTEMS[system], group=group)
+                    spread_curve(steps, select_cell(trained, system=system)[name].values, SYSTEMS[system], group=group)
                     for group, system in enumerate(systems)
                 )
                 axis = "record, logarithmic in time" if part == "flows" else "record"
                 note = "Bands range over replicates. Records are fractions of the time of each system."
                 shown.append(Lines(f"{title}: {part}", axis, label, curves, note=note))
         rows = tuple(
-            (label, *(f"{float(_of(trained, system)[name].mean()):.3g}" for name in COLUMNS))
+            (label, *(f"{float(select_cell(trained, system=system)[name].mean()):.3g}" for name in COLUMNS))
             for system, label in SYSTEMS.items()
         )
         note = "Share and rise of random target vectors, if any; then entropy and stable rank of the layer."
@@ -339,8 +339,3 @@ def _curves(logits: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array
 def _systems(predicted: xr.Dataset, side: int) -> list[str]:
     """Return the systems whose entropy theory has approach its limit from this side."""
     return predicted["system"].values[predicted["side"].values == side].tolist()
-
-
-def _of(trained: xr.Dataset, system: str) -> xr.Dataset:
-    found = trained.isel(cell=int(np.flatnonzero(trained["system"].values == system)[0]))
-    return found.transpose("replicate", ...)

@@ -16,11 +16,12 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.components import LOSSES, TokenSGDOptions, train_components
+from manyheads.joma.systems.components import LOSSES, train_components
+from manyheads.joma.systems.recording import SGDOptions
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, deficit_ratio, exact_time, final_rate
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.tables import labelled, select_cell
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
 LAWS = {"matched": EXP, "squared": REGRESSION}
@@ -28,6 +29,7 @@ EARLY, LATE = 6.0, 12.0  # log deficits between which the slope is measured: def
 TOKEN_PROBABILITY = 0.9  # that a token is in a batch
 RECORDS = 1024
 LEVELS = np.linspace(0.25, LATE, 32)
+RATIO = "ratio of the log deficits of the two largest targets"
 PAIRED = 3.0  # log deficit of the second component at which the ratio with the third is measured
 
 
@@ -83,30 +85,18 @@ class SalientFirst(Study):
         mu = {loss: np.asarray(self._targets(loss)) for loss in LOSSES}
         times = [exact_time(mu[loss], LEVELS[:, None], LAWS[loss]).T for loss in LOSSES]  # (component, level)
         pair = mu["matched"][2], mu["matched"][1]
+        rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in (final_rate, affine_offset))
+        limit = float(final_rate(pair[0]) / final_rate(pair[1]))
         return xr.Dataset(
-            {
-                "time": (("loss", "component", "level"), np.stack(times), {"long_name": "time", "units": "1"}),
-                "rate": (
-                    ("loss", "component"),
-                    np.stack([final_rate(mu[loss], LAWS[loss]) for loss in LOSSES]),
-                    {"long_name": "slope of the affine law", "units": "1"},
-                ),
-                "offset": (
-                    ("loss", "component"),
-                    np.stack([affine_offset(mu[loss], LAWS[loss]) for loss in LOSSES]),
-                    {"long_name": "offset of the affine law", "units": "1"},
-                ),
-                "ratio": (
-                    (),
-                    float(deficit_ratio(*pair, PAIRED)),
-                    {"long_name": "ratio of the log deficits of the two largest targets", "units": "1"},
-                ),
-                "ratio_limit": (
-                    (),
-                    float(final_rate(pair[0]) / final_rate(pair[1])),
-                    {"long_name": "its limit", "units": "1"},
-                ),
-            },
+            labelled(
+                {
+                    "time": (("loss", "component", "level"), np.stack(times), "time"),
+                    "rate": (("loss", "component"), rates, "slope of the affine law"),
+                    "offset": (("loss", "component"), offsets, "offset of the affine law"),
+                    "ratio": ((), float(deficit_ratio(*pair, PAIRED)), RATIO),
+                    "ratio_limit": ((), limit, "its limit"),
+                }
+            ),
             coords={"loss": list(LOSSES), "level": ("level", LEVELS, {"long_name": "log deficit ln(1/δ)"})},
         )
 
@@ -115,28 +105,23 @@ class SalientFirst(Study):
         loss = str(cell["loss"])
         targets = self._targets(loss)
         training = self._training(loss)
-        found = train_components(jnp.asarray(targets, jnp.float64), loss, training, key)
+        found = train_components(jnp.asarray(targets, jnp.float64), loss, training, TOKEN_PROBABILITY, key)
         clock = jnp.linspace(0.0, training.learning_rate * training.steps, RECORDS + 1)
         # Deficits decrease; the fastest reaches rounding, beyond all levels, and is held there.
-        deficits = jax.lax.cummax(jnp.where(jnp.isfinite(found.log_deficits), found.log_deficits, 30.0), axis=0)
+        deficits = jax.lax.cummax(jnp.where(jnp.isfinite(found), found, 30.0), axis=0)
         times = jax.vmap(lambda column: jnp.interp(LEVELS, column, clock), 1)(deficits)  # (component, level)
         early, late = (jax.vmap(lambda c, at=at: jnp.interp(at, c, clock), 1)(deficits) for at in (EARLY, LATE))
         moment = jnp.interp(PAIRED, deficits[:, 1], clock)
+        ratio = jnp.interp(moment, clock, deficits[:, 2]) / PAIRED
         return xr.Dataset(
-            {
-                "time": (("component", "level"), times, {"long_name": "time", "units": "1"}),
-                "slope": (
-                    "component",
-                    (LATE - EARLY) / (late - early),
-                    {"long_name": "slope of ln(1/δ) in time", "units": "1"},
-                ),
-                "late_time": ("component", late, {"long_name": f"time of ln(1/δ) = {LATE:g}", "units": "1"}),
-                "ratio": (
-                    (),
-                    jnp.interp(moment, clock, deficits[:, 2]) / PAIRED,
-                    {"long_name": "ratio of the log deficits of the two largest targets", "units": "1"},
-                ),
-            },
+            labelled(
+                {
+                    "time": (("component", "level"), times, "time"),
+                    "slope": ("component", (LATE - EARLY) / (late - early), "slope of ln(1/δ) in time"),
+                    "late_time": ("component", late, f"time of ln(1/δ) = {LATE:g}"),
+                    "ratio": ((), ratio, RATIO),
+                }
+            ),
             coords={"level": ("level", LEVELS, {"long_name": "log deficit ln(1/δ)"})},
         )
 
@@ -148,26 +133,26 @@ class SalientFirst(Study):
 
         def slope(loss: str, which: int) -> Measure:
             def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-                slopes = self._cell(trained, loss)["slope"].values[:, which]
+                slopes = select_cell(trained, loss=loss)["slope"].values[:, which]
                 return slopes / predicted.sel(loss=loss)["rate"].values[which]
 
             return ratio
 
         def offset(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             theory = predicted.sel(loss="matched")
-            offsets = self._cell(trained, "matched")["late_time"].values * theory["rate"].values - LATE
+            offsets = select_cell(trained, loss="matched")["late_time"].values * theory["rate"].values - LATE
             return offsets[:, 1] / theory["offset"].values[1]
 
         def exponential(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             target = np.asarray(self.squared_targets)[2]
-            return self._cell(trained, "squared")["slope"].values[:, 2] / np.exp(target**2 / 2)
+            return select_cell(trained, loss="squared")["slope"].values[:, 2] / np.exp(target**2 / 2)
 
         def lead(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            times = self._cell(trained, "squared")["late_time"].values  # (replicate, component)
+            times = select_cell(trained, loss="squared")["late_time"].values  # (replicate, component)
             return np.diff(-np.log(times), axis=1).min(1)
 
         def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return self._cell(trained, "matched")["ratio"].values
+            return select_cell(trained, loss="matched")["ratio"].values
 
         return (
             *(
@@ -228,7 +213,7 @@ class SalientFirst(Study):
         """Show log deficits over time and the rates of the affine law."""
         shown: list[Panel] = []
         for loss in LOSSES:
-            cell, theory = self._cell(trained, loss), predicted.sel(loss=loss)
+            cell, theory = select_cell(trained, loss=loss), predicted.sel(loss=loss)
             curves = []
             for which, target in enumerate(self._targets(loss)):
                 times = cell["time"].values[:, which]  # (replicate, level)
@@ -253,7 +238,7 @@ class SalientFirst(Study):
             (
                 LOSS_NAMES[loss],
                 f"{target:g}",
-                f"{float(self._cell(trained, loss)['slope'].values[:, which].mean()):.4g}",
+                f"{float(select_cell(trained, loss=loss)['slope'].values[:, which].mean()):.4g}",
                 f"{float(predicted['rate'].sel(loss=loss).values[which]):.4g}",
                 f"{float(np.exp(target**2 / 2)):.4g}",
                 f"{float(predicted['offset'].sel(loss=loss).values[which]):.4g}",
@@ -268,12 +253,8 @@ class SalientFirst(Study):
     def _targets(self, loss: str) -> tuple[float, float, float]:
         return self.targets if loss == "matched" else self.squared_targets
 
-    def _training(self, loss: str) -> TokenSGDOptions:
+    def _training(self, loss: str) -> SGDOptions:
         mu, law = self._targets(loss), LAWS[loss]
         rate = self.resolution / float(final_rate(mu[2], law))
         horizon = 1.1 * float(exact_time(mu[0], LATE, law))
-        return TokenSGDOptions(rate, RECORDS * -(-int(horizon / rate) // RECORDS), TOKEN_PROBABILITY, RECORDS)
-
-    def _cell(self, trained: xr.Dataset, loss: str) -> xr.Dataset:
-        found = trained.isel(cell=int(np.flatnonzero(trained["loss"].values == loss)[0]))
-        return found.transpose("replicate", ...)
+        return SGDOptions(rate, RECORDS * -(-int(horizon / rate) // RECORDS), RECORDS)

@@ -16,8 +16,9 @@ from manyheads.errors import UsageError
 from manyheads.joma.systems.scan_and_snap import Cooccurrence, make_cooccurrence, scan_and_snap_flow
 from manyheads.joma.theory.scan_and_snap import reduced_trajectory, relative_gain, relative_gain_law, training_time
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled, select_cell, select_cells
 
 EARLY = (0.2, 0.4, 0.8)  # progress at which the order of the error of the gain law is fitted
 ROUNDING = 1e-9  # error of a logit at local errors of 1e-11 of the integrator
@@ -97,12 +98,13 @@ class ScanAndSnap(Study):
         profile = 0.4 * own / own.sum(), np.full(self.common, 0.6 / self.common)
         paths = [reduced_trajectory(*profile, self.classes, progress, aligned=aligned) for aligned in (False, True)]
         gaps = [path.distinct[:, 0] - path.distinct[:, -1] for path in paths]
-        about = {"units": "1"}
         return xr.Dataset(
-            {
-                "reference_gap": ("progress", gaps[0], about | {"long_name": "gap of the reference profile"}),
-                "aligned_gap": ("progress", gaps[1], about | {"long_name": "the same under the gain law's assumption"}),
-            },
+            labelled(
+                {
+                    "reference_gap": ("progress", gaps[0], "gap of the reference profile"),
+                    "aligned_gap": ("progress", gaps[1], "the same under the gain law's assumption"),
+                }
+            ),
             coords={"progress": ("progress", progress, PROGRESS)},
         )
 
@@ -120,53 +122,33 @@ class ScanAndSnap(Study):
         path = reduced_trajectory(own[0], common, self.classes, progress)
         theory = np.concatenate([np.tile(path.distinct, (1, self.classes)), path.common], 1)
         raised = np.exp(first) * own[0]
-        values: dict[str, tuple[Any, Any, str, str]] = {
-            "gap": ("progress", gap, "logit of the strongest over the weakest distinct token", "1"),
-            "theory_gap": (
-                "progress",
-                path.distinct[:, 0] - path.distinct[:, -1],
-                "the same on the reduced trajectory",
-                "1",
-            ),
-            "deviation": (
-                (),
-                np.abs(flow.logits - theory).max(),
-                "largest distance of a logit from the reduced trajectory",
-                "1",
-            ),
-            "common": ((), flow.logits[1:, table.common].max(), "largest logit of a common token after the start", "1"),
-            "disorder": (
-                (),
-                -np.diff(logits[1:], axis=-1).max(),
-                "smallest logit of a token over the next weaker one",
-                "1",
-            ),
-            "winner": (
-                "progress",
-                raised[:, 0] / raised.sum(1),
-                "attention of the strongest over that of all distinct tokens",
-                "1",
-            ),
-            "growth": (
-                "progress",
-                relative_gain(own[0], first, 0, -1) - relative_gain(own[0], first[0], 0, -1),
-                "growth of the relative gain",
-                "1",
-            ),
-            "law": (
-                "progress",
-                relative_gain_law(own[0], first, 0, -1) - relative_gain(own[0], first[0], 0, -1),
-                "growth by the gain law",
-                "1",
-            ),
-            "snap": ((), self._snap_time(times, gap), "time at which the gap reaches nine tenths of its maximum", "1"),
-            "loss": ((), flow.losses[-1], "loss at the end", "nat"),
-        }
+        theory_gap = path.distinct[:, 0] - path.distinct[:, -1]
+        growth, law = (
+            of(own[0], first, 0, -1) - relative_gain(own[0], first[0], 0, -1)
+            for of in (relative_gain, relative_gain_law)
+        )
+        highest, disorder = flow.logits[1:, table.common].max(), -np.diff(logits[1:], axis=-1).max()
+        winner = raised[:, 0] / raised.sum(1)
+        snap = self._snap_time(times, gap)
         return xr.Dataset(
-            {
-                name: (dims, value, {"long_name": text, "units": units})
-                for name, (dims, value, text, units) in values.items()
-            },
+            labelled(
+                {
+                    "gap": ("progress", gap, "logit of the strongest over the weakest distinct token"),
+                    "theory_gap": ("progress", theory_gap, "the same on the reduced trajectory"),
+                    "deviation": (
+                        (),
+                        np.abs(flow.logits - theory).max(),
+                        "largest distance of a logit from the reduced trajectory",
+                    ),
+                    "common": ((), highest, "largest logit of a common token after the start"),
+                    "disorder": ((), disorder, "smallest logit of a token over the next weaker one"),
+                    "winner": ("progress", winner, "attention of the strongest over that of all distinct tokens"),
+                    "growth": ("progress", growth, "growth of the relative gain"),
+                    "law": ("progress", law, "growth by the gain law"),
+                    "snap": ((), snap, "time at which the gap reaches nine tenths of its maximum"),
+                    "loss": ((), flow.losses[-1], "loss at the end", "nat"),
+                }
+            ),
             coords={"progress": ("progress", progress, PROGRESS)},
         )
 
@@ -267,25 +249,20 @@ class ScanAndSnap(Study):
         progress = tuple(trained["progress"].values[1:].tolist())
         curves, laws, rows = [], [], []
         for position, ratio in enumerate(self.learning_rate_ratios):
-            cells = {
-                kind: trained.isel(
-                    cell=int(np.flatnonzero((trained["profile"] == kind) & (trained["ratio"] == ratio))[0])
-                )
-                for kind in ("shared", "own")
-            }
-            one = cells["shared"].isel(replicate=0)
+            shared, own = (select_cell(trained, profile=kind, ratio=ratio) for kind in ("shared", "own"))
             label = f"ratio of learning rates {ratio:g}"
-            curves.append(spread_curve(progress, one["gap"].values[None, 1:], label, group=position))
-            kept = (cells["shared"]["growth"] / cells["shared"]["law"]).transpose("replicate", "progress")
-            laws.append(
-                spread_curve(progress, kept.values[:, 1:], f"ratio of learning rates {ratio:g}", group=position)
-            )
+            curves.append(spread_curve(progress, shared["gap"].values[0, 1:], label, group=position))
+            laws.append(spread_curve(progress, (shared["growth"] / shared["law"]).values[:, 1:], label, group=position))
             rows.append(
-                (f"{ratio:g}", *(f"{float(np.exp(np.log(cell['snap']).mean())):.3g}" for cell in cells.values()))
+                (f"{ratio:g}", *(f"{float(np.exp(np.log(cell['snap']).mean())):.3g}" for cell in (shared, own)))
             )
         theory = trained.isel(cell=0, replicate=0)["theory_gap"].values[1:]
-        curves.append(Curve(progress, tuple(theory.tolist()), "reduced trajectory", "predicted", 0))
-        reference = [tuple(predicted[name].values[1:].tolist()) for name in ("reference_gap", "aligned_gap")]
+        curves.append(spread_curve(progress, theory, "reduced trajectory", "predicted"))
+        named = {"reference_gap": "decoder by the flow", "aligned_gap": "decoder in the direction of f"}
+        reference = (
+            spread_curve(progress, predicted[name].values[1:], label, "predicted", group)
+            for group, (name, label) in enumerate(named.items())
+        )
         return (
             Lines(
                 "Logit gap between distinct tokens",
@@ -300,10 +277,7 @@ class ScanAndSnap(Study):
                 "Reduced trajectory with and without the assumption of the gain law",
                 "progress",
                 "gap between distinct tokens",
-                (
-                    Curve(progress, reference[0], "decoder by the flow", "predicted", 0),
-                    Curve(progress, reference[1], "decoder in the direction of f", "predicted", 1),
-                ),
+                tuple(reference),
                 log_x=True,
                 note="A fixed profile; the gain law assumes a decoder in the direction of f.",
             ),
@@ -345,7 +319,7 @@ class ScanAndSnap(Study):
 
 def _shared(trained: xr.Dataset) -> xr.Dataset:
     """Select the cells with exchangeable next tokens."""
-    return trained.isel(cell=np.flatnonzero(trained["profile"].values == "shared"))
+    return select_cells(trained, profile="shared")
 
 
 def _law_error(measured: xr.Dataset) -> xr.DataArray:

@@ -27,9 +27,10 @@ from manyheads.joma.theory.winner_take_all import (
     reaching_time,
     weights_at,
 )
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import labelled, select_cell
 
 EXACT = 1e-10
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared
@@ -85,8 +86,8 @@ class Winners(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the fraction of the blow-up time that is left when the largest weight reaches the level."""
-        attributes = {"long_name": "fraction of the blow-up time that is left at the level", "units": "1"}
-        return xr.Dataset({"left": ((), float(erfc(self.level * 0.5**0.5)), attributes)})
+        left = float(erfc(self.level * 0.5**0.5))
+        return xr.Dataset(labelled({"left": ((), left, "fraction of the blow-up time that is left at the level")}))
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Integrate one layer to just before the blow-up time of exp attention, and to the level."""
@@ -109,16 +110,22 @@ class Winners(Study):
         )
         end = token_weights(task, last.network.weights[-1])[:, 0]
         attention = np.asarray(attend(rule, jnp.asarray(last.network.logits[-1]), jnp.asarray(task.contexts))).mean(0)
-        observed = {
-            "gain": ("token", gains / np.abs(gains).max() * (np.pi / 2) ** 0.5),
-            "weights": (("time", "token"), token_weights(task, near.network.weights)[..., 0]),
-            "end": ("token", end),
-            "end_time": ((), last.times[-1]),
-            "reached": ((), last.stopped),
-            "shares": ("token", attention / attention.sum()),
-        }
+        path = token_weights(task, near.network.weights)[..., 0]
         return xr.Dataset(
-            {name: (dims, value, ATTRIBUTES[name]) for name, (dims, value) in observed.items()},
+            labelled(
+                {
+                    "gain": (
+                        "token",
+                        gains / np.abs(gains).max() * (np.pi / 2) ** 0.5,
+                        "gain, in units that put the blow-up at time 1",
+                    ),
+                    "weights": (("time", "token"), path, "token weights"),
+                    "end": ("token", end, "final token weights"),
+                    "end_time": ((), last.times[-1], "final time over the blow-up time"),
+                    "reached": ((), last.stopped, "whether the level was reached"),
+                    "shares": ("token", attention / attention.sum(), "final attention, normalized"),
+                }
+            ),
             coords={
                 "time": ("time", np.linspace(0, FRACTION, self.records + 1), {"long_name": "time over blow-up time"}),
                 "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
@@ -202,8 +209,8 @@ class Winners(Study):
         curves = []
         for group, token in enumerate(tokens):
             label = f"gain {path['gain'][token] / _top(path):+.2f}"
-            curves.append(_curve(times, path["weights"][:, token], label, "trained", group))
-            curves.append(_curve(times, law[:, token], "", "predicted", group))
+            curves.append(spread_curve(times, path["weights"][:, token], label, group=group))
+            curves.append(spread_curve(times, law[:, token], "", "predicted", group))
         return Lines(
             f"{attention} attention: weights of four tokens",
             "time over the blow-up time of exp attention",
@@ -213,23 +220,11 @@ class Winners(Study):
         )
 
 
-ATTRIBUTES = {
-    "gain": {"long_name": "gain, in units that put the blow-up at time 1", "units": "1"},
-    "weights": {"long_name": "token weights", "units": "1"},
-    "end": {"long_name": "final token weights", "units": "1"},
-    "end_time": {"long_name": "final time over the blow-up time", "units": "1"},
-    "reached": {"long_name": "whether the level was reached"},
-    "shares": {"long_name": "final attention, normalized", "units": "1"},
-}
-
-
 def _paths(trained: xr.Dataset, attention: str) -> list[dict[str, Any]]:
     """Return the variables of one kind of attention, a dictionary per replicate."""
-    cell = trained.isel(cell=int(np.flatnonzero(trained["attention"].values == attention)[0]))
-    return [
-        {name: cell[name].isel(replicate=number).values for name in ATTRIBUTES} | {"time": cell["time"].values}
-        for number in range(cell.sizes["replicate"])
-    ]
+    cell = select_cell(trained, attention=attention)
+    runs = (cell.isel(replicate=number) for number in range(cell.sizes["replicate"]))
+    return [{str(name): run[name].values for name in (*run.data_vars, "time")} for run in runs]
 
 
 def _times(path: dict[str, Any]) -> np.ndarray:
@@ -261,10 +256,6 @@ def _worst(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure
 
 def _least(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
     return lambda predicted, trained: min(figure(path) for path in _paths(trained, attention))
-
-
-def _curve(x: Any, y: Any, label: str, role: Any, group: int) -> Curve:
-    return Curve(tuple(map(float, x)), tuple(map(float, y)), label, role, group)
 
 
 def _figures(trained: xr.Dataset) -> Panel:

@@ -4,16 +4,17 @@ The flows are solved by diffrax, independently of the quadratures of `manyheads.
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import diffrax
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from manyheads._arrays import on_host, takes_arrays, to_numpy
 from manyheads._settings import double_precision
 from manyheads.errors import UsageError
-from manyheads.joma.systems.recording import record_states
+from manyheads.joma.systems.recording import SGDOptions, record_states
 from manyheads.joma.theory.salient_first import EXP, RateLaw
 
 Dynamics = Literal["exp", "softmax", "uniform", "linear"]
@@ -28,33 +29,17 @@ DYNAMICS: dict[str, str] = {
 
 
 @takes_arrays
-def relax(targets: Any, times: Any, law: RateLaw = EXP, normalised: Any = False) -> Any:
+def relax(
+    targets: Float[ArrayLike, " tokens"],
+    times: Float[ArrayLike, " times"],
+    law: RateLaw = EXP,
+    normalised: Bool[ArrayLike, ""] | bool = False,
+) -> Float[Array, "times tokens"]:
     r"""Integrate the log deficits of components that relax to their targets, :math:`\dot L = r(\mu(1 - e^{-L}))`.
 
-    Parameters
-    ----------
-    targets
-        mu >= 0, shape (M,); a component of target 0 stays at zero.
-    times
-        Rising, from zero or later, shape (T,).
-    law
-        Rate law of a component.
-    normalised
-        Whether the rates are divided by their mean over the components with a target, as in softmax attention; a
-        boolean, traced or not.
-
-    Returns
-    -------
-    Array
-        ln(1/delta), shape (T, M), with v = targets * (1 - exp(-L)). Relative accuracy 1e-9 at any size.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.joma.theory.salient_first import find_log_deficit
-    >>> found = relax(np.array([1.0, 2.0]), np.array([0.5, 2.0]))
-    >>> bool(np.allclose(found, find_log_deficit([1.0, 2.0], [[0.5], [2.0]]), rtol=1e-8))
-    True
+    Targets mu >= 0; a component of target 0 stays at zero. Times rise. Returns ln(1/delta), with v = targets * (1 -
+    exp(-L)), relative accuracy 1e-9 at any size. With `normalised`, traced or not, rates are divided by their mean over
+    the components with a target, as in softmax attention.
     """
     return _followed(_relax, (targets, times, normalised), (law,))
 
@@ -72,32 +57,17 @@ def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: Rat
 
 
 @takes_arrays
-def relax_layer(target: Any, init: Any, times: Any, dynamics: Dynamics = "exp") -> Any:
-    r"""Integrate a lower layer that relaxes to its target, :math:`\dot W = (B - W) \circ r(z)`.
+def relax_layer(
+    target: Float[ArrayLike, "neurons tokens"],
+    init: Float[ArrayLike, "neurons tokens"],
+    times: Float[ArrayLike, " times"],
+    dynamics: Dynamics = "exp",
+) -> Float[Array, "times neurons tokens"]:
+    r"""Integrate a lower layer that relaxes to its target B, :math:`\dot W = (B - W) \circ r(z)`.
 
-    The logit of token m is :math:`z_m = \tfrac12 \sum_k w_{km}^2`, as theorem 1 has it.
-
-    Parameters
-    ----------
-    target, init
-        B and W(0), neurons by tokens, shape (K, M).
-    times
-        Rising, from zero or later, shape (T,).
-    dynamics
-        "exp": r = exp(z); "softmax": r = M softmax(z); "uniform": r = 1; "linear": without saturation,
-        :math:`\dot W = B \circ M \mathrm{softmax}(z)`, as behind a linear activation.
-
-    Returns
-    -------
-    Array
-        Shape (T, K, M).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> path = relax_layer(np.eye(2), np.zeros((2, 2)), np.array([0.0, 1.0]), "uniform")
-    >>> path[1].round(6).tolist()
-    [[0.632121, 0.0], [0.0, 0.632121]]
+    The logit of token m is :math:`z_m = \tfrac12 \sum_k w_{km}^2`, as theorem 1 has it. "exp": r = exp(z); "softmax":
+    r = M softmax(z); "uniform": r = 1; "linear": without saturation, :math:`\dot W = B \circ M \mathrm{softmax}(z)`,
+    as behind a linear activation.
     """
     if dynamics not in DYNAMICS:
         raise UsageError(f"dynamics={dynamics!r}: expected one of {', '.join(DYNAMICS)}")
@@ -144,59 +114,12 @@ def _solve(rates: Any, init: jax.Array, times: jax.Array, tolerances: tuple[floa
     return solution.ys
 
 
-class TokenSGDOptions(NamedTuple):
-    """SGD in which every token is in a batch with some probability.
-
-    Attributes
-    ----------
-    learning_rate
-        Of logits and weights; `learning_rate * steps` is the time of the flow.
-    steps
-        Updates, a multiple of `snapshots`.
-    token_probability
-        Probability that a token is in the batch of one update.
-    snapshots
-        Number of states kept, initialization not counted.
-    """
-
-    learning_rate: float
-    steps: int
-    token_probability: float = 0.5
-    snapshots: int = 32
-
-
-class TrainedComponents(NamedTuple):
-    """Trajectory of trained components, each array (snapshots + 1, M).
-
-    Attributes
-    ----------
-    logits, weights, outputs
-        z, v and h = v exp(z).
-    log_deficits
-        ln(1/delta) of the weight u that gives the output on the conserved manifold, :math:`u e^{u^2/2} = h`. At finite
-        learning rate z - v²/2 is conserved up to an error of that order, so v itself does not converge to mu; the loss
-        fits the output.
-    """
-
-    logits: jax.Array
-    weights: jax.Array
-    outputs: jax.Array
-    log_deficits: jax.Array
-
-
 LOSSES = ("matched", "squared")
 
 
 @takes_arrays
-def invert_output(output: jax.Array) -> jax.Array:
-    r"""Solve :math:`v e^{v^2/2} = h` for v: :math:`v = \mathrm{sign}(h) \sqrt{W(h^2)}` with Lambert's W, by Newton.
-
-    Examples
-    --------
-    >>> import math
-    >>> round(float(invert_output(jnp.asarray(2 * math.exp(2.0)))), 5)
-    2.0
-    """
+def invert_output(output: Float[Array, "..."]) -> Float[Array, "..."]:
+    r"""Solve :math:`v e^{v^2/2} = h` for v: :math:`v = \mathrm{sign}(h) \sqrt{W(h^2)}` with Lambert's W, by Newton."""
     size = jnp.abs(output)
     log = jnp.log1p(size)
     v = size / (1 + log) ** 0.5 / (1 + size / (1 + (2 * log) ** 0.5))  # between h and (2 ln h)^(1/2)
@@ -206,11 +129,14 @@ def invert_output(output: jax.Array) -> jax.Array:
 
 
 @takes_arrays
-def train_components(targets: jax.Array, loss: str, training: TokenSGDOptions, key: jax.Array) -> TrainedComponents:
-    r"""Train one neuron and its attention logits on contexts of a single token.
+def train_components(
+    targets: Float[Array, " tokens"], loss: str, training: SGDOptions, token_probability: float, key: jax.Array
+) -> Float[Array, "snapshots tokens"]:
+    r"""Train one neuron and its attention logits on contexts of a single token; return ln(1/delta) of its components.
 
     A context holds token l alone, exp attention weights it by :math:`e^{z_l}`, and the output is
-    :math:`h_l = v_l e^{z_l}`. Both z and v are initialized at zero and trained by SGD. The losses of an output:
+    :math:`h_l = v_l e^{z_l}`. Both z and v are initialized at zero and trained by SGD, a token being in the batch of a
+    step with `token_probability`. The losses of an output:
 
     * "matched": :math:`\ell(h) = \sup_u [u h - (e^{u^2/2} - 1)] - \mu h`, convex, with
       :math:`\ell'(h) = \sqrt{W(h^2)} - \mu` (Lambert's W). By theorem 1 :math:`h = v e^{v^2/2}`: its gradient flow is
@@ -219,89 +145,81 @@ def train_components(targets: jax.Array, loss: str, training: TokenSGDOptions, k
     * "squared": :math:`\tfrac12 (h - \mu e^{\mu^2/2})^2`, with the same minimum and the rate law
       `manyheads.joma.theory.salient_first.REGRESSION`.
 
+    Deficits are those of the weight u that gives the output on the conserved manifold, :math:`u e^{u^2/2} = h`: at
+    finite learning rate z - v²/2 is conserved up to an error of that order, so v itself does not converge to mu.
     Traceable; gradients are those of the loss.
-
-    Examples
-    --------
-    >>> train_components(jnp.ones(3), "matched", TokenSGDOptions(0.01, 64), jax.random.key(0)).outputs.shape
-    (33, 3)
     """
     if loss not in LOSSES:
         raise UsageError(f"loss={loss!r}: expected one of {', '.join(LOSSES)}")
-    _check(training)
-    return _train_components(jnp.asarray(targets), key, loss, training)
+    _check_probability(token_probability)
+    return _train_components(jnp.asarray(targets), key, loss, training, token_probability)
 
 
-@partial(jax.jit, static_argnames=("loss", "training"))
-def _train_components(targets: jax.Array, key: jax.Array, loss: str, training: TokenSGDOptions) -> TrainedComponents:
+@partial(jax.jit, static_argnames=("loss", "training", "probability"))
+def _train_components(
+    targets: jax.Array, key: jax.Array, loss: str, training: SGDOptions, probability: float
+) -> jax.Array:
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, v = state
         h = v * jnp.exp(z)
         if loss == "squared":
             losses = (h - targets * jnp.exp(targets**2 / 2)) ** 2 / 2
         else:
-            u = jax.lax.stop_gradient(
-                invert_output(h)
-            )  # the maximiser: by the envelope theorem its derivative drops out
+            # The maximiser: by the envelope theorem its derivative drops out.
+            u = jax.lax.stop_gradient(invert_output(h))
             losses = u * h - jnp.expm1(u**2 / 2) - targets * h
-        return (seen * losses).sum() / training.token_probability
+        return (seen * losses).sum() / probability
 
-    logits, weights = _descend(total, (jnp.zeros_like(targets), jnp.zeros_like(targets)), key, training)
-    outputs = weights * jnp.exp(logits)
-    return TrainedComponents(logits, weights, outputs, -jnp.log1p(-invert_output(outputs) / targets))
-
-
-class TrainedLayer(NamedTuple):
-    """Trajectory of a trained layer: attention logits (snapshots + 1, M) and lower weights (snapshots + 1, K, M)."""
-
-    logits: jax.Array
-    weights: jax.Array
+    init = jnp.zeros_like(targets), jnp.zeros_like(targets)
+    logits, weights = _descend(total, init, key, training, probability)
+    return -jnp.log1p(-invert_output(weights * jnp.exp(logits)) / targets)
 
 
 @takes_arrays
-def train_layer(target: jax.Array, init: jax.Array, training: TokenSGDOptions, key: jax.Array) -> TrainedLayer:
-    r"""Train K neurons and their shared attention logits by SGD on the outputs of a layer of weights B.
+def train_layer(
+    target: Float[Array, "neurons tokens"],
+    init: Float[Array, "neurons tokens"],
+    training: SGDOptions,
+    token_probability: float,
+    key: jax.Array,
+) -> tuple[Float[Array, "snapshots tokens"], Float[Array, "snapshots neurons tokens"]]:
+    r"""Train K neurons and their shared attention logits by SGD on the outputs of a layer B; return logits and weights.
 
     A context holds token m alone, exp attention weights it by :math:`e^{z_m}`, and the loss is
     :math:`\tfrac12 \sum_k (w_{km} e^{z_m} - b_{km} e^{|b_m|^2/2})^2`: regression, with its minimum at W = B
     on the conserved manifold :math:`z_m = \tfrac12 \sum_k w_{km}^2`, where the logits are initialized. Traceable.
-
-    Examples
-    --------
-    >>> train_layer(jnp.eye(3), jnp.zeros((3, 3)), TokenSGDOptions(0.01, 64), jax.random.key(0)).weights.shape
-    (33, 3, 3)
     """
-    _check(training)
-    return _train_layer(jnp.asarray(target), jnp.asarray(init), key, training)
+    _check_probability(token_probability)
+    return _train_layer(jnp.asarray(target), jnp.asarray(init), key, training, token_probability)
 
 
-@partial(jax.jit, static_argnames="training")
-def _train_layer(target: jax.Array, init: jax.Array, key: jax.Array, training: TokenSGDOptions) -> TrainedLayer:
+@partial(jax.jit, static_argnames=("training", "probability"))
+def _train_layer(
+    target: jax.Array, init: jax.Array, key: jax.Array, training: SGDOptions, probability: float
+) -> tuple[jax.Array, jax.Array]:
     outputs = target * jnp.exp((target**2).sum(0) / 2)  # (K, M)
 
     def total(state: tuple[jax.Array, jax.Array], seen: jax.Array) -> jax.Array:
         z, weights = state
-        return (seen * (weights * jnp.exp(z) - outputs) ** 2).sum() / (2 * training.token_probability)
+        return (seen * (weights * jnp.exp(z) - outputs) ** 2).sum() / (2 * probability)
 
-    states = _descend(total, ((init**2).sum(0) / 2, init), key, training)
-    return TrainedLayer(*states)
-
-
-def _check(training: TokenSGDOptions) -> None:
-    if training.steps % training.snapshots or training.steps < 1 or not 0 < training.token_probability <= 1:
-        raise UsageError(f"{training}: steps must be a positive multiple of snapshots, token_probability in (0, 1]")
+    return _descend(total, ((init**2).sum(0) / 2, init), key, training, probability)
 
 
-def _descend(total: Any, init: Any, key: jax.Array, training: TokenSGDOptions) -> Any:
+def _check_probability(probability: float) -> None:
+    if not 0 < probability <= 1:
+        raise UsageError(f"token_probability={probability}: expected a number in (0, 1]")
+
+
+def _descend(total: Any, init: Any, key: jax.Array, training: SGDOptions, probability: float) -> Any:
     """Run SGD with a random subset of the tokens in every step and record the states."""
-    tokens, each = init[0].size, training.steps // training.snapshots
 
     def step(state: Any, seen: jax.Array) -> tuple[Any, None]:
         slopes = jax.grad(total)(state, seen)
         return jax.tree.map(lambda weight, slope: weight - training.learning_rate * slope, state, slopes), None
 
     def block(state: Any, part: jax.Array) -> Any:
-        seen = jax.random.bernoulli(part, training.token_probability, (each, tokens)).astype(init[0].dtype)
+        seen = jax.random.bernoulli(part, probability, (training.block(), init[0].size)).astype(init[0].dtype)
         return jax.lax.scan(step, state, seen)[0]
 
     return record_states(block, init, jax.random.split(key, training.snapshots))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+from jaxtyping import ArrayLike, Bool, Float, Int
 
 from manyheads._arrays import follows_caller
 from manyheads.errors import CertificateError, UsageError
@@ -40,12 +41,12 @@ class Trajectory(eqx.Module):
         Whether it reached the horizon or the limit; otherwise the remaining states are NaN.
     """
 
-    times: Any
+    times: Float[ArrayLike, " states"]
     network: Network
-    losses: Any
-    stopped: Any
-    crossings: Any
-    finished: Any
+    losses: Float[ArrayLike, " states"]
+    stopped: Bool[ArrayLike, ""]
+    crossings: Int[ArrayLike, ""]
+    finished: Bool[ArrayLike, ""]
 
 
 @dataclass(frozen=True)
@@ -110,18 +111,6 @@ def gradient_flow(
     A step that crosses a ReLU's kink is of order one; `adaptive_gradient_flow` stops there. NumPy arrays are
     integrated in double precision, JAX arrays in the precision of the caller, and these can be traced and vmapped over
     networks and tasks.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.joma.systems.layer import draw_network, draw_upper
-    >>> from manyheads.joma.task import Sizes, draw_task
-    >>> rng, sizes = np.random.default_rng(0), Sizes(tokens=4, contexts=6, neurons=3, width=8)
-    >>> rule = UpdateRule("exp", "gelu")
-    >>> start, upper = draw_network(sizes, rule, rng), draw_upper(sizes, rng)
-    >>> path = gradient_flow(start, draw_task(sizes, rng), upper, rule, FixedSteps(0.1, stride=5, records=4))
-    >>> path.network.logits.shape, bool(path.losses[-1] < path.losses[0])
-    ((5, 1, 4), True)
     """
     clock = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
     return _flow(network, task, loss, rule.traced(), *clock, steps.records)
@@ -184,29 +173,8 @@ def gradient_descent(
 ) -> Trajectory:
     """Run gradient descent with learning rate `steps.step`; times are learning rate times steps.
 
-    Precision and tracing are those of `gradient_flow`.
-
-    Parameters
-    ----------
-    batch
-        None for full batches; or a key and the batch size, drawn with replacement in each step.
-
-    Examples
-    --------
-    Two seeds in one program, each with its own task and batches:
-
-    >>> import numpy as np
-    >>> from manyheads.joma.systems.layer import draw_network, draw_upper
-    >>> from manyheads.joma.task import Sizes, draw_task
-    >>> rule, sizes = UpdateRule("exp", "gelu"), Sizes(tokens=4, contexts=6, neurons=3, width=8)
-    >>> def draw(seed):
-    ...     rng = np.random.default_rng(seed)
-    ...     return draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
-    >>> problems = jax.tree.map(lambda *leaves: jnp.stack(leaves), draw(0), draw(1))
-    >>> def follow(key, *problem):
-    ...     return gradient_descent(*problem, rule, FixedSteps(0.1, stride=5, records=4), (key, 3))
-    >>> jax.vmap(follow)(jax.random.split(jax.random.key(0), 2), *problems).network.logits.shape
-    (2, 5, 1, 4)
+    Batches are full, or drawn with replacement in each step: `batch` is a key and their size. Precision and tracing are
+    those of `gradient_flow`.
     """
     key: Any
     key, size = (None, None) if batch is None else batch

@@ -25,11 +25,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from manyheads._arrays import takes_arrays
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
-from manyheads.joma.systems.latent_tree import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
+from manyheads.joma.systems.token_hierarchy import HierarchyBatch, HierarchyShape, TokenHierarchy, draw_hierarchy
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
@@ -44,8 +45,8 @@ class LatentTask:
     """Hierarchical data, transformer and training of the statistic.
 
     The network is the published one, except that its attention has an output projection and biases and masks padding:
-    post-norm blocks of one causal head and a ReLU MLP of
-    four times the width, no positions, read out at the last token.
+    post-norm blocks of one causal head and a ReLU MLP of four times the width, no positions, read out at the last
+    token.
 
     Attributes
     ----------
@@ -106,43 +107,25 @@ class LatentTask:
 class NeuronScores(NamedTuple):
     """Statistic of each level, the lowest first, with its controls; see the module."""
 
-    trained: Any  # (levels,)
-    untrained: Any  # (levels,)
-    shuffled: Any  # (levels,)
-    permuted: Any  # (levels,)
-    other_layers: Any  # (levels,)
-    accuracy: Any  # () of the trained network
+    trained: Float[Array, " levels"]
+    untrained: Float[Array, " levels"]
+    shuffled: Float[Array, " levels"]
+    permuted: Float[Array, " levels"]
+    other_layers: Float[Array, " levels"]
+    accuracy: Float[Array, ""]  # of the trained network
 
 
 @takes_arrays
-def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.Array:
-    r"""Compute the largest correlation of every latent with a neuron, :math:`\max_j \mathrm{corr}(a_k, h_j)`.
+def best_correlations(
+    latents: Float[ArrayLike, "samples latents"], neurons: Float[ArrayLike, "samples neurons"]
+) -> Float[Array, " latents"]:
+    r"""Compute the largest correlation of each latent with a neuron, :math:`\max_j \mathrm{corr}(a_k, h_j)`.
 
-    Parameters
-    ----------
-    latents
-        (n, K) indicators.
-    neurons
-        (n, F) activations.
-    centred
-        Subtract means; without it the correlation is a cosine.
-
-    Returns
-    -------
-    Array
-        (K,); NaN for a constant latent. A constant neuron has correlation zero.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> best = best_correlations(np.array([[1, 1], [0, 1], [1, 1]]), np.array([[2.0, 1.0], [0.0, 5.0], [2.0, 3.0]]))
-    >>> [round(float(value), 4) for value in best]
-    [1.0, nan]
+    NaN for a constant latent; a constant neuron has correlation zero.
     """
     a, h = jnp.asarray(latents, jnp.float32), jnp.asarray(neurons, jnp.float32)
     changes = jnp.ptp(a, axis=0) > 0
-    if centred:
-        a, h = a - a.mean(0), h - h.mean(0)
+    a, h = a - a.mean(0), h - h.mean(0)
 
     def unit(columns: jax.Array) -> jax.Array:
         norms = jnp.linalg.norm(columns, axis=0)
@@ -151,8 +134,10 @@ def best_correlations(latents: Any, neurons: Any, centred: bool = True) -> jax.A
     return jnp.where(changes, (unit(a).T @ unit(h)).max(1), jnp.nan)
 
 
-def pool_neurons(model: Transformer, batch: HierarchyBatch) -> tuple[jax.Array, jax.Array]:
-    """Compute the largest activation of each neuron over the tokens, (layers, B, hidden), and the outputs."""
+def pool_neurons(
+    model: Transformer, batch: HierarchyBatch
+) -> tuple[Float[Array, "layers batch hidden"], Float[Array, "batch labels"]]:
+    """Compute the largest activation of each neuron over the tokens, and the outputs."""
     record = model.record(batch.tokens, padding_mask=batch.padding_mask)
     hidden = record.layers.hidden  # (layers, B, T, hidden)
     assert hidden is not None
@@ -161,17 +146,18 @@ def pool_neurons(model: Transformer, batch: HierarchyBatch) -> tuple[jax.Array, 
 
 
 @takes_arrays
-def score_layers(neurons: jax.Array, latents: tuple[jax.Array, ...], centred: bool = True) -> jax.Array:
-    """Average the best correlations over the latents of each level, for every layer: (layers, levels)."""
+def score_layers(
+    neurons: Float[Array, "layers batch hidden"], latents: tuple[Bool[Array, "batch size"], ...]
+) -> Float[Array, "layers levels"]:
+    """Average the best correlations over the latents of each level, for every layer."""
     columns = [
-        jax.vmap(lambda layer, level=level: jnp.nanmean(best_correlations(level, layer, centred)))(neurons)
-        for level in latents
+        jax.vmap(lambda layer, level=level: jnp.nanmean(best_correlations(level, layer)))(neurons) for level in latents
     ]
     return jnp.stack(columns, axis=1)
 
 
 @eqx.filter_jit
-def train_and_score(task: LatentTask, key: jax.Array, centred: bool = True) -> NeuronScores:
+def train_and_score(task: LatentTask, key: jax.Array) -> NeuronScores:
     """Draw a hierarchy, train on its labels and on random labels, and score; compiled once per task."""
     for_data, for_model, for_batches, for_test, for_permutation = jax.random.split(key, 5)
     hierarchy = draw_hierarchy(task.hierarchy, for_data)
@@ -198,7 +184,7 @@ def train_and_score(task: LatentTask, key: jax.Array, centred: bool = True) -> N
 
     def measure(weights: Any) -> tuple[jax.Array, jax.Array]:
         neurons, outputs = pool_neurons(with_weights(untrained, weights), batch)
-        tables = [score_layers(neurons, latents, centred) for latents in (batch.latents, other.latents)]
+        tables = [score_layers(neurons, latents) for latents in (batch.latents, other.latents)]
         return jnp.stack(tables), (outputs.argmax(-1) == batch.answers).mean()
 
     tables, accuracies = jax.lax.map(measure, weights)  # (trained shuffled untrained, latents, layers, levels)
@@ -215,7 +201,7 @@ def train_and_score(task: LatentTask, key: jax.Array, centred: bool = True) -> N
 
 
 @takes_arrays
-def swap_labels(labels: Any, count: int, key: jax.Array) -> Any:
+def swap_labels(labels: Int[Array, " n"], count: int, key: jax.Array) -> Int[Array, " n"]:
     """Map every label of `count` to another one by a random cyclic shift, which has no fixed points."""
     return (labels + jax.random.randint(key, (), 1, count, jnp.int32)) % count
 

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
@@ -21,38 +22,30 @@ Loss: TypeAlias = Callable[[jax.Array, Task], jax.Array]
 
 
 class Network(eqx.Module):
-    """Trained parameters of the layer.
+    """Trained parameters of the layer: logits z, and weights W shared by all queries or one matrix per query."""
 
-    Attributes
-    ----------
-    logits
-        z, (Q, M).
-    weights
-        W, (d, K) shared by all queries, or (Q, d, K), one per query.
-    """
-
-    logits: Any
-    weights: Any
+    logits: Float[ArrayLike, "*states queries tokens"]
+    weights: Float[ArrayLike, "*states width neurons"] | Float[ArrayLike, "*states queries width neurons"]
 
 
 class CrossEntropy(eqx.Module):
-    """Mean cross-entropy, in nats, of classes read out by a fixed upper layer, (C, K)."""
+    """Mean cross-entropy, in nats, of classes read out by a fixed upper layer."""
 
-    upper: Any
+    upper: Float[ArrayLike, "classes neurons"]
 
-    def __call__(self, hidden: jax.Array, task: Task) -> jax.Array:
-        """Compute the loss of hidden values (N, K)."""
+    def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
+        """Compute the loss of hidden values."""
         scores = jax.nn.log_softmax(hidden @ self.upper.T)  # (N, C)
         return -jnp.take_along_axis(scores, task.labels[:, None], axis=1).mean()
 
 
 class LinearLoss(eqx.Module):
-    """Loss -mean_n g_n . h_n with constant gradients g, (N, K): the stationary gradient of theorem 2."""
+    """Loss -mean_n g_n . h_n with constant gradients g: the stationary gradient of theorem 2."""
 
-    gradients: Any
+    gradients: Float[ArrayLike, "samples neurons"]
 
-    def __call__(self, hidden: jax.Array, task: Task) -> jax.Array:
-        """Compute the loss of hidden values (N, K)."""
+    def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
+        """Compute the loss of hidden values."""
         if hidden.shape != self.gradients.shape:
             raise ShapeError(
                 f"gradients {self.gradients.shape}: expected the shape of the hidden values, {hidden.shape}"
@@ -60,13 +53,11 @@ class LinearLoss(eqx.Module):
         return -(hidden * self.gradients).sum(-1).mean()
 
 
-def draw_network(
-    sizes: Sizes, rule: UpdateRule, rng: np.random.Generator, std: tuple[float, float] = (0.2, 0.3)
-) -> Network:
-    """Draw normal logits and weights with the given standard deviations, float64; linear attention: mean 1."""
-    logits = std[0] * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
+def draw_network(sizes: Sizes, rule: UpdateRule, rng: np.random.Generator) -> Network:
+    """Draw normal logits of std 0.2, of mean 1 for linear attention, and weights of std 0.3, float64."""
+    logits = 0.2 * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
     own = (sizes.queries,) if rule.per_query_weights else ()
-    return Network(logits, std[1] * rng.normal(size=(*own, sizes.width, sizes.neurons)))
+    return Network(logits, 0.3 * rng.normal(size=(*own, sizes.width, sizes.neurons)))
 
 
 def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
@@ -75,8 +66,10 @@ def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
 
 
 @takes_arrays
-def attend(rule: UpdateRule, logits: jax.Array, contexts: jax.Array) -> jax.Array:
-    """Compute the attention b, (..., M), from logits and frequencies (..., M)."""
+def attend(
+    rule: UpdateRule, logits: Float[Array, "... tokens"], contexts: Float[Array, "... tokens"]
+) -> Float[Array, "... tokens"]:
+    """Compute the attention b from logits and frequencies."""
     scaled = logits / rule.temperature
     if rule.attention == "linear":
         return scaled * contexts
@@ -85,8 +78,10 @@ def attend(rule: UpdateRule, logits: jax.Array, contexts: jax.Array) -> jax.Arra
     return jax.nn.softmax(scaled + jnp.log(contexts), axis=-1)  # frequency 0: log is -inf, attention exactly 0
 
 
-def forward(network: Network, task: Task, rule: UpdateRule) -> tuple[jax.Array, jax.Array]:
-    """Compute the attention b (N, M) and the pre-activations W^T f, (N, K)."""
+def forward(
+    network: Network, task: Task, rule: UpdateRule
+) -> tuple[Float[Array, "samples tokens"], Float[Array, "samples neurons"]]:
+    """Compute the attention b and the pre-activations W^T f."""
     logits, weights, queries = jnp.asarray(network.logits), jnp.asarray(network.weights), jnp.asarray(task.queries)
     if weights.ndim != 2 + rule.per_query_weights:
         raise ShapeError(
@@ -98,15 +93,27 @@ def forward(network: Network, task: Task, rule: UpdateRule) -> tuple[jax.Array, 
 
 
 @takes_arrays
-def objective(network: Network, task: Task, loss: Loss, rule: UpdateRule, gates: jax.Array | None = None) -> jax.Array:
-    """Compute the loss; booleans `gates` (N, K) replace the ReLU's own gates."""
+def objective(
+    network: Network,
+    task: Task,
+    loss: Loss,
+    rule: UpdateRule,
+    gates: Bool[Array, "samples neurons"] | None = None,
+) -> Float[Array, ""]:
+    """Compute the loss; `gates` replace the ReLU's own."""
     _, preactivations = forward(network, task, rule)
     hidden = rule.function(preactivations) if gates is None else jnp.where(gates, preactivations, 0.0)
     return loss(hidden, task)
 
 
 @takes_arrays
-def vector_field(network: Network, task: Task, loss: Loss, rule: UpdateRule, gates: jax.Array | None = None) -> Network:
+def vector_field(
+    network: Network,
+    task: Task,
+    loss: Loss,
+    rule: UpdateRule,
+    gates: Bool[Array, "samples neurons"] | None = None,
+) -> Network:
     """Compute the time derivative of logits and weights under gradient flow with weight decay."""
     gradient = jax.grad(objective)(network, task, loss, rule, gates)
     return Network(
@@ -116,6 +123,6 @@ def vector_field(network: Network, task: Task, loss: Loss, rule: UpdateRule, gat
 
 
 @takes_arrays
-def token_weights(task: Task, weights: Any) -> Any:
-    """Project the weights on the token embeddings, v = U_C^T W: (..., d, K) becomes (..., M, K)."""
+def token_weights(task: Task, weights: Float[ArrayLike, "... width neurons"]) -> Any:
+    """Project the weights on the token embeddings, v = U_C^T W, (..., M, K)."""
     return task.token_embeddings.T @ weights

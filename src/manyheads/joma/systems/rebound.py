@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import erfinv
 
-from manyheads.joma.systems.components import TokenSGDOptions, relax, train_layer
+from manyheads.joma.systems.components import relax, train_layer
 from manyheads.joma.systems.gradient_flow import FixedSteps, gradient_descent
 from manyheads.joma.systems.layer import CrossEntropy, Network, token_weights
+from manyheads.joma.systems.recording import SGDOptions
 from manyheads.joma.task import Task, UpdateRule
 from manyheads.joma.theory.rebound import entropy_of, final_rank_slope
 from manyheads.joma.theory.salient_first import EXP, UNIFORM, RateLaw
@@ -78,8 +79,7 @@ def train_regression(resolution: float, rng: np.random.Generator) -> tuple[jax.A
     target, init = map(jnp.asarray, draw_layer(rng))
     learning_rate = resolution / ((1 + 2.5**2) * float(np.exp(2.5**2)))  # column norms are 2.2 at most or so
     steps = RECORDS * -(-int(8.0 / learning_rate) // RECORDS)
-    path = train_layer(target, init, TokenSGDOptions(learning_rate, steps, 0.5, RECORDS), _fresh_key(rng))
-    return path.logits, path.weights
+    return train_layer(target, init, SGDOptions(learning_rate, steps, RECORDS), 0.5, _fresh_key(rng))
 
 
 def train_classification(updates: int, rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:

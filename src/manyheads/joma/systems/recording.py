@@ -1,23 +1,39 @@
 """Recorded states of a compiled training: the one scan behind gradient flow, gradient descent and SGD."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from manyheads.errors import UsageError
+
+
+class SGDOptions(NamedTuple):
+    """Plain SGD: `learning_rate * steps` is the time of the gradient flow; `snapshots` states are kept after the first.
+
+    `steps` is a multiple of `snapshots`.
+    """
+
+    learning_rate: float
+    steps: int
+    snapshots: int
+
+    def block(self) -> int:
+        """Return the steps from one snapshot to the next.
+
+        Raises
+        ------
+        UsageError
+            Steps that are no multiple of the snapshots, or a learning rate that is not positive.
+        """
+        if self.steps % self.snapshots or self.steps < 1 or not self.learning_rate > 0:
+            raise UsageError(f"{self}: steps must be a positive multiple of snapshots, learning_rate positive")
+        return self.steps // self.snapshots
+
 
 def record_states(advance: Callable[[Any, Any], Any], init: Any, inputs: Any) -> Any:
-    """Advance a state by each of the inputs and return all states, initialization first; traceable.
-
-    Parameters
-    ----------
-    advance
-        (state, input) -> state, which may take many updates.
-    init
-        Any pytree of arrays.
-    inputs
-        Pytree of arrays with the number of records in front.
+    """Advance a pytree of arrays by each of the inputs and return all states, initialization first; traceable.
 
     Examples
     --------

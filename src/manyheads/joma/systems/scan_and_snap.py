@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike, Bool, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
@@ -30,43 +31,25 @@ STEPS = 100_000  # largest number of integrator steps
 
 
 class Cooccurrence(NamedTuple):
-    """Co-occurrence of tokens with each next token.
+    """Probability of each token with each next token, and the tokens that occur with that next token alone."""
 
-    Attributes
-    ----------
-    probabilities
-        (K, M), rows sum to one.
-    distinct
-        (K, M) booleans: tokens that occur with that next token only.
-    """
-
-    probabilities: np.ndarray
-    distinct: np.ndarray
+    probabilities: Float[np.ndarray, "classes tokens"]
+    distinct: Bool[np.ndarray, "classes tokens"]
 
     @property
-    def common(self) -> np.ndarray:
-        """(M,) booleans: tokens that occur with every next token."""
+    def common(self) -> Bool[np.ndarray, " tokens"]:
+        """Tokens that occur with every next token."""
         return np.asarray((self.probabilities > 0).all(0))
 
 
 @takes_arrays
-def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
-    """Build the table of K next tokens with D distinct tokens each and C common tokens.
+def make_cooccurrence(
+    distinct: Float[ArrayLike, "classes distinct"], common: Float[ArrayLike, " common"]
+) -> Cooccurrence:
+    """Build the table of K next tokens from positive weights of D distinct tokens each and C common tokens.
 
-    Parameters
-    ----------
-    distinct
-        (K, D) positive weights of the distinct tokens; token n D + i belongs to next token n.
-    common
-        (C,) positive weights of the common tokens, which come last: the same for every next token before rows are
-        normalized. With rows of equal sums the next tokens are exchangeable.
-
-    Raises
-    ------
-    ShapeError
-        Arrays of other shapes.
-    UsageError
-        Fewer than two next tokens, or weights that are not positive.
+    Token n D + i belongs to next token n, common tokens come last; rows are normalized. With rows of equal sums and
+    equal weights the next tokens are exchangeable.
 
     Examples
     --------
@@ -89,40 +72,23 @@ def make_cooccurrence(distinct: Any, common: Any) -> Cooccurrence:
 
 
 class ScanAndSnapTrajectory(NamedTuple):
-    """Gradient flow at some times.
+    """Gradient flow at some times: attention logits, decoder, and losses in nats."""
 
-    Attributes
-    ----------
-    times
-        (n,).
-    logits
-        (n, M), of attention.
-    decoder
-        (n, K, M).
-    losses
-        (n,), in nats.
-    """
-
-    times: np.ndarray
-    logits: np.ndarray
-    decoder: np.ndarray
-    losses: np.ndarray
+    times: Float[np.ndarray, " times"]
+    logits: Float[np.ndarray, "times tokens"]
+    decoder: Float[np.ndarray, "times classes tokens"]
+    losses: Float[np.ndarray, " times"]
 
 
 @takes_arrays
 def scan_and_snap_flow(
-    cooccurrence: Cooccurrence, times: Any, *, decoder_learning_rate: float = 1.0, attention_learning_rate: float = 1.0
+    cooccurrence: Cooccurrence,
+    times: Float[ArrayLike, " times"],
+    *,
+    decoder_learning_rate: float = 1.0,
+    attention_learning_rate: float = 1.0,
 ) -> ScanAndSnapTrajectory:
     """Integrate the flow from zero in double precision and logarithmic time, as it slows down exponentially.
-
-    Parameters
-    ----------
-    cooccurrence
-        The data distribution.
-    times
-        (n,), rising and not negative.
-    decoder_learning_rate, attention_learning_rate
-        Learning rates of Y and of z.
 
     Raises
     ------
@@ -130,13 +96,6 @@ def scan_and_snap_flow(
         Rows that are not probabilities, times that do not rise, or learning rates that are not positive.
     CertificateError
         The integrator does not reach the last time.
-
-    Examples
-    --------
-    >>> table = make_cooccurrence([[0.4, 0.2], [0.4, 0.2]], [0.4])
-    >>> path = scan_and_snap_flow(table, [0.0, 10.0])
-    >>> [bool(step) for step in np.sign(path.logits[-1]) == [1, 1, 1, 1, -1]]
-    [True, True, True, True, True]
     """
     table, moments = np.asarray(cooccurrence.probabilities, np.float64), np.asarray(times, np.float64)
     if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > ROUNDING:

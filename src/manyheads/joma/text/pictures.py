@@ -54,12 +54,12 @@ def _multiples(
     depths, rates = np.unique(found.depth), np.unique(found.learning_rate)
 
     def plot(depth: int, rate: float) -> tuple[Curve, ...]:
-        cell = values.isel(cell=_position(found, depth, rate)).transpose("layer", "replicate", "step").values
+        cell = values.isel(cell=found.position(depth, rate)).transpose("layer", "replicate", "step").values
         layers = [spread_curve(steps, cell[layer], f"layer {layer}", group=layer) for layer in range(depth)]
         return (*layers, Curve(span, (level[1], level[1]), level[0], "reference"))
 
     def caption(depth: int, rate: float) -> str:
-        loss = found.best[_position(found, depth, rate)].mean()
+        loss = found.best[found.position(depth, rate)].mean()
         return f"{'★ ' if found.best_learning_rate[depth] == rate else ''}{loss:.2f}"
 
     return Multiples(
@@ -115,7 +115,7 @@ def _final(found: RunSummary, uniform: float) -> Picture:
     rows, names = [], []
     for depth in np.unique(found.depth):
         for layer in reversed(range(depth)):
-            level = [found.entropies[_position(found, depth, rate), :, layer, -1].mean() / uniform for rate in rates]
+            level = [found.entropies[found.position(depth, rate), :, layer, -1].mean() / uniform for rate in rates]
             rows.append(tuple(map(float, level)))
             names.append(f"{_layers(depth)}: {layer}")
     return Picture(
@@ -134,7 +134,7 @@ def _heads(trained: xr.Dataset, found: RunSummary, uniform: float) -> Panel:
     """Draw the heads of lowest and highest entropy of each layer: heads of two seeds do not correspond."""
     depth = int(found.depth.max())
     rate = found.best_learning_rate[depth]
-    values = trained["entropy"].isel(cell=_position(found, depth, rate)).transpose("layer", "head", "replicate", "step")
+    values = trained["entropy"].isel(cell=found.position(depth, rate)).transpose("layer", "head", "replicate", "step")
     order = np.sort(values.values, axis=1)  # (L, H, R, S), at each moment
     steps = values["step"].values
     span = (float(steps[0]), float(steps[-1]))
@@ -158,10 +158,10 @@ def _heads(trained: xr.Dataset, found: RunSummary, uniform: float) -> Panel:
 def _correlations(found: RunSummary) -> Listing:
     rebound = found.rise  # (C, R)
     rows = [
-        ("all depths and learning rates", "mean over layers", *_over_seeds(found.pooled)),
-        ("all depths and learning rates", "top layer", *_over_seeds(found.pooled_top)),
-        ("within a learning rate", "mean over layers", *_over_seeds(found.within)),
-        ("within a learning rate", "top layer", *_over_seeds(found.within_top)),
+        ("all depths and learning rates", "mean over layers", *_over(found.pooled)),
+        ("all depths and learning rates", "top layer", *_over(found.pooled_top)),
+        ("within a learning rate", "mean over layers", *_over(found.within)),
+        ("within a learning rate", "top layer", *_over(found.within_top)),
         ("within depth and learning rate, over seeds", "mean over layers", *_over(found.within_cells, "each cell")),
     ]
     for rate in np.unique(found.learning_rate):
@@ -171,8 +171,8 @@ def _correlations(found: RunSummary) -> Listing:
         )
     for share in EARLY:
         when = f"after {share:.0%} of the run"
-        rows.append((f"rebound {when}", "mean over layers", *_over_seeds(found.early_rise(share))))
-        rows.append((f"validation loss {when}", "", *_over_seeds(found.early_loss(share))))
+        rows.append((f"rebound {when}", "mean over layers", *_over(found.early_rise(share))))
+        rows.append((f"validation loss {when}", "", *_over(found.early_loss(share))))
     return Listing(
         "Rank correlation with the lowest validation loss",
         ("of", "layers", "Spearman", "99% interval", "pairs"),
@@ -183,11 +183,7 @@ def _correlations(found: RunSummary) -> Listing:
     )
 
 
-def _over_seeds(samples: np.ndarray) -> tuple[str, str, str]:
-    return _over(samples, "each seed")
-
-
-def _over(samples: np.ndarray, pairs: str) -> tuple[str, str, str]:
+def _over(samples: np.ndarray, pairs: str = "each seed") -> tuple[str, str, str]:
     interval = mean_interval(samples)
     return f"{samples.mean():+.2f}", f"{interval.low:+.2f} … {interval.high:+.2f}", pairs
 
@@ -208,7 +204,7 @@ def _drop_and_rise(found: RunSummary) -> Listing:
     rows = []
     for depth in np.unique(found.depth):
         for layer in range(depth):
-            where = _position(found, depth, found.best_learning_rate[depth])
+            where = found.position(depth, found.best_learning_rate[depth])
             cells = [_mean_and_range(measured, where, layer) for measured in (found.entropy, found.rank)]
             rows.append((_layers(depth), str(layer), f"{found.best_learning_rate[depth]:g}", *cells[0], *cells[1]))
     return Listing(
@@ -232,10 +228,6 @@ def _mean_and_range(measured: DropAndRise, cell: int, layer: int) -> tuple[str, 
     both = (measured.drop[cell, :, layer], measured.rise[cell, :, layer])
     drop, rebound = (f"{values.mean():.2f} ({values.min():.2f} … {values.max():.2f})" for values in both)
     return drop, rebound
-
-
-def _position(found: RunSummary, depth: int, rate: float) -> int:
-    return int(np.flatnonzero((found.depth == depth) & (found.learning_rate == rate))[0])
 
 
 def _table(make: Callable[[int, float], Any], depths: np.ndarray, rates: np.ndarray) -> tuple[tuple[Any, ...], ...]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Array, Int
 
 from manyheads.attention import attention_entropy, causal
 from manyheads.data import TextWindows
 from manyheads.spectra import traced_stable_rank
+from manyheads.study.tables import labelled
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import Snapshot, Trained, train
 from manyheads.transformer.transformer import Transformer
@@ -31,21 +33,12 @@ STATISTICS = {
 
 
 @eqx.filter_jit
-def record_statistics(model: Transformer, held_out: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
-    """Measure loss, entropy of every head, and the stable ranks of the lower MLP matrix and of query times key.
+def record_statistics(
+    model: Transformer, held_out: tuple[Int[Array, "batch length"], Int[Array, "batch length"]]
+) -> dict[str, jax.Array]:
+    """Measure loss, entropy of every head over windows and positions, and the stable ranks of `STATISTICS`.
 
-    Parameters
-    ----------
-    model
-        The transformer in training.
-    held_out
-        Windows and the characters that follow, both (B, T).
-
-    Returns
-    -------
-    dict
-        `validation_loss` (), `entropy` (L, H) as the mean over windows and positions, `stable_rank` (L,),
-        `query_key_rank` (L, H).
+    Held out are windows and the characters that follow, both (B, T).
     """
     layers = model.record(held_out[0]).layers
     scale = model.scaling.logit(model.config.shape.key_dim)
@@ -60,14 +53,14 @@ def record_statistics(model: Transformer, held_out: tuple[jax.Array, jax.Array])
     }
 
 
-def held_out_starts(validation: np.ndarray, length: int, before: int = 0) -> np.ndarray:
+def held_out_starts(validation: Int[np.ndarray, " n"], length: int, before: int = 0) -> Int[np.ndarray, " windows"]:
     """Place the held-out windows at equal distances, with room for `before` characters in front of the first."""
     return np.linspace(before, len(validation) - length - 1, HELD_OUT).astype(np.int32)
 
 
 def train_and_record(
     model: Transformer,
-    text: tuple[np.ndarray, np.ndarray],
+    text: tuple[Int[np.ndarray, " n"], Int[np.ndarray, " m"]],
     batch: int,
     optimizer: optax.GradientTransformation,
     steps: int,
@@ -76,20 +69,10 @@ def train_and_record(
     every: int,
     before: int = 0,
 ) -> Trained:
-    """Train on random windows of a text and record the statistics of the held-out windows every few steps.
+    """Train on random windows of a text, tokens (training, validation), and record statistics of held-out windows.
 
-    Parameters
-    ----------
-    model
-        Any transformer that predicts the next character.
-    text
-        Training and validation text, token numbers.
-    batch
-        Windows of a step.
-    optimizer, steps, key, every
-        As for `manyheads.transformer.training.train`.
-    before
-        As for `held_out_starts`.
+    `optimizer`, `steps`, `key` and `every` are those of `manyheads.transformer.training.train`; `before` is that of
+    `held_out_starts`.
     """
     training, validation = text
     length = model.config.length
@@ -105,14 +88,10 @@ def train_and_record(
 
 def recorded_dataset(done: Trained, names: tuple[str, ...] = tuple(STATISTICS)) -> xr.Dataset:
     """Collect the recorded statistics of a training as labelled variables over `step`, `layer` and `head`."""
-    variables: dict[str, Any] = {}
-    for name in names:
-        dims, label, units = STATISTICS[name]
-        values = np.stack([statistics[name] for _, statistics in done.measured])
-        variables[name] = (dims, values, {"long_name": label, "units": units})
-    _, depth, heads = variables["entropy"][1].shape
+    values = {name: np.stack([statistics[name] for _, statistics in done.measured]) for name in names}
+    _, depth, heads = values["entropy"].shape
     return xr.Dataset(
-        variables,
+        labelled({name: (dims, values[name], *text) for name, (dims, *text) in STATISTICS.items() if name in names}),
         coords={
             "step": ("step", np.asarray([step for step, _ in done.measured]), {"long_name": "step"}),
             "layer": ("layer", np.arange(depth), {"long_name": "layer, from the bottom"}),

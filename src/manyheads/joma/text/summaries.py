@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import ArrayLike, Float, Shaped
+from numpy.typing import NDArray
 from scipy import stats
 
 from manyheads._arrays import as_native, takes_labels
@@ -130,13 +131,18 @@ class RunSummary:
     @cached_property
     def best_learning_rate(self) -> dict[int, float]:
         """Learning rate of the lowest mean best loss, by depth."""
-        return best_learning_rates(self.depth, self.learning_rate, self.best)
+        mean = self.best.mean(-1)
+        cells = {int(depth): np.flatnonzero(self.depth == depth) for depth in np.unique(self.depth)}
+        return {depth: float(self.learning_rate[rows[mean[rows].argmin()]]) for depth, rows in cells.items()}
+
+    def position(self, depth: int, learning_rate: float) -> int:
+        """Return the number of a cell."""
+        return int(np.flatnonzero((self.depth == depth) & (self.learning_rate == learning_rate))[0])
 
     @cached_property
     def _at_best(self) -> list[int]:
         """Cells at the best learning rate, one per depth."""
-        best = self.best_learning_rate
-        return [int(np.flatnonzero((self.depth == n) & (self.learning_rate == best[n]))[0]) for n in best]
+        return [self.position(depth, rate) for depth, rate in self.best_learning_rate.items()]
 
     @property
     def bottom(self) -> DropAndRise:
@@ -160,19 +166,6 @@ class RunSummary:
         return self.entropies[self.learning_rate == self.learning_rate.max(), :, 0, -1].mean(0)
 
 
-def best_learning_rates(depth: NDArray[np.int64], rate: Array, best: Array) -> dict[int, float]:
-    """Find the learning rate with the lowest mean loss for each depth.
-
-    Examples
-    --------
-    >>> loss = np.array([[3.0], [2.0], [1.0], [4.0]])
-    >>> best_learning_rates(np.array([1, 1, 2, 2]), np.array([0.1, 0.2, 0.1, 0.2]), loss)
-    {1: 0.2, 2: 0.1}
-    """
-    mean = best.mean(-1)
-    return {int(layers): float(rate[depth == layers][mean[depth == layers].argmin()]) for layers in np.unique(depth)}
-
-
 def _by_seed(x: Array, y: Array, groups: Array | None = None) -> Array:
     """Correlate along the first axis, column by column: (C, R), (C, R) -> (R,)."""
     return np.array([within_group_spearman(a, b, groups) for a, b in zip(x.T, y.T, strict=True)])
@@ -189,7 +182,9 @@ def _mean_over_depths(curves: list[Array]) -> DropAndRise:
 
 
 @takes_labels
-def within_group_spearman(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> float:
+def within_group_spearman(
+    x: Float[ArrayLike, " n"], y: Float[ArrayLike, " n"], groups: Shaped[ArrayLike, " n"] | None = None
+) -> float:
     r"""Compute Spearman's rank correlation within groups, with ranks taken and centred inside each group.
 
     .. math::
@@ -197,26 +192,12 @@ def within_group_spearman(x: ArrayLike, y: ArrayLike, groups: ArrayLike | None =
                     {\sqrt{\sum_g \sum_{i \in g} (r_i - \bar r_g)^2 \, \sum_g \sum_{i \in g} (s_i - \bar s_g)^2}}
 
     Differences between groups do not contribute. With one group it is the usual coefficient; without ties and with
-    groups of one size it is the mean of the coefficients of the groups. Compute it per replicate for an interval.
-
-    Parameters
-    ----------
-    x, y
-        Pairs, shape (n,), finite.
-    groups
-        (n,) labels; `None` puts all pairs together.
-
-    Returns
-    -------
-    float
-        In [-1, 1]; 0 where x or y is constant within every group.
+    groups of one size it is the mean of the coefficients of the groups. Zero where x or y is constant in every group.
 
     Raises
     ------
-    ShapeError
-        Different lengths.
-    UsageError
-        NaN or infinite values.
+    ShapeError, UsageError
+        Different lengths; NaN or infinite values.
 
     Examples
     --------

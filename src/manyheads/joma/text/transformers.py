@@ -13,13 +13,7 @@ from manyheads.transformer.shape import Shape
 
 
 def character_config(shape: Shape, vocabulary: int, length: int) -> TransformerConfig:
-    """Configure a causal pre-norm transformer with ReLU that predicts the next of `vocabulary` characters.
-
-    Examples
-    --------
-    >>> character_config(Shape(4, 2, 1), 30, length=16).read_out
-    'token'
-    """
+    """Configure a causal pre-norm transformer with ReLU that predicts the next of `vocabulary` characters."""
     return TransformerConfig(
         shape,
         TokenInput(vocabulary),
@@ -40,24 +34,12 @@ def step_flops(shape: Shape, vocabulary: int, length: int, batch: int) -> int:
 def digest_text(path: Path | None, length: int, before: int = 0) -> dict[str, str]:
     """Hash the text of a study, the default one included, which differs between releases of Python.
 
-    Parameters
-    ----------
-    path
-        As for `manyheads.data.load_text`.
-    length
-        Characters of a window.
-    before
-        Characters that must lie before the first held-out window.
+    The held-out tenth must hold a window of `length` characters, the next one, and `before` characters in front.
 
     Raises
     ------
     UsageError
-        The text cannot be read, or its held-out tenth is shorter than a window and the character that follows.
-
-    Examples
-    --------
-    >>> list(digest_text(None, length=64))
-    ['text']
+        The text cannot be read, or is too short.
     """
     text, reach = load_text(path), length + before
     held_out = len(read_characters(path)[1].validation)

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
+from jaxtyping import Array, ArrayLike, Float
 from scipy.special import gammaln
 
 from manyheads._arrays import follows_caller, on_host, takes_arrays, to_numpy
@@ -43,25 +44,17 @@ Function: TypeAlias = Callable[[Any], Any]
 
 
 class Coefficients(NamedTuple):
-    """Coefficients theta_1, along the mean of a component, and theta_2, along the weights, each (C,)."""
+    """Coefficients theta_1, along the mean of a component, and theta_2, along the weights."""
 
-    mean: Any
-    weight: Any
+    mean: Float[ArrayLike, " components"]
+    weight: Float[ArrayLike, " components"]
 
 
 @takes_arrays
-def mixture_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Coefficients:
+def mixture_coefficients(mixture: Mixture, weights: Float[ArrayLike, " d"], activation: Nonlinearity) -> Coefficients:
     r"""Compute :math:`\theta_1, \theta_2` for any activation by quadrature between its kinks.
 
-    Parameters
-    ----------
-    weights
-        v, shape (d,), not zero.
-
-    Returns
-    -------
-    Coefficients
-        Shapes (C,) and (C,); float64 NumPy for NumPy arguments.
+    Float64 NumPy for NumPy arguments, which are checked; others are traced.
 
     Raises
     ------
@@ -95,8 +88,10 @@ def mixture_coefficients(mixture: Mixture, weights: Any, activation: Nonlinearit
 
 @follows_caller
 @partial(jax.jit, inline=True, static_argnames="activation")
-def expected_gradient(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Any:
-    r"""Compute the expected gradient :math:`\dot v` of theorem 3, shape (d,).
+def expected_gradient(
+    mixture: Mixture, weights: Float[ArrayLike, " d"], activation: Nonlinearity
+) -> Float[Array, " d"]:
+    r"""Compute the expected gradient :math:`\dot v` of theorem 3.
 
     Examples
     --------
@@ -113,8 +108,10 @@ def expected_gradient(mixture: Mixture, weights: Any, activation: Nonlinearity) 
 
 @follows_caller
 @partial(jax.jit, inline=True, static_argnames="activation")
-def gradient_covariance(mixture: Mixture, weights: Any, activation: Nonlinearity) -> Any:
-    r"""Compute the covariance of the gradient :math:`a\,\phi'(v \cdot x + c)\,x` of one sample, shape (d, d).
+def gradient_covariance(
+    mixture: Mixture, weights: Float[ArrayLike, " d"], activation: Nonlinearity
+) -> Float[Array, "d d"]:
+    r"""Compute the covariance of the gradient :math:`a\,\phi'(v \cdot x + c)\,x` of one sample.
 
     With :math:`m_k = \mathbb E[\phi'^2 u^k]`, :math:`n = v/|v|`, and :math:`\mu_k` the same with the variance of a
     coordinate orthogonal to v as a factor, :math:`s^2` for Gaussian components and :math:`(s^2 d - u^2)/(d - 1)` on
@@ -149,28 +146,24 @@ def gradient_covariance(mixture: Mixture, weights: Any, activation: Nonlinearity
 
 
 class LinearNoise(NamedTuple):
-    """Gradient flow and the fluctuations of SGD about it.
+    """Gradient flow and the fluctuations of SGD about it, to first order in the learning rate.
 
-    Attributes
-    ----------
-    path
-        Weights of the gradient flow at the given times, (T, d).
-    covariance
-        Covariance of the SGD weights about the flow, in units of learning rate over batch size and to first order
-        in it, (T, d, d).
-    bias
-        Mean deviation of SGD from the flow, in units of the learning rate and to first order in it, (T, d): the
-        error of Euler's method. The part that noise causes through the curvature of the field is left out.
+    The covariance is in units of learning rate over batch size. The bias is in units of the learning rate: the error of
+    Euler's method, without the part that noise causes through the curvature of the field.
     """
 
-    path: np.ndarray
-    covariance: np.ndarray
-    bias: np.ndarray
+    path: Float[np.ndarray, "times d"]
+    covariance: Float[np.ndarray, "times d d"]
+    bias: Float[np.ndarray, "times d"]
 
 
 @takes_arrays
 def linear_noise_approximation(
-    mixture: Mixture, activation: Nonlinearity, init: Any, times: Any, weight_decay: float
+    mixture: Mixture,
+    activation: Nonlinearity,
+    init: Float[ArrayLike, " d"],
+    times: Float[ArrayLike, " times"],
+    weight_decay: float,
 ) -> LinearNoise:
     r"""Integrate the gradient flow of theorem 3 with weight decay, and the fluctuations of SGD about it.
 
@@ -182,17 +175,10 @@ def linear_noise_approximation(
     :math:`(h/B)\,\Sigma(t)`: their distance from the flow falls as the inverse square root of the number of samples.
     Derived here (linear-noise approximation).
 
-    Parameters
-    ----------
-    init
-        v(0), shape (d,), not zero.
-    times
-        Rising, shape (T,), the first one zero or later.
-
     Raises
     ------
     UsageError
-        Zero weights, or times that do not rise.
+        Initial weights of zero, or times that do not rise from zero or later.
     CertificateError
         The quadrature does not converge at the end of the flow.
 

@@ -32,17 +32,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.task import UpdateRule
 
-Array = NDArray[np.float64]
-
 
 @takes_arrays
-def conserved_quantity(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
+def conserved_quantity(
+    rule: UpdateRule,
+    logits: Float[ArrayLike, "... queries tokens"],
+    token_weights: Float[ArrayLike, "... tokens neurons"],
+) -> Any:
     r"""Compute the quantity that gradient flow conserves.
 
     ======== ==================================================== ====================================================
@@ -51,12 +53,12 @@ def conserved_quantity(rule: UpdateRule, logits: Any, token_weights: Any) -> Any
     softmax  :math:`\sum_m z_{qm}`                                always per query
     ======== ==================================================== ====================================================
 
+    Assumed: orthonormal frozen embeddings, gradient flow on one loss over all queries.
+
     Parameters
     ----------
-    rule
-        The layer. Assumed: orthonormal frozen embeddings, gradient flow on one loss over all queries.
     logits, token_weights
-        z (..., Q, M); v (..., M, K) shared by all queries, or (..., Q, M, K) with `rule.per_query_weights`.
+        z; v (..., M, K) shared by all queries, or (..., Q, M, K) with `rule.per_query_weights`.
 
     Returns
     -------
@@ -110,7 +112,11 @@ def _check_shapes(rule: UpdateRule, z: Any, v: Any) -> None:
 
 
 @takes_arrays
-def per_query_quantity(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
+def per_query_quantity(
+    rule: UpdateRule,
+    logits: Float[ArrayLike, "... queries tokens"],
+    token_weights: Float[ArrayLike, "... tokens neurons"],
+) -> Any:
     """Compute the quantity of each query alone, (..., Q, M), which shared weights do not conserve: a negative control.
 
     Raises
@@ -125,24 +131,10 @@ def per_query_quantity(rule: UpdateRule, logits: Any, token_weights: Any) -> Any
 
 
 @takes_arrays
-def decayed_quantity(rule: UpdateRule, initial: Any, times: Any) -> Any:
+def decayed_quantity(rule: UpdateRule, initial: Float[ArrayLike, "*shape"], times: Float[ArrayLike, " times"]) -> Any:
     r"""Compute the quantity of linear attention under weight decay, :math:`e^{-2 \lambda t}` times its initial value.
 
-    Both sides are quadratic, so decay shrinks them at the same rate. Derived here.
-
-    Parameters
-    ----------
-    rule
-        Linear attention with equal learning rates.
-    initial
-        The quantity at time zero, shape (...).
-    times
-        (S,).
-
-    Returns
-    -------
-    array
-        (S, ...).
+    Both sides are quadratic, so decay shrinks them at the same rate. Returns (S, ...). Derived here.
 
     Raises
     ------
@@ -162,20 +154,19 @@ def decayed_quantity(rule: UpdateRule, initial: Any, times: Any) -> Any:
 
 
 @takes_arrays
-def drift(rule: UpdateRule, times: Any, logits: Any, token_weights: Any) -> Any:
+def drift(
+    rule: UpdateRule,
+    times: Float[ArrayLike, " states"],
+    logits: Float[ArrayLike, "states queries tokens"],
+    token_weights: Float[ArrayLike, "states ... tokens neurons"],
+) -> Any:
     """Compute the drift of the conserved quantity along a trajectory, (S, ...): zero in theory, at every time.
-
-    Parameters
-    ----------
-    rule
-        The layer; with weight decay, linear attention and equal learning rates.
-    times, logits, token_weights
-        Of the trajectory: (S,), (S, Q, M), and (S, M, K) or (S, Q, M, K).
 
     Raises
     ------
     UsageError
-        The rule conserves nothing; the message names the assumption that it breaks.
+        The rule conserves nothing; the message names the assumption that it breaks. Weight decay needs linear attention
+        and equal learning rates.
     """
     if not rule.weight_decay:
         relation = conserved_quantity(rule, logits, token_weights)
@@ -185,14 +176,6 @@ def drift(rule: UpdateRule, times: Any, logits: Any, token_weights: Any) -> Any:
     return relation - decayed_quantity(rule, relation[0], times)
 
 
-def _needs_softmax(rule: UpdateRule) -> None:
-    if rule.attention != "softmax" or rule.weight_decay:
-        raise UsageError(
-            f"attention={rule.attention!r}, weight_decay={rule.weight_decay}: expected softmax attention without "
-            "weight decay; for other attention use `conserved_quantity`"
-        )
-
-
 @dataclass(frozen=True)
 class SoftmaxRelation:
     r"""Change of the logits of softmax attention, beside the forms of theorem 1.
@@ -200,7 +183,7 @@ class SoftmaxRelation:
     Attributes
     ----------
     change
-        z(t) - z(0), (S, M).
+        z(t) - z(0).
     fixed_mean
         Theorem 1 with the initial mean attention at all times,
         :math:`\frac{r}{2T} \sum_k ([v_k^2]_0^t - \bar b(0) [\|v_k\|^2]_0^t)`.
@@ -211,10 +194,10 @@ class SoftmaxRelation:
         The first term alone.
     """
 
-    change: Array
-    fixed_mean: Array
-    moving_mean: Array
-    squares: Array
+    change: Float[np.ndarray, "states tokens"]
+    fixed_mean: Float[np.ndarray, "states tokens"]
+    moving_mean: Float[np.ndarray, "states tokens"]
+    squares: Float[np.ndarray, "states tokens"]
 
     def relative_error(self, form: str) -> float:
         """Compute the largest final error of a form, by its attribute's name, over the largest change."""
@@ -228,20 +211,16 @@ class SoftmaxRelation:
 
 @takes_arrays
 def softmax_relation(
-    rule: UpdateRule, times: ArrayLike, logits: ArrayLike, token_weights: ArrayLike, mean_attention: ArrayLike
+    rule: UpdateRule,
+    times: Float[ArrayLike, " states"],
+    logits: Float[ArrayLike, "states 1 tokens"],
+    token_weights: Float[ArrayLike, "states tokens neurons"],
+    mean_attention: Float[ArrayLike, "states tokens"],
 ) -> SoftmaxRelation:
     """Compute the forms of theorem 1 for softmax attention along a trajectory.
 
-    The integral is taken over cubic splines through the states, so keep enough of them.
-
-    Parameters
-    ----------
-    rule
-        Softmax attention without weight decay.
-    times, logits, token_weights
-        Of the trajectory: (S,), (S, 1, M), (S, M, K).
-    mean_attention
-        E[b] over the contexts at each state, (S, M).
+    The integral is taken over cubic splines through the states, so keep enough of them. The mean attention is that over
+    the contexts at each state.
 
     Raises
     ------
@@ -252,7 +231,11 @@ def softmax_relation(
     """
     from scipy.interpolate import CubicSpline
 
-    _needs_softmax(rule)
+    if rule.attention != "softmax" or rule.weight_decay:
+        raise UsageError(
+            f"attention={rule.attention!r}, weight_decay={rule.weight_decay}: expected softmax attention without "
+            "weight decay; for other attention use `conserved_quantity`"
+        )
     z, v = np.asarray(logits), np.asarray(token_weights)
     b, t = np.asarray(mean_attention), np.asarray(times)
     if z.ndim != 3 or z.shape[1] != 1 or v.ndim != 3 or b.shape != z[:, 0].shape:

@@ -22,21 +22,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from jaxtyping import ArrayLike, Float, Int
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.systems.latent_tree import LatentTree
+from manyheads.joma.systems.latent_tree import LatentTree, check_stochastic
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-ROUNDING = 1e-9  # how far a row of probabilities may add up from one
 
 
 @takes_arrays
 def predict_cooccurrence(
-    correlation: ArrayLike, height: ArrayLike, depth: ArrayLike, imbalance: ArrayLike = 0.0
-) -> Array:
+    correlation: Float[ArrayLike, "*shape"],
+    height: Int[ArrayLike, "*shape"],
+    depth: Int[ArrayLike, "*shape"],
+    imbalance: Float[ArrayLike, "*shape"] = 0.0,
+) -> Float[np.ndarray, "*shape"]:
     r"""Compute the probability that a leaf is on, given that another leaf is on.
 
     Parameters
@@ -109,9 +110,9 @@ class Tree:
     [1, 2]
     """
 
-    parents: Array
-    root: Array
-    transitions: tuple[Array | None, ...]
+    parents: Int[np.ndarray, " nodes"]
+    root: Float[np.ndarray, " states"]
+    transitions: tuple[Float[np.ndarray, "parent own"] | None, ...]
 
     def __post_init__(self) -> None:
         for name in ("parents", "root", "transitions"):
@@ -122,46 +123,25 @@ class Tree:
             raise UsageError(f"parents={parents}: expected -1 for node 0 and a smaller number for every other node")
         if len(self.transitions) != count:
             raise ShapeError(f"{len(self.transitions)} transitions for {count} nodes: expected one a node")
-        _check_rows("the root's probabilities", np.asarray(self.root)[None])
+        check_stochastic("the root's probabilities", np.asarray(self.root)[None])
         states = [len(self.root)]
         for node in range(1, count):
             matrix = self.transitions[node]
             if matrix is None or np.ndim(matrix) != 2 or len(matrix) != states[parents[node]]:
                 shape = np.shape(matrix) if matrix is not None else None
                 raise ShapeError(f"transition of node {node} has shape {shape}: expected {states[parents[node]]} rows")
-            _check_rows(f"the transition of node {node}", matrix)
-            states.append(matrix.shape[1])
+            states.append(check_stochastic(f"the transition of node {node}", matrix))
 
     @property
-    def leaves(self) -> Array:
+    def leaves(self) -> Int[np.ndarray, " leaves"]:
         """Nodes without children, in rising order."""
         return np.setdiff1d(np.arange(len(self.parents)), self.parents)
-
-    def height(self, first: int, second: int) -> int:
-        """Count the edges from the first of two nodes up to their lowest common ancestor."""
-        above = self._path(second)
-        return next(steps for steps, node in enumerate(self._path(first)) if node in above)
-
-    def _path(self, node: int) -> list[int]:
-        path = [node]
-        while path[-1]:
-            path.append(int(self.parents[path[-1]]))
-        return path
 
 
 def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Array, ...]]:
     """Compute the probability of the evidence, and of every state of every node given it, by message passing.
 
-    Parameters
-    ----------
-    evidence
-        States of observed nodes.
-
-    Returns
-    -------
-    tuple
-        P(evidence), and for each node the probabilities of its states given the evidence, shape (S_i,). Exact up to
-        rounding, in time proportional to the number of nodes.
+    The evidence maps observed nodes to their states. Exact up to rounding, in time proportional to the number of nodes.
 
     Raises
     ------
@@ -201,14 +181,7 @@ def marginals(tree: Tree, evidence: Mapping[int, int]) -> tuple[float, tuple[Arr
 
 
 def unroll(tree: LatentTree) -> Tree:
-    """Convert a `LatentTree` to a `Tree`: node 0 is the label, node 1 the top latent, the leaves come last.
-
-    Examples
-    --------
-    >>> from manyheads.joma.systems.latent_tree import binary_tree
-    >>> unroll(binary_tree((2, 2), 0.8)).parents.tolist()
-    [-1, 0, 1, 1, 2, 2, 3, 3]
-    """
+    """Convert a `LatentTree` to a `Tree`: node 0 is the label, node 1 the top latent, the leaves come last."""
     parents, transitions = [-1, 0], [None, np.asarray(tree.top)]
     level = [1]
     for children, matrix in zip(tree.branching, tree.transitions, strict=True):
@@ -220,8 +193,8 @@ def unroll(tree: LatentTree) -> Tree:
     return Tree(np.asarray(parents), np.full(labels, 1 / labels), tuple(transitions))
 
 
-def heights(branching: tuple[int, ...]) -> Array:
-    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree, (leaves, leaves).
+def heights(branching: tuple[int, ...]) -> Int[np.ndarray, "leaves leaves"]:
+    """Compute the height of the lowest common ancestor of every pair of leaves of a regular tree.
 
     Examples
     --------
@@ -260,8 +233,3 @@ def _products_without_one(tree: Tree, local: list[Array], upward: list[Array]) -
             found[node] = found[node] * after
             after = after * upward[node]
     return found
-
-
-def _check_rows(name: str, rows: Array) -> None:
-    if not (np.all(rows >= 0) and np.all(np.abs(np.asarray(rows).sum(-1) - 1) <= ROUNDING)):
-        raise UsageError(f"{name} {np.asarray(rows).tolist()}: expected probabilities in [0, 1] that add up to one")

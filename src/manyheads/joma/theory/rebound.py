@@ -33,20 +33,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
+from jaxtyping import ArrayLike, Float
 from scipy.special import erfinv
 
 from manyheads._arrays import follows_caller, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.theory.salient_first import EXP, RateLaw, find_log_deficit
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 REBOUND = 1e-3  # nat: the smallest rise of the entropy that counts as a rebound
 
 
 @follows_caller
-def entropy_of(logits: Any, present: Any = True) -> Any:
+def entropy_of(logits: Float[ArrayLike, "... tokens"], present: Any = True) -> Any:
     """Compute the entropy of softmax(logits) over the `present` entries of the last axis, in nat.
 
     Examples
@@ -62,15 +60,12 @@ def entropy_of(logits: Any, present: Any = True) -> Any:
 
 
 @takes_arrays
-def entropy_curve(targets: ArrayLike, times: ArrayLike, law: RateLaw = EXP) -> Array:
-    """Compute the attention entropy at the given times, every component by exact quadrature, shape (T,).
+def entropy_curve(
+    targets: Float[ArrayLike, " tokens"], times: Float[ArrayLike, " times"], law: RateLaw = EXP
+) -> Float[np.ndarray, " times"]:
+    """Compute the attention entropy at the given times, in nat, every component by exact quadrature.
 
-    Parameters
-    ----------
-    targets
-        mu > 0, shape (M,).
-    times
-        Zero or later, shape (T,).
+    Targets mu > 0; times of zero or later.
 
     Examples
     --------
@@ -86,8 +81,10 @@ def entropy_curve(targets: ArrayLike, times: ArrayLike, law: RateLaw = EXP) -> A
 
 
 @takes_arrays
-def linear_entropy_curve(targets: ArrayLike, fractions: ArrayLike) -> Array:
-    r"""Compute the entropy under a linear activation at fractions of the blow-up time, by the erf law, shape (T,).
+def linear_entropy_curve(
+    targets: Float[ArrayLike, " tokens"], fractions: Float[ArrayLike, " times"]
+) -> Float[np.ndarray, " times"]:
+    r"""Compute the entropy under a linear activation at fractions of the blow-up time, by the erf law.
 
     .. math:: v_l = \sqrt 2\,\mathrm{erfinv}(\sqrt{2/\pi}\,\mu_l t), \qquad t^* = \sqrt{\pi/2}/\max \mu
 
@@ -104,7 +101,7 @@ def linear_entropy_curve(targets: ArrayLike, fractions: ArrayLike) -> Array:
 
 
 @takes_arrays
-def predict_approach(targets: ArrayLike, law: RateLaw = EXP) -> int:
+def predict_approach(targets: Float[ArrayLike, " tokens"], law: RateLaw = EXP) -> int:
     """Predict the side from which the entropy approaches its limit: -1 below (a rebound), 1 above, 0 constant.
 
     The slowest components decide, those of the smallest final rate, ties taken together.
@@ -138,24 +135,15 @@ def predict_approach(targets: ArrayLike, law: RateLaw = EXP) -> int:
 
 
 @takes_arrays
-def final_rank_slope(target: ArrayLike, init: ArrayLike) -> float:
+def final_rank_slope(target: Float[ArrayLike, "neurons tokens"], init: Float[ArrayLike, "neurons tokens"]) -> float:
     r"""Compute the slope of the stable rank at the end of a straight line from `init` to `target`, over twice the rank.
 
     .. math:: \frac{1}{2\,\mathrm{sr}} \frac{d\,\mathrm{sr}}{da}\Big|_{a=1}
         = \frac{u^\top W_0 v}{\sigma_1(B)} - \frac{\langle B, W_0 \rangle}{|B|_F^2}, \qquad W = (1 - a) W_0 + a B,
 
-    with the leading singular vectors u, v of B. It is odd in :math:`W_0`: with a symmetric distribution of the
-    initialization the stable rank rises at the end in half of all layers, without attention too. Derived here.
-
-    Parameters
-    ----------
-    target, init
-        B and :math:`W_0`, shape (K, M); the largest singular value of B is simple.
-
-    Raises
-    ------
-    ShapeError
-        Matrices of different shapes.
+    with the leading singular vectors u, v of B, whose largest singular value is simple. It is odd in :math:`W_0`: with
+    a symmetric distribution of the initialization the stable rank rises at the end in half of all layers, without
+    attention too. Derived here.
 
     Examples
     --------

@@ -28,12 +28,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGEST = 25.0  # exp(25²/2) is 5e135: beyond, rates of regression, exp(mu²) and more, leave double precision
 ORDER = 16  # Gauss-Legendre points of a panel
@@ -86,7 +84,7 @@ REGRESSION = RateLaw("regression", _regression)
 
 
 @takes_arrays
-def final_rate(target: ArrayLike, law: RateLaw = EXP) -> Array:
+def final_rate(target: Float[ArrayLike, "*shape"], law: RateLaw = EXP) -> Float[np.ndarray, "*shape"]:
     r"""Compute the slope r(mu) of the affine law, e^{mu²/2} for exp attention.
 
     Examples
@@ -99,20 +97,12 @@ def final_rate(target: ArrayLike, law: RateLaw = EXP) -> Array:
 
 
 @takes_arrays
-def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) -> Array:
+def exact_time(
+    target: Float[ArrayLike, "*shape"], log_deficit: Float[ArrayLike, "*shape"], law: RateLaw = EXP
+) -> Float[np.ndarray, "*shape"]:
     r"""Compute by quadrature when a component that starts at zero reaches :math:`v = \mu (1 - e^{-L})`.
 
-    Parameters
-    ----------
-    target
-        mu, positive, at most 25.
-    log_deficit
-        L = ln(1/delta) >= 0, of any size; broadcast with `target`.
-
-    Returns
-    -------
-    Array
-        float64, the broadcast shape.
+    Targets mu are positive and at most 25, log deficits L = ln(1/delta) of any size >= 0; they broadcast.
 
     Raises
     ------
@@ -125,10 +115,6 @@ def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) ->
     --------
     >>> float(exact_time(2.0, np.log(1e6)).round(6))
     2.72823
-
-    References
-    ----------
-    Derived here; the bracket of theorem 4 bounds it from both sides.
     """
     mu, goal = np.broadcast_arrays(_targets(target), np.asarray(log_deficit, np.float64))
     if not np.all((goal >= 0) & np.isfinite(goal)):
@@ -137,7 +123,7 @@ def exact_time(target: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) ->
 
 
 @takes_arrays
-def affine_offset(target: ArrayLike, law: RateLaw = EXP) -> Array:
+def affine_offset(target: Float[ArrayLike, "*shape"], law: RateLaw = EXP) -> Float[np.ndarray, "*shape"]:
     r"""Compute the offset B of the affine law :math:`\ln(1/\delta) = r(\mu)\,t - B(\mu)`; the rest is below mu² delta.
 
     .. math:: B(\mu) = \int_0^1 \frac{e^{\mu^2 (s - s^2/2)} - 1}{s}\,ds \quad \text{(exp attention)}
@@ -152,7 +138,9 @@ def affine_offset(target: ArrayLike, law: RateLaw = EXP) -> Array:
 
 
 @takes_arrays
-def find_log_deficit(target: ArrayLike, time: ArrayLike, law: RateLaw = EXP) -> Array:
+def find_log_deficit(
+    target: Float[ArrayLike, "*shape"], time: Float[ArrayLike, "*shape"], law: RateLaw = EXP
+) -> Float[np.ndarray, "*shape"]:
     r"""Invert `exact_time`: the log deficit L = ln(1/delta) at a time, v = mu (1 - exp(-L)).
 
     Newton's iteration from the larger of two lower bounds, t r(0) and r(mu) t - B. The time is a concave function of
@@ -188,7 +176,12 @@ def find_log_deficit(target: ArrayLike, time: ArrayLike, law: RateLaw = EXP) -> 
 
 
 @takes_arrays
-def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, law: RateLaw = EXP) -> Array:
+def deficit_ratio(
+    first: Float[ArrayLike, "*shape"],
+    second: Float[ArrayLike, "*shape"],
+    log_deficit: Float[ArrayLike, "*shape"],
+    law: RateLaw = EXP,
+) -> Float[np.ndarray, "*shape"]:
     r"""Compute the ratio of two log deficits, :math:`\ln(1/\delta_j)/\ln(1/\delta_k)`, if the second is `log_deficit`.
 
     It goes to :math:`r(\mu_j)/r(\mu_k)`, which is :math:`e^{(\mu_j^2 - \mu_k^2)/2}` for exp attention, slowly:
@@ -209,7 +202,7 @@ def deficit_ratio(first: ArrayLike, second: ArrayLike, log_deficit: ArrayLike, l
     return find_log_deficit(first, exact_time(second, goal, law), law) / goal
 
 
-def _targets(target: ArrayLike) -> Array:
+def _targets(target: np.ndarrayLike) -> Float[np.ndarray, "*shape"]:
     mu = np.asarray(target, np.float64)
     if not np.all((mu > 0) & (mu <= LARGEST)):
         raise UsageError(
@@ -218,7 +211,7 @@ def _targets(target: ArrayLike) -> Array:
     return mu
 
 
-def _offset(mu: Array, deficit: Array, law: RateLaw) -> Array:
+def _offset(mu: np.ndarray, deficit: np.ndarray, law: RateLaw) -> Float[np.ndarray, "*shape"]:
     """Integrate (r(mu)/r(mu (1 - s)) - 1)/s from the deficit to one, elementwise."""
     if mu.size == 0:
         return np.zeros(mu.shape)
@@ -232,7 +225,7 @@ def _offset(mu: Array, deficit: Array, law: RateLaw) -> Array:
     return fine
 
 
-def _integral(mu: Array, deficit: Array, law: RateLaw, panels: int) -> Array:
+def _integral(mu: np.ndarray, deficit: np.ndarray, law: RateLaw, panels: int) -> Float[np.ndarray, "*shape"]:
     nodes, quadrature = np.polynomial.legendre.leggauss(ORDER)
     places = ((np.arange(panels)[:, None] + (1 + nodes) / 2) / panels).ravel()  # in (0, 1)
     weights = np.tile(quadrature / 2 / panels, panels)

@@ -41,6 +41,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
@@ -51,40 +52,29 @@ STEPS = 100_000  # largest number of integrator steps
 
 
 class ReducedTrajectory(NamedTuple):
-    """Reduced trajectory at some values of progress.
+    """Reduced trajectory at some values of progress tau: logits of the tokens of one next token, and the margin S.
 
-    Attributes
-    ----------
-    progress
-        (n,), tau.
-    distinct, common
-        (n, D) and (n, C): logits of the distinct tokens of one next token, and of the common tokens.
-    margin
-        (n,), S; the logit margin of the right next token is kappa S / sqrt(rho).
+    The logit margin of the right next token is kappa S / sqrt(rho).
     """
 
-    progress: np.ndarray
-    distinct: np.ndarray
-    common: np.ndarray
-    margin: np.ndarray
+    progress: Float[np.ndarray, " progress"]
+    distinct: Float[np.ndarray, "progress distinct"]
+    common: Float[np.ndarray, "progress common"]
+    margin: Float[np.ndarray, " progress"]
 
 
 @takes_arrays
 def reduced_trajectory(
-    distinct: Any, common: Any, classes: int, progress: Any, *, aligned: bool = False
+    distinct: Float[ArrayLike, " distinct"],
+    common: Float[ArrayLike, " common"],
+    classes: int,
+    progress: Float[ArrayLike, " progress"],
+    *,
+    aligned: bool = False,
 ) -> ReducedTrajectory:
-    """Integrate the reduced trajectory of exchangeable next tokens.
+    """Integrate the reduced trajectory of exchangeable next tokens from their co-occurrence, up to a common factor.
 
-    Parameters
-    ----------
-    distinct, common
-        (D,) and (C,) positive co-occurrence of the tokens with their next token, up to a common factor.
-    classes
-        K, at least 2.
-    progress
-        (n,), rising and nonnegative.
-    aligned
-        Assume a decoder in the direction of f, as the gain law of the paper does, instead of its memory.
+    `aligned` assumes a decoder in the direction of f, as the gain law of the paper does, instead of its memory.
 
     Raises
     ------
@@ -111,15 +101,15 @@ def reduced_trajectory(
 
 @takes_arrays
 def training_time(
-    distinct: Any,
-    common: Any,
+    distinct: Float[ArrayLike, " distinct"],
+    common: Float[ArrayLike, " common"],
     classes: int,
-    progress: Any,
+    progress: Float[ArrayLike, " progress"],
     *,
     decoder_learning_rate: float = 1.0,
     attention_learning_rate: float = 1.0,
-) -> np.ndarray:
-    r"""Compute the times :math:`t(\tau)` at which training reaches some progress, (n,).
+) -> Float[np.ndarray, " progress"]:
+    r"""Compute the times :math:`t(\tau)` at which training reaches some progress.
 
     Raises
     ------
@@ -154,17 +144,12 @@ def training_time(
 
 
 @takes_arrays
-def relative_gain(start: Any, logits: Any, first: int, second: int) -> np.ndarray:
+def relative_gain(
+    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
+) -> Float[np.ndarray, "..."]:
     r"""Compute the relative gain :math:`r = f_l^2/f_{l'}^2 - 1 = (p_l/p_{l'})^2 e^{2(z_l - z_{l'})} - 1` of two tokens.
 
-    Parameters
-    ----------
-    start
-        (D,) co-occurrence p.
-    logits
-        (..., D).
-    first, second
-        The tokens l and l'.
+    From their co-occurrence p at the start and logits z; first and second are l and l'.
 
     Examples
     --------
@@ -176,7 +161,9 @@ def relative_gain(start: Any, logits: Any, first: int, second: int) -> np.ndarra
 
 
 @takes_arrays
-def relative_gain_law(start: Any, logits: Any, first: int, second: int) -> np.ndarray:
+def relative_gain_law(
+    start: Float[ArrayLike, " distinct"], logits: Float[ArrayLike, "... distinct"], first: int, second: int
+) -> Float[np.ndarray, "..."]:
     r"""Compute the gain law of the paper for `relative_gain`: :math:`r(0)\, e^{2 z_l}`.
 
     Examples

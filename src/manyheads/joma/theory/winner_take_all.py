@@ -29,34 +29,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from jaxtyping import ArrayLike, Float
 from scipy.special import erf, erfinv
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
-from manyheads.joma.task import UpdateRule
-
-Array = NDArray[np.float64]
-
-
-def sharpness(rule: UpdateRule) -> float:
-    """Compute s = r/T² of a layer that satisfies the assumptions of the theorem.
-
-    Raises
-    ------
-    UsageError
-        Softmax or linear attention, an activation other than the identity, or weight decay.
-    """
-    if rule.attention != "exp" or rule.activation != "identity" or rule.weight_decay:
-        raise UsageError(
-            f"attention={rule.attention!r}, activation={rule.activation!r}, weight_decay={rule.weight_decay}: the "
-            "erf law assumes exp attention, the identity activation and no weight decay"
-        )
-    return rule.learning_rate_ratio / rule.temperature**2
 
 
 @takes_arrays
-def blowup_time(gains: ArrayLike, s: float = 1.0) -> float:
+def blowup_time(gains: Float[ArrayLike, " tokens"], s: float = 1.0) -> float:
     r"""Compute :math:`t^* = \sqrt{\pi/(2s)} / \max|\Delta|`, at which the weight of the largest gain diverges.
 
     Raises
@@ -72,7 +53,7 @@ def blowup_time(gains: ArrayLike, s: float = 1.0) -> float:
     return math.sqrt(math.pi / (2 * s)) / float(np.abs(_checked(gains, s)).max())
 
 
-def _checked(gains: ArrayLike, s: float) -> Array:
+def _checked(gains: Float[ArrayLike, " tokens"], s: float) -> Float[np.ndarray, " tokens"]:
     delta = np.asarray(gains, np.float64)
     if delta.ndim != 1 or not np.isfinite(delta).all() or not np.abs(delta).max(initial=0) > 0:
         raise UsageError(f"gains of shape {delta.shape}: expected (M,), finite, and not all zero")
@@ -82,24 +63,16 @@ def _checked(gains: ArrayLike, s: float) -> Array:
 
 
 @takes_arrays
-def reaching_time(gains: ArrayLike, level: float, s: float = 1.0) -> float:
+def reaching_time(gains: Float[ArrayLike, " tokens"], level: float, s: float = 1.0) -> float:
     r"""Compute when the largest :math:`|v|` reaches a level: :math:`\operatorname{erf}(\sqrt{s/2}\, level)\, t^*`."""
     return float(erf(level * math.sqrt(s / 2))) * blowup_time(gains, s)
 
 
 @takes_arrays
-def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
+def weights_at(
+    gains: Float[ArrayLike, " tokens"], times: Float[ArrayLike, " times"], s: float = 1.0
+) -> Float[np.ndarray, "times tokens"]:
     r"""Compute :math:`v_l(t) = \sqrt{2/s}\, \operatorname{erf}^{-1}(\sqrt{2s/\pi}\, \Delta_l t)`; v(0) = 0.
-
-    Parameters
-    ----------
-    gains, times
-        (M,) and (S,), every time before the blow-up.
-
-    Returns
-    -------
-    Array
-        (S, M).
 
     Raises
     ------
@@ -114,7 +87,7 @@ def weights_at(gains: ArrayLike, times: ArrayLike, s: float = 1.0) -> Array:
 
 
 @takes_arrays
-def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
+def frozen_weights(gains: Float[ArrayLike, " tokens"], s: float = 1.0) -> Float[np.ndarray, " tokens"]:
     r"""Compute the weights at the blow-up, :math:`\sqrt{2/s}\,\operatorname{erf}^{-1}(\Delta_l/\max|\Delta|)`.
 
     Infinite for the largest gain, ties included.
@@ -129,7 +102,7 @@ def frozen_weights(gains: ArrayLike, s: float = 1.0) -> Array:
 
 
 @takes_arrays
-def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
+def common_ratio(gains: Float[ArrayLike, " tokens"], weights: Float[ArrayLike, " tokens"], scale: float) -> float:
     r"""Compute the range over tokens of :math:`\operatorname{erf}(scale \cdot v_l)/\Delta_l` over its mean.
 
     Zero in theory at scale :math:`\sqrt{s/2}`.
@@ -140,13 +113,16 @@ def common_ratio(gains: ArrayLike, weights: ArrayLike, scale: float) -> float:
 
 @takes_arrays
 def linear_attention_at(
-    gains: ArrayLike, times: ArrayLike, init: float = 1.0, learning_rate_ratio: float = 1.0
-) -> tuple[Array, Array]:
+    gains: Float[ArrayLike, " tokens"],
+    times: Float[ArrayLike, " times"],
+    init: float = 1.0,
+    learning_rate_ratio: float = 1.0,
+) -> tuple[Float[np.ndarray, "times tokens"], Float[np.ndarray, "times tokens"]]:
     r"""Compute v and z under linear attention (T = 1), :math:`\dot v = \Delta z, \dot z = r \Delta v`: no blow-up.
 
     .. math:: v_l = \frac{z_0}{\sqrt r} \sinh(\sqrt r \Delta_l t), \qquad z_l = z_0 \cosh(\sqrt r \Delta_l t)
 
-    No weight converges. Derived here; arrays (S, M).
+    No weight converges. Derived here.
     """
     delta, root = _checked(gains, learning_rate_ratio), math.sqrt(learning_rate_ratio)
     phase = root * np.multiply.outer(np.asarray(times, np.float64), delta)
