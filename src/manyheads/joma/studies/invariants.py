@@ -31,6 +31,7 @@ from manyheads.joma.theory.invariants import (
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.tables import labelled, select_cells
 
 DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal

@@ -16,7 +16,6 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.hidden_neurons import LatentTask, train_and_score
-from manyheads.joma.systems.latent_tree import HierarchyShape
 from manyheads.joma.systems.token_hierarchy import HierarchyShape
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.claims import Measure

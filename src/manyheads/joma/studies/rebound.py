@@ -43,6 +43,7 @@ from manyheads.joma.theory.salient_first import EXP, REGRESSION, UNIFORM
 from manyheads.spectra import traced_stable_rank
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import labelled, select_cell
 from manyheads.study.verdicts import Expected
 

@@ -21,6 +21,7 @@ from manyheads.joma.systems.recording import SGDOptions
 from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, deficit_ratio, exact_time, final_rate
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.tables import labelled, select_cell
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
