@@ -1,6 +1,6 @@
-"""The command line: one verb a file, imported when it is typed; nothing heavy before it is needed.
+"""Command line: one command a file, imported when it is typed.
 
-Exit status: 0 done, verdicts written; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 interrupted.
+Exit status: 0 done; 1 a check failed (`--strict`); 2 wrong use; 3 failed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,34 +22,26 @@ LIBRARIES = ("jax", "equinox", "numpy", "scipy", "xarray", "zarr", "numba", "tor
 
 
 class Command(NamedTuple):
-    """Where a command's dataclass is (`parse` makes it, `run` does the work) and what it answers."""
+    """Module and name of a command's dataclass, and one line on what it does."""
 
     place: str
-    answers: str
+    summary: str
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-    ("demo",): Command("manyheads.cli.demo:Demo", "train a small transformer on real text and see all of this on it"),
-    ("study", "list"): Command("manyheads.cli.study:List", "which claims can be tested, one line each"),
-    ("study", "show"): Command("manyheads.cli.study:Show", "one study: claim, source, flags, size"),
-    ("study", "run"): Command(
-        "manyheads.cli.study:Run", "does this theorem describe a network that is really trained?"
-    ),
-    ("runs", "list"): Command("manyheads.cli.runs:List", "what the store holds, and what is unfinished or damaged"),
-    ("runs", "clean"): Command("manyheads.cli.runs:Clean", "remove what killed processes left behind"),
-    ("report",): Command("manyheads.cli.report:Report", "write one HTML file over the runs in a store"),
-    ("cite",): Command("manyheads.cli.cite:Cite", "BibTeX for exactly what a study or a store rests on"),
-    ("count",): Command("manyheads.cli.count:Count", "how many FLOPs and bytes, exactly, under which convention?"),
-    ("extract",): Command(
-        "manyheads.cli.extract:Extract", "which weights does an attention layer have that only answers questions?"
-    ),
-    ("scale",): Command(
-        "manyheads.cli.scale:Scale", "which init, rate and epsilon does every weight need at another shape?"
-    ),
-    ("scale", "audit"): Command(
-        "manyheads.cli.audit:Audit", "has every parameter of a model the numbers that it needs?"
-    ),
-    ("scale", "check"): Command("manyheads.cli.checks:Check", "does it scale? small transformers are trained and tell"),
+    ("demo",): Command("manyheads.cli.demo:Demo", "train a small transformer on text and test every theory on it"),
+    ("study", "list"): Command("manyheads.cli.study:List", "list the studies with their claims"),
+    ("study", "show"): Command("manyheads.cli.study:Show", "show the claim, source, flags and size of a study"),
+    ("study", "run"): Command("manyheads.cli.study:Run", "compare a theory's prediction with trained networks"),
+    ("runs", "list"): Command("manyheads.cli.runs:List", "list stored runs, with unfinished and damaged ones"),
+    ("runs", "clean"): Command("manyheads.cli.runs:Clean", "remove leftovers of interrupted processes"),
+    ("report",): Command("manyheads.cli.report:Report", "write one HTML file over stored runs"),
+    ("cite",): Command("manyheads.cli.cite:Cite", "print BibTeX for the sources of a study or of stored runs"),
+    ("count",): Command("manyheads.cli.count:Count", "count FLOPs and bytes of a model or of a JAX function"),
+    ("extract",): Command("manyheads.cli.extract:Extract", "recover the weights of a black-box attention layer"),
+    ("scale",): Command("manyheads.cli.scale:Scale", "scale init, learning rate and epsilon to another shape"),
+    ("scale", "audit"): Command("manyheads.cli.audit:Audit", "check the hyperparameters of every weight of a model"),
+    ("scale", "check"): Command("manyheads.cli.checks:Check", "test a parametrization by training at several sizes"),
 }
 
 
@@ -59,23 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with heeded_interrupts():
             status = _dispatch(words)
-        sys.stdout.flush()  # here, where a reader that went away or a full disk is still an error we can tell
+        sys.stdout.flush()  # here, where a closed pipe or a full disk is still reported
         return status
     except KeyboardInterrupt as interrupt:
         kept = "finished units are kept; run the same command again to go on"
         _complain(f"interrupted: {str(interrupt) or kept}")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away: no error of ours, and nothing left to say
+    except BrokenPipeError:  # the reader of the output has closed it, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
-        foreseen = _status_of(error)
-        if foreseen is None or os.environ.get("MANYHEADS_TRACEBACK"):
+        status = _status_of(error)
+        if status is None or os.environ.get("MANYHEADS_TRACEBACK"):
             import traceback
 
             traceback.print_exc()
         _complain(_message_of(error))
-        return FAILED if foreseen is None else foreseen
+        return FAILED if status is None else status
 
 
 def _dispatch(words: list[str]) -> int:
@@ -112,7 +104,7 @@ def _run(name: tuple[str, ...], rest: list[str]) -> int:
 
 
 def _parse(command: Any, rest: list[str], program: str) -> Any:
-    """Return the command with its flags; None when help was asked for and has been printed."""
+    """Return the command with its flags; None if help was requested and has been printed."""
     try:
         if hasattr(command, "parse"):
             return command.parse(rest, program)
@@ -126,7 +118,7 @@ def _parse(command: Any, rest: list[str], program: str) -> Any:
 
 
 def _versions() -> str:
-    """Return the version of manyheads and of the libraries that its numbers depend on, as a bug report needs them."""
+    """Return the versions of manyheads and of the libraries that its results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     import manyheads
@@ -142,14 +134,15 @@ def _versions() -> str:
 
 def _help(group: tuple[str, ...]) -> str:
     """Return the table of commands, of all or of one group."""
-    rows = [(" ".join(name), command.answers) for name, command in COMMANDS.items() if name[: len(group)] == group]
+    rows = [(" ".join(name), command.summary) for name, command in COMMANDS.items() if name[: len(group)] == group]
     width = max(len(name) for name, _ in rows)
-    lines = "\n".join(f"  {name:<{width}}   {answers}" for name, answers in rows)
+    lines = "\n".join(f"  {name:<{width}}   {summary}" for name, summary in rows)
     return (
-        f"usage: manyheads {' '.join([*group, 'COMMAND' if group else 'VERB'])} [--help] ...\n\n"
-        "The theory of multi-head attention, made runnable: every theorem beside a really trained network.\n\n"
-        f"{lines}\n\n'manyheads {' '.join([*group, rows[0][0].split()[-1]])} --help' shows the flags of one.\n"
-        "MANYHEADS_TRACEBACK=1 in the environment shows where an error came from."
+        f"usage: manyheads {' '.join([*group, 'COMMAND'])} [--help] ...\n\n"
+        "Theories of multi-head attention as code: predictions beside trained networks,\n"
+        "exact costs, extraction of weights, and scaling of hyperparameters.\n\n"
+        f"{lines}\n\n'manyheads {rows[0][0]} --help' shows the flags of a command.\n"
+        "MANYHEADS_TRACEBACK=1 in the environment adds the traceback of an error."
     )
 
 
@@ -160,13 +153,13 @@ def _share_compiled_programs() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # a home that cannot be written: everything works, only compiling takes longer
+        return  # no cache: compiling takes longer
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
 def _status_of(error: Exception) -> int | None:
-    """Return the exit status that an error stands for; None for one that nobody foresaw."""
+    """Return the exit status of an error; None for an unexpected one."""
     from manyheads.errors import ExtraMissing, ManyheadsError, UsageError
 
     if isinstance(error, UsageError | ExtraMissing):
@@ -175,14 +168,14 @@ def _status_of(error: Exception) -> int | None:
 
 
 def _message_of(error: Exception) -> str:
-    """Return what an error says to people; the number of a system error tells them nothing."""
+    """Return the message of an error, without the number of a system error."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
 def _complain(text: str) -> None:
-    """Say it on standard error, in one line whatever the message holds."""
+    """Print one line on standard error."""
     from manyheads.study.store.disk import printable
 
     print(f"manyheads: {printable(' '.join(text.split()))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`manyheads scale audit`: does every parameter of a model have the rate, epsilon, decay and start that it needs."""
+"""`manyheads scale audit`: check the hyperparameters and the initialization of every parameter of a PyTorch model."""
 
 import json
 from dataclasses import dataclass
@@ -7,45 +7,45 @@ from typing import Annotated, Any, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, load_function
+from manyheads.cli.parsing import ABSENT, Switch, load_function
 from manyheads.cli.scale import Sizes, Theory, read_shape
 
 
 @dataclass(frozen=True)
 class Audit(Theory):
-    """Hold every parameter's learning rate, epsilon, weight decay and init against what its shape needs (PyTorch).
+    """Check learning rate, epsilon, weight decay and init of every parameter of a PyTorch model.
 
-    The target is a function that takes nothing and returns (model, optimizer), or (model, optimizer, roles) for a model
-    that is not of Hugging Face transformers; --to then gives its shape. A schedule may stand for its optimizer. What
-    the model multiplies itself is measured on two sequences of token ids; (model, optimizer, roles, example) gives it
-    another batch, a tuple or a mapping of arguments.
-    The function is imported and called, and so runs its code: name only code that you trust.
+    TARGET is a function without arguments that returns (model, optimizer). For a model that is not of Hugging Face
+    transformers it returns (model, optimizer, roles), with roles from patterns of parameter names, and --to gives the
+    shape. A learning-rate schedule may take the place of the optimizer. Multipliers in the forward pass are measured on
+    two sequences of token ids, or on the batch of (model, optimizer, roles, example), a tuple or a mapping of
+    arguments. The function is imported and called: name only code that you trust.
     """
 
-    target: Annotated[str, tyro.conf.Positional] = ""
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")] = ""
     """package.module:function."""
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """In place of --base: a config.json, or a folder with one."""
+    """A config.json, or a folder with one, instead of --base."""
     to: Sizes = None
-    """The model's shape, where it has no configuration that tells."""
+    """Shape of a model without a configuration."""
     learning_rate: Annotated[Optional[float], ABSENT] = None
-    """The learning rate that was tuned at the base."""
+    """Learning rate that was tuned at the base."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
     no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
-    """Roles without weight decay, such as norm bias; or parts of one: embedding_bias, the bias of a ViT's patches."""
+    """Roles without weight decay, such as norm and bias, or parts of one, such as embedding_bias."""
     stds: Annotated[Optional[Path], ABSENT] = None
-    """A JSON file with the init's standard deviation at the base by role; a known family's usual ones if absent."""
-    applied: bool = False
-    """The model multiplies its logits, branches and outputs itself; otherwise the weights carry those factors."""
-    trained: bool = False
-    """The weights have been trained, or were loaded: say nothing about how they start."""
-    json: bool = False
+    """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
+    applied: Switch = False
+    """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
+    trained: Switch = False
+    """The weights are trained or loaded: do not check their initialization."""
+    json: Switch = False
     """Print JSON instead of sentences."""
-    strict: bool = False
-    """Exit with 1 when something is wrong."""
+    strict: Switch = False
+    """Exit with 1 if a parameter is wrong."""
 
     def run(self) -> int:
         """Audit and print; return the exit status.
@@ -53,19 +53,19 @@ class Audit(Theory):
         Raises
         ------
         UsageError
-            A target that does not return a model and its optimizer, or whatever cannot be read off them.
+            A target that does not return a model and its optimizer, or a model that cannot be audited.
         """
         from manyheads.errors import UsageError
         from manyheads.limits import BaseHyperparameters, audit_model
 
         if ":" not in self.target:
             raise UsageError(
-                f"{self.target!r} names no function: give package.module:function that returns (model, optimizer)"
+                f"TARGET {self.target!r}: expected package.module:function that returns (model, optimizer)"
             )
         if self.learning_rate is None:
             raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
         if self.base and self.base_config:
-            raise UsageError("--base and --base-config exclude each other")
+            raise UsageError("--base and --base-config exclude each other: give one of them")
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         hyperparameters = BaseHyperparameters(

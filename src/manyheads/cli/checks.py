@@ -1,4 +1,4 @@
-"""`manyheads scale check`: small transformers are trained at several sizes; does all move alike, do rates stay."""
+"""`manyheads scale check`: coordinate check and learning-rate transfer of small transformers along one axis."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT
+from manyheads.cli.parsing import ABSENT, Switch
 from manyheads.cli.scale import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
@@ -27,64 +27,57 @@ USUAL: dict[str, dict[str, Any]] = {
     "adam": {"learning_rate": 3e-3, "steps": (4, 25), "learning_rates": (3e-4, 3e-1, 7), "batch": 16},
     "sgd": {"learning_rate": 0.3, "steps": (60,), "learning_rates": (1e-2, 10.0, 7), "batch": 96},
 }
-LARGEST_SEED = 2**31
-"""From here on JAX would take a seed for another one."""
-LARGEST_NETWORK = 10**9
-"""Weights of the largest network that is still trained: with its gradient and Adam's two means, 16 GB."""
-MOST_SEEDS = 10_000
-"""Networks of each size; eight are sharp."""
-MOST_STEPS = 2**31 - 1
-"""Of a training: they are counted in 32 bits."""
-LARGEST_WORK = 1e16
-"""FLOPs of all trainings together: a day or two of an ordinary CPU."""
-LEAST_WORK = 1e7
-"""FLOPs that take as long as a step of the smallest network does, whose time is that of starting its kernels."""
-LENGTH = {"digits": 16, "text": 32}
-"""Tokens of a sequence."""
+LENGTH = {"digits": 16, "text": 32}  # tokens of a sequence
+LARGEST_SEED = 2**31  # beyond, JAX would take a seed for another one
+LARGEST_NETWORK = 10**9  # weights; with gradient and Adam's two means 16 GB
+MOST_SEEDS = 10_000  # networks of each size; eight are sharp
+MOST_STEPS = 2**31 - 1  # counted in 32 bits
+LARGEST_WORK = 1e16  # FLOPs of all trainings together: a day or two of an ordinary CPU
+LEAST_WORK = 1e7  # FLOPs in the time of a step of the smallest network, which is that of starting its kernels
+# Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
+# weights dominate, 1.3 to 1.6 where the batch does.
 OVERHEAD = 1.5
-"""Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
-weights dominate, 1.3 to 1.6 where the batch does."""
 
 
 @dataclass(frozen=True)
 class Check(Theory):
-    """Train small transformers at several sizes along one axis, and say whether everything moves alike at each.
+    """Train small transformers at several sizes along one axis and compare the RMS updates of every module.
 
-    With --transfer the best learning rate of each size is found as well: does it stay?
+    With --transfer the best learning rate of each size is found as well.
     """
 
     base: Sizes = None
-    """The shape whose learning rate it is, 8,4,2 if absent; networks grow from there, and all are trained here."""
+    """Shape of the given learning rate, 8,4,2 if absent; the trained networks are multiples of it along --axis."""
     axis: Literal["key_dim", "heads", "depth"] = "heads"
-    """Along which of N, H and L to grow."""
+    """Axis along which networks grow."""
     sizes: Numbers = None
-    """Sizes on that axis; half, once and four times the base's (for depth once, twice and eight times) if absent."""
+    """Sizes on that axis; if absent half, once and four times the base's, for depth once, twice and eight times."""
     task: Literal["digits", "text"] = "digits"
     """Handwritten digits, or the next character of a text."""
     text: Annotated[Optional[Path], ABSENT] = None
-    """A UTF-8 file for --task text; Python's own documentation if absent."""
+    """UTF-8 file for --task text; Python's documentation if absent."""
     learning_rate: Annotated[Optional[float], ABSENT] = None
     """Learning rate of the base; 0.003 for adam and 0.3 for sgd if absent."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     steps: Numbers = None
-    """After how many steps to look; 4 and 25 for adam and 60 for sgd if absent."""
+    """Steps after which updates are measured; 4 and 25 for adam and 60 for sgd if absent."""
     batch: Annotated[Optional[int], ABSENT] = None
     """Sequences of a step; 16 for adam and 96 for sgd if absent."""
     seeds: int = 8
     """Networks of each size."""
     seed: int = 0
-    """The first of them."""
-    transfer: bool = False
-    """Find the best learning rate of each size, too."""
+    """First seed."""
+    transfer: Switch = False
+    """Find the best learning rate of each size as well."""
     learning_rates: Rates = None
-    """Grid of rates for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
+    """Grid for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
-    json: bool = False
+    json: Switch = False
     """Print JSON instead of sentences."""
-    strict: bool = False
-    """Exit with 1 when something breaks."""
+    strict: Switch = False
+    """Exit with 1 if a check is refuted."""
 
     def run(self) -> int:
         """Train, print the verdicts, and return the exit status.
@@ -92,9 +85,9 @@ class Check(Theory):
         Raises
         ------
         UsageError
-            A shape, size or rate cannot be; a text without --task text.
+            A shape, size or rate that is out of range; a text without --task text.
         CertificateError
-            A best rate at an end of the grid; what the coordinate check found has been printed.
+            A best rate at an end of the grid; the result of the coordinate check has been printed.
         """
         from manyheads.errors import CertificateError
         from manyheads.limits.systems.transformers import Recipe
@@ -109,7 +102,7 @@ class Check(Theory):
         self._refuse_work(shapes)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
-        if not self.json:  # said before the longer check begins, which may be interrupted or find no optimum
+        if not self.json:  # printed before the longer check, which may be interrupted or find no optimum
             print("\n".join(_coordinates_as_text(self, check)), flush=True)
         found = None
         try:
@@ -126,7 +119,7 @@ class Check(Theory):
         broken = [part for part in (check, found) if part is not None and part.outcome == "refuted"]
         return 1 if self.strict and broken else 0
 
-    # What is trained
+    # Sizes
 
     def _usual(self, name: str) -> Any:
         given = getattr(self, name)
@@ -140,62 +133,57 @@ class Check(Theory):
         return shapes_along(self.axis, base, self.sizes or sorted(set(usual)))
 
     def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
-        """Refuse before anything is trained what would be refused afterwards."""
+        """Refuse before training what would be refused afterwards."""
         from manyheads.errors import UsageError
         from manyheads.limits.checks.axes import find_axis
 
         find_axis(shapes)
-        steps = self._usual("steps")
-        if self.seeds < 2:
-            raise UsageError(f"--seeds {self.seeds}: a check needs at least two, and eight to be sharp")
-        if not steps or list(steps) != sorted(set(steps)) or steps[0] < 1:
-            raise UsageError(f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1")
-        if self.train < 1:
-            raise UsageError(f"--train {self.train}: a training has at least one step")
-        for flag, given in (("--steps", steps[-1]), ("--train", self.train)):
-            if given > MOST_STEPS:
-                raise UsageError(f"{flag} {given}: at most {MOST_STEPS:,}")
-        if self._usual("batch") < 1:
-            raise UsageError(f"--batch {self.batch}: a step needs at least one sequence")
-        if self.seeds > MOST_SEEDS:
-            raise UsageError(f"--seeds {self.seeds}: at most {MOST_SEEDS:,} networks of each size; eight are sharp")
-        if self.text and self.task != "text":
-            raise UsageError("--text belongs to --task text")
-        if not 0 <= self.seed <= LARGEST_SEED - self.seeds:
-            raise UsageError(f"--seed {self.seed}: give a whole number from 0 to {LARGEST_SEED - self.seeds}")
+        steps, (low, high, count) = self._usual("steps"), self._usual("learning_rates")
         largest = max(shapes, key=_count_weights)
-        if _count_weights(largest) > LARGEST_NETWORK:
-            raise UsageError(
-                f"--sizes: {_said((largest,))} has more than {LARGEST_NETWORK:,} weights, and several networks of each "
-                "size are trained here; take smaller ones"
-            )
-        for flag, value in (("--learning-rate", self._usual("learning_rate")), ("--epsilon", self.epsilon)):
-            if not 0 < value < math.inf:
-                raise UsageError(f"{flag} {value}: it is a positive number")
-        if self.learning_rates and not self.transfer:
-            raise UsageError("--learning-rates belongs to --transfer")
-        low, high, count = self._usual("learning_rates")
-        if not 0 < low < high < math.inf or count < 3:
-            raise UsageError(
-                f"--learning-rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points"
-            )
+        positive = {"--learning-rate": self._usual("learning_rate"), "--epsilon": self.epsilon}
+        trainings = {"--steps": max(steps, default=0), "--train": self.train}
+        refused = {
+            f"--seeds {self.seeds}: a check needs at least two, and eight to be sharp": self.seeds < 2,
+            f"--steps {' '.join(map(str, steps))}: give increasing numbers, from 1": (
+                not steps or list(steps) != sorted(set(steps)) or steps[0] < 1
+            ),
+            f"--train {self.train}: a training has at least one step": self.train < 1,
+            **{f"{flag} {given}: at most {MOST_STEPS:,}": given > MOST_STEPS for flag, given in trainings.items()},
+            f"--batch {self.batch}: a step needs at least one sequence": self._usual("batch") < 1,
+            f"--seeds {self.seeds}: at most {MOST_SEEDS:,} networks of each size": self.seeds > MOST_SEEDS,
+            "--text is for --task text: add it": self.text is not None and self.task != "text",
+            f"--seed {self.seed}: give a whole number from 0 to {LARGEST_SEED - self.seeds}": (
+                not 0 <= self.seed <= LARGEST_SEED - self.seeds
+            ),
+            f"--sizes: {_listed((largest,))} has more than {LARGEST_NETWORK:,} weights; give smaller ones": (
+                _count_weights(largest) > LARGEST_NETWORK
+            ),
+            **{f"{flag} {value}: give a positive number": not 0 < value < math.inf for flag, value in positive.items()},
+            "--learning-rates is for --transfer: add it": self.learning_rates is not None and not self.transfer,
+            f"--learning-rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points": (
+                not 0 < low < high < math.inf or count < 3
+            ),
+        }
+        for message, wrong in refused.items():
+            if wrong:
+                raise UsageError(message)
 
     def _refuse_memory(self, task: "Task", shapes: "tuple[Shape, ...]") -> None:
-        """Refuse what this machine cannot hold: a process that takes too much is killed without a word."""
+        """Refuse what this machine cannot hold: a process beyond its memory is killed without a message."""
         import jax
 
         from manyheads._machine import machine_memory
         from manyheads.errors import UsageError
 
         memory = machine_memory()
-        if memory is None or jax.default_backend() != "cpu":  # an accelerator says itself what it cannot hold
+        if memory is None or jax.default_backend() != "cpu":  # an accelerator raises an error of its own
             return
         bytes_of = {shape: OVERHEAD * _training_bytes(task, shape) for shape in shapes}
         shape = max(bytes_of, key=bytes_of.__getitem__)
         needed = bytes_of[shape]
         if needed > memory:
             raise UsageError(
-                f"--batch {self._usual('batch')}: to train {_said((shape,))} takes about {needed / 1e9:,.0f} GB, and "
+                f"--batch {self._usual('batch')}: to train {_listed((shape,))} takes about {needed / 1e9:,.0f} GB, and "
                 f"this machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
             )
         count = self._usual("learning_rates")[2]
@@ -207,7 +195,7 @@ class Check(Theory):
             )
 
     def _refuse_work(self, shapes: "tuple[Shape, ...]") -> None:
-        """Refuse what would take days, before the first step of it."""
+        """Refuse what would take days."""
         from manyheads.errors import UsageError
 
         steps, count = self._usual("steps"), self._usual("learning_rates")[2]
@@ -230,7 +218,7 @@ class Check(Theory):
     def _seeds(self) -> range:
         return range(self.seed, self.seed + self.seeds)
 
-    # The two checks
+    # Checks
 
     def _check_coordinates(
         self, task: "Task", parametrization: "Parametrization", recipe: "Recipe", shapes: "tuple[Shape, ...]"
@@ -241,7 +229,7 @@ class Check(Theory):
         steps = self._usual("steps")
         total = len(shapes) * self.seeds
         announce(
-            f"coordinate check: {_said(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
+            f"coordinate check: {_listed(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
         )
         measure = measure_task(task, parametrization, recipe, self._usual("learning_rate"), steps)
         with progress_bar("coordinate check", total) as advance:
@@ -264,7 +252,7 @@ class Check(Theory):
         low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds
         trained = f"{total * count} trainings of {_steps((self.train,))}"
-        announce(f"transfer check: {_said(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
+        announce(f"transfer check: {_listed(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
         train = task_losses(task, parametrization, recipe)
         with progress_bar("transfer check", total) as advance:
 
@@ -305,7 +293,7 @@ def _steps(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, numbers))} step{'' if tuple(numbers) == (1,) else 's'}"
 
 
-def _said(shapes: "tuple[Shape, ...]") -> str:
+def _listed(shapes: "tuple[Shape, ...]") -> str:
     return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
 
 
@@ -318,8 +306,7 @@ def _coordinates_as_text(asked: Check, check: "CoordinateCheck") -> Iterator[str
 
 def _transfer_as_text(found: "TransferCheck | None") -> Iterator[str]:
     if found is not None:
-        sizes = ", ".join(map(str, found.sizes))
-        yield f"\nbest learning rate at sizes {sizes}:"
+        yield f"\nbest learning rate at sizes {', '.join(map(str, found.sizes))}:"
         yield f"  {found.sentence()}"
 
 

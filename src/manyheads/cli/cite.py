@@ -1,4 +1,4 @@
-"""`manyheads cite`: BibTeX for what a result rests on."""
+"""`manyheads cite`: BibTeX for the sources of studies and runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from manyheads.errors import UsageError
 class Cite:
     """Print BibTeX for a study, a run or all runs in a store, each source once."""
 
-    what: Annotated[str, tyro.conf.Positional] = "runs"
-    """Name of a study, or a folder that holds runs."""
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "runs"
+    """A study, or a folder with runs."""
 
     def run(self) -> int:
         """Print the entries."""
@@ -29,6 +29,6 @@ class Cite:
             print(cite(load(self.what)))
         else:
             raise UsageError(
-                f"{self.what!r} is neither a folder that holds runs nor a study; 'manyheads study list' shows studies"
+                f"{self.what!r} is neither a folder with runs nor a study; 'manyheads study list' lists the studies"
             )
         return 0

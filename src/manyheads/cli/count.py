@@ -1,14 +1,14 @@
-"""`manyheads count`: exact cost of a model or a function under a named convention."""
+"""`manyheads count`: exact cost of a model or of a function under a named convention."""
 
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, load_function
+from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
     from manyheads.costs import Cost, ModelShape
@@ -21,17 +21,17 @@ _SHAPE = re.compile(r"(?P<extents>scalar|\d+(x\d+)*)(:(?P<dtype>[a-z0-9_]+))?")
 class Count:
     """Count FLOPs and bytes of a transformer or of any JAX function, exactly and under a named convention.
 
-    The target is a config.json (or a folder that holds one), package.module:function with --shapes, or nothing at all
-    with --layers, --width and --heads. A package.module is imported, and so runs its code: name only code that you
-    trust. A config.json is read as data.
+    TARGET is a config.json, a folder with one, or package.module:function with --shapes; without it --layers, --width
+    and --heads describe a transformer. Importing a module runs its code: name only code that you trust. A config.json
+    is read as data.
     """
 
-    target: Annotated[str, tyro.conf.Positional] = ""
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[TARGET]", help_behavior_hint="")] = ""
     """A config.json, a folder with one, or package.module:function."""
     shapes: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="SHAPE ...", help_behavior_hint="")] = None
-    """Arguments of the function: 4x128x64:float32, 8:int32, scalar:float32 (float32 if no dtype is given)."""
+    """Shapes of the function's arguments: 4x128x64:bfloat16, 8:int32, scalar; float32 if no dtype is given."""
     trips: Number = None
-    """How often to take a while loop of unknown length to run, in a function."""
+    """Assumed iterations of while loops of unknown length."""
 
     layers: Number = None
     """Blocks of the transformer."""
@@ -48,27 +48,27 @@ class Count:
     gated: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
     """Whether the MLP has a gate."""
     vocabulary: Number = None
-    """Tokens; 0 leaves embedding and unembedding out."""
+    """Number of tokens; 0 omits embedding and unembedding."""
     causal: Annotated[Optional[bool], ABSENT, tyro.conf.FlagConversionOff] = None
     """Whether the attention is causal."""
 
     length: Number = None
-    """Tokens of a sequence, or of the context with --decode; 1024 if absent (a config for images knows its own)."""
+    """Tokens of a sequence; 1024 if absent, for images the number of patches."""
     batch: int = 1
-    """Sequences."""
-    training: bool = False
+    """Number of sequences."""
+    training: Switch = False
     """Count forward and backward pass."""
-    decode: bool = False
-    """Count one token with a cache of keys and values, `length` tokens being seen (itself included)."""
+    decode: Switch = False
+    """Count one token with a key-value cache; --length is its context, the token included."""
     generate: Number = None
-    """Count reading `length` tokens and then generating so many more, one by one with a cache."""
+    """Count a prompt of --length tokens and this many generated tokens, with a key-value cache."""
     convention: Annotated[Optional[str], ABSENT] = None
-    """A preset: exact, halved, dense, mac, palm, megatron, flash, chinchilla; for a function executed, executed-mac."""
-    compare: bool = False
-    """Show the same work under every convention."""
+    """exact, halved, dense, mac, palm, megatron, flash or chinchilla; for a function executed or executed-mac."""
+    compare: Switch = False
+    """Show the count under every convention."""
     recompute: Annotated[Optional[Literal["none", "scores", "block", "block-needed", "block+scores"]], ABSENT] = None
-    """Recomputation in the backward pass, in place of what the convention says."""
-    json: bool = False
+    """Recomputation in the backward pass, instead of the convention's."""
+    json: Switch = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
@@ -113,9 +113,9 @@ class Count:
         from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
-            raise UsageError("--shapes and --trips belong to a function: give package.module:function as the target")
+            raise UsageError("--shapes and --trips describe a function: give package.module:function as the target")
         if self.training + self.decode + (self.generate is not None) > 1:
-            raise UsageError("--training, --decode and --generate exclude each other: tokens have no backward pass")
+            raise UsageError("--training, --decode and --generate exclude each other: give one of them")
         shape = self._shape()
         length = self.length if self.length is not None else (shape.fixed_length or 1024)
         convention = self._convention("exact")
@@ -167,24 +167,12 @@ class Count:
         from manyheads.costs.counter import count
         from manyheads.errors import UsageError
 
-        model_flags = (
-            "layers",
-            "width",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "mlp_hidden",
-            "gated",
-            "vocabulary",
-            "causal",
-            "length",
-            "generate",
-        )
-        given = [name for name in model_flags if getattr(self, name) is not None]
-        given += [name for name in ("training", "decode", "recompute") if getattr(self, name)]
-        if given or self.batch != 1:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given or ["batch"])
-            raise UsageError(f"{flags} describe a transformer; a function is described by --shapes")
+        own = {"target", "shapes", "trips", "convention", "compare", "json"}
+        named = {each.name: each.default for each in fields(self) if each.name not in own}
+        given = [name for name, usual in named.items() if getattr(self, name) != usual]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{flags}: for a transformer only; a function is described by --shapes")
         function = load_function(self.target)
         arguments = [_parse_shape(text) for text in self.shapes or ()]
         try:

@@ -1,4 +1,4 @@
-"""`manyheads demo`: the first minute with manyheads."""
+"""`manyheads demo`: every theory on one small transformer, with a report."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from manyheads.cli.parsing import ABSENT
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small transformer on real text, watch its heads, and write a report that explains what was seen."""
+    """Train a small transformer on text, compare it with every theory, and write a report."""
 
     text: Annotated[Optional[Path], ABSENT] = None
-    """A UTF-8 text file to learn; by default Python's own documentation."""
+    """UTF-8 file to train on; Python's documentation if absent."""
     out: Path = Path("demo")
-    """Folder for the store and the report; an unfinished demo goes on from there."""
+    """Folder for the store and the report; an unfinished demo is resumed."""
     seed: int = 0
     """Root of all randomness."""
     workers: Annotated[Optional[int], ABSENT] = None
-    """Processes; 1 computes in this one; by default one for each processor."""
+    """Processes; 1 computes in this one; one for each processor if absent."""
 
     def run(self) -> int:
-        """Run the chapters one after the other, and write the report."""
+        """Run the chapters in order and write the report."""
         from manyheads.cli.study import print_verdicts
         from manyheads.data import load_text
         from manyheads.demo.chapters import CHAPTERS, Scene
@@ -49,14 +49,14 @@ class Demo:
                 sections.append(section)
                 print_verdicts(section.verdicts)
         introduction = (
-            f"The text is {text.name}, {len(text.content):,} characters. Every claim below stands beside a network "
-            "that was trained for it a moment ago. The verdict follows from a 99% interval by one rule: holds when the "
-            "interval lies inside the range given on the right, refuted when it lies outside, inconclusive otherwise."
+            f"The text is {text.name}, {len(text.content):,} characters. Every claim below is tested on networks "
+            "trained in this run. A claim holds if the 99% interval of its figure lies inside the range on the right, "
+            "is refuted if it lies outside, and is inconclusive otherwise."
         )
         report = write_report(sections, self.out / "report.html", "manyheads: the demo", introduction)
         print(f"\nreport   {report.resolve()}\nstore    {(self.out / 'runs').resolve()}")
-        print(f"took     {time.monotonic() - start:.0f} s\n\nThree things to try next:")
-        print("  manyheads demo --text YOUR.txt --out demo-mine     the same on a text of yours")
-        print("  manyheads study run attention/order-blindness      the second chapter at its full size, more seeds")
-        print("  manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257 --length 1024 --compare")
+        print(f"took     {time.monotonic() - start:.0f} s\n\nNext:")
+        print("  manyheads demo --text YOUR.txt --out demo-mine   the demo on another text")
+        print("  manyheads study run attention/order-blindness    recall of order, larger and with more seeds")
+        print("  manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257 --compare")
         return 0

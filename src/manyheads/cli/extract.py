@@ -1,4 +1,4 @@
-"""`manyheads extract`: from a layer that only answers questions to its weights, with a certificate."""
+"""`manyheads extract`: recover the weights of a black-box attention layer, with a certificate."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, load_function
+from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
     from manyheads.recovery import ExtractionOptions, Recovery
@@ -28,7 +28,7 @@ OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": Fal
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked: a function, what is said of it, and, where weights are known, the layer that they say."""
+    """Function that is queried, its stated properties, and the true layer if its weights are known."""
 
     function: Callable[[Any], Any]
     dim: int
@@ -43,59 +43,57 @@ class Target:
 
 @dataclass(frozen=True)
 class Extract:
-    """Extract an attention layer, exactly, from its answers alone, and say how far the result can be trusted.
+    """Recover the weights of a black-box attention layer from queries, and certify them on fresh sequences.
 
-    ORACLE is package.module:function, which maps sequences (n, k, d) to answers (n, k, d); a layer that was saved as
-    safetensors; or a Hugging Face checkpoint folder, with --layer. Weights that are known score the answer, and are
-    used for nothing else. A package.module is imported, and so runs its code: name only code that you trust. Saved
-    layers and checkpoints are read as data.
+    ORACLE is package.module:function, from sequences (n, k, d) to outputs (n, k, d); a saved layer (safetensors); or a
+    Hugging Face checkpoint folder, with --layer. Weights of saved layers and checkpoints are compared with the result
+    and used for nothing else. Importing a module runs its code: name only code that you trust. Files are read as data.
     """
 
     oracle: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ORACLE", help_behavior_hint="")]
-    """What is asked: a function, a saved layer, or a checkpoint."""
+    """A function, a saved layer, or a checkpoint folder."""
     layer: Whole = None
-    """Which layer of a checkpoint, from 0."""
+    """Layer of a checkpoint, from 0."""
     through: Literal["attention", "block"] = "attention"
-    """Ask the attention of a checkpoint alone, or with the LayerNorm in front of it and the residual sum."""
+    """Query the attention of a checkpoint alone, or with its LayerNorm and residual connection."""
     dtype: Literal["float64", "float32"] = "float64"
-    """In what a checkpoint computes."""
+    """Precision of the outputs of a checkpoint."""
     dim: Whole = None
-    """Token dimension of a function that does not say it."""
-    residual: bool = False
-    """The function adds its input to what the layer gives."""
-    rotary: bool = False
-    """The function turns queries and keys by their positions (RoPE)."""
+    """Token dimension of a function without an attribute dim."""
+    residual: Switch = False
+    """The function has a residual connection: it adds its input."""
+    rotary: Switch = False
+    """The function has rotary positions (RoPE)."""
     method: Literal["auto", "slices", "bounded", "sphere", "rotary"] = "auto"
-    """How to ask; auto measures the answers and chooses."""
-    accurate: bool = False
-    """Ask more, for more digits."""
+    """Method of extraction; auto chooses one from measured outputs."""
+    accurate: Switch = False
+    """Use more queries for more digits."""
     noise: Number = None
-    """Relative noise of the answers; measured if absent."""
+    """Relative noise of the outputs; measured if absent."""
     budget: Whole = None
-    """Most calls; a call is one sequence."""
+    """Largest number of calls, one sequence each."""
     seed: int = 0
     """Root of all randomness."""
     tolerance: float = 1e-6
-    """Largest relative squared error of a fresh sequence that is accepted."""
+    """Largest relative squared error on a fresh sequence that is accepted."""
     verify: int = 400
-    """Fresh sequences on which the result is verified."""
+    """Number of fresh sequences for the verification."""
     store: Annotated[Optional[Path], ABSENT] = None
-    """Folder that keeps the answers: the same command goes on where it was interrupted."""
+    """Folder for the outputs, from which the same command resumes."""
     output: Path = Path("extracted.safetensors")
     """File for the recovered layer; its certificate (.json) and a report (.html) are written beside it."""
-    json: bool = False
+    json: Switch = False
     """Print JSON instead of sentences."""
 
     def run(self) -> int:
-        """Extract, write the three files, print what was found, and return the exit status.
+        """Extract, write the three files, print the result, and return the exit status.
 
         Raises
         ------
         UsageError
-            Flags that do not go together, an oracle that cannot be found, or an output that would replace what is not
-            an extracted layer.
+            Flags that exclude each other, an oracle that cannot be found, or an output that would replace another file.
         RecoveryRefused
-            Nothing could be extracted that stands up to fresh sequences; no file is written.
+            No layer was verified on fresh sequences; no file is written.
         """
         from manyheads.recovery import extract_layer
         from manyheads.study.progress import announce
@@ -103,7 +101,7 @@ class Extract:
         start, processor = time.monotonic(), time.process_time()
         self._refuse()
         target = self._find()
-        announce(f"asking {target.about}, tokens of dimension {target.dim}")
+        announce(f"querying {target.about}, tokens of dimension {target.dim}")
         try:
             found = extract_layer(
                 target.function,
@@ -114,9 +112,9 @@ class Extract:
                 options=self._options(target),
             )
         except KeyboardInterrupt:
-            kept = "no answer is kept without --store FOLDER, and nothing was written"
+            kept = "no answer is kept without --store FOLDER, and no file was written"
             if self.store is not None:
-                kept = f"answers are kept in {self.store}; run the same command again to go on"
+                kept = f"answers are kept in {self.store}; run the same command again to resume"
             raise KeyboardInterrupt(kept) from None
         taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - processor}
         summary = self._summarise(target, found, taken)
@@ -127,10 +125,10 @@ class Extract:
             print("\n".join(map(_wrapped, _as_text(summary))))
         return 0
 
-    # What is asked
+    # Queries
 
     def _refuse(self) -> None:
-        """Refuse before anything is asked what would be refused afterwards."""
+        """Refuse before the first query what would be refused afterwards."""
         from manyheads.errors import UsageError
 
         if self.output.suffix != ".safetensors":
@@ -142,7 +140,7 @@ class Extract:
                 raise UsageError(f"--{name} {value}: give a whole number of at least {least}")
 
     def _refuse_output(self) -> None:
-        """Refuse files that cannot be written, and to replace what this command did not write."""
+        """Refuse files that cannot be written or that another program wrote."""
         from manyheads.errors import UsageError
         from manyheads.recovery.layers.files import is_layer_file
 
@@ -150,13 +148,13 @@ class Extract:
         if not folder.is_dir():
             raise UsageError(f"--output {self.output}: there is no folder {folder}; make it first")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"--output {self.output}: the folder {folder} cannot be written; name another one")
+            raise UsageError(f"--output {self.output}: the folder {folder} cannot be written; name another folder")
         files = [self.output.with_suffix(f".{name}") for name in ("safetensors", "json", "html")]
         if any(file.is_dir() for file in files):
             raise UsageError(f"--output {self.output}: there is a folder of that name; name another file")
         if self.output.exists() and os.path.realpath(self.output) == os.path.realpath(self.oracle):
-            raise UsageError(f"--output {self.output}: that is the layer that is asked; name another file")
-        # Layer, certificate and report go together: without a layer of ours the other two are somebody else's.
+            raise UsageError(f"--output {self.output}: that is the layer that is queried; name another file")
+        # Layer, certificate and report go together: beside no extracted layer the other two belong to another program.
         taken = [file for file in files if file.exists()]
         if taken and not is_layer_file(self.output):
             raise UsageError(
@@ -168,11 +166,11 @@ class Extract:
 
         path = Path(self.oracle)
         if not path.exists() and ":" not in self.oracle:
-            raise UsageError(f"{path}: no such file or folder, and no package.module:function; give one of these")
+            raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
         if not path.is_dir() and (unfit := self._given(OF_CHECKPOINTS)):
-            raise UsageError(f"{unfit}: for checkpoint folders only, and {self.oracle} is none")
+            raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
         if path.exists() and (unfit := self._given(OF_FUNCTIONS)):
-            raise UsageError(f"{unfit}: for functions only; what {self.oracle} holds is known")
+            raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
         if path.is_dir():
             return self._open(path)
         if path.exists():
@@ -189,7 +187,7 @@ class Extract:
         from manyheads.recovery.oracle.checkpoint_layers import true_layer
 
         if self.layer is None:
-            raise UsageError(f"--layer is missing: say which layer of {path}, from 0")
+            raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")
         number, through = self.layer, self.through
         oracle = checkpoint_oracle(path, number, through=through, dtype=self.dtype)
         return Target(
@@ -205,7 +203,7 @@ class Extract:
         )
 
     def _import(self) -> Target:
-        """Return a function, with what its attributes say of it."""
+        """Return a function with the properties that its attributes state."""
         from manyheads.errors import UsageError
 
         function = load_function(self.oracle)
@@ -239,10 +237,10 @@ class Extract:
             store=self.store,
         )
 
-    # What is said
+    # Results
 
     def _summarise(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
-        """Return everything that is printed and kept, as JSON can hold it."""
+        """Return everything that is printed and kept, for JSON."""
         from manyheads.recovery.summaries import summarise_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
@@ -270,7 +268,7 @@ def _load(path: Path) -> Target:
     from manyheads.recovery.layers.rotary import RotaryLayer
 
     if path.suffix == ".safetensors" and not is_layer_file(path):
-        raise UsageError(f"{path} holds no saved layer; of a checkpoint give the folder, with --layer")
+        raise UsageError(f"{path} holds no saved layer; for a checkpoint give its folder, with --layer")
     layer = load_layer(path)
     if isinstance(layer, RotaryLayer):
         return Target(layer, layer.dim, str(path), lambda: layer, causal=True, rotary=True)
@@ -279,7 +277,7 @@ def _load(path: Path) -> Target:
 
 
 def _wrapped(line: str) -> str:
-    """Break a line for a terminal, under its own text; whole elsewhere, for `grep`."""
+    """Wrap a line for a terminal, indented under its text; elsewhere keep it whole."""
     if not sys.stdout.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -289,7 +287,7 @@ def _wrapped(line: str) -> str:
 
 
 def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
-    """Say how well heads are known; None stands for an error that is not bounded."""
+    """Describe the accuracy of the heads; None is an error without a bound."""
     projection, theta = (
         max(math.inf if head[name] is None else float(head[name]) for head in heads) for name in ("projection", "theta")
     )
@@ -297,7 +295,7 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Say it for people, a line each."""
+    """Format the result as lines of text."""
     from manyheads.recovery.summaries import say_ranks
 
     ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))

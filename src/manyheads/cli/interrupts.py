@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost: what is raised while the garbage collector runs, Python reports and swallows.
+"""Interrupts during garbage collection, where Python would report and drop the exception.
 
 The collector calls callbacks (JAX registers one), finalisers and those of weak references. During imports it runs so
 often that one interrupt in ten was lost in JAX's callback alone.
@@ -20,9 +20,9 @@ AGAIN = 0.02  # seconds until an interrupt that came during a collection is trie
 
 @contextlib.contextmanager
 def heeded_interrupts() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on Ctrl-C inside the block, a moment later where it would be swallowed.
+    """Raise `KeyboardInterrupt` on Ctrl-C inside the block, a moment later if it would be dropped.
 
-    Does nothing outside the main thread, or where somebody else handles Ctrl-C already.
+    Does nothing outside the main thread, or if another handler of Ctrl-C is set.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""Flags from dataclasses (tyro), with wrong use said in one line."""
+"""Flags from dataclasses (tyro): help that fits the terminal, and errors of one line."""
 
 from __future__ import annotations
 
@@ -7,47 +7,75 @@ import importlib
 import io
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from manyheads.errors import UsageError
 
 # Flags that may be left out are annotated `Annotated[Optional[X], ABSENT]`: then no help ends in "(default: None)".
-# Optional[X] and not X | None, and for a tuple Union[None, tuple[X, ...]] with None in front: elsewise tyro checks the
+# Optional[X] and not X | None, and for a tuple Union[None, tuple[X, ...]] with None in front: otherwise tyro checks the
 # default with typeguard, which imports asyncio and unittest.mock, a third of the time that a help may take.
 ABSENT = tyro.conf.arg(help_behavior_hint="")
+Switch = Annotated[bool, ABSENT]
+"""A flag that is off unless it is given."""
 
 
 def parse_command(kind: Any, arguments: Sequence[str], program: str) -> Any:
-    """Return a command of ours from its words: `--flag` without a `--no-flag`, and None is left out, not written."""
+    """Parse a command: `--flag` without a `--no-flag`, and None is left out, not written."""
     return parse_flags(kind, arguments, program, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone))
 
 
 def parse_flags(
     kind: Any, arguments: Sequence[str], program: str, description: str | None = None, config: Sequence[Any] = ()
 ) -> Any:
-    """Return an instance of a dataclass from command-line words.
+    """Parse command-line words into an instance of a dataclass.
 
     Raises
     ------
     UsageError
         Words that do not parse; the message is tyro's, without its frame.
     SystemExit
-        Help was asked for and has been printed.
+        Help was requested and has been printed.
     """
-    complaint = io.StringIO()
+    complaint, screen = io.StringIO(), _Screen()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(screen):
             return tyro.cli(kind, args=list(arguments), prog=program, description=description, config=tuple(config))
     except SystemExit as leaving:
         if leaving.code in (0, None):
+            print("\n".join(map(_wrapped, screen.getvalue().splitlines())))
             raise
         text = _first_paragraph(complaint.getvalue())
         raise UsageError(f"{text}; '{program} --help' shows the flags") from None
+
+
+class _Screen(io.StringIO):
+    """Captured output with the colours and the encoding of standard output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stdout = sys.stdout
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of standard output."""
+        return self.stdout.encoding
+
+    def isatty(self) -> bool:
+        """Whether standard output is a terminal."""
+        return self.stdout.isatty()
+
+
+def _wrapped(line: str) -> str:
+    """Wrap a line of a help text, which tyro wraps inside its frames alone, to the width of the terminal."""
+    width = max(40, shutil.get_terminal_size().columns)
+    return line if len(line) <= width or "│" in line or "\x1b" in line else textwrap.fill(line, width)
 
 
 def _first_paragraph(framed: str) -> str:
@@ -63,7 +91,7 @@ def _first_paragraph(framed: str) -> str:
 
 
 def _without_none(complaint: str) -> str:
-    """Leave out the choice 'None' that tyro adds for a flag that may be absent, and the random order that it brings."""
+    """Drop the choice 'None' that tyro adds for a flag that may be absent, and sort the others."""
 
     def choices(found: re.Match[str]) -> str:
         names = re.findall(r"'([^']*)'", found[1])
@@ -74,28 +102,16 @@ def _without_none(complaint: str) -> str:
 
 
 def existing(store: Path) -> Path:
-    """Return the folder of a store.
-
-    Raises
-    ------
-    UsageError
-        It does not exist.
-    """
+    """Return the folder of a store; UsageError if it does not exist."""
     if not store.exists():
         raise UsageError(f"{store}: no such folder; give the one that was passed as --store, or one run's own folder")
     return store
 
 
 def load_function(target: str) -> Any:
-    """Return the function that package.module:function names.
-
-    Raises
-    ------
-    UsageError
-        It cannot be imported, or is no function.
-    """
+    """Import the function that package.module:function names; UsageError if there is none."""
     module, _, path = target.partition(":")
-    # As with `python -m`, modules of the current folder can be named; the folder is not left on the path.
+    # As with `python -m`, modules of the current folder can be named; the folder is removed from the path afterwards.
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
@@ -106,5 +122,5 @@ def load_function(target: str) -> Any:
     finally:
         sys.path.remove(os.getcwd())
     if not callable(found):
-        raise UsageError(f"{target}: {type(found).__name__} cannot be called")
+        raise UsageError(f"{target}: {type(found).__name__} cannot be called; expected a function")
     return found

@@ -13,15 +13,15 @@ from manyheads.cli.parsing import ABSENT, existing
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained HTML file: claims, pictures, verdicts, citations. It fetches nothing."""
+    """Write one self-contained HTML file with claims, figures, verdicts and citations."""
 
-    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
     """Root folder of a store, or the folder of one run."""
     out: Annotated[Optional[Path], ABSENT] = None
-    """The file to write; by default report.html in the store."""
+    """File to write; report.html in the store if absent."""
 
     def run(self) -> int:
-        """Write the report and print where it is."""
+        """Write the report and print its path."""
         from manyheads.study.reporting.html import report
 
         print(report(existing(self.store), self.out))

@@ -1,4 +1,4 @@
-"""`manyheads runs`: what the store holds, and what may be removed."""
+"""`manyheads runs`: list stored runs, and remove leftovers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Annotated, Any
 
 import tyro
 
-from manyheads.cli.parsing import existing
+from manyheads.cli.parsing import Switch, existing
 from manyheads.errors import FileRefused
 
 
 @dataclass(frozen=True)
 class List:
-    """List the runs in a store: units, verdicts, damage."""
+    """List the runs in a store with their units and verdicts, unfinished and damaged ones included."""
 
-    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
     """Root folder of the store."""
-    json: bool = False
+    json: Switch = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        """Print one line a run; damage is reported, nothing is changed."""
+        """Print one line a run; nothing is changed."""
         from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_paths
 
@@ -41,17 +41,17 @@ class List:
 
 @dataclass(frozen=True)
 class Clean:
-    """Remove what killed processes left behind; with --unfinished or --superseded also whole runs."""
+    """Remove leftovers of interrupted processes; with --unfinished or --superseded also whole runs."""
 
-    store: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
     """Root folder of the store."""
-    unfinished: bool = False
-    """Remove runs that were never finished."""
-    superseded: bool = False
+    unfinished: Switch = False
+    """Remove unfinished runs."""
+    superseded: Switch = False
     """Remove runs of an older revision of their study."""
 
     def run(self) -> int:
-        """Remove, and say what was removed."""
+        """Remove and print what was removed."""
         from manyheads.study.store.disk import printable
         from manyheads.study.store.run_store import find_runs
 
@@ -76,7 +76,7 @@ def _no_linked_run(store: Path) -> Path:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    """Return one row: the run, how many units it holds, and its state in words; a damaged one does not hide others."""
+    """Return a row: the run, its number of units, and its state; a damaged run does not stop the list."""
     from manyheads.study.store.run_store import RunStore, StoreDamaged
 
     count = 0
@@ -85,15 +85,14 @@ def _describe(path: Path) -> dict[str, Any]:
         count = len(run.finished())
         run.verify()
         summary = run.summary()
+        outcomes = [verdict.outcome for verdict in summary.verdicts] if summary else []
+        tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+        state = "unfinished" if summary is None else tally or "no claim"
     except StoreDamaged as damage:
-        return {"run": str(path), "units": count, "state": f"damaged: {damage}"}
+        state = f"damaged: {damage}"
     except FileRefused as refusal:
-        return {"run": str(path), "units": count, "state": f"refused: {refusal}"}
-    if summary is None:
-        return {"run": str(path), "units": count, "state": "unfinished"}
-    outcomes = [verdict.outcome for verdict in summary.verdicts]
-    tally = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
-    return {"run": str(path), "units": count, "state": tally or "no claim"}
+        state = f"refused: {refusal}"
+    return {"run": str(path), "units": count, "state": state}
 
 
 def _is_superseded(run: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`manyheads scale`: from what was tuned at one shape to every weight's numbers at another."""
+"""`manyheads scale`: hyperparameters of every weight at another shape, from those tuned at a base shape."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT
+from manyheads.cli.parsing import ABSENT, Switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,26 +21,26 @@ Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behav
 
 @dataclass(frozen=True)
 class Theory:
-    """What is scaled, and after which theory; the flags that scale, scale audit and scale check share."""
+    """Flags shared by scale, scale audit and scale check: the base shape and the parametrization."""
 
     base: Sizes = None
-    """The shape that was tuned: key dimension N, heads H, depth L."""
+    """Tuned shape: key dimension N, heads H, depth L."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """What trains; AdamW counts as adam."""
+    """Optimizer; AdamW counts as adam."""
     logit_exponent: float = 1.0
-    """Logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
+    """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
-    """Branches are multiplied by L to minus this power, from 0.5 to 1, where every block goes on learning."""
+    """Branches are divided by L to this power, from 0.5 to 1, where every block keeps learning features."""
     richness: float = 1.0
-    """Factor on gamma0 over the base's: above 1 features learn more, below 1 less."""
+    """Factor of gamma0 over the base's: above 1 for more feature learning."""
     scheme: Literal["limits", "mup", "standard"] = "limits"
-    """Consistent in N, H and L; or, to compare, width alone (mup), or one rate for all (standard)."""
+    """Consistent in N, H and L; or, to compare, in width alone (mup), or one learning rate for all (standard)."""
 
     def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":
-        """Return the parametrization that the flags describe."""
+        """Build the parametrization."""
         from manyheads.limits import Parametrization
 
-        # The usual logits are divided by the root of N: what they do at the base is the same either way.
+        # The standard scheme divides logits by the root of N; at the base both exponents agree.
         exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
         return Parametrization(
             exponent, self.depth_exponent, self.richness, self.optimizer, base=base, scheme=self.scheme, form=form
@@ -49,27 +49,27 @@ class Theory:
 
 @dataclass(frozen=True)
 class Scale(Theory):
-    """Say what init, multiplier, learning rate, epsilon and weight decay every weight needs at another shape.
+    """Scale init, learning rate, epsilon and weight decay of every weight from a tuned shape to another one.
 
-    'manyheads scale audit' holds a PyTorch model's optimizer against these numbers. 'manyheads scale check' trains
-    small transformers and says whether everything moves alike at every size, and whether the best rate stays.
+    Compare: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, and 'manyheads
+    scale check' trains small transformers at several sizes to test them.
     """
 
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """In place of --base: a config.json, or a folder with one."""
+    """A config.json, or a folder with one, instead of --base."""
     to: Target = None
-    """The shape to train: N,H,L, or a config.json, or a folder with one."""
+    """Shape to train: N,H,L, or a config.json, or a folder with one."""
     learning_rate: Annotated[Optional[float], ABSENT] = None
-    """The learning rate that was tuned at the base; without it factors are shown."""
+    """Learning rate that was tuned at the base; without it factors are shown."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     weight_decay: float = 0.0
     """Decoupled weight decay at the base."""
     form: Literal["effective", "multiplier"] = "effective"
-    """Scale init and rate, or give the weights forward multipliers and keep one rate."""
+    """Scale init and learning rate, or multiply the weights in the forward pass at one learning rate."""
     snippet: Annotated[Optional[Literal["optax", "torch"]], ABSENT] = None
-    """Print a program that runs, in place of the table."""
-    json: bool = False
+    """Print a runnable program instead of the table."""
+    json: Switch = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
@@ -85,9 +85,9 @@ class Scale(Theory):
         from manyheads.limits.parametrization.targets import refuse_depth
 
         if self.snippet and self.json:
-            raise UsageError("--snippet and --json exclude each other")
+            raise UsageError("--snippet and --json exclude each other: give one of them")
         if self.base and self.base_config:
-            raise UsageError("--base and --base-config exclude each other")
+            raise UsageError("--base and --base-config exclude each other: give one of them")
         base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape, notes = read_shape(self.to, "--to")
         hyperparameters = BaseHyperparameters(
@@ -127,26 +127,24 @@ class Scale(Theory):
 
 @dataclass(frozen=True)
 class Notes:
-    """What a configuration says beside its shape, that a table of shapes cannot know."""
+    """Properties of a configuration beside its shape."""
 
     mlp_ratio: float = 4.0
     group: int = 1  # query heads that share a key head
-    tied: bool = False
+    tied: Switch = False
     family: str = ""  # of transformers; empty for fields of our own
-    post_norm: bool = False
+    post_norm: Switch = False
     fused: bool = False  # queries, keys and values in one matrix
 
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
-    """Return the shape that N,H,L or a configuration describes, and what else the configuration says.
+    """Read a shape from N,H,L or from a configuration, with the configuration's other properties.
 
     Raises
     ------
-    UsageError
-        Nothing was given; not three positive integers; no such file; heads that do not make up the width, or attention
-        that the theory does not describe.
-    FileRefused
-        A configuration that cannot be read.
+    UsageError, FileRefused
+        Not three positive integers; no such file; heads that do not make up the width; attention that the theory does
+        not describe; or a configuration that cannot be read.
     """
     from manyheads.errors import UsageError
     from manyheads.transformer import Shape
@@ -155,21 +153,16 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
         raise UsageError(f"{flag} is missing: give N,H,L (key dimension, heads, depth), such as 64,12,12")
     if is_file or (is_file is None and os.path.exists(text)):
         return _shape_of_config(text, flag)
-    parts = text.split(",")
     try:
-        numbers = [int(part) for part in parts]
+        key_dim, heads, depth = map(int, text.split(","))
     except ValueError:
-        numbers = []
-    if len(numbers) != 3:
-        if is_file is None:
-            instead = ", or a config.json that exists"
-        else:
-            instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", and no file"
+        instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", not a file"
+        instead = ", or a config.json that exists" if is_file is None else instead
         raise UsageError(
             f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
             f"{instead}"
-        )
-    return Shape(*numbers), None
+        ) from None
+    return Shape(key_dim, heads, depth), None
 
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
@@ -199,7 +192,7 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
 
 
 def _describe(config: dict[str, Any], notes: Notes) -> Notes:
-    """Add what is known of the family, whose attention may be one that the theory does not describe."""
+    """Add the properties of the family; refuse attention that the theory does not describe."""
     from manyheads.limits.parametrization.architecture import read_body
 
     family = config.get("model_type", "")
@@ -210,7 +203,7 @@ def _describe(config: dict[str, Any], notes: Notes) -> Notes:
 
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:
-    """Return remarks about what two configurations do not share, or share and a table does not show."""
+    """Return remarks on properties of the configurations that the table does not show."""
     from manyheads.limits import forward_multipliers
 
     remarks = []
@@ -241,16 +234,13 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
     return remarks
 
 
-def as_json(table: "Table", hyperparameters: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
-    """Return the table with its factors, and what they make of what was tuned."""
+def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
+    """Return the table with its factors and the hyperparameters that they give."""
+    numbers = (tuned.learning_rate, tuned.epsilon, tuned.weight_decay)
     data = table.as_dict() | {"outside": list(remarks)}
-    data["base_hyperparameters"] = {
-        "learning_rate": hyperparameters.learning_rate,
-        "epsilon": hyperparameters.epsilon,
-        "weight_decay": hyperparameters.weight_decay,
-    }
+    data["base_hyperparameters"] = dict(zip(("learning_rate", "epsilon", "weight_decay"), numbers, strict=True))
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        shown["absolute"] = row.at(hyperparameters.learning_rate, hyperparameters.epsilon, hyperparameters.weight_decay)
+        shown["absolute"] = row.at(*numbers)
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
 
@@ -262,7 +252,7 @@ def print_table(
     remarks: "Sequence[str]",
     factors: bool,
 ) -> None:
-    """Print the table for people: classes with equal numbers in one row, powers beside their numbers."""
+    """Print the table: classes with equal numbers in one row, power laws beside the numbers."""
     from rich.table import Table as Drawn
 
     p, base, shape = parametrization, table.base, table.shape
@@ -282,12 +272,12 @@ def print_table(
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     print(
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
-        f"after scheme {p.scheme!r}, {p.optimizer}, {p.form} form: logits over N^{table.logit_exponent:g}, "
+        f"scheme {p.scheme!r}, {p.optimizer}, {p.form} form: logits over N^{table.logit_exponent:g}, "
         f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}\n"
     )
     _console().print(drawn)
     print(
-        f"\n× is relative to the base, and so are the powers of N, H and L{' and γ' if p.richness != 1 else ''}\n"
+        f"\n× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
         f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"
         "outside the theory:"
     )
@@ -296,7 +286,7 @@ def print_table(
 
 
 def _alike(table: "Table") -> "list[list[Any]]":
-    """Return the rows with equal numbers and powers together, in the table's order."""
+    """Group the rows with equal numbers and powers, in the table's order."""
     found: dict[Any, list[Any]] = {}
     for row in table.rows:
         numbers = (row.initial, row.multiplier, row.learning_rate, row.epsilon, row.weight_decay)
@@ -310,7 +300,7 @@ def _pairs(roles: list[str]) -> list[str]:
 
 
 def _law(row: Any, name: str, richness: float) -> str:
-    """Return the power that a number follows; richness is left out where it stays the base's."""
+    """Return the power law of a number, without richness if that is the base's."""
     law = row.powers.get(name, "1 / rate")
     kept = [part for part in law.split(" ") if richness != 1 or "γ" not in part]
     return " ".join(kept) or "1"

@@ -1,4 +1,4 @@
-"""`manyheads study`: list the claims, look at one, run one."""
+"""`manyheads study`: list, show and run studies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
 
-from manyheads.cli.parsing import ABSENT, parse_flags
+from manyheads.cli.parsing import ABSENT, Switch, parse_flags
 from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
 
@@ -18,28 +18,36 @@ if TYPE_CHECKING:
     from manyheads.study.base import Study
     from manyheads.study.verdicts import Verdict
 
+SHOW_USAGE = """usage: manyheads study show NAME
+
+Show the claim, source, flags and size of a study.
+
+NAME is a registered study ('manyheads study list'), package.module:Class, or
+path/to/file.py:Class (file.py alone if it defines one study)."""
 RUN_USAGE = """usage: manyheads study run NAME [flags of the study] [flags of the run]
 
-NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class
-(file.py alone where it defines one study).
+Run a study, or resume an interrupted run, and print its verdicts.
+
+NAME is a registered study ('manyheads study list'), package.module:Class, or
+path/to/file.py:Class (file.py alone if it defines one study).
 'manyheads study run NAME --help' shows the study's own flags as well.
 
 flags of every run:
-  --replicates N     independently trained systems in each cell (default 8)
-  --seed N           root of all randomness (default 0)
-  --store FOLDER     where runs are kept (default runs)
-  --workers N        processes; 1 computes in this one (default: one a processor)
-  --executor ADDR    dask:tcp://HOST:PORT computes on a dask cluster (extra 'cluster')
-  --full             the publication's own size instead of minutes on two cores
-  --strict           exit with 1 when an outcome differs from the expected one
-  --json             verdicts as JSON on standard output"""
+  --replicates N    independently trained systems in each cell (default 8)
+  --seed N          root of all randomness (default 0)
+  --store FOLDER    folder of the runs (default runs)
+  --workers N       processes; 1 computes in this one (default: one a processor)
+  --executor ADDR   dask:tcp://HOST:PORT, a dask cluster (extra 'cluster')
+  --full            size of the publication instead of minutes on two cores
+  --strict          exit with 1 if an outcome differs from the expected one
+  --json            print verdicts as JSON"""
 
 
 @dataclass(frozen=True)
 class List:
     """List the registered studies, one line each."""
 
-    json: bool = False
+    json: Switch = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
@@ -55,7 +63,7 @@ class List:
 
 @dataclass(frozen=True)
 class Show:
-    """Show one study: what it claims, where that comes from, its flags and its size."""
+    """Show the claim, source, flags and size of a study."""
 
     name: str
     """A registered study, package.module:Class, or path/to/file.py:Class."""
@@ -63,7 +71,7 @@ class Show:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Take the study's name as a plain word."""
-        return cls(_named(arguments, program, f"usage: {program} NAME"))
+        return cls(_named(arguments, program, SHOW_USAGE))
 
     def run(self) -> int:
         """Print the description."""
@@ -95,17 +103,17 @@ class Options:
     seed
         Root of all randomness.
     store
-        Folder where runs are kept; an unfinished run goes on from there.
+        Folder of the runs; an unfinished run is resumed.
     workers
-        Processes; 1 computes in this one; by default one for each processor.
+        Processes; 1 computes in this one; one for each processor if absent.
     executor
-        dask:tcp://HOST:PORT computes on a dask cluster.
+        dask:tcp://HOST:PORT, a dask cluster.
     full
-        The publication's own size instead of minutes on two cores.
+        Size of the publication instead of minutes on two cores.
     strict
-        Exit with 1 when an outcome differs from the expected one; outside the defaults few claims expect one.
+        Exit with 1 if an outcome differs from the expected one; outside the defaults few claims have one.
     json
-        Print verdicts as JSON on standard output.
+        Print verdicts as JSON.
     """
 
     replicates: int = 8
@@ -113,14 +121,14 @@ class Options:
     store: Path = Path("runs")
     workers: Annotated[Optional[int], ABSENT] = None
     executor: Annotated[Optional[str], ABSENT] = None
-    full: bool = False
-    strict: bool = False
-    json: bool = False
+    full: Switch = False
+    strict: Switch = False
+    json: Switch = False
 
 
 @dataclass(frozen=True)
 class Run:
-    """Run a study, or finish a run that was interrupted, and print its verdicts."""
+    """Run a study, or resume an interrupted run, and print its verdicts."""
 
     study: Study
     options: Options
@@ -134,7 +142,7 @@ class Run:
         kind = load(name)
         own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
         if taken := own & common:
-            raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; give the field another name")
+            raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; rename the field")
         default = _default(kind, "--full" in arguments)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
@@ -165,7 +173,7 @@ class Run:
             print(json.dumps({"study": self.study.name, "store": path, "verdicts": verdicts}, indent=1))
         else:
             print_verdicts(done.verdicts)
-            print(f"\nstored in {path}; 'manyheads report {options.store}' draws it")
+            print(f"\nstored in {path}; 'manyheads report {options.store}' writes a report")
         return 1 if options.strict and not all(verdict.as_expected for verdict in done.verdicts) else 0
 
 
@@ -204,7 +212,7 @@ def _default(kind: type[Study], full: bool = False) -> Study:
         if full and "full" in vars(kind):
             raise
         raise UsageError(
-            f"{kind.__name__} cannot be made without arguments ({error}): give every field a default"
+            f"{kind.__name__} cannot be constructed without arguments ({error}): give every field a default"
         ) from error
 
 
@@ -214,5 +222,5 @@ def _named(arguments: Sequence[str], program: str, usage: str) -> str:
         print(usage)
         raise SystemExit(0)
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UsageError(f"{program} needs the name of one study first; 'manyheads study list' shows all")
+        raise UsageError(f"{program} needs the name of one study first; 'manyheads study list' lists them")
     return arguments[0]

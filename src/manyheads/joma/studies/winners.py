@@ -122,10 +122,10 @@ class Winners(Study):
                     "weights": (("time", "token"), path, "token weights"),
                     "end": ("token", end, "final token weights"),
                     "end_time": ((), last.times[-1], "final time over the blow-up time"),
-                    "reached": ((), last.stopped, "whether the level was reached"),
                     "shares": ("token", attention / attention.sum(), "final attention, normalized"),
                 }
-            ),
+            )
+            | {"reached": ((), last.stopped, {"long_name": "whether the level was reached"})},
             coords={
                 "time": ("time", np.linspace(0, FRACTION, self.records + 1), {"long_name": "time over blow-up time"}),
                 "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
