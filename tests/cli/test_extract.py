@@ -142,7 +142,7 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
         (("oracle_of_this_test:answer", "--output", "model.safetensors"), "not written by this command"),
         (("oracle_of_this_test:answer", "--output", "config.safetensors"), "config.json exists"),
         (("oracle_of_this_test:answer", "--output", "folder.safetensors"), "a folder of that name"),
-        (("mine.safetensors", "--output", "mine.safetensors"), "the layer that is asked"),
+        (("mine.safetensors", "--output", "mine.safetensors"), "the layer that is queried"),
         (("nowhere", "--layer", 0), "no such file or folder"),
         (("oracle_of_this_test:nothing",), "cannot be imported"),
         (("nowhere",), "no such file or folder"),

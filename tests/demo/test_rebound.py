@@ -13,13 +13,6 @@ from manyheads.errors import UsageError
 from manyheads.study import check_study, run
 from manyheads.study.runner import UnitFailed
 
-SMALL = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, seed):
-    return run(SMALL, 3, seed, store=tmp_path_factory.mktemp("runs"), progress=False)
-
 
 @pytest.fixture(scope="module")
 def study(trained):

@@ -15,7 +15,7 @@ from manyheads.errors import UsageError
 from manyheads.joma.text.record import held_out_starts, record_statistics
 from manyheads.study import Study, run
 
-SMALL = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
+SMALL = TextTraining.small()
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,12 @@ def test_chapters_are_studies_with_enough_replicates_to_decide():
         assert chapter.lead.endswith(".")
 
 
-def test_a_trained_model_comes_back_from_its_run(tmp_path, seed):
-    study = TextTraining(key_dim=4, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=1)
-    trained = run(study, 2, seed, store=tmp_path, progress=False)["trained"].to_dataset()
+def test_a_trained_model_comes_back_from_its_run(trained):
+    trained = trained["trained"].to_dataset()
     _, (_, validation) = read_characters(None)
     held_out = TextWindows(validation, 16, 2).cut(jnp.asarray(held_out_starts(validation, 16, 3)))
     for replicate in range(2):
-        loss = float(record_statistics(trained_model(study, trained, replicate), held_out)["validation_loss"])
+        loss = float(record_statistics(trained_model(SMALL, trained, replicate), held_out)["validation_loss"])
         assert loss == pytest.approx(
             float(trained["validation_loss"].isel(cell=0, replicate=replicate, step=-1)), rel=1e-6
         )

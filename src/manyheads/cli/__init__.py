@@ -61,13 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
-        status = _status_of(error)
-        if status is None or os.environ.get("MANYHEADS_TRACEBACK"):
+        known = _status_of(error)
+        if known is None or os.environ.get("MANYHEADS_TRACEBACK"):
             import traceback
 
             traceback.print_exc()
         _complain(_message_of(error))
-        return FAILED if status is None else status
+        return FAILED if known is None else known
 
 
 def _dispatch(words: list[str]) -> int:

@@ -74,7 +74,7 @@ class _Screen(io.StringIO):
 
 def _wrapped(line: str) -> str:
     """Wrap a line of a help text, which tyro wraps inside its frames alone, to the width of the terminal."""
-    width = max(40, shutil.get_terminal_size().columns)
+    width = min(100, max(40, shutil.get_terminal_size().columns))
     return line if len(line) <= width or "│" in line or "\x1b" in line else textwrap.fill(line, width)
 
 
@@ -87,17 +87,30 @@ def _first_paragraph(framed: str) -> str:
             paragraph.append(line)
         elif paragraph:
             break
-    return _without_none(" ".join(paragraph)) or "these arguments cannot be read"
+    return _reworded(" ".join(paragraph)) or "these arguments cannot be read"
 
 
-def _without_none(complaint: str) -> str:
-    """Drop the choice 'None' that tyro adds for a flag that may be absent, and sort the others."""
+EXPECTED = (
+    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 \2: expected an integer"),
+    (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 \2: expected a number"),
+    (r"Error parsing (\S+): no type matching \{?(.*?)\}? could be instantiated from \[(.*)\]\.", r"\1 \3: expected \2"),
+    (r"Missing from .*?: (\S+) (.*)\. \(required\)", r"\1 is missing: \2"),
+    (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 \2: cannot be read"),
+    (r"^Unrecognized options", "unknown options"),
+)
+"""Complaints of tyro, and how they read here."""
+
+
+def _reworded(complaint: str) -> str:
+    """Put what was given first; drop the choice 'None' that tyro adds for a flag that may be absent."""
 
     def choices(found: re.Match[str]) -> str:
         names = re.findall(r"'([^']*)'", found[1])
         names = sorted(set(names) - {"None"}) if "None" in names else names
         return f"; choose one of {', '.join(names)}"
 
+    for pattern, wording in EXPECTED:
+        complaint = re.sub(pattern, wording, complaint)
     return re.sub(r"\. Expected one of \((.*)\)\.?$", choices, complaint)
 
 

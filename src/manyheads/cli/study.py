@@ -222,5 +222,7 @@ def _named(arguments: Sequence[str], program: str, usage: str) -> str:
         print(usage)
         raise SystemExit(0)
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UsageError(f"{program} needs the name of one study first; 'manyheads study list' lists them")
+        raise UsageError(
+            f"{program.removeprefix('manyheads ')} needs the name of one study first; 'manyheads study list' lists them"
+        )
     return arguments[0]

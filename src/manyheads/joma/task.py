@@ -103,9 +103,9 @@ class UpdateRule(eqx.Module):
 
     attention: Attention = eqx.field(default="softmax", static=True)
     activation: str | Activation = eqx.field(default="relu", static=True)
-    temperature: Float[ArrayLike, ""] = 1.0
-    learning_rate_ratio: Float[ArrayLike, ""] = 1.0
-    weight_decay: Float[ArrayLike, ""] = 0.0
+    temperature: Float[Any, ""] = 1.0
+    learning_rate_ratio: Float[Any, ""] = 1.0
+    weight_decay: Float[Any, ""] = 0.0
     per_query_weights: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self) -> None:
@@ -160,11 +160,11 @@ class Task(eqx.Module):
     manyheads.errors.UsageError: embeddings are not orthonormal: [U_C, u]^T [U_C, u] is 3 from the identity. ...
     """
 
-    contexts: Float[ArrayLike, "samples tokens"] = eqx.field(converter=check_arrays)
-    queries: Int[ArrayLike, " samples"] = eqx.field(converter=check_arrays)
-    labels: Int[ArrayLike, " samples"] = eqx.field(converter=check_arrays)
-    token_embeddings: Float[ArrayLike, "width tokens"] = eqx.field(converter=check_arrays)
-    query_embeddings: Float[ArrayLike, "width queries"] = eqx.field(converter=check_arrays)
+    contexts: Float[Any, "samples tokens"] = eqx.field(converter=check_arrays)
+    queries: Int[Any, " samples"] = eqx.field(converter=check_arrays)
+    labels: Int[Any, " samples"] = eqx.field(converter=check_arrays)
+    token_embeddings: Float[Any, "width tokens"] = eqx.field(converter=check_arrays)
+    query_embeddings: Float[Any, "width queries"] = eqx.field(converter=check_arrays)
 
     def __check_init__(self) -> None:
         self.checked()

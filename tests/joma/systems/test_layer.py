@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.integrate import solve_ivp
+from tests.joma.problems import STEPS, draw
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.joma.systems.gradient_flow import (
@@ -14,14 +16,8 @@ from manyheads.joma.systems.gradient_flow import (
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import LinearLoss, Network, draw_network, draw_upper, forward, objective, vector_field
-from manyheads.joma.task import Sizes, UpdateRule, draw_task
-
-SIZES = Sizes(tokens=5, queries=2, contexts=8, classes=3, neurons=4, width=9)
-
-
-def draw(rng, rule, sizes=SIZES):
-    return draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+from manyheads.joma.systems.layer import LinearLoss, Network, forward, objective, vector_field
+from manyheads.joma.task import UpdateRule
 
 
 @pytest.mark.parametrize("attention", ["linear", "exp", "softmax"])
@@ -38,7 +34,7 @@ def test_the_loss_is_what_loops_over_the_definition_give(rng, attention, own):
         scores = upper.upper @ np.tanh((network.weights[q] if own else network.weights).T @ f)
         total += np.log(np.exp(scores).sum()) - scores[label]
     with jax.enable_x64(True):
-        assert abs(float(eqx.filter_jit(objective)(network, task, upper, rule)) - total / 8) < 1e-12
+        assert abs(float(eqx.filter_jit(objective)(network, task, upper, rule)) - total / 12) < 1e-12
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
@@ -75,14 +71,22 @@ def test_attention_to_absent_tokens_is_zero_and_its_gradient_finite(rng):
     assert np.abs(np.asarray(moving.logits)[:, 0]).max() == 0
 
 
-def test_the_fixed_step_is_of_order_four_and_meets_the_adaptive_path(rng):
+def test_the_fixed_step_is_of_order_four(rng):
     rule = UpdateRule("exp", "gelu")
-    problem = draw(rng, rule)
-    fine = adaptive_gradient_flow(*problem, rule, AdaptiveSteps(4.0, 2, 1e-12, 1e-14))
-    coarse = [gradient_flow(*problem, rule, FixedSteps.until(4.0, h, 2)) for h in (0.5, 0.25)]
-    errors = [np.abs(path.network.weights - fine.network.weights).max() for path in coarse]
-    assert fine.network.weights.dtype == np.float64
-    assert fine.losses[0] > fine.losses[-1]
+    network, task, upper = draw(rng, rule)
+    field, size = eqx.filter_jit(vector_field), network.logits.size
+
+    def slope(t, y):
+        state = Network(y[:size].reshape(network.logits.shape), y[size:].reshape(network.weights.shape))
+        return np.concatenate([np.asarray(part).ravel() for part in jax.tree.leaves(field(state, task, upper, rule))])
+
+    with jax.enable_x64(True):
+        start = np.concatenate([network.logits.ravel(), network.weights.ravel()])
+        fine = solve_ivp(slope, (0, 24.0), start, "DOP853", rtol=1e-11, atol=1e-13).y[size:, -1]
+    coarse = [gradient_flow(network, task, upper, rule, FixedSteps(0.4 / n, n, 60)) for n in (1, 2)]
+    errors = [np.abs(path.network.weights[-1].ravel() - fine).max() for path in coarse]
+    assert coarse[0].network.weights.dtype == np.float64
+    assert coarse[0].losses[0] > coarse[0].losses[-1]
     assert errors[1] < 1e-6
     assert 3.0 < np.log2(errors[0] / errors[1]) < 5.5
 
@@ -90,9 +94,10 @@ def test_the_fixed_step_is_of_order_four_and_meets_the_adaptive_path(rng):
 def test_with_kinks_the_adaptive_path_keeps_near_a_fine_fixed_one(rng):
     rule = UpdateRule("exp", "relu")
     problem = draw(rng, rule)
-    fine = gradient_flow(*problem, rule, FixedSteps.until(4.0, 1e-3, 2))
+    fine = gradient_flow(*problem, rule, FixedSteps.until(4.0, 1e-3, 60))
     path = adaptive_gradient_flow(*problem, rule, AdaptiveSteps(4.0, 2))
-    assert np.abs(path.network.weights - fine.network.weights).max() < 2e-2  # the margin, 1e-3, times what gates do
+    # The margin, 1e-3, times what gates do.
+    assert np.abs(path.network.weights - fine.network.weights[::30]).max() < 2e-2
 
 
 def test_a_path_that_cannot_end_says_so(rng):
@@ -103,31 +108,31 @@ def test_a_path_that_cannot_end_says_so(rng):
         adaptive_gradient_flow(*problem, rule, AdaptiveSteps(40.0, 2, crossings=-1))
 
 
-@pytest.mark.parametrize("follow", [gradient_flow, gradient_descent])
-def test_paths_vmap_over_seeds(rng, follow):
-    rule, steps = UpdateRule("exp", "relu"), FixedSteps(0.1, 2, 3)
+def test_flows_vmap_over_seeds(rng):
+    rule = UpdateRule("exp", "gelu")
     problems = [draw(rng, rule) for _ in range(2)]
     with jax.enable_x64(True):
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
-        together = np.asarray(jax.vmap(lambda *problem: follow(*problem, rule, steps))(*stacked).network.logits)
-    alone = np.stack([follow(*problem, rule, steps).network.logits for problem in problems])
-    assert together.shape == (2, 4, 2, 5)
+        together = np.asarray(jax.vmap(lambda *p: gradient_flow(*p, rule, STEPS))(*stacked).network.logits)
+    alone = np.stack([gradient_flow(*problem, rule, STEPS).network.logits for problem in problems])
+    assert together.shape == (2, 61, 3, 6)
     assert np.abs(together - alone).max() < 1e-12
     assert np.abs(together[0] - together[1]).max() > 1e-6
 
 
-def test_batches_vmap_over_keys(rng, seed):
+def test_descents_vmap_over_seeds_and_keys(rng, seed):
     rule, steps = UpdateRule("linear", "square", learning_rate_ratio=0.5), FixedSteps(0.1, 1, 2)
-    problem, keys = draw(rng, rule), jax.random.split(jax.random.key(seed), 2)
+    problems, keys = [draw(rng, rule) for _ in range(2)], jax.random.split(jax.random.key(seed), 2)
     with jax.enable_x64(True):
-        traced = jax.tree.map(jnp.asarray, problem)
-        together = np.asarray(
-            jax.vmap(lambda key: gradient_descent(*traced, rule, steps, (key, 3)).network.weights)(keys)
-        )
-    alone = np.stack([gradient_descent(*problem, rule, steps, (key, 3)).network.weights for key in keys])
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
+        descend = jax.vmap(lambda key, *p: gradient_descent(*p, rule, steps, (key, 3)).network.weights)
+        together = np.asarray(descend(keys, *stacked))
+    pairs = zip(keys, problems, strict=True)
+    alone = np.stack([gradient_descent(*p, rule, steps, (key, 3)).network.weights for key, p in pairs])
+    other = gradient_descent(*problems[0], rule, steps, (keys[1], 3)).network.weights
     assert alone.dtype == np.float64  # a key does not decide the precision
     assert np.abs(together - alone).max() < 1e-12
-    assert np.abs(together[0] - together[1]).max() > 1e-6
+    assert min(np.abs(alone[0] - alone[1]).max(), np.abs(alone[0] - other).max()) > 1e-6
 
 
 def test_descent_is_the_step_written_out_and_batches_differ(rng, seed):

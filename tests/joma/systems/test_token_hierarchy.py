@@ -11,7 +11,7 @@ from scipy import stats
 from manyheads.errors import UsageError
 from manyheads.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy, list_tokens
 
-SHAPE = HierarchyShape(sizes=(6, 5, 4), parts=2, leaves=9)
+SHAPE = HierarchyShape((8, 8, 6), leaves=9)  # that of the hidden neurons: compiled once
 
 
 def test_tokens_are_listed_in_order_with_padding_in_front(rng):
@@ -31,8 +31,8 @@ def test_a_hierarchy_expands_as_sets_do(seed, rng):
     for level in parts:
         assert all(len(each) == 2 for each in level)
         assert len({frozenset(each) for each in level}) == len(level)
-    batch = hierarchy.expand(jnp.arange(4), jax.random.key(0))
-    for label in range(4):
+    batch = hierarchy.expand(jnp.arange(6), jax.random.key(0))
+    for label in range(6):
         upper = parts[2][label]
         lower = set().union(*(parts[1][token] for token in upper))
         leaves = set().union(*(parts[0][token] for token in lower))

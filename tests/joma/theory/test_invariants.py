@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from tests.joma.problems import STEPS, draw
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.systems.gradient_flow import (
@@ -13,8 +14,8 @@ from manyheads.joma.systems.gradient_flow import (
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import attend, draw_network, draw_upper, forward, token_weights, vector_field
-from manyheads.joma.task import Sizes, UpdateRule, draw_task
+from manyheads.joma.systems.layer import attend, forward, token_weights, vector_field
+from manyheads.joma.task import Task, UpdateRule
 from manyheads.joma.theory.invariants import (
     conserved_quantity,
     decayed_quantity,
@@ -23,13 +24,10 @@ from manyheads.joma.theory.invariants import (
     softmax_relation,
 )
 
-SIZES = Sizes(tokens=6, queries=3, contexts=12, classes=3, neurons=5, width=12)
-STEPS = FixedSteps(0.05, 20, 12)
 
-
-def follow(rng, rule, sizes=SIZES, how=gradient_flow, steps=STEPS):
-    problem = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
-    path = how(*problem, rule, steps)
+def follow(rng, rule):
+    problem = draw(rng, rule)
+    path = gradient_flow(*problem, rule, STEPS)
     return path, token_weights(problem[1], path.network.weights), problem
 
 
@@ -56,7 +54,7 @@ def test_one_query_among_several_does_not_keep_it(rng):
     alone = per_query_quantity(RULES[2], path.network.logits, v)
     grown = np.abs(conserved_quantity(UpdateRule("exp"), 0 * path.network.logits, v)[-1] - conserved_quantity(
         UpdateRule("exp"), 0 * path.network.logits, v)[0]).max()  # fmt: skip
-    assert alone.shape == (13, 3, 6)
+    assert alone.shape == (61, 3, 6)
     assert np.abs(alone - alone[0]).max() > 0.1 * grown
 
 
@@ -71,7 +69,7 @@ def test_relu_keeps_it_when_gates_are_held_and_loses_little_when_not(rng):
 
 def test_descent_drifts_in_proportion_to_the_rate(rng):
     rule = UpdateRule("exp", "gelu")
-    problem = draw_network(SIZES, rule, rng), draw_task(SIZES, rng), draw_upper(SIZES, rng)
+    problem = draw(rng, rule)
     slips = []
     for rate in (0.1, 0.05):
         path = gradient_descent(*problem, rule, FixedSteps(rate, round(10 / rate), 1))
@@ -91,8 +89,8 @@ def velocity_terms(rule, network, task, loss):
 
 def test_the_softmax_velocity_is_the_gradient(rng):
     rule = UpdateRule("softmax", "tanh", temperature=0.6, learning_rate_ratio=1.7)
-    sizes = Sizes(tokens=6, contexts=12, classes=3, neurons=5, width=12)
-    network, task, upper = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+    network, task, upper = draw(rng, rule)
+    task = eqx.tree_at(lambda t: t.queries, task, 0 * task.queries)
     with jax.enable_x64(True):
         growth, correction = map(np.asarray, eqx.filter_jit(velocity_terms)(rule, network, task, upper))
         moving = eqx.filter_jit(vector_field)(network, task, upper, rule)
@@ -103,11 +101,15 @@ def test_the_softmax_velocity_is_the_gradient(rng):
 @pytest.mark.parametrize("contexts", [1, 12])
 def test_the_softmax_form_is_exact_for_one_context_alone(rng, contexts):
     rule = UpdateRule("softmax", "gelu", temperature=0.8, learning_rate_ratio=1.5)
-    sizes = Sizes(tokens=6, contexts=contexts, classes=3, neurons=5, width=12)
-    path, v, (_, task, _) = follow(rng, rule, sizes, steps=FixedSteps(0.05, 4, 60))
+    network, task, upper = draw(rng, rule)
+    rows = np.arange(12) % contexts  # one query, and one context repeated or twelve
+    frame = task.token_embeddings, task.query_embeddings
+    task = Task(task.contexts[rows], 0 * task.queries, task.labels[rows], *frame)
+    path = gradient_flow(network, task, upper, rule, STEPS)
+    v, logits = token_weights(task, path.network.weights), path.network.logits[:, :1]
     with jax.enable_x64(True):
-        mean = np.asarray(attend(rule, path.network.logits, task.contexts).mean(1))
-    form = softmax_relation(rule, path.times, path.network.logits, v, mean)
+        mean = np.asarray(attend(rule, logits, task.contexts).mean(1))
+    form = softmax_relation(rule, path.times, logits, v, mean)
     error = form.relative_error("moving_mean")
     assert (error < 1e-4) == (contexts == 1)
     assert form.relative_error("fixed_mean") > 1e-3

@@ -199,7 +199,7 @@ class Invariants(Study):
 
     def _states(self, rule: UpdateRule, task: Task, path: Trajectory, squares: np.ndarray) -> dict[str, Any]:
         """Return the terms of the softmax form: logits, summed squares, mean attention; NaN for other attention."""
-        states = [np.full(squares.shape, np.nan)] * len(STATES)
+        states: list[Any] = [np.full(squares.shape, np.nan)] * len(STATES)
         if rule.attention == "softmax":
             logits = path.network.logits[:, 0]  # (S, M)
             mean = np.asarray(attend(rule, jnp.asarray(logits[:, None]), jnp.asarray(task.contexts)).mean(1))

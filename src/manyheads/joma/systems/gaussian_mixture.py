@@ -1,7 +1,7 @@
 """Isotropic mixtures of inputs, and one neuron trained on their samples by SGD."""
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -47,11 +47,11 @@ class Mixture(eqx.Module):
     (3, 2)
     """
 
-    means: Float[ArrayLike, "components d"] = eqx.field(converter=check_arrays)
-    probabilities: Float[ArrayLike, " components"] = eqx.field(converter=check_arrays)
-    gradients: Float[ArrayLike, " components"] = eqx.field(converter=check_arrays)
-    std: Float[ArrayLike, ""] = eqx.field(converter=check_arrays)
-    offset: Float[ArrayLike, ""] = eqx.field(default=0.0, converter=check_arrays)
+    means: Float[Any, "components d"] = eqx.field(converter=check_arrays)
+    probabilities: Float[Any, " components"] = eqx.field(converter=check_arrays)
+    gradients: Float[Any, " components"] = eqx.field(converter=check_arrays)
+    std: Float[Any, ""] = eqx.field(converter=check_arrays)
+    offset: Float[Any, ""] = eqx.field(default=0.0, converter=check_arrays)
     distribution: Distribution = eqx.field(default="gaussian", static=True)
 
     def __check_init__(self) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
-from jaxtyping import ArrayLike, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
 from manyheads.errors import CertificateError, UsageError
@@ -41,12 +41,12 @@ class Trajectory(eqx.Module):
         Whether it reached the horizon or the limit; otherwise the remaining states are NaN.
     """
 
-    times: Float[ArrayLike, " states"]
+    times: Float[Any, " states"]
     network: Network
-    losses: Float[ArrayLike, " states"]
-    stopped: Bool[ArrayLike, ""]
-    crossings: Int[ArrayLike, ""]
-    finished: Bool[ArrayLike, ""]
+    losses: Float[Any, " states"]
+    stopped: Bool[Any, ""]
+    crossings: Int[Any, ""]
+    finished: Bool[Any, ""]
 
 
 @dataclass(frozen=True)

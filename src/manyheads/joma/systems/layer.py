@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
@@ -24,14 +24,14 @@ Loss: TypeAlias = Callable[[jax.Array, Task], jax.Array]
 class Network(eqx.Module):
     """Trained parameters of the layer: logits z, and weights W shared by all queries or one matrix per query."""
 
-    logits: Float[ArrayLike, "*states queries tokens"]
-    weights: Float[ArrayLike, "*states width neurons"] | Float[ArrayLike, "*states queries width neurons"]
+    logits: Float[Any, "*states queries tokens"]
+    weights: Float[Any, "*states width neurons"] | Float[Any, "*states queries width neurons"]
 
 
 class CrossEntropy(eqx.Module):
     """Mean cross-entropy, in nats, of classes read out by a fixed upper layer."""
 
-    upper: Float[ArrayLike, "classes neurons"]
+    upper: Float[Any, "classes neurons"]
 
     def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
         """Compute the loss of hidden values."""
@@ -42,7 +42,7 @@ class CrossEntropy(eqx.Module):
 class LinearLoss(eqx.Module):
     """Loss -mean_n g_n . h_n with constant gradients g: the stationary gradient of theorem 2."""
 
-    gradients: Float[ArrayLike, "samples neurons"]
+    gradients: Float[Any, "samples neurons"]
 
     def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
         """Compute the loss of hidden values."""
@@ -123,6 +123,6 @@ def vector_field(
 
 
 @takes_arrays
-def token_weights(task: Task, weights: Float[ArrayLike, "... width neurons"]) -> Any:
+def token_weights(task: Task, weights: Float[Any, "... width neurons"]) -> Any:
     """Project the weights on the token embeddings, v = U_C^T W, (..., M, K)."""
     return task.token_embeddings.T @ weights

@@ -46,8 +46,8 @@ Function: TypeAlias = Callable[[Any], Any]
 class Coefficients(NamedTuple):
     """Coefficients theta_1, along the mean of a component, and theta_2, along the weights."""
 
-    mean: Float[ArrayLike, " components"]
-    weight: Float[ArrayLike, " components"]
+    mean: Float[Any, " components"]
+    weight: Float[Any, " components"]
 
 
 @takes_arrays
@@ -88,9 +88,7 @@ def mixture_coefficients(mixture: Mixture, weights: Float[ArrayLike, " d"], acti
 
 @follows_caller
 @partial(jax.jit, inline=True, static_argnames="activation")
-def expected_gradient(
-    mixture: Mixture, weights: Float[ArrayLike, " d"], activation: Nonlinearity
-) -> Float[Array, " d"]:
+def expected_gradient(mixture: Mixture, weights: Float[Any, " d"], activation: Nonlinearity) -> Float[Array, " d"]:
     r"""Compute the expected gradient :math:`\dot v` of theorem 3.
 
     Examples
@@ -108,9 +106,7 @@ def expected_gradient(
 
 @follows_caller
 @partial(jax.jit, inline=True, static_argnames="activation")
-def gradient_covariance(
-    mixture: Mixture, weights: Float[ArrayLike, " d"], activation: Nonlinearity
-) -> Float[Array, "d d"]:
+def gradient_covariance(mixture: Mixture, weights: Float[Any, " d"], activation: Nonlinearity) -> Float[Array, "d d"]:
     r"""Compute the covariance of the gradient :math:`a\,\phi'(v \cdot x + c)\,x` of one sample.
 
     With :math:`m_k = \mathbb E[\phi'^2 u^k]`, :math:`n = v/|v|`, and :math:`\mu_k` the same with the variance of a

@@ -202,7 +202,7 @@ def deficit_ratio(
     return find_log_deficit(first, exact_time(second, goal, law), law) / goal
 
 
-def _targets(target: np.ndarrayLike) -> Float[np.ndarray, "*shape"]:
+def _targets(target: ArrayLike) -> Float[np.ndarray, "*shape"]:
     mu = np.asarray(target, np.float64)
     if not np.all((mu > 0) & (mu <= LARGEST)):
         raise UsageError(
