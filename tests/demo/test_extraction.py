@@ -29,12 +29,12 @@ def study(monkeypatch, tmp_path):
     class Trainings:
         header: ClassVar = {"inputs": TextTraining().inputs(), "configuration": asdict(SMALL)}
 
-    def read(runs, key):
+    def read(finished, study, key):
         return xr.Dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
 
     monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
     monkeypatch.setattr(chapter, "finished_study", lambda finished: replace(SMALL, text=None))
-    monkeypatch.setattr(chapter, "read_training", read)
+    monkeypatch.setattr(chapter, "training_of", read)
     (tmp_path / "run.json").write_text("a stand-in")
     return Extraction(finished=tmp_path / "run.json", layer=0)
 

@@ -107,5 +107,5 @@ def test_what_does_not_do_is_refused_before_work(tmp_path):
 
 
 def test_it_is_a_chapter_of_the_demo():
-    (chapter,) = [chapter for chapter in CHAPTERS if "infinitely large" in chapter.title]
+    (chapter,) = [chapter for chapter in CHAPTERS if "infinite key dimension" in chapter.title]
     assert chapter.study(Scene(None, {})) == Growth()

@@ -17,38 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scene:
-    """Inputs of a chapter.
+    """Inputs of a chapter."""
 
-    Attributes
-    ----------
-    text
-        Training text of the demo; None for Python's documentation.
-    finished
-        Folders of the runs of earlier chapters, by the name of the study.
-    """
-
-    text: Path | None
-    finished: dict[str, Path]
+    text: Path | None  # None for Python's documentation
+    finished: dict[str, Path]  # folders of the runs of earlier chapters, by the name of the study
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: its heading and its study.
-
-    Attributes
-    ----------
-    title, lead
-        Heading and the sentences under it.
-    study
-        Builds the study; called when the earlier chapters are finished.
-    replicates
-        Number of trained systems.
-    """
+    """Heading, text and study of one chapter; the study is built when the earlier chapters are finished."""
 
     title: str
     lead: str
     study: Callable[[Scene], Study]
     replicates: int
+
+
+def _trainings(scene: Scene) -> Path | None:
+    run = scene.finished.get("demo/text")
+    return run and run / "run.json"
 
 
 def _text(scene: Scene) -> Study:
@@ -60,15 +47,13 @@ def _text(scene: Scene) -> Study:
 def _rebound(scene: Scene) -> Study:
     from manyheads.demo.rebound import Rebound
 
-    run = scene.finished.get("demo/text")
-    return Rebound(finished=run and run / "run.json")
+    return Rebound(finished=_trainings(scene))
 
 
 def _extraction(scene: Scene) -> Study:
     from manyheads.demo.extraction import Extraction
 
-    run = scene.finished.get("demo/text")
-    return Extraction(text=scene.text, finished=run and run / "run.json")
+    return Extraction(text=scene.text, finished=_trainings(scene))
 
 
 def _order(scene: Scene) -> Study:
@@ -128,7 +113,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         replicates=4,
     ),
     Chapter(
-        "What is order worth?",
+        "Order-blindness",
         "Three networks with equally many weights recall the symbol after a marker. Pooling ignores order, and the "
         "best accuracy without order is known exactly. A recurrent network carries the symbol to the end, attention"
         " reads it where it stands.",
@@ -136,7 +121,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         replicates=4,
     ),
     Chapter(
-        "Which earlier characters count?",
+        "Which earlier characters predict the next one?",
         "A sparse contextual bigram is fitted to the same text: one transition matrix, read at a few lags that "
         "depend on the character. It shows on which earlier positions the next character depends, beside the mutual"
         " information of every position, and is tested on planted lags.",
@@ -144,7 +129,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         replicates=4,
     ),
     Chapter(
-        "What would a larger model need?",
+        "Hyperparameters of a larger model",
         "A learning rate that is tuned at one size is not tuned at twice the heads and depth. The theory of "
         "infinite limits gives the init std, the learning rate and the multiplier of each weight at the new size. "
         "Models are trained here with these and without.",
@@ -152,7 +137,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         replicates=6,
     ),
     Chapter(
-        "And an infinitely large one?",
+        "The limit of infinite key dimension",
         "In the limit of infinite key dimension the training of an attention block does not depend on the draw of "
         "its initialization and can be computed by mean-field theory, without training or fit. This is compared "
         "with trained blocks of growing size.",
@@ -160,7 +145,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         replicates=8,
     ),
     Chapter(
-        "What does attention cost?",
+        "The cost of attention",
         "FLOPs of the compiled programs against closed forms, sequential depth, and measured time.",
         _costs,
         replicates=3,

@@ -13,7 +13,7 @@ import xarray as xr
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 from manyheads.data import read_characters
-from manyheads.demo.rebound import finished_study, open_trainings, read_training
+from manyheads.demo.rebound import finished_study, open_trainings, training_of
 from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layers, extract_layer
@@ -26,6 +26,7 @@ from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.reporting.html import format_figure
 from manyheads.study.reporting.panels import Panel
+from manyheads.study.tables import labelled
 
 if TYPE_CHECKING:
     from manyheads.recovery import Recovery
@@ -87,12 +88,12 @@ class Extraction(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the number of heads of the transformer."""
-        return xr.Dataset({"heads": ((), self._training().heads, {"long_name": "heads", "units": "1"})})
+        return xr.Dataset(labelled({"heads": ((), self._training().heads, "heads")}))
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Extract a layer of the transformer trained with this key; a refusal is a result."""
         study = self._training()
-        done = study.train(key, cell) if self.finished is None else read_training(open_trainings(self.finished), key)
+        done = training_of(self.finished, study, key)
         model = trained_model(study, done.expand_dims(("cell", "replicate")))
         oracle = block_oracle(model, self.layer)
         seed = int(jax.random.bits(jax.random.fold_in(key, 1)))
@@ -108,12 +109,14 @@ class Extraction(Study):
                 matrices = np.stack([found.layer.theta, found.layer.projection])
         axes = ("head", "row", "column")
         return xr.Dataset(
-            {name: ((), figures[name], {"long_name": label, "units": "1"}) for name, (_, label) in FIGURES.items()}
-            | {
-                "outcome": ((), outcome, {"long_name": "extracted, or the refusal"}),
-                "theta": (axes, matrices[0], {"long_name": "extracted attention matrices", "units": "1"}),
-                "projection": (axes, matrices[1], {"long_name": "extracted projections", "units": "1"}),
-            },
+            labelled({name: ((), figures[name], label) for name, (_, label) in FIGURES.items()})
+            | {"outcome": ((), outcome, {"long_name": "extracted, or the refusal"})}
+            | labelled(
+                {
+                    "theta": (axes, matrices[0], "extracted attention matrices"),
+                    "projection": (axes, matrices[1], "extracted projections"),
+                }
+            ),
             coords={"head": ("head", np.arange(study.heads), {"long_name": "head"})},
         )
 

@@ -26,10 +26,11 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.tables import labelled
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 COURSES = {"": "predicted", "_without": "predicted without feedback"}
-RARER = "□"  # stands for every character that is not told apart
+RARER = "□"  # stands for every rarer character
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Growth(Study):
     heads
         Heads of every block; the prediction does not depend on them.
     pieces, length
-        Pieces of the text, and characters of each.
+        Number of pieces of the text, and characters of each.
     vocabulary
-        Characters that are told apart, the most frequent ones; all others are one.
+        Number of characters, the most frequent ones; all others are replaced by one.
     steps, learning_rate, richness
         Of the training by gradient descent.
     blocks
-        Blocks of one size that are trained in one replicate.
+        Blocks of one size in a replicate.
     """
 
     name: ClassVar[str] = "demo/growth"
@@ -72,16 +73,16 @@ class Growth(Study):
     def __post_init__(self) -> None:
         check_rising("key_dims", self.key_dims)
         if self.heads < 1 or self.blocks < 2:
-            raise UsageError(f"heads={self.heads}, blocks={self.blocks}: from 1 head and 2 blocks")
+            raise UsageError(f"heads={self.heads}, blocks={self.blocks}: expected 1 head and 2 blocks or more")
 
     def inputs(self) -> dict[str, str]:
-        """Return the digest of the text; a text or a number that does not do is refused here."""
+        """Return the digest of the text; refuse a text or a size that is out of range."""
         digests = TextTraining(text=self.text).inputs()
         self.problem()
         return digests
 
     def problem(self) -> Problem:
-        """Return what is trained."""
+        """Return the training problem of the limit and of the blocks."""
         return _problem(
             self.text, self.pieces, self.length, self.vocabulary, self.steps, self.learning_rate, self.richness
         )
@@ -95,30 +96,26 @@ class Growth(Study):
         problem = self.problem()
         solved, without = infinite_key_dim(problem), solve_blocks(problem, responses=False)
         found = {"": (solved.output.values, solved.loss.values), "_without": (without.outputs, without.losses)}
-        variables: dict[str, Any] = {
-            f"{name}{course}": (dims, value, {"long_name": f"{name}, {COURSES[course]}", "units": unit})
-            for course, values in found.items()
-            for (name, dims, unit), value in zip(MEASURED, values, strict=True)
-        }
         before, after = self._signs()
         logits = solved.logits.values[-1][..., problem.attention_mask()]
-        variables |= {
+        numbers = {
+            f"{name}{course}": (dims, value, f"{name}, {COURSES[course]}", unit)
+            for course, values in found.items()
+            for (name, dims, unit), value in zip(MEASURED, values, strict=True)
+        } | {"moved": ((), np.sqrt(np.mean(logits**2)), "rms of the attention logits")}
+        texts = {
             "before": ("read_out", before, {"long_name": "what has been seen of a piece"}),
             "after": ("read_out", after, {"long_name": "what comes next"}),
-            "moved": ((), np.sqrt(np.mean(logits**2)), {"long_name": "rms of the attention logits", "units": "1"}),
         }
-        return xr.Dataset(variables, coords={"step": _updates(self.steps)})
+        return xr.Dataset(labelled(numbers) | texts, coords={"step": _updates(self.steps)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train some blocks of one size from independent weights."""
         network = Network(int(cell["key_dim"]), self.heads)
         seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, self.blocks)
         trained = train_networks(self.problem(), network, seeds.tolist(), chunk=self.blocks)
-        variables = {
-            name: (("network", *dims), trained[name].values, {"long_name": name, "units": unit})
-            for name, dims, unit in MEASURED
-        }
-        return xr.Dataset(variables, coords={"step": _updates(self.steps)})
+        variables = {name: (("network", *dims), trained[name].values, name, unit) for name, dims, unit in MEASURED}
+        return xr.Dataset(labelled(variables), coords={"step": _updates(self.steps)})
 
     def claims(self) -> tuple[Claim, ...]:
         """Test the power of the distance from the limit, and the effect of the response functions."""
@@ -163,7 +160,7 @@ class Growth(Study):
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss, what is said to come next, and the distances against the size."""
+        """Show the loss, the distances by size, and the probability of the next character."""
         return (
             self._losses(predicted, trained),
             self._distances(predicted, trained),
@@ -171,16 +168,16 @@ class Growth(Study):
         )
 
     def gaps(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rms distances over all updates: single blocks, their mean, their mean and what has no feedback.
+        """Compute rms distances over all updates, each (replicates, sizes).
 
-        Each is (replicates, sizes).
+        From the limit, of single blocks and of their mean; and of their mean from the limit without response functions.
         """
         values = along(trained, "output", "key_dim")  # (replicates, sizes, networks, step, read_out, class)
         wanted, without = (predicted[f"output{course}"].values for course in COURSES)
         return distances(values, wanted), biases(values, wanted), biases(values, without)
 
     def _signs(self) -> tuple[list[str], list[str]]:
-        """Return what is seen, and what comes next, for every read-out."""
+        """Return the characters up to every read-out, and the next one."""
         problem = self.problem()
         symbols = build_vocabulary(load_text(self.text).content, self.vocabulary).symbols
         signs = np.array([RARER if symbol == UNKNOWN else mark_whitespace(symbol) for symbol in symbols])
@@ -198,7 +195,7 @@ class Growth(Study):
             Curve(plain, without, COURSES["_without"], "reference", 2),
         )
         return Multiples(
-            "Loss while it learns",
+            "Training loss",
             "updates",
             "cross-entropy [nat/character]",
             (
@@ -210,9 +207,9 @@ class Growth(Study):
             row_labels=("",),
             column_labels=tuple(f"key dimension N = {size}" for size in self.key_dims),
             log_y=True,
-            note=f"Mean of {every.shape[0] * every.shape[2]} blocks of a size, the band reaches over all of them. The "
-            "prediction is computed without training and without a fit; it knows neither N nor the number of heads. "
-            "Without feedback: as if what comes back to a weight did not depend on what it has passed on itself.",
+            note=f"Mean of {every.shape[0] * every.shape[2]} blocks of a size, bands range over all of them. The "
+            "prediction is computed without training and without fit, and is independent of N and of the number of "
+            "heads. Without feedback: without the response functions of mean-field theory.",
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Lines:
@@ -220,13 +217,13 @@ class Growth(Study):
         guide = single.mean(0)[0] * (sizes / sizes[0]) ** -0.5
         mean = f"mean of {self.blocks} blocks"
         return Lines(
-            "How far the outputs are from the prediction",
+            "Distance of the outputs from the prediction",
             "key dimension N",
             "root mean square distance",
             (
                 spread_curve(sizes, single, "one block", group=0),
                 spread_curve(sizes, near, mean, group=1),
-                spread_curve(sizes, far, f"{mean}, from that without feedback", group=2),
+                spread_curve(sizes, far, f"{mean}, from the prediction without feedback", group=2),
                 Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "falls like N^(-1/2)", "reference"),
             ),
             log_x=True,
@@ -237,7 +234,7 @@ class Growth(Study):
         )
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:
-        """Return how probable the right next character is after the first piece's beginnings, at the end."""
+        """Show the final probability of the next character at every position of the first piece."""
         right = self.problem().flat_targets.argmax(-1)[: self.length]
         places = np.arange(self.length)
         theirs = along(trained, "output", "key_dim")[..., -1, : self.length, :]  # (replicates, sizes, networks, ...)
@@ -256,12 +253,12 @@ class Growth(Study):
             for place in places
         )
         return Listing(
-            "How probable the right next character has become",
-            ("seen", "next", "predicted", *(f"blocks, N = {size}" for size in self.key_dims)),
+            "Probability of the next character",
+            ("context", "next", "predicted", *(f"blocks, N = {size}" for size in self.key_dims)),
             rows,
-            note=f"The first piece, after {self.steps - 1} updates; ± is the spread of single blocks. · is a space, ¶ "
-            f"a line end, {RARER} any rarer character. The attention logits have moved from zero to "
-            f"{float(predicted['moved']):.2f} (rms, predicted).",
+            note=f"First piece, after {self.steps - 1} updates; ± is the standard deviation over blocks. · is a space, "
+            f"¶ a line end, {RARER} a rarer character. The predicted rms of the attention logits grows from zero to "
+            f"{float(predicted['moved']):.2f}.",
         )
 
 

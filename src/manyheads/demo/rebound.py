@@ -14,8 +14,8 @@ from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.joma.drop_and_rise import replicated_drop_and_rise
 from manyheads.joma.studies.real_text import ROUNDING, RealText
+from manyheads.joma.text.record import reference_levels
 from manyheads.joma.theory.rebound import REBOUND
-from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -64,37 +64,18 @@ class Rebound(Study):
         UsageError
             `finished` belongs to a run of another study.
         """
-        return (
-            TextTraining().inputs() if self.finished is None else dict(open_trainings(self.finished).header["inputs"])
-        )
+        if self.finished is None:
+            return TextTraining().inputs()
+        return dict(open_trainings(self.finished).header["inputs"])
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
         study = self._training()
-        width = study.key_dim * study.heads
-        return xr.Dataset(
-            {
-                "uniform": (
-                    (),
-                    causal_entropy_level(study.length),
-                    {"long_name": "entropy of uniform causal attention", "units": "nat"},
-                ),
-                "random_rank": (
-                    (),
-                    expected_stable_rank(4 * width, width),
-                    {"long_name": "stable rank of a random matrix", "units": "1"},
-                ),
-            }
-        )
+        return reference_levels(study.length, study.key_dim * study.heads)
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Return the statistics of the training with this key."""
-        whole = (
-            TextTraining().train(key, cell)
-            if self.finished is None
-            else read_training(open_trainings(self.finished), key)
-        )
-        return whole[list(STATISTICS)]
+        return training_of(self.finished, TextTraining(), key)[list(STATISTICS)]
 
     def claims(self) -> tuple[Claim, ...]:
         """Test drop and rebound of attention entropy and stable rank in every layer."""
@@ -136,19 +117,11 @@ class Rebound(Study):
         entropy, rank = _curves(trained)
         steps = trained["step"].values
         uniform, random = (float(predicted[name]) for name in ("uniform", "random_rank"))
-        note = "Mean over heads and seeds, bands from the smallest to the largest seed; dotted, {}."
+        entropy_words = ("Attention entropy, by layer", "entropy [nat]")
+        rank_words = ("Stable rank of the lower MLP matrix, by layer", "stable rank")
         return (
-            _lines(
-                "Attention entropy, by layer", "entropy [nat]", steps, entropy, note, ("uniform attention", uniform)
-            ),
-            _lines(
-                "Stable rank of the lower MLP matrix, by layer",
-                "stable rank",
-                steps,
-                rank,
-                note,
-                ("a random matrix", random),
-            ),
+            _lines(entropy_words, steps, entropy, ("uniform attention", uniform)),
+            _lines(rank_words, steps, rank, ("a random matrix", random)),
             Listing("Statements of the theory of joint dynamics", ("of", "statement"), tuple(THEORY.items())),
         )
 
@@ -177,14 +150,17 @@ def open_trainings(finished: Path) -> RunStore:
     return runs
 
 
-def read_training(runs: RunStore, key: jax.Array) -> xr.Dataset:
-    """Read the stored training with this key.
+def training_of(finished: Path | None, study: TextTraining, key: jax.Array) -> xr.Dataset:
+    """Read the stored training with this key, or train.
 
     Raises
     ------
     UsageError
         The run has no replicate with this key.
     """
+    if finished is None:
+        return study.train(key, Cell())
+    runs = open_trainings(finished)
     seed, replicate = int(runs.header["seed"]), 0
     while (unit := Unit(Cell(), replicate, replicate)) in runs:
         if (jax.random.key_data(replicate_key(seed, replicate)) == jax.random.key_data(key)).all():
@@ -203,14 +179,10 @@ def _curves(trained: xr.Dataset) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 def _lines(
-    title: str,
-    label: str,
-    steps: NDArray[np.int64],
-    values: NDArray[np.float64],
-    note: str,
-    level: tuple[str, float],
+    words: tuple[str, str], steps: NDArray[np.int64], values: NDArray[np.float64], level: tuple[str, float]
 ) -> Lines:
+    """Draw values (replicates, layers, steps) by layer, and a reference level."""
     curves = [spread_curve(steps, values[:, layer], f"layer {layer}", group=layer) for layer in range(values.shape[1])]
-    span = (float(steps[0]), float(steps[-1]))
-    curves.append(Curve(span, (level[1], level[1]), level[0], "reference"))
-    return Lines(title, "step", label, tuple(curves), note=note.format(f"{level[0]}: {level[1]:.2f}"))
+    curves.append(Curve((float(steps[0]), float(steps[-1])), (level[1], level[1]), level[0], "reference"))
+    note = "Mean over heads and seeds, bands from the smallest to the largest seed; dotted, "
+    return Lines(words[0], "step", words[1], tuple(curves), note=f"{note}{level[0]}: {level[1]:.2f}.")

@@ -21,6 +21,7 @@ from manyheads.limits.task import Task
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.tables import labelled
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
@@ -38,20 +39,20 @@ STORED = {"learning_rate": "rate"}
 
 @dataclass(frozen=True)
 class Scaling(Study):
-    """Two transformers, the demo's and one with twice its heads and depth, and how far training moves them.
+    """RMS updates of the demo's transformer and of one with twice its heads and depth, scaled and unscaled.
 
     Attributes
     ----------
     text
         A UTF-8 file; by default Python's own documentation.
     key_dim, heads, depth
-        The demo's shape, at which everything is tuned.
+        The demo's shape, at which the learning rate is tuned.
     length, batch
         Characters of a window, windows of a step.
     learning_rate
         Adam's learning rate at that shape.
     steps
-        After how many updates it is looked at how far everything has moved.
+        Numbers of updates after which the RMS change is measured.
     """
 
     name: ClassVar[str] = "demo/scaling"
@@ -89,43 +90,35 @@ class Scaling(Study):
         return Shape(self.key_dim, 2 * self.heads, 2 * self.depth)
 
     def table(self) -> Table:
-        """Return what every class of weights needs at the larger shape."""
+        """Return the factors of every class of weights at the larger shape."""
         return Parametrization.complete_p(self.base).table(self.target)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the table of factors from the demo's shape to the larger one."""
         table = self.table()
         columns = {
-            STORED.get(name, name): (
-                "role",
-                [getattr(table[role], name) for role in ROLES],
-                {"long_name": label, "units": "1"},
-            )
+            STORED.get(name, name): ("role", [getattr(table[role], name) for role in ROLES], label)
             for name, label in COLUMNS.items()
         }
-        return xr.Dataset(columns, coords={"role": ("role", list(ROLES), {"long_name": "weights"})})
+        return xr.Dataset(labelled(columns), coords={"role": ("role", list(ROLES), {"long_name": "weights"})})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train one shape with the table's numbers and with plain ones, and return how far everything moved."""
+        """Train one shape with and without the table, and measure the RMS updates."""
         shape = Shape(self.key_dim, int(cell["heads"]), int(cell["depth"]))
         schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
-        lesson, recipe = self._lesson(), Recipe(epsilon=1e-8)
+        task, recipe = self._task(), Recipe(epsilon=1e-8)
         moved = [
-            measure_updates(
-                lesson, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN)
-            )._asdict()
+            measure_updates(task, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN))
             for scheme in schemes.values()
         ]
         return xr.Dataset(
-            {
-                name: (
-                    ("scheme", "step"),
-                    np.stack([each[name] for each in moved]),
-                    {"long_name": f"motion of {module}", "units": "1"},
-                )
-                for name, module in QUANTITIES.items()
-                if name in DRAWN
-            },
+            labelled(
+                {
+                    name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"motion of {module}")
+                    for name, module in QUANTITIES.items()
+                    if name in DRAWN
+                }
+            ),
             coords={
                 "scheme": ("scheme", list(schemes), {"long_name": "numbers"}),
                 "step": ("step", list(self.steps), {"long_name": "step"}),
@@ -168,21 +161,21 @@ class Scaling(Study):
         return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the table, and how far everything moves step by step."""
+        """Show the table, and the RMS updates by step."""
         return (_draw_table(self.table()), self._draw_motions(trained))
 
-    def _lesson(self) -> Task:
+    def _task(self) -> Task:
         vocabulary, (training, _) = read_characters(self.text)
         template = character_config(self.base, len(vocabulary), self.length)
         return Task(template, TextWindows(training, self.length, self.batch))
 
     def _growth(self, trained: xr.Dataset, name: str, scheme: str) -> NDArray[np.float64]:
-        """Return log2 of the motion at the larger shape over the demo's, at the last step: (replicates,)."""
+        """Return log2 of the RMS update at the larger shape over the demo's, at the last step: (replicates,)."""
         last = trained[name].isel(step=-1).sel(scheme=scheme).transpose("cell", "replicate").values
         return np.log2(last[1] / last[0])
 
     def _draw_motions(self, trained: xr.Dataset) -> Multiples:
-        steps, (small, large) = trained["step"].values, (_said(self.base), _said(self.target))
+        steps, (small, large) = trained["step"].values, (_listed(self.base), _listed(self.target))
 
         def curves(name: str) -> tuple[Curve, ...]:
             values = trained[name].transpose("cell", "scheme", "replicate", "step")
@@ -197,31 +190,31 @@ class Scaling(Study):
             for scheme in ("scaled", "plain")
         }
         return Multiples(
-            "How far training moves it",
+            "RMS updates",
             "step",
             "rms change",
             (tuple(curves(name) for name in DRAWN),),
             row_labels=("",),
             column_labels=tuple(DRAWN.values()),
             log_y=True,
-            note="Root mean square change since the start, on a batch that is not trained on; bands reach from the "
-            "smallest to the largest seed. At the last step the larger model's residual stream moves "
-            f"{farther['scaled']} times as far as the demo's with the table's numbers, and {farther['plain']} times "
-            "with plain ones: the usual init, the demo's rate and epsilon for all weights, branches added as they are.",
+            note="Root mean square change since the initialization, on a batch outside the training; bands range from "
+            "the smallest to the largest seed. At the last step the update of the larger model's residual stream is "
+            f"{farther['scaled']} times the demo's with the table, and {farther['plain']} times without: standard "
+            "init, the demo's learning rate and epsilon for all weights, unscaled branches.",
         )
 
 
 def _doublings(power: Power) -> float:
-    """Return how many doublings a power makes of one doubling of the heads and one of the depth."""
+    """Return log2 of the growth of a power law under one doubling of the heads and one of the depth."""
     return power.heads + power.depth
 
 
-def _said(shape: Shape) -> str:
+def _listed(shape: Shape) -> str:
     return f"{shape.heads} heads × {shape.depth} layers"
 
 
 def _draw_table(table: Table) -> Listing:
-    """Return the table of the larger shape, classes with equal numbers in one row."""
+    """Draw the table of the larger shape, classes with equal numbers in one row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in table.rows:
         laws = [" ".join(part for part in row.powers[name].split() if "γ" not in part) for name in COLUMNS]
@@ -230,10 +223,10 @@ def _draw_table(table: Table) -> Listing:
         alike.setdefault(shown, []).append(row.role.replace("_", " "))
     logit = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     note = (
-        f"From {_said(table.base)} to {_said(table.shape)}, N = {table.shape.key_dim}; × is relative to the demo's own "
+        f"From {_listed(table.base)} to {_listed(table.shape)}, N = {table.shape.key_dim}; × is relative to the demo's "
         f"numbers. Logits are {logit:.3g} q·k as before, and every branch is multiplied by {table.branch:g}. Outside "
         "the theory: batch size, length of the training, momentum and Adam's betas. 'manyheads scale' prints this for "
         "any two shapes."
     )
     rows = tuple((", ".join(roles), *cells) for cells, roles in alike.items())
-    return Listing("What each weight needs at twice the heads and depth", ("weights", *COLUMNS.values()), rows, note)
+    return Listing("Factors of each weight at twice the heads and depth", ("weights", *COLUMNS.values()), rows, note)

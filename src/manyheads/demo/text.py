@@ -25,9 +25,10 @@ from manyheads.joma.text.transformers import character_config, digest_text, step
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Claim, Source, Study
 from manyheads.study.reporting.panels import Panel
+from manyheads.study.tables import labelled
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.training import Trained, count_weights, with_weights
+from manyheads.transformer.training import count_weights, with_weights
 from manyheads.transformer.transformer import Transformer, initialise
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
@@ -124,15 +125,14 @@ class TextTraining(Study):
             ngram_losses(training, validation, len(vocabulary), context)[tested - context].mean()
             for context in CONTEXTS
         ]
+        uniform = causal_entropy_level(self.length)
         return xr.Dataset(
-            {
-                "ngram": ("context", losses, {"long_name": "validation loss of an n-gram model", "units": "nat"}),
-                "uniform": (
-                    (),
-                    causal_entropy_level(self.length),
-                    {"long_name": "entropy of uniform causal attention", "units": "nat"},
-                ),
-            },
+            labelled(
+                {
+                    "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
+                    "uniform": ((), uniform, "entropy of uniform causal attention", "nat"),
+                }
+            ),
             coords={"context": ("context", list(CONTEXTS), {"long_name": "characters of context"})},
         )
 
@@ -157,20 +157,26 @@ class TextTraining(Study):
         snippet = prompt[:SNIPPET]
         patterns = done.model.record(jnp.asarray(snippet)[None], patterns=True).layers.patterns[:, 0]  # (L, H, T, T)
         written = continue_text(done.model, jnp.asarray(prompt), for_writing, SAMPLED)
-        texts = {"prompt": (prompt, "prompt"), "written": (np.asarray(written), "sampled continuation")}
-        return self._dataset(done, np.asarray(patterns), seconds).assign(
-            {
-                name: ((), join_lines(vocabulary.decode(tokens)), {"long_name": meaning})
-                for name, (tokens, meaning) in texts.items()
-            }
-            | {
-                "snippet": (
-                    "query",
-                    list(mark_whitespace(vocabulary.decode(snippet))),
-                    {"long_name": "characters of the pattern"},
-                )
-            }
+        size = len(vocabulary)
+        found = recorded_dataset(done).assign(
+            stored_weights(done.model.weights)
+            | labelled(
+                {
+                    "loss": ("update", done.losses, "training loss", "nat"),
+                    "pattern": (("layer", "head", "query", "key"), np.asarray(patterns), "attention"),
+                    "weights": ((), count_weights(done.model), "number of weights"),
+                    "step_flops": ((), self._step_flops(size), "FLOPs of a training step", "FLOP"),
+                    "seconds": ((), seconds, "time of the training", "s"),
+                }
+            )
         )
+        found["seconds"].attrs["deterministic"] = False
+        texts = {
+            "prompt": ((), join_lines(vocabulary.decode(prompt)), "prompt"),
+            "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation"),
+            "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), "characters of the pattern"),
+        }
+        return found.assign({name: (dims, text, {"long_name": label}) for name, (dims, text, label) in texts.items()})
 
     def claims(self) -> tuple[Claim, ...]:
         """Compare the final validation loss with that of n-gram models."""
@@ -193,19 +199,6 @@ class TextTraining(Study):
         """Show loss, entropy and stable rank over training, one attention pattern, a sample and the costs."""
         return text_panels(predicted, trained.isel(cell=0), self.key_dim, self.steps)
 
-    def _dataset(self, done: Trained, patterns: np.ndarray, seconds: float) -> xr.Dataset:
-        size = len(self._read()[0])
-        return recorded_dataset(done).assign(
-            {
-                **stored_weights(done.model.weights),
-                "loss": ("update", done.losses, {"long_name": "training loss", "units": "nat"}),
-                "pattern": (("layer", "head", "query", "key"), patterns, {"long_name": "attention", "units": "1"}),
-                "weights": ((), count_weights(done.model), {"long_name": "number of weights", "units": "1"}),
-                "step_flops": ((), self._step_flops(size), {"long_name": "FLOPs of a training step", "units": "FLOP"}),
-                "seconds": ((), seconds, {"long_name": "time of the training", "units": "s", "deterministic": False}),
-            }
-        )
-
     def _read(self) -> tuple[Vocabulary, Split]:
         return read_characters(self.text)
 
@@ -217,28 +210,19 @@ class TextTraining(Study):
         return initialise(config, standard_scaling(config.shape, config.inputs), key)
 
 
-def stored_weights(weights: Any) -> dict[str, tuple[tuple[str, ...], np.ndarray, dict[str, str]]]:
+def stored_weights(weights: Any) -> dict[str, tuple[Any, Any, dict[str, str]]]:
     """Collect trained arrays as variables, each named by its path: ``weights.blocks.query``."""
-    variables = {}
-    for path, leaf in jax.tree.leaves_with_path(weights):
-        name = f"weights{jax.tree_util.keystr(path)}"
-        dims = tuple(f"{name}.{axis}" for axis in range(leaf.ndim))
-        variables[name] = (dims, np.asarray(leaf), {"long_name": f"trained array {name}", "units": "1"})
-    return variables
+    named = {f"weights{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(weights)}
+    return labelled(
+        {
+            name: (tuple(f"{name}.{axis}" for axis in range(leaf.ndim)), np.asarray(leaf), f"trained array {name}")
+            for name, leaf in named.items()
+        }
+    )
 
 
 def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) -> Transformer:
-    """Rebuild a transformer from a run of `demo/text`.
-
-    Parameters
-    ----------
-    study
-        The study of the run.
-    trained
-        ``/trained`` of its tree.
-    replicate
-        Which of the trained systems.
-    """
+    """Rebuild the transformer of one replicate from ``/trained`` of a run of `demo/text`."""
     vocabulary = len(read_characters(study.text)[0])
     blank = study._model(jax.random.key(0), vocabulary)
     one = trained.isel(cell=0, replicate=replicate)

@@ -23,11 +23,10 @@ from manyheads.data import read_characters
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.text.pictures import real_text_panels
-from manyheads.joma.text.record import recorded_dataset, train_and_record
+from manyheads.joma.text.record import recorded_dataset, reference_levels, train_and_record
 from manyheads.joma.text.summaries import EARLY, RunSummary
 from manyheads.joma.text.transformers import character_config, digest_text, step_flops
 from manyheads.joma.theory.rebound import REBOUND
-from manyheads.spectra import causal_entropy_level, expected_stable_rank
 from manyheads.statistics import mean_interval
 from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 from manyheads.study.claims import Measure
@@ -142,15 +141,7 @@ class RealText(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
-        width = self.key_dim * self.heads
-        uniform = {"long_name": "entropy of uniform causal attention", "units": "nat"}
-        random = {"long_name": "stable rank of a random matrix", "units": "1"}
-        return xr.Dataset(
-            {
-                "uniform": ((), causal_entropy_level(self.length), uniform),
-                "random_rank": ((), expected_stable_rank(4 * width, width), random),
-            }
-        )
+        return reference_levels(self.length, self.key_dim * self.heads)
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train once at a constant learning rate, and record the statistics at equal distances."""

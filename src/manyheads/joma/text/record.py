@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 from manyheads.attention import attention_entropy, causal
 from manyheads.data import TextWindows
-from manyheads.spectra import traced_stable_rank
+from manyheads.spectra import causal_entropy_level, expected_stable_rank, traced_stable_rank
 from manyheads.study.tables import labelled
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import Snapshot, Trained, train
@@ -97,4 +97,16 @@ def recorded_dataset(done: Trained, names: tuple[str, ...] = tuple(STATISTICS)) 
             "layer": ("layer", np.arange(depth), {"long_name": "layer, from the bottom"}),
             "head": ("head", np.arange(heads), {"long_name": "head"}),
         },
+    )
+
+
+def reference_levels(length: int, width: int) -> xr.Dataset:
+    """Compute the entropy of uniform causal attention and the stable rank of a random matrix of the MLP's shape."""
+    return xr.Dataset(
+        labelled(
+            {
+                "uniform": ((), causal_entropy_level(length), "entropy of uniform causal attention", "nat"),
+                "random_rank": ((), expected_stable_rank(4 * width, width), "stable rank of a random matrix"),
+            }
+        )
     )
