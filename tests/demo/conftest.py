@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.demo import TextTraining
+from manyheads.demo.text import TextTraining
 from manyheads.study import run
 
 

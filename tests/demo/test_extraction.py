@@ -6,17 +6,16 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from manyheads.data import read_characters
-from manyheads.demo import TextTraining
 from manyheads.demo import extraction as chapter
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.extraction import Extraction, block_oracle
-from manyheads.demo.text import stored_weights
+from manyheads.demo.text import TextTraining, stored_weights
 from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
 from manyheads.study import check_study, run
+from manyheads.study.tables import dataset
 from manyheads.transformer.transformer import initialise
 
 SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
@@ -30,7 +29,7 @@ def study(monkeypatch, tmp_path):
         header: ClassVar = {"inputs": TextTraining().inputs(), "configuration": asdict(SMALL)}
 
     def read(finished, study, key):
-        return xr.Dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
+        return dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
 
     monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
     monkeypatch.setattr(chapter, "finished_study", lambda finished: replace(SMALL, text=None))

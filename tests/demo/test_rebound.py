@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from manyheads.demo import TextTraining
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.rebound import Rebound
+from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.study import check_study, run
 from manyheads.study.runner import UnitFailed

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from manyheads.data import TextWindows, load_text, read_characters
-from manyheads.demo import TextTraining
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.sampling import continue_text, find_prose
-from manyheads.demo.text import trained_model
+from manyheads.demo.text import TextTraining, trained_model
 from manyheads.errors import UsageError
 from manyheads.joma.text.record import held_out_starts, record_statistics
 from manyheads.study import Study, run

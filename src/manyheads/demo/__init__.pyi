@@ -1,2 +1,1 @@
-from .text import TextTraining as TextTraining
 from .text import trained_model as trained_model

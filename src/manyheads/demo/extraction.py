@@ -26,7 +26,7 @@ from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.reporting.html import format_figure
 from manyheads.study.reporting.panels import Panel
-from manyheads.study.tables import labelled
+from manyheads.study.tables import dataset
 
 if TYPE_CHECKING:
     from manyheads.recovery import Recovery
@@ -88,7 +88,7 @@ class Extraction(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the number of heads of the transformer."""
-        return xr.Dataset(labelled({"heads": ((), self._training().heads, "heads")}))
+        return dataset({"heads": ((), self._training().heads, "heads")})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Extract a layer of the transformer trained with this key; a refusal is a result."""
@@ -108,16 +108,14 @@ class Extraction(Study):
             if found.layer.theta.shape == oracle.layer.theta.shape:
                 matrices = np.stack([found.layer.theta, found.layer.projection])
         axes = ("head", "row", "column")
-        return xr.Dataset(
-            labelled({name: ((), figures[name], label) for name, (_, label) in FIGURES.items()})
-            | {"outcome": ((), outcome, {"long_name": "extracted, or the refusal"})}
-            | labelled(
-                {
-                    "theta": (axes, matrices[0], "extracted attention matrices"),
-                    "projection": (axes, matrices[1], "extracted projections"),
-                }
-            ),
-            coords={"head": ("head", np.arange(study.heads), {"long_name": "head"})},
+        return dataset(
+            {name: ((), figures[name], label) for name, (_, label) in FIGURES.items()}
+            | {
+                "outcome": ((), outcome, "extracted, or the refusal", None),
+                "theta": (axes, matrices[0], "extracted attention matrices"),
+                "projection": (axes, matrices[1], "extracted projections"),
+            },
+            coords={"head": (np.arange(study.heads), "head")},
         )
 
     def claims(self) -> tuple[Claim, ...]:

@@ -26,7 +26,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
-from manyheads.study.tables import labelled
+from manyheads.study.tables import dataset
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
 COURSES = {"": "predicted", "_without": "predicted without feedback"}
@@ -104,10 +104,10 @@ class Growth(Study):
             for (name, dims, unit), value in zip(MEASURED, values, strict=True)
         } | {"moved": ((), np.sqrt(np.mean(logits**2)), "rms of the attention logits")}
         texts = {
-            "before": ("read_out", before, {"long_name": "what has been seen of a piece"}),
-            "after": ("read_out", after, {"long_name": "what comes next"}),
+            "before": ("read_out", before, "what has been seen of a piece", None),
+            "after": ("read_out", after, "what comes next", None),
         }
-        return xr.Dataset(labelled(numbers) | texts, coords={"step": _updates(self.steps)})
+        return dataset(numbers | texts, coords={"step": (np.arange(self.steps), "updates", "1")})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train some blocks of one size from independent weights."""
@@ -115,7 +115,7 @@ class Growth(Study):
         seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, self.blocks)
         trained = train_networks(self.problem(), network, seeds.tolist(), chunk=self.blocks)
         variables = {name: (("network", *dims), trained[name].values, name, unit) for name, dims, unit in MEASURED}
-        return xr.Dataset(labelled(variables), coords={"step": _updates(self.steps)})
+        return dataset(variables, coords={"step": (np.arange(self.steps), "updates", "1")})
 
     def claims(self) -> tuple[Claim, ...]:
         """Test the power of the distance from the limit, and the effect of the response functions."""
@@ -266,10 +266,6 @@ def _ratio(distances: np.ndarray) -> str:
     """Return the last size's distance over the first's, means over replicates: (replicates, sizes)."""
     first, *_, last = distances.mean(0)
     return f"{last / first:.2f}"
-
-
-def _updates(steps: int) -> tuple[str, np.ndarray, dict[str, str]]:
-    return "step", np.arange(steps), {"long_name": "updates", "units": "1"}
 
 
 @lru_cache(maxsize=4)

@@ -21,7 +21,7 @@ from manyheads.limits.task import Task
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
-from manyheads.study.tables import labelled
+from manyheads.study.tables import dataset
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
@@ -100,7 +100,7 @@ class Scaling(Study):
             STORED.get(name, name): ("role", [getattr(table[role], name) for role in ROLES], label)
             for name, label in COLUMNS.items()
         }
-        return xr.Dataset(labelled(columns), coords={"role": ("role", list(ROLES), {"long_name": "weights"})})
+        return dataset(columns, coords={"role": (list(ROLES), "weights")})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one shape with and without the table, and measure the RMS updates."""
@@ -111,17 +111,15 @@ class Scaling(Study):
             measure_updates(task, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN))
             for scheme in schemes.values()
         ]
-        return xr.Dataset(
-            labelled(
-                {
-                    name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"motion of {module}")
-                    for name, module in QUANTITIES.items()
-                    if name in DRAWN
-                }
-            ),
+        return dataset(
+            {
+                name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"motion of {module}")
+                for name, module in QUANTITIES.items()
+                if name in DRAWN
+            },
             coords={
-                "scheme": ("scheme", list(schemes), {"long_name": "numbers"}),
-                "step": ("step", list(self.steps), {"long_name": "step"}),
+                "scheme": (list(schemes), "numbers"),
+                "step": (list(self.steps), "step"),
             },
         )
 

@@ -25,7 +25,7 @@ from manyheads.joma.text.transformers import character_config, digest_text, step
 from manyheads.spectra import causal_entropy_level
 from manyheads.study import Cell, Claim, Source, Study
 from manyheads.study.reporting.panels import Panel
-from manyheads.study.tables import labelled
+from manyheads.study.tables import dataset
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, with_weights
@@ -33,6 +33,7 @@ from manyheads.transformer.transformer import Transformer, initialise
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
 SNIPPET = 40  # characters of the validation text whose attention pattern is kept
+SHOWN = "characters of the pattern"
 SAMPLED = 240  # characters sampled from the trained model
 
 
@@ -126,14 +127,12 @@ class TextTraining(Study):
             for context in CONTEXTS
         ]
         uniform = causal_entropy_level(self.length)
-        return xr.Dataset(
-            labelled(
-                {
-                    "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
-                    "uniform": ((), uniform, "entropy of uniform causal attention", "nat"),
-                }
-            ),
-            coords={"context": ("context", list(CONTEXTS), {"long_name": "characters of context"})},
+        return dataset(
+            {
+                "ngram": ("context", losses, "validation loss of an n-gram model", "nat"),
+                "uniform": ((), uniform, "entropy of uniform causal attention", "nat"),
+            },
+            coords={"context": (list(CONTEXTS), "characters of context")},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -157,26 +156,21 @@ class TextTraining(Study):
         snippet = prompt[:SNIPPET]
         patterns = done.model.record(jnp.asarray(snippet)[None], patterns=True).layers.patterns[:, 0]  # (L, H, T, T)
         written = continue_text(done.model, jnp.asarray(prompt), for_writing, SAMPLED)
-        size = len(vocabulary)
-        found = recorded_dataset(done).assign(
-            stored_weights(done.model.weights)
-            | labelled(
-                {
-                    "loss": ("update", done.losses, "training loss", "nat"),
-                    "pattern": (("layer", "head", "query", "key"), np.asarray(patterns), "attention"),
-                    "weights": ((), count_weights(done.model), "number of weights"),
-                    "step_flops": ((), self._step_flops(size), "FLOPs of a training step", "FLOP"),
-                    "seconds": ((), seconds, "time of the training", "s"),
-                }
-            )
+        found = dataset(
+            {
+                **stored_weights(done.model.weights),
+                "loss": ("update", done.losses, "training loss", "nat"),
+                "pattern": (("layer", "head", "query", "key"), np.asarray(patterns), "attention"),
+                "weights": ((), count_weights(done.model), "number of weights"),
+                "step_flops": ((), self._step_flops(len(vocabulary)), "FLOPs of a training step", "FLOP"),
+                "seconds": ((), seconds, "time of the training", "s"),
+                "prompt": ((), join_lines(vocabulary.decode(prompt)), "prompt", None),
+                "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation", None),
+                "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), SHOWN, None),
+            }
         )
         found["seconds"].attrs["deterministic"] = False
-        texts = {
-            "prompt": ((), join_lines(vocabulary.decode(prompt)), "prompt"),
-            "written": ((), join_lines(vocabulary.decode(np.asarray(written))), "sampled continuation"),
-            "snippet": ("query", list(mark_whitespace(vocabulary.decode(snippet))), "characters of the pattern"),
-        }
-        return found.assign({name: (dims, text, {"long_name": label}) for name, (dims, text, label) in texts.items()})
+        return recorded_dataset(done).assign(found)
 
     def claims(self) -> tuple[Claim, ...]:
         """Compare the final validation loss with that of n-gram models."""
@@ -210,15 +204,13 @@ class TextTraining(Study):
         return initialise(config, standard_scaling(config.shape, config.inputs), key)
 
 
-def stored_weights(weights: Any) -> dict[str, tuple[Any, Any, dict[str, str]]]:
+def stored_weights(weights: Any) -> dict[str, tuple[Any, ...]]:
     """Collect trained arrays as variables, each named by its path: ``weights.blocks.query``."""
     named = {f"weights{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(weights)}
-    return labelled(
-        {
-            name: (tuple(f"{name}.{axis}" for axis in range(leaf.ndim)), np.asarray(leaf), f"trained array {name}")
-            for name, leaf in named.items()
-        }
-    )
+    return {
+        name: (tuple(f"{name}.{axis}" for axis in range(leaf.ndim)), np.asarray(leaf), f"trained array {name}")
+        for name, leaf in named.items()
+    }
 
 
 def trained_model(study: TextTraining, trained: xr.Dataset, replicate: int = 0) -> Transformer:

@@ -9,23 +9,36 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def labelled(variables: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, Any, dict[str, str]]]:
-    """Attach long names and units to the variables of a dataset.
+def dataset(variables: Mapping[str, tuple[Any, ...]], coords: Mapping[str, Any] | None = None) -> xr.Dataset:
+    """Build a dataset whose variables and coordinates carry long names and units.
 
     Parameters
     ----------
     variables
-        By name: dimensions, values, long name and, unless it is 1, the unit.
+        By name: dimensions, values, long name and, unless it is 1, the unit; None for a text, which has none.
+    coords
+        By name: values, long name and perhaps the unit, or values alone.
 
     Examples
     --------
-    >>> labelled({"loss": ((), 0.5, "loss at the end", "nat")})
-    {'loss': ((), 0.5, {'long_name': 'loss at the end', 'units': 'nat'})}
+    >>> found = dataset({"loss": ("step", [2.0, 0.5], "training loss", "nat")}, {"step": ([0, 1], "updates")})
+    >>> found["loss"].attrs, found["step"].attrs
+    ({'long_name': 'training loss', 'units': 'nat'}, {'long_name': 'updates'})
     """
-    return {
-        name: (dims, values, {"long_name": label, "units": units[0] if units else "1"})
-        for name, (dims, values, label, *units) in variables.items()
-    }
+    import xarray as xr
+
+    return xr.Dataset(
+        {
+            name: (dims, values, {"long_name": label} | ({} if units == [None] else {"units": (*units, "1")[0]}))
+            for name, (dims, values, label, *units) in variables.items()
+        },
+        {
+            name: (name, given[0], dict(zip(("long_name", "units"), given[1:], strict=False)))
+            if isinstance(given, tuple)
+            else given
+            for name, given in (coords or {}).items()
+        },
+    )
 
 
 def select_cells(data: xr.Dataset, **values: Any) -> xr.Dataset:

@@ -22,7 +22,7 @@ from manyheads.costs.shapes import PooledShape, RecurrentShape
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled, unstack
+from manyheads.study.tables import dataset, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
@@ -115,9 +115,9 @@ class Costs(Study):
         }
         edge = np.int64(crossover_length(self._shapes()["transformer"]))  # type: ignore[arg-type]
         label = "length at which the attention core costs as much as the rest"
-        return xr.Dataset(
-            labelled({name: (("model", "length"), table, *LABELS[name]) for name, table in tables.items()})
-            | labelled({"crossover": ((), edge, label, "tokens")}),
+        return dataset(
+            {name: (("model", "length"), table, *LABELS[name]) for name, table in tables.items()}
+            | {"crossover": ((), edge, label, "tokens")},
             coords={"model": list(MODELS), "length": list(self.lengths)},
         )
 
@@ -138,7 +138,7 @@ class Costs(Study):
             "core_seconds": core,
             "rest_seconds": rest,
         }
-        found = xr.Dataset(labelled({name: ((), value, *LABELS[name]) for name, value in values.items()}))
+        found = dataset({name: ((), value, *LABELS[name]) for name, value in values.items()})
         for name in ("seconds", "core_seconds", "rest_seconds"):
             found[name].attrs["deterministic"] = False
         return found

@@ -23,7 +23,7 @@ from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, Picture, spread_curve
-from manyheads.study.tables import labelled, select_cell, unstack
+from manyheads.study.tables import dataset, select_cell, unstack
 from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
@@ -125,8 +125,8 @@ class OrderBlindness(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the best accuracy of a network that is independent of order, exactly."""
         ceilings = [float(Recall(length, self.symbols).ceiling) for length in self.lengths]
-        variables = labelled({"ceiling": ("length", ceilings, "best accuracy without order")})
-        return xr.Dataset(variables, coords={"length": list(self.lengths)})
+        variables = {"ceiling": ("length", ceilings, "best accuracy without order")}
+        return dataset(variables, coords={"length": list(self.lengths)})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one network and test it on fresh sequences."""
@@ -143,22 +143,20 @@ class OrderBlindness(Study):
         by_lag = [right[groups == group].mean() for group in range(BUCKETS)]
         losses = [part.mean() for part in np.array_split(done.losses, SEGMENTS)]
         sequence, pattern = np.asarray(tokens[0], float), self._pattern_of(done.model, str(cell["model"]), tokens[0])
-        return xr.Dataset(
-            labelled(
-                {
-                    "accuracy": ((), right.mean(), "accuracy on fresh sequences"),
-                    "accuracy_by_lag": ("distance", by_lag, "accuracy by distance from the answer to the end"),
-                    "loss": ("progress", losses, "training loss", "nat"),
-                    "weights": ((), count_weights(model), "number of weights"),
-                    "sequence": ("token", sequence, "a test sequence", "token"),
-                    "pattern": (("token", "attending"), pattern, "attention, largest over heads and layers"),
-                }
-            ),
+        return dataset(
+            {
+                "accuracy": ((), right.mean(), "accuracy on fresh sequences"),
+                "accuracy_by_lag": ("distance", by_lag, "accuracy by distance from the answer to the end"),
+                "loss": ("progress", losses, "training loss", "nat"),
+                "weights": ((), count_weights(model), "number of weights"),
+                "sequence": ("token", sequence, "a test sequence", "token"),
+                "pattern": (("token", "attending"), pattern, "attention, largest over heads and layers"),
+            },
             coords={
-                "distance": ("distance", (np.arange(BUCKETS) + 0.5) / BUCKETS, {"long_name": "share of length"}),
-                "progress": ("progress", np.arange(1, SEGMENTS + 1) / SEGMENTS, {"long_name": "share of the steps"}),
-                "token": ("token", np.arange(length), {"long_name": "position"}),
-                "attending": ("attending", np.arange(length), {"long_name": "position"}),
+                "distance": ((np.arange(BUCKETS) + 0.5) / BUCKETS, "share of length"),
+                "progress": (np.arange(1, SEGMENTS + 1) / SEGMENTS, "share of the steps"),
+                "token": (np.arange(length), "position"),
+                "attending": (np.arange(length), "position"),
             },
         )
 

@@ -19,7 +19,7 @@ from manyheads.joma.theory.gaussian_mixture import linear_noise_approximation
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled
+from manyheads.study.tables import dataset
 
 MEANS = ((1.5, 0.5, 0.0, -0.5), (-1.0, 1.0, 0.5, 0.0), (0.0, -0.5, 1.0, 1.0))
 PROBABILITIES = (0.5, 0.3, 0.2)
@@ -27,7 +27,7 @@ GRADIENTS = (1.0, -0.6, 0.4)
 INIT = (0.3, 0.6, 0.2, 0.4)
 OFFSET = 0.2
 SNAPSHOTS = 16
-TIME = {"long_name": "time, steps × learning rate"}
+TIME = "time, steps × learning rate"
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,13 @@ class Clouds(Study):
         found = linear_noise_approximation(mixture, activation, np.asarray(INIT), times, self.weight_decay)
         variance = np.diagonal(found.covariance, axis1=1, axis2=2)
         path = ("time", "coordinate")
-        return xr.Dataset(
-            labelled(
-                {
-                    "path": (path, found.path, "weights of the flow"),
-                    "variance": (path, variance, "variance of SGD over the learning rate"),
-                    "bias": (path, found.bias, "bias of finite steps over the learning rate"),
-                }
-            ),
-            coords={"time": ("time", times, TIME)},
+        return dataset(
+            {
+                "path": (path, found.path, "weights of the flow"),
+                "variance": (path, variance, "variance of SGD over the learning rate"),
+                "bias": (path, found.bias, "bias of finite steps over the learning rate"),
+            },
+            coords={"time": (times, TIME)},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -113,9 +111,9 @@ class Clouds(Study):
         activation, start = find_nonlinearity(self.activation), jnp.asarray(INIT, jnp.float64)
         paths = jax.vmap(lambda each: train_neuron(mixture, activation, start, training, self.weight_decay, each))(keys)
         times = np.linspace(0, self.horizon, SNAPSHOTS + 1)
-        return xr.Dataset(
-            labelled({"path": (("neuron", "time", "coordinate"), paths, "weights of trained neurons")}),
-            coords={"time": ("time", times, TIME)},
+        return dataset(
+            {"path": (("neuron", "time", "coordinate"), paths, "weights of trained neurons")},
+            coords={"time": (times, TIME)},
         )
 
     def claims(self) -> tuple[Claim, ...]:

@@ -32,7 +32,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
-from manyheads.study.tables import labelled, select_cells
+from manyheads.study.tables import dataset, select_cells
 
 DIAGONAL = ("linear", "exp")  # attention whose derivative in the logits is diagonal
 SMOOTH_LIMIT, KINK_LIMIT, INTEGRAL_LIMIT = 1e-10, 1e-4, 1e-4
@@ -117,13 +117,11 @@ class Invariants(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the drift under gradient flow, zero, and its order in the learning rate under gradient descent."""
-        return xr.Dataset(
-            labelled(
-                {
-                    "drift": ((), 0.0, "drift of the conserved quantity"),
-                    "order": ((), 1.0, "order of the drift in the learning rate"),
-                }
-            )
+        return dataset(
+            {
+                "drift": ((), 0.0, "drift of the conserved quantity"),
+                "order": ((), 1.0, "order of the drift in the learning rate"),
+            }
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -138,31 +136,22 @@ class Invariants(Study):
         quadratic = 1 if rule.attention == "linear" else 2
         square_change = _largest(squares - squares[:1]) / quadratic
         descent_drift, decay_error = self._unsteady(problem, rule, int(cell["queries"]))
-        return xr.Dataset(
-            labelled(
-                {
-                    "drift": (
-                        (),
-                        _largest(drift(rule, path.times, logits, weights)),
-                        "largest drift of the conserved quantity",
-                    ),
-                    "per_query_drift": (
-                        (),
-                        _largest(alone - alone[:1]),
-                        "largest drift of the quantity of one query alone",
-                    ),
-                    "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
-                    "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
-                    "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
-                    "descent_drift": ("learning_rate", descent_drift, "drift under gradient descent"),
-                    "decay_error": ((), decay_error, "largest distance from exponential decay"),
-                }
-                | self._states(rule, task, path, squares)
-            ),
+        largest, alone_drift = _largest(drift(rule, path.times, logits, weights)), _largest(alone - alone[:1])
+        return dataset(
+            {
+                "drift": ((), largest, "largest drift of the conserved quantity"),
+                "per_query_drift": ((), alone_drift, "largest drift of the quantity of one query alone"),
+                "logit_change": ((), _largest(logits - logits[:1]), "largest change of a logit"),
+                "square_change": ((), square_change, "largest change of the squared weights in the quantity"),
+                "loss_decrease": ((), path.losses[0] - path.losses[-1], "decrease of the loss", "nat"),
+                "descent_drift": ("learning_rate", descent_drift, "drift under gradient descent"),
+                "decay_error": ((), decay_error, "largest distance from exponential decay"),
+                **self._states(rule, task, path, squares),
+            },
             coords={
-                "time": ("time", np.linspace(0, self.horizon, self.records + 1), {"long_name": "time"}),
-                "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
-                "learning_rate": ("learning_rate", np.asarray(self.learning_rates), {"long_name": "learning rate"}),
+                "time": (np.linspace(0, self.horizon, self.records + 1), "time"),
+                "token": (np.arange(self.tokens), "token"),
+                "learning_rate": (np.asarray(self.learning_rates), "learning rate"),
             },
         )
 

@@ -21,7 +21,7 @@ from manyheads.joma.theory.latent_tree import heights, marginals, predict_cooccu
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Lines, Source, Study, Verdict, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled, select_cells
+from manyheads.study.tables import dataset, select_cells
 from manyheads.study.verdicts import Expected
 
 TREES = ("symmetric", "asymmetric")
@@ -94,15 +94,13 @@ class LatentTreeStudy(Study):
             exact.append([given[leaves[other]][1] for other in others])
         alone = marginals(unroll(self._tree("symmetric")), {})[1][-1][1]
         formula = predict_cooccurrence(self.correlation, levels, self.depth, self.imbalance)
-        return xr.Dataset(
-            labelled(
-                {
-                    "formula": ("height", formula, "P(on | other on), theorem 5"),
-                    "together": (("tree", "height"), np.asarray(exact), "P(on | other on), message passing"),
-                    "alone": ((), alone, "P(on)"),
-                }
-            ),
-            coords={"tree": list(TREES), "height": ("height", levels, {"long_name": "height of the common ancestor"})},
+        return dataset(
+            {
+                "formula": ("height", formula, "P(on | other on), theorem 5"),
+                "together": (("tree", "height"), np.asarray(exact), "P(on | other on), message passing"),
+                "alone": ((), alone, "P(on)"),
+            },
+            coords={"tree": list(TREES), "height": (levels, "height of the common ancestor")},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -121,16 +119,14 @@ class LatentTreeStudy(Study):
         above = jnp.asarray(heights((self.branching,) * (self.depth - 1)))
         levels = jnp.arange(1, self.depth)
         every = jax.vmap(lambda height: jnp.mean(share, where=above == height))(levels)
-        return xr.Dataset(
-            labelled(
-                {
-                    "both": ("height", both.sum(0), "sequences with both on"),
-                    "given": ((), given.sum(), "sequences with the first on"),
-                    "scatter": ("height", scatter, "standard deviation of the frequency over blocks"),
-                    "together": ("height", every, "P(on | other on), mean over pairs"),
-                }
-            ),
-            coords={"height": ("height", np.arange(1, self.depth), {"long_name": "height of the common ancestor"})},
+        return dataset(
+            {
+                "both": ("height", both.sum(0), "sequences with both on"),
+                "given": ((), given.sum(), "sequences with the first on"),
+                "scatter": ("height", scatter, "standard deviation of the frequency over blocks"),
+                "together": ("height", every, "P(on | other on), mean over pairs"),
+            },
+            coords={"height": (np.arange(1, self.depth), "height of the common ancestor")},
         )
 
     def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:

@@ -20,7 +20,7 @@ from manyheads.joma.systems.token_hierarchy import HierarchyShape
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
-from manyheads.study.tables import labelled, select_cells
+from manyheads.study.tables import dataset, select_cells
 
 SCORES = {
     "trained": "trained",
@@ -95,15 +95,15 @@ class Neurons(Study):
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the smallest rise by training that the reading of the published table implies."""
-        return xr.Dataset(labelled({"rise": ((), RISE, "smallest rise by training that the table can show")}))
+        return dataset({"rise": ((), RISE, "smallest rise by training that the table can show")})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one network on its labels and one on random labels, and score both."""
         scores = train_and_score(self._task(cell), key)
         values = {name: ("level", np.asarray(getattr(scores, name), np.float64), text) for name, text in SCORES.items()}
-        return xr.Dataset(
-            labelled({**values, "accuracy": ((), float(scores.accuracy), "accuracy")}),
-            coords={"level": ("level", [0, 1], {"long_name": "level of latents"})},
+        return dataset(
+            {**values, "accuracy": ((), float(scores.accuracy), "accuracy")},
+            coords={"level": ([0, 1], "level of latents")},
         )
 
     def claims(self) -> tuple[Claim, ...]:

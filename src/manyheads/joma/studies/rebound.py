@@ -44,7 +44,7 @@ from manyheads.spectra import traced_stable_rank
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled, select_cell
+from manyheads.study.tables import dataset, select_cell
 from manyheads.study.verdicts import Expected
 
 SYSTEMS = {
@@ -112,17 +112,15 @@ class Rebound(Study):
         sides = [predict_approach(targets, laws[name]) if name in laws else above for name in SYSTEMS]
         curves = [entropy_curve(targets, record_times(RANDOM_HORIZONS["exp"]), law) for law in (EXP, UNIFORM)]
         path, label = np.stack([*curves, linear]), "attention entropy of one vector of targets"
-        return xr.Dataset(
-            labelled(
-                {
-                    "side": ("system", sides, "side from which entropy approaches its limit"),
-                    "reference_entropy": (("dynamics", "record"), path, label, "nat"),
-                }
-            ),
+        return dataset(
+            {
+                "side": ("system", sides, "side from which entropy approaches its limit"),
+                "reference_entropy": (("dynamics", "record"), path, label, "nat"),
+            },
             coords={
                 "system": list(SYSTEMS),
                 "dynamics": ["exp", "uniform", "linear"],
-                "record": ("record", np.arange(RECORDS + 1), {"long_name": "record"}),
+                "record": (np.arange(RECORDS + 1), "record"),
             },
         )
 
@@ -149,23 +147,21 @@ class Rebound(Study):
         measured = drop_and_rise(entropies if len(entropies) else entropy)
         (drop, rise, _), (rank_drop, rank_rise, _) = (drop_and_rise(curve) for curve in (entropy, rank))
         share, size = (measured.rise > REBOUND).mean(), measured.rise.mean()
-        return xr.Dataset(
-            labelled(
-                {
-                    "entropy": ("record", entropy, "attention entropy", "nat"),
-                    "stable_rank": ("record", rank, "stable rank of the lower layer"),
-                    "rebounded": ((), share, f"share of entropies that rebound by {REBOUND:g} nat"),
-                    "mean_rise": ((), size, "mean rise of the entropy", "nat"),
-                    "drop": ((), drop, "drop of the layer's entropy", "nat"),
-                    "rise": ((), rise, "rise of the layer's entropy", "nat"),
-                    "rank_drop": ((), rank_drop, "drop of the stable rank"),
-                    "rank_rise": ((), rank_rise, "rise of the stable rank"),
-                    "line_error": ((), line_error, "distance of the weights from a straight line"),
-                    "rising": ((), rising, "share of layers without attention whose stable rank rises"),
-                    "agreement": ((), agreement, "share of layers whose final slope has the predicted sign"),
-                }
-            ),
-            coords={"record": ("record", np.arange(RECORDS + 1), {"long_name": "record"})},
+        return dataset(
+            {
+                "entropy": ("record", entropy, "attention entropy", "nat"),
+                "stable_rank": ("record", rank, "stable rank of the lower layer"),
+                "rebounded": ((), share, f"share of entropies that rebound by {REBOUND:g} nat"),
+                "mean_rise": ((), size, "mean rise of the entropy", "nat"),
+                "drop": ((), drop, "drop of the layer's entropy", "nat"),
+                "rise": ((), rise, "rise of the layer's entropy", "nat"),
+                "rank_drop": ((), rank_drop, "drop of the stable rank"),
+                "rank_rise": ((), rank_rise, "rise of the stable rank"),
+                "line_error": ((), line_error, "distance of the weights from a straight line"),
+                "rising": ((), rising, "share of layers without attention whose stable rank rises"),
+                "agreement": ((), agreement, "share of layers whose final slope has the predicted sign"),
+            },
+            coords={"record": (np.arange(RECORDS + 1), "record")},
         )
 
     def claims(self) -> tuple[Claim, ...]:

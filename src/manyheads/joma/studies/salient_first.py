@@ -22,7 +22,7 @@ from manyheads.joma.theory.salient_first import EXP, REGRESSION, affine_offset, 
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
-from manyheads.study.tables import labelled, select_cell
+from manyheads.study.tables import dataset, select_cell
 
 LOSS_NAMES = {"matched": "matched loss", "squared": "squared loss"}
 LAWS = {"matched": EXP, "squared": REGRESSION}
@@ -88,17 +88,15 @@ class SalientFirst(Study):
         pair = mu["matched"][2], mu["matched"][1]
         rates, offsets = (np.stack([of(mu[loss], LAWS[loss]) for loss in LOSSES]) for of in (final_rate, affine_offset))
         limit = float(final_rate(pair[0]) / final_rate(pair[1]))
-        return xr.Dataset(
-            labelled(
-                {
-                    "time": (("loss", "component", "level"), np.stack(times), "time"),
-                    "rate": (("loss", "component"), rates, "slope of the affine law"),
-                    "offset": (("loss", "component"), offsets, "offset of the affine law"),
-                    "ratio": ((), float(deficit_ratio(*pair, PAIRED)), RATIO),
-                    "ratio_limit": ((), limit, "its limit"),
-                }
-            ),
-            coords={"loss": list(LOSSES), "level": ("level", LEVELS, {"long_name": "log deficit ln(1/δ)"})},
+        return dataset(
+            {
+                "time": (("loss", "component", "level"), np.stack(times), "time"),
+                "rate": (("loss", "component"), rates, "slope of the affine law"),
+                "offset": (("loss", "component"), offsets, "offset of the affine law"),
+                "ratio": ((), float(deficit_ratio(*pair, PAIRED)), RATIO),
+                "ratio_limit": ((), limit, "its limit"),
+            },
+            coords={"loss": list(LOSSES), "level": (LEVELS, "log deficit ln(1/δ)")},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -114,16 +112,14 @@ class SalientFirst(Study):
         early, late = (jax.vmap(lambda c, at=at: jnp.interp(at, c, clock), 1)(deficits) for at in (EARLY, LATE))
         moment = jnp.interp(PAIRED, deficits[:, 1], clock)
         ratio = jnp.interp(moment, clock, deficits[:, 2]) / PAIRED
-        return xr.Dataset(
-            labelled(
-                {
-                    "time": (("component", "level"), times, "time"),
-                    "slope": ("component", (LATE - EARLY) / (late - early), "slope of ln(1/δ) in time"),
-                    "late_time": ("component", late, f"time of ln(1/δ) = {LATE:g}"),
-                    "ratio": ((), ratio, RATIO),
-                }
-            ),
-            coords={"level": ("level", LEVELS, {"long_name": "log deficit ln(1/δ)"})},
+        return dataset(
+            {
+                "time": (("component", "level"), times, "time"),
+                "slope": ("component", (LATE - EARLY) / (late - early), "slope of ln(1/δ) in time"),
+                "late_time": ("component", late, f"time of ln(1/δ) = {LATE:g}"),
+                "ratio": ((), ratio, RATIO),
+            },
+            coords={"level": (LEVELS, "log deficit ln(1/δ)")},
         )
 
     def claims(self) -> tuple[Claim, ...]:

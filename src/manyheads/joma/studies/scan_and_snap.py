@@ -18,11 +18,10 @@ from manyheads.joma.theory.scan_and_snap import reduced_trajectory, relative_gai
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled, select_cell, select_cells
+from manyheads.study.tables import dataset, select_cell, select_cells
 
 EARLY = (0.2, 0.4, 0.8)  # progress at which the order of the error of the gain law is fitted
 ROUNDING = 1e-9  # error of a logit at local errors of 1e-11 of the integrator
-PROGRESS = {"long_name": "progress", "units": "1"}
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,12 @@ class ScanAndSnap(Study):
         profile = 0.4 * own / own.sum(), np.full(self.common, 0.6 / self.common)
         paths = [reduced_trajectory(*profile, self.classes, progress, aligned=aligned) for aligned in (False, True)]
         gaps = [path.distinct[:, 0] - path.distinct[:, -1] for path in paths]
-        return xr.Dataset(
-            labelled(
-                {
-                    "reference_gap": ("progress", gaps[0], "gap of the reference profile"),
-                    "aligned_gap": ("progress", gaps[1], "the same under the gain law's assumption"),
-                }
-            ),
-            coords={"progress": ("progress", progress, PROGRESS)},
+        return dataset(
+            {
+                "reference_gap": ("progress", gaps[0], "gap of the reference profile"),
+                "aligned_gap": ("progress", gaps[1], "the same under the gain law's assumption"),
+            },
+            coords={"progress": (progress, "progress", "1")},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -130,26 +127,24 @@ class ScanAndSnap(Study):
         highest, disorder = flow.logits[1:, table.common].max(), -np.diff(logits[1:], axis=-1).max()
         winner = raised[:, 0] / raised.sum(1)
         snap = self._snap_time(times, gap)
-        return xr.Dataset(
-            labelled(
-                {
-                    "gap": ("progress", gap, "logit of the strongest over the weakest distinct token"),
-                    "theory_gap": ("progress", theory_gap, "the same on the reduced trajectory"),
-                    "deviation": (
-                        (),
-                        np.abs(flow.logits - theory).max(),
-                        "largest distance of a logit from the reduced trajectory",
-                    ),
-                    "common": ((), highest, "largest logit of a common token after the start"),
-                    "disorder": ((), disorder, "smallest logit of a token over the next weaker one"),
-                    "winner": ("progress", winner, "attention of the strongest over that of all distinct tokens"),
-                    "growth": ("progress", growth, "growth of the relative gain"),
-                    "law": ("progress", law, "growth by the gain law"),
-                    "snap": ((), snap, "time at which the gap reaches nine tenths of its maximum"),
-                    "loss": ((), flow.losses[-1], "loss at the end", "nat"),
-                }
-            ),
-            coords={"progress": ("progress", progress, PROGRESS)},
+        return dataset(
+            {
+                "gap": ("progress", gap, "logit of the strongest over the weakest distinct token"),
+                "theory_gap": ("progress", theory_gap, "the same on the reduced trajectory"),
+                "deviation": (
+                    (),
+                    np.abs(flow.logits - theory).max(),
+                    "largest distance of a logit from the reduced trajectory",
+                ),
+                "common": ((), highest, "largest logit of a common token after the start"),
+                "disorder": ((), disorder, "smallest logit of a token over the next weaker one"),
+                "winner": ("progress", winner, "attention of the strongest over that of all distinct tokens"),
+                "growth": ("progress", growth, "growth of the relative gain"),
+                "law": ("progress", law, "growth by the gain law"),
+                "snap": ((), snap, "time at which the gap reaches nine tenths of its maximum"),
+                "loss": ((), flow.losses[-1], "loss at the end", "nat"),
+            },
+            coords={"progress": (progress, "progress", "1")},
         )
 
     def claims(self) -> tuple[Claim, ...]:

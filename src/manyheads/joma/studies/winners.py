@@ -30,9 +30,10 @@ from manyheads.joma.theory.winner_take_all import (
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
-from manyheads.study.tables import labelled, select_cell
+from manyheads.study.tables import dataset, select_cell
 
 EXACT = 1e-10
+GAIN = "gain, in units that put the blow-up at time 1"
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared
 LONGEST = 400.0  # blow-up times; softmax attention needs as many to reach the level
 
@@ -87,7 +88,7 @@ class Winners(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the fraction of the blow-up time that is left when the largest weight reaches the level."""
         left = float(erfc(self.level * 0.5**0.5))
-        return xr.Dataset(labelled({"left": ((), left, "fraction of the blow-up time that is left at the level")}))
+        return dataset({"left": ((), left, "fraction of the blow-up time that is left at the level")})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Integrate one layer to just before the blow-up time of exp attention, and to the level."""
@@ -111,24 +112,18 @@ class Winners(Study):
         end = token_weights(task, last.network.weights[-1])[:, 0]
         attention = np.asarray(attend(rule, jnp.asarray(last.network.logits[-1]), jnp.asarray(task.contexts))).mean(0)
         path = token_weights(task, near.network.weights)[..., 0]
-        return xr.Dataset(
-            labelled(
-                {
-                    "gain": (
-                        "token",
-                        gains / np.abs(gains).max() * (np.pi / 2) ** 0.5,
-                        "gain, in units that put the blow-up at time 1",
-                    ),
-                    "weights": (("time", "token"), path, "token weights"),
-                    "end": ("token", end, "final token weights"),
-                    "end_time": ((), last.times[-1], "final time over the blow-up time"),
-                    "shares": ("token", attention / attention.sum(), "final attention, normalized"),
-                }
-            )
-            | {"reached": ((), last.stopped, {"long_name": "whether the level was reached"})},
+        return dataset(
+            {
+                "gain": ("token", gains / np.abs(gains).max() * (np.pi / 2) ** 0.5, GAIN),
+                "weights": (("time", "token"), path, "token weights"),
+                "end": ("token", end, "final token weights"),
+                "end_time": ((), last.times[-1], "final time over the blow-up time"),
+                "reached": ((), last.stopped, "whether the level was reached", None),
+                "shares": ("token", attention / attention.sum(), "final attention, normalized"),
+            },
             coords={
-                "time": ("time", np.linspace(0, FRACTION, self.records + 1), {"long_name": "time over blow-up time"}),
-                "token": ("token", np.arange(self.tokens), {"long_name": "token"}),
+                "time": (np.linspace(0, FRACTION, self.records + 1), "time over blow-up time"),
+                "token": (np.arange(self.tokens), "token"),
             },
         )
 

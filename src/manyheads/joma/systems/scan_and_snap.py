@@ -104,11 +104,7 @@ def scan_and_snap_flow(
         )
     if moments.ndim != 1 or not len(moments) or moments[0] < 0 or (np.diff(moments) <= 0).any():
         raise UsageError("times: expected one or more, rising and nonnegative")
-    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
-        raise UsageError(
-            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
-            "both must be positive"
-        )
+    check_learning_rates(decoder_learning_rate, attention_learning_rate)
     with double_precision():
         learning_rates = jnp.array([decoder_learning_rate, attention_learning_rate], jnp.float64)
         *state, ended = _follow(jnp.asarray(table), jnp.asarray(np.log1p(moments)), learning_rates)
@@ -120,6 +116,15 @@ def scan_and_snap_flow(
             threshold=1.0,
         )
     return ScanAndSnapTrajectory(moments, logits, decoder, losses)
+
+
+def check_learning_rates(decoder_learning_rate: float, attention_learning_rate: float) -> None:
+    """Refuse learning rates that are not positive."""
+    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
+        raise UsageError(
+            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
+            "both must be positive"
+        )
 
 
 def _residual(scores: jax.Array) -> jax.Array:

@@ -46,6 +46,7 @@ from jaxtyping import ArrayLike, Float
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.joma.systems.scan_and_snap import check_learning_rates
 
 PRECISION = 1e-12  # local errors of the integrator, relative and absolute
 STEPS = 100_000  # largest number of integrator steps
@@ -124,11 +125,7 @@ def training_time(
     (True, True)
     """
     own, shared, moments = _checked(distinct, common, classes, progress)
-    if not (decoder_learning_rate > 0 and attention_learning_rate > 0):
-        raise UsageError(
-            f"decoder_learning_rate={decoder_learning_rate}, attention_learning_rate={attention_learning_rate}: "
-            "both must be positive"
-        )
+    check_learning_rates(decoder_learning_rate, attention_learning_rate)
     root = float(attention_learning_rate / decoder_learning_rate) ** 0.5
     with double_precision():
         logarithm = _certified(_follow(own, shared, moments, jnp.array([classes, root, 0.0], jnp.float64)), moments)[2]
