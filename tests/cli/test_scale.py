@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
-from manyheads.cli.scale import Scale
+from manyheads.cli.scale.table import Scale
 from manyheads.limits import Parametrization, audit_model
 from manyheads.limits.parametrization.parametrization import FORMS
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES

@@ -39,9 +39,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("cite",): Command("manyheads.cli.cite:Cite", "print BibTeX for the sources of a study or of stored runs"),
     ("count",): Command("manyheads.cli.count:Count", "count FLOPs and bytes of a model or of a JAX function"),
     ("extract",): Command("manyheads.cli.extract:Extract", "recover the weights of a black-box attention layer"),
-    ("scale",): Command("manyheads.cli.scale:Scale", "scale init, learning rate and epsilon to another shape"),
-    ("scale", "audit"): Command("manyheads.cli.audit:Audit", "check the hyperparameters of every weight of a model"),
-    ("scale", "check"): Command("manyheads.cli.checks:Check", "test a parametrization by training at several sizes"),
+    ("scale",): Command("manyheads.cli.scale.table:Scale", "scale init, learning rate and epsilon to another shape"),
+    ("scale", "audit"): Command(
+        "manyheads.cli.scale.audit:Audit", "check the hyperparameters of the weights of a model"
+    ),
+    ("scale", "check"): Command("manyheads.cli.scale.check:Check", "test a parametrization by training small models"),
 }
 
 

@@ -1,13 +1,13 @@
 """`manyheads scale`: hyperparameters of every weight at another shape, from those tuned at a base shape."""
 
 import json
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.scale.shapes import Notes, Theory, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,36 +15,7 @@ if TYPE_CHECKING:
     from manyheads.limits import BaseHyperparameters, Parametrization, Table
     from manyheads.transformer import Shape
 
-Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
-
-
-@dataclass(frozen=True)
-class Theory:
-    """Flags shared by scale, scale audit and scale check: the base shape and the parametrization."""
-
-    base: Sizes = None
-    """Tuned shape: key dimension N, heads H, depth L."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer; AdamW counts as adam."""
-    logit_exponent: float = 1.0
-    """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
-    depth_exponent: float = 1.0
-    """Branches are divided by L to this power, from 0.5 to 1, where every block keeps learning features."""
-    richness: float = 1.0
-    """Factor of gamma0 over the base's: above 1 for more feature learning."""
-    scheme: Literal["limits", "mup", "standard"] = "limits"
-    """Consistent in N, H and L; or, to compare, in width alone (mup), or one learning rate for all (standard)."""
-
-    def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":
-        """Build the parametrization."""
-        from manyheads.limits import Parametrization
-
-        # The standard scheme divides logits by the root of N; at the base both exponents agree.
-        exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
-        return Parametrization(
-            exponent, self.depth_exponent, self.richness, self.optimizer, base=base, scheme=self.scheme, form=form
-        )
 
 
 @dataclass(frozen=True)
@@ -123,83 +94,6 @@ class Scale(Theory):
         if notes is None or not notes.family:
             return torch_snippet(parametrization, shape, hyperparameters)
         return transformers_snippet(parametrization, shape, hyperparameters, str(self.to), notes.fused)
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Properties of a configuration beside its shape."""
-
-    mlp_ratio: float = 4.0
-    group: int = 1  # query heads that share a key head
-    tied: Switch = False
-    family: str = ""  # of transformers; empty for fields of our own
-    post_norm: Switch = False
-    fused: bool = False  # queries, keys and values in one matrix
-
-
-def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
-    """Read a shape from N,H,L or from a configuration, with the configuration's other properties.
-
-    Raises
-    ------
-    UsageError, FileRefused
-        Not three positive integers; no such file; heads that do not make up the width; attention that the theory does
-        not describe; or a configuration that cannot be read.
-    """
-    from manyheads.errors import UsageError
-    from manyheads.transformer import Shape
-
-    if text is None:
-        raise UsageError(f"{flag} is missing: give N,H,L (key dimension, heads, depth), such as 64,12,12")
-    if is_file or (is_file is None and os.path.exists(text)):
-        return _shape_of_config(text, flag)
-    try:
-        key_dim, heads, depth = map(int, text.split(","))
-    except ValueError:
-        instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", not a file"
-        instead = ", or a config.json that exists" if is_file is None else instead
-        raise UsageError(
-            f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
-            f"{instead}"
-        ) from None
-    return Shape(key_dim, heads, depth), None
-
-
-def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
-    from manyheads.errors import UsageError
-    from manyheads.models.config import load_config
-    from manyheads.models.shape import shape_of
-    from manyheads.transformer import Shape
-
-    if not os.path.exists(path):
-        raise UsageError(f"{flag} {path}: no such file; give a config.json, or a folder with one")
-    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
-        raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
-    config, origin = load_config(path)
-    model = shape_of(config, origin)
-    heads, key_dim = model.heads, model.head_dim or model.width // model.heads
-    if key_dim * heads != model.width:
-        raise UsageError(
-            f"{flag} {path}: {heads} heads of dimension {key_dim} make {key_dim * heads}, but the residual stream has "
-            f"width {model.width}; the theory scales shapes with width = N H"
-        )
-    hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
-    notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
-    try:
-        return Shape(key_dim, heads, model.layers), _describe(config, notes)
-    except UsageError as error:
-        raise UsageError(f"{flag} {path}: {error}") from error
-
-
-def _describe(config: dict[str, Any], notes: Notes) -> Notes:
-    """Add the properties of the family; refuse attention that the theory does not describe."""
-    from manyheads.limits.parametrization.architecture import read_body
-
-    family = config.get("model_type", "")
-    if not family:
-        return notes
-    body = read_body(config)
-    return replace(notes, family=family, post_norm=body.post_norm, fused=body.fused)
 
 
 def _compare(base: Notes | None, target: Notes | None, parametrization: "Parametrization", shape: "Shape") -> list[str]:

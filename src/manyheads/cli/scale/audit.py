@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch, load_function
-from manyheads.cli.scale import Sizes, Theory, read_shape
+from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale import Sizes, Theory, read_shape
+from manyheads.cli.scale.budget import LARGEST_NETWORK, LENGTH, count_weights, listed, refuse_memory, refuse_work
+from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
     from manyheads.limits import CoordinateCheck, Parametrization, Task, TransferCheck
@@ -27,16 +28,9 @@ USUAL: dict[str, dict[str, Any]] = {
     "adam": {"learning_rate": 3e-3, "steps": (4, 25), "learning_rates": (3e-4, 3e-1, 7), "batch": 16},
     "sgd": {"learning_rate": 0.3, "steps": (60,), "learning_rates": (1e-2, 10.0, 7), "batch": 96},
 }
-LENGTH = {"digits": 16, "text": 32}  # tokens of a sequence
 LARGEST_SEED = 2**31  # beyond, JAX would take a seed for another one
-LARGEST_NETWORK = 10**9  # weights; with gradient and Adam's two means 16 GB
 MOST_SEEDS = 10_000  # networks of each size; eight are sharp
 MOST_STEPS = 2**31 - 1  # counted in 32 bits
-LARGEST_WORK = 1e16  # FLOPs of all trainings together: a day or two of an ordinary CPU
-LEAST_WORK = 1e7  # FLOPs in the time of a step of the smallest network, which is that of starting its kernels
-# Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
-# weights dominate, 1.3 to 1.6 where the batch does.
-OVERHEAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,11 @@ class Check(Theory):
         shapes = self._shapes(base)
         self._refuse(shapes)
         task = self._task()
-        self._refuse_memory(task, shapes)
-        self._refuse_work(shapes)
+        batch, rates = self._usual("batch"), self._usual("learning_rates")[2]
+        refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
+        tokens = batch * LENGTH[self.task]
+        refuse_work(shapes, tokens, "--steps", self._usual("steps")[-1], self.seeds)
+        refuse_work(shapes, tokens, "--train", self.train, rates * self.seeds * self.transfer)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum
@@ -139,7 +136,7 @@ class Check(Theory):
 
         find_axis(shapes)
         steps, (low, high, count) = self._usual("steps"), self._usual("learning_rates")
-        largest = max(shapes, key=_count_weights)
+        largest = max(shapes, key=count_weights)
         positive = {"--learning-rate": self._usual("learning_rate"), "--epsilon": self.epsilon}
         trainings = {"--steps": max(steps, default=0), "--train": self.train}
         refused = {
@@ -155,8 +152,8 @@ class Check(Theory):
             f"--seed {self.seed}: give a whole number from 0 to {LARGEST_SEED - self.seeds}": (
                 not 0 <= self.seed <= LARGEST_SEED - self.seeds
             ),
-            f"--sizes: {_listed((largest,))} has more than {LARGEST_NETWORK:,} weights; give smaller ones": (
-                _count_weights(largest) > LARGEST_NETWORK
+            f"--sizes: {listed((largest,))} has more than {LARGEST_NETWORK:,} weights; give smaller ones": (
+                count_weights(largest) > LARGEST_NETWORK
             ),
             **{f"{flag} {value}: give a positive number": not 0 < value < math.inf for flag, value in positive.items()},
             "--learning-rates is for --transfer: add it": self.learning_rates is not None and not self.transfer,
@@ -167,47 +164,6 @@ class Check(Theory):
         for message, wrong in refused.items():
             if wrong:
                 raise UsageError(message)
-
-    def _refuse_memory(self, task: "Task", shapes: "tuple[Shape, ...]") -> None:
-        """Refuse what this machine cannot hold: a process beyond its memory is killed without a message."""
-        import jax
-
-        from manyheads._machine import machine_memory
-        from manyheads.errors import UsageError
-
-        memory = machine_memory()
-        if memory is None or jax.default_backend() != "cpu":  # an accelerator raises an error of its own
-            return
-        bytes_of = {shape: OVERHEAD * _training_bytes(task, shape) for shape in shapes}
-        shape = max(bytes_of, key=bytes_of.__getitem__)
-        needed = bytes_of[shape]
-        if needed > memory:
-            raise UsageError(
-                f"--batch {self._usual('batch')}: to train {_listed((shape,))} takes about {needed / 1e9:,.0f} GB, and "
-                f"this machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
-            )
-        count = self._usual("learning_rates")[2]
-        kept = 12 * self.train * count  # a loss a step and rate, in single and then in double precision
-        if self.transfer and kept > memory:
-            raise UsageError(
-                f"--train {self.train} and --learning-rates with {count} points: their losses take {kept / 1e9:,.0f} GB"
-                f", and this machine has {memory / 1e9:,.0f} GB; give fewer"
-            )
-
-    def _refuse_work(self, shapes: "tuple[Shape, ...]") -> None:
-        """Refuse what would take days."""
-        from manyheads.errors import UsageError
-
-        steps, count = self._usual("steps"), self._usual("learning_rates")[2]
-        for flag, given, trainings in (("--steps", steps[-1], 1), ("--train", self.train, count * self.transfer)):
-            tokens = self._usual("batch") * LENGTH[self.task]
-            work = sum(max(LEAST_WORK, 6 * tokens * _count_weights(shape)) for shape in shapes)
-            work *= float(given) * trainings * self.seeds
-            if work > LARGEST_WORK:
-                raise UsageError(
-                    f"{flag} {given}: {trainings * self.seeds * len(shapes)} trainings take about {work:.1g} FLOPs, "
-                    f"and {LARGEST_WORK:.0g} are allowed; give fewer steps or seeds, or smaller --sizes"
-                )
 
     def _task(self) -> "Task":
         from manyheads.limits import digits_task, text_task
@@ -229,7 +185,7 @@ class Check(Theory):
         steps = self._usual("steps")
         total = len(shapes) * self.seeds
         announce(
-            f"coordinate check: {_listed(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
+            f"coordinate check: {listed(shapes)}, {self.seeds} seeds, {total} trainings of {_steps(steps[-1:])}", True
         )
         measure = measure_task(task, parametrization, recipe, self._usual("learning_rate"), steps)
         with progress_bar("coordinate check", total) as advance:
@@ -252,7 +208,7 @@ class Check(Theory):
         low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds
         trained = f"{total * count} trainings of {_steps((self.train,))}"
-        announce(f"transfer check: {_listed(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
+        announce(f"transfer check: {listed(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
         train = task_losses(task, parametrization, recipe)
         with progress_bar("transfer check", total) as advance:
 
@@ -265,36 +221,8 @@ class Check(Theory):
             return transfer_check(shapes, np.geomspace(low, high, count), losses, seeds=self._seeds())
 
 
-def _count_weights(shape: "Shape") -> int:
-    return 12 * shape.depth * shape.width**2  # four projections, and two matrices of the MLP with four times the width
-
-
-def _training_bytes(task: "Task", shape: "Shape") -> int:
-    """Count the bytes of one training under Adam; traced, so that nothing of that size is allocated."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from manyheads.transformer.losses import cross_entropy
-    from manyheads.transformer.scaling import standard_scaling
-    from manyheads.transformer.training import member_bytes
-    from manyheads.transformer.transformer import initialise
-
-    config = task.config(shape)
-    scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
-
-    def build(key: Any) -> Any:
-        return initialise(config, scaling, key, jnp.float32)
-
-    return member_bytes(build, cross_entropy, task.batches, optax.adam(1.0), jax.random.key(0))
-
-
 def _steps(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, numbers))} step{'' if tuple(numbers) == (1,) else 's'}"
-
-
-def _listed(shapes: "tuple[Shape, ...]") -> str:
-    return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
 
 
 def _coordinates_as_text(asked: Check, check: "CoordinateCheck") -> Iterator[str]:

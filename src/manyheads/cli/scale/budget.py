@@ -1,0 +1,85 @@
+"""Memory and work of the trainings of `scale check`, judged before the first step."""
+
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    from manyheads.limits import Task
+    from manyheads.transformer import Shape
+
+LENGTH = {"digits": 16, "text": 32}  # tokens of a sequence
+LARGEST_NETWORK = 10**9  # weights; with gradient and Adam's two means 16 GB
+LARGEST_WORK = 1e16  # FLOPs of all trainings together: a day or two of an ordinary CPU
+LEAST_WORK = 1e7  # FLOPs in the time of a step of the smallest network, which is that of starting its kernels
+# Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
+# weights dominate, 1.3 to 1.6 where the batch does.
+OVERHEAD = 1.5
+
+
+def count_weights(shape: "Shape") -> int:
+    """Count four projections, and two matrices of an MLP of four times the width, in every block."""
+    return 12 * shape.depth * shape.width**2
+
+
+def listed(shapes: "tuple[Shape, ...]") -> str:
+    """Format shapes for messages."""
+    return "(N, H, L) = " + ", ".join(f"({shape.key_dim}, {shape.heads}, {shape.depth})" for shape in shapes)
+
+
+def refuse_memory(task: "Task", shapes: "tuple[Shape, ...]", batch: int, losses: tuple[int, int] | None) -> None:
+    """Refuse what this machine cannot hold: a process beyond its memory is killed without a message.
+
+    `losses` are steps and rates of the trainings whose losses are kept, if any.
+    """
+    import jax
+
+    from manyheads._machine import machine_memory
+
+    memory = machine_memory()
+    if memory is None or jax.default_backend() != "cpu":  # an accelerator raises an error of its own
+        return
+    bytes_of = {shape: OVERHEAD * _training_bytes(task, shape) for shape in shapes}
+    shape = max(bytes_of, key=bytes_of.__getitem__)
+    if bytes_of[shape] > memory:
+        raise UsageError(
+            f"--batch {batch}: to train {listed((shape,))} takes about {bytes_of[shape] / 1e9:,.0f} GB, and this "
+            f"machine has {memory / 1e9:,.0f} GB; give a smaller --batch, or smaller --sizes"
+        )
+    steps, rates = losses or (0, 0)
+    kept = 12 * steps * rates  # in single and then in double precision
+    if kept > memory:
+        raise UsageError(
+            f"--train {steps} and --learning-rates with {rates} points: their losses take {kept / 1e9:,.0f} GB, and "
+            f"this machine has {memory / 1e9:,.0f} GB; give fewer"
+        )
+
+
+def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:
+    """Refuse what would take days: so many trainings of every shape, of batches of so many tokens."""
+    work = sum(max(LEAST_WORK, 6 * tokens * count_weights(shape)) for shape in shapes) * float(steps) * trainings
+    if work > LARGEST_WORK:
+        raise UsageError(
+            f"{flag} {steps}: {trainings * len(shapes)} trainings take about {work:.1g} FLOPs, and {LARGEST_WORK:.0g} "
+            "are allowed; give fewer steps or seeds, or smaller --sizes"
+        )
+
+
+def _training_bytes(task: "Task", shape: "Shape") -> int:
+    """Count the bytes of one training under Adam; traced, so that nothing of that size is allocated."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from manyheads.transformer.losses import cross_entropy
+    from manyheads.transformer.scaling import standard_scaling
+    from manyheads.transformer.training import member_bytes
+    from manyheads.transformer.transformer import initialise
+
+    config = task.config(shape)
+    scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
+
+    def build(key: Any) -> Any:
+        return initialise(config, scaling, key, jnp.float32)
+
+    return member_bytes(build, cross_entropy, task.batches, optax.adam(1.0), jax.random.key(0))
