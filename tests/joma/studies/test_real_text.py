@@ -150,7 +150,7 @@ def test_the_rate_as_data_changes_nothing(rng):
         ({"depths": (2, 1)}, "rising order"),
         ({"learning_rates": (0.1,)}, "two or more"),
         ({"learning_rates": (0.0, 0.1)}, "positive"),
-        ({"depths": (0, 1)}, "positive integers"),
+        ({"depths": (0, 1)}, "depth=0"),
         ({"steps": 801}, "multiple"),
         ({"length": 1}, "length=1"),
     ],
