@@ -63,7 +63,7 @@ class _Screen(io.StringIO):
         self.stdout = sys.stdout
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # read here, never set
         """Encoding of standard output."""
         return self.stdout.encoding
 
