@@ -34,7 +34,7 @@ from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import fit_exponent
 
 REPEATS = 3
-TRAINING = {"rate": 0.25, "richness": 0.75}
+TRAINING = {"learning_rate": 0.25, "richness": 0.75}
 NEAR = 0.01  # an error that an ensemble reaches in seconds
 CHUNK = 16  # networks that are trained at once; numbers of networks are multiples of it
 ENSEMBLES = 8  # on which the predicted error is put to the test
@@ -237,7 +237,7 @@ def torch_loop(lesson, network, starts):
         torch.tensor(part) for part in (lesson.inputs, lesson.flat_targets, lesson.loss_weights[0])
     )
     branch = lesson.branch * lesson.depth**-lesson.depth_exponent
-    rate = lesson.rate * lesson.richness**2 * width
+    rate = lesson.learning_rate * lesson.richness**2 * width
     inside = rate * lesson.depth ** (2 * lesson.depth_exponent - 1)
 
     def forward(weights):

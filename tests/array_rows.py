@@ -340,7 +340,7 @@ ROWS = {
     # limits
     "limits.Problem": (
         {"inputs": some(2, 3, 4), "targets": some(2), "weights": positive(2)},
-        fixed(steps=2, rate=0.1),
+        fixed(steps=2, learning_rate=0.1),
     ),
     "limits.Problem.losses": (
         {"outputs": some(2, 2, 1)},
@@ -351,15 +351,15 @@ ROWS = {
         fixed(quantity="outputs", axis="heads", sizes=(4, 8, 16), required=0.0, tolerance=1.0),
     ),
     "limits.find_optimum": (
-        {"rates": exactly(0.01, 0.1, 1.0, 10.0), "losses": exactly(3.0, 1.0, 2.0, 4.0)},
+        {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0), "losses": exactly(3.0, 1.0, 2.0, 4.0)},
         fixed(),
     ),
     "limits.search_optimum": (
-        {"rates": exactly(0.01, 0.1, 1.0, 10.0)},
+        {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0)},
         fixed(losses=lambda rates: (np.log(rates) + 1.3) ** 2),
     ),
     "limits.transfer_check": (
-        {"rates": exactly(0.01, 0.1, 1.0, 10.0)},
+        {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0)},
         fixed(
             shapes=[transformer.Shape(4, heads, 1) for heads in (2, 4, 8)],
             losses=lambda shape, rates, seed: (np.log(rates) + 1.3 + 0.01 * seed) ** 2,

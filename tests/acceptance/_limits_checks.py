@@ -1,4 +1,4 @@
-"""Coordinate checks, rate transfer and head diversity: verdicts over at least eight seeds, on digits and on text."""
+"""Coordinate checks, learning-rate transfer and head diversity of transformers, over at least eight seeds."""
 
 from pathlib import Path
 
@@ -112,31 +112,39 @@ FIGURES = (
         command=words_of("limits/coordinate-check", 16, DEPTH),
         revision=2,
     ),
-    verdicts_of("limits/rate-transfer", "transfer-digits", "digits, along N: the best rate"),
-    verdicts_of("limits/rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
+    verdicts_of("limits/learning-rate-transfer", "transfer-digits", "digits, along N: the optimal learning rate"),
+    verdicts_of("limits/learning-rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
     verdicts_of(
-        "limits/rate-transfer",
+        "limits/learning-rate-transfer",
         "transfer-depth",
         "digits along L, with the replicates that 16 undecided ones asked for, and fresh seeds",
         32,
         "--axes depth --schemes limits mup --seed 2",
     ),
     verdicts_of(
-        "limits/rate-transfer", "transfer-text", "text, along N, H and L", flags=f"--task text --steps 60 {ALL}"
+        "limits/learning-rate-transfer",
+        "transfer-text",
+        "text, along N, H and L",
+        flags=f"--task text --steps 60 {ALL}",
     ),
     verdicts_of(
-        "limits/rate-transfer",
+        "limits/learning-rate-transfer",
         "transfer-text-key-dim",
         "text along N, with the replicates that 8 undecided ones asked for, and fresh seeds",
         32,
         "--task text --steps 60 --axes key_dim --schemes limits half-logit --seed 1",
     ),
-    verdicts_of("limits/head-diversity", "heads-digits", "variance of logits over heads against N"),
+    verdicts_of(
+        "limits/head-diversity",
+        "heads-digits",
+        "Adam: variance of logits over heads against N, measured before the merger with attention-over-heads",
+        flags="--optimizer adam",
+    ),
     verdicts_of(
         "limits/head-diversity",
         "heads-digits-sgd",
-        "the same after gradient descent, for which the power is derived",
+        "the same after SGD, for which the exponent is derived",
         flags="--optimizer sgd --seed 1",
     ),
-    verdicts_of("limits/head-diversity", "heads-text", "the same on text", flags="--task text"),
+    verdicts_of("limits/head-diversity", "heads-text", "the same on text", flags="--optimizer adam --task text"),
 )

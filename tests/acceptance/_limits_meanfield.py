@@ -32,13 +32,13 @@ def lesson(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:
     Both are asked for. The first images of the file, centred, have nearly the same mean token: trained on them networks
     are cut in mid-growth with logits of 0.005, and powers of the size have not set in.
     """
-    settings: dict[str, Any] = {"steps": 8, "rate": 0.3, "richness": 0.75}
+    settings: dict[str, Any] = {"steps": 8, "learning_rate": 0.3, "richness": 0.75}
     return digits_problem(samples, tests, **settings | fields)
 
 
 def rich(samples: int = 2, **fields: Any) -> Problem:
     """The same at twice the richness and half the rate; at the larger rate the loss would not fall at every step."""
-    return lesson(samples, **{"richness": 1.5, "rate": 0.15} | fields)
+    return lesson(samples, **{"richness": 1.5, "learning_rate": 0.15} | fields)
 
 
 def solve(
@@ -96,7 +96,7 @@ def lazy(folder: Path) -> Measured:
             first = max(first, np.abs(solve(settled, InfiniteKeyDimAttention()).outputs[1] - closed[1]).max())
     targets = np.random.default_rng(0).standard_normal((2, 4, 2))
     tokens = lesson(2).inputs
-    causal = Problem(tokens, targets, steps=5, rate=0.3, richness=1e-4, depth=3, causal=True, read_out="token")
+    causal = Problem(tokens, targets, steps=5, learning_rate=0.3, richness=1e-4, depth=3, causal=True, read_out="token")
     token = np.abs(solve(causal, InfiniteKeyDimAttention()).outputs - ntk_outputs(causal)).max()
     shown = f"lazy {far:.1e}, first step {first:.1e}, causal per token {token:.1e}"
     return Measured(
@@ -108,7 +108,7 @@ def perceptron(folder: Path, neurons: int, seeds: int) -> Measured:
     """The first step at richness 1e-3 with erf neurons, and identity neurons against the exact linear branch."""
     mild = lesson(2, richness=1e-3, steps=2)
     closed = ntk_outputs(mild, "erf")
-    single = Problem(lesson(2).inputs[:, :1], np.array([1.0, -1.0]), steps=8, rate=0.3, depth=2)
+    single = Problem(lesson(2).inputs[:, :1], np.array([1.0, -1.0]), steps=8, learning_rate=0.3, depth=2)
     linear = solve(single, InfiniteKeyDimAttention()).outputs
     anchors, identities = [], []
     for seed in range(seeds):
@@ -185,7 +185,7 @@ def towards_key_dim(folder: Path, samples: int, draws: int) -> Measured:
 
 def variance(folder: Path, heads: int, tangents: int, draws: int) -> Measured:
     """One block, N = 4, in the growth phase: the library's estimator against plain normals with tangents."""
-    problem = rich(4, rate=0.3)
+    problem = rich(4, learning_rate=0.3)
     wanted = np.mean(
         [solve(problem, InfiniteHeadsAttention(4, 8192), seed=1000 + seed).outputs for seed in range(3)], 0
     )

@@ -20,7 +20,7 @@ def sent_back(problem: Problem, network: Network, seeds: Sequence[int]) -> np.nd
     """Train one block; return the root mean square of g0 = gamma0 d T df/dh0 before training and after, (seeds, 2)."""
     heads, size, width = network.heads, network.key_dim, network.width
     inputs, wanted = jnp.asarray(problem.inputs), jnp.asarray(problem.flat_targets[:, 0])
-    shares, gain = jnp.asarray(problem.loss_weights[0]), problem.rate * problem.richness**2 * width
+    shares, gain = jnp.asarray(problem.loss_weights[0]), problem.learning_rate * problem.richness**2 * width
     rates = {"embedding": gain, "readout": gain, "value": gain, "output": gain}
     rates |= dict.fromkeys(("query", "key"), gain * size ** (2 * network.logit_exponent - 2))
 

@@ -89,11 +89,11 @@ def variants(folder: Path, seeds: int) -> Measured:
     """Three blocks that are causal with a loss at every token, on digits and on text, and pre-norm."""
     images = lesson(depth=3)
     every = np.broadcast_to(images.targets, (4, 4))  # the label at every token
-    settings = {"steps": 8, "rate": 0.3, "richness": 0.75, "depth": 3}
+    settings = {"steps": 8, "learning_rate": 0.3, "richness": 0.75, "depth": 3}
     problems = {
         "causal, per token": Problem(images.inputs, every, causal=True, read_out="token", **settings),
         "pre-norm": replace(images, norm=True),
-        "text, causal, per token": text_problem(**settings | {"rate": 0.5, "steps": 12}),
+        "text, causal, per token": text_problem(**settings | {"learning_rate": 0.5, "steps": 12}),
     }
     parts, extents, passed, sizes = [], [], True, [4, 16, 64]
     for name, problem in problems.items():
@@ -129,7 +129,7 @@ def heads_at(folder: Path, depth: int, exponent: float, seeds: int, samples: int
 
 def frozen(folder: Path, seeds: int, samples: int) -> Measured:
     """N = 4, rich, embedding frozen, H = 4 to 64: single networks, and the mean of 24 of the largest."""
-    problem = replace(lesson(tests=2), embedding=False, richness=3.0, rate=0.15, steps=16)
+    problem = replace(lesson(tests=2), embedding=False, richness=3.0, learning_rate=0.15, steps=16)
     branches, sizes = (InfiniteHeadsAttention(4, samples),), [4, 8, 16, 32, 64]
     networks = [Network(4, size) for size in sizes]
     found, limit, words, near = approach(problem, networks, "H", branches, seeds, 0.12)

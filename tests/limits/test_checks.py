@@ -108,11 +108,11 @@ def flat(shape, seed):
 def bowl(exponent, spread, width=0.5):
     """Return losses whose best rate drifts by a power of N, with a spread of the optimum over seeds (decades)."""
 
-    def losses(shape, rates, seed):
+    def losses(shape, learning_rates, seed):
         centre = -2.5 + exponent * np.log10(shape.key_dim / 8)
         centre += spread * np.random.default_rng([seed, shape.key_dim]).normal()
-        loss = 1 - np.exp(-((np.log10(rates) - centre) ** 2) / width)
-        return np.where(np.log10(rates) > centre + 1.2, np.nan, loss)
+        loss = 1 - np.exp(-((np.log10(learning_rates) - centre) ** 2) / width)
+        return np.where(np.log10(learning_rates) > centre + 1.2, np.nan, loss)
 
     return losses
 
@@ -136,8 +136,8 @@ def test_too_few_seeds_are_undecided_and_say_how_many():
 
 def test_bounds_without_meaning_are_not_printed():
     """Two seeds that are far apart have an interval over dozens of powers of ten."""
-    rates = np.array([[1e-3, 1e-3, 1e-3], [1e-3, 1e-2, 2e-1]])
-    found = judge_drift("key_dim", (4, 8, 32), rates)
+    learning_rates = np.array([[1e-3, 1e-3, 1e-3], [1e-3, 1e-2, 2e-1]])
+    found = judge_drift("key_dim", (4, 8, 32), learning_rates)
     assert found.drift.factor_per_doubling.high > 1e10
     assert "per doubling of N, to which 2 seeds set no bounds), needs" in found.sentence()
     assert "[" not in found.sentence()
@@ -168,40 +168,40 @@ def test_the_parabola_is_exact_and_the_ends_are_refused():
 def test_a_grid_widens_until_it_brackets_the_best_rate(centre, outcome, points):
     seen = []
 
-    def losses(rates):
-        seen.extend(rates)
-        return np.where(np.log10(rates) > centre + 2, np.nan, (np.log10(rates) - centre) ** 2)
+    def losses(learning_rates):
+        seen.extend(learning_rates)
+        return np.where(np.log10(learning_rates) > centre + 2, np.nan, (np.log10(learning_rates) - centre) ** 2)
 
     found = search_optimum(np.geomspace(1e-3, 1e-0, 7), losses)
-    assert (found.outcome, len(found.rates), len(seen)) == (outcome, points, points)
+    assert (found.outcome, len(found.learning_rates), len(seen)) == (outcome, points, points)
     assert np.log10(found.best) == pytest.approx(centre, abs=1e-9)
-    assert (np.diff(found.rates) > 0).all()
-    np.testing.assert_allclose(found.losses, losses(found.rates))
+    assert (np.diff(found.learning_rates) > 0).all()
+    np.testing.assert_allclose(found.losses, losses(found.learning_rates))
 
 
 def test_a_search_ends_and_says_on_which_side():
     grid = np.geomspace(1e-3, 1e-0, 7)
-    below = search_optimum(grid, lambda rates: rates)
-    above = search_optimum(grid, lambda rates: -rates)
-    never = search_optimum(grid, lambda rates: np.full(len(rates), np.nan))
+    below = search_optimum(grid, lambda learning_rates: learning_rates)
+    above = search_optimum(grid, lambda learning_rates: -learning_rates)
+    never = search_optimum(grid, lambda learning_rates: np.full(len(learning_rates), np.nan))
     assert (below.outcome, above.outcome, never.outcome) == ("below", "above", "below")
-    assert (below.best, above.best) == (below.rates[0], above.rates[-1])
-    assert len(never.rates) == 13
+    assert (below.best, above.best) == (below.learning_rates[0], above.learning_rates[-1])
+    assert len(never.learning_rates) == 13
     with pytest.raises(CertificateError, match="below"):
-        transfer_check(SHAPES, grid, lambda shape, rates, seed: rates)
+        transfer_check(SHAPES, grid, lambda shape, learning_rates, seed: learning_rates)
 
 
 def test_a_final_loss_is_the_mean_of_the_last_eighth_in_pieces_of_three(monkeypatch):
     calls = []
 
-    def sweep(lesson, parametrization, shape, recipe, rates, key):
-        calls.append(len(rates))
-        return np.outer(rates, np.arange(recipe.steps))
+    def sweep(task, parametrization, shape, recipe, learning_rates, key):
+        calls.append(len(learning_rates))
+        return np.outer(learning_rates, np.arange(recipe.steps))
 
     monkeypatch.setattr(transfer, "sweep_losses", sweep)
-    rates = np.array([1.0, 2.0, 4.0, 8.0])
-    found = transfer.final_losses(None, None, BASE, transfer.Recipe(16), rates, None)
-    np.testing.assert_allclose(found, 14.5 * rates)
+    learning_rates = np.array([1.0, 2.0, 4.0, 8.0])
+    found = transfer.final_losses(None, None, BASE, transfer.Recipe(16), learning_rates, None)
+    np.testing.assert_allclose(found, 14.5 * learning_rates)
     assert calls == [3, 3]
 
 
@@ -268,14 +268,14 @@ def test_what_diverged_is_no_motion_of_size_zero(rng):
 @pytest.mark.parametrize("loss", [1.0, None, [1.0], [[1.0]] * len(RATES)])
 def test_losses_that_are_not_one_a_rate_are_refused(loss):
     with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss a rate"):
-        transfer_check(SHAPES, RATES, lambda shape, rates, seed: loss)
+        transfer_check(SHAPES, RATES, lambda shape, learning_rates, seed: loss)
     with pytest.raises(UsageError, match="widenings=-1"):
-        search_optimum(RATES, lambda rates: rates, widenings=-1)
+        search_optimum(RATES, lambda learning_rates: learning_rates, widenings=-1)
 
 
 def test_an_optimum_that_is_not_found_is_said_with_shape_and_seed():
-    def losses(shape, rates, seed):
-        return -rates if (shape.key_dim, seed) == (8, 1) else np.log(rates / 3e-3) ** 2
+    def losses(shape, learning_rates, seed):
+        return -learning_rates if (shape.key_dim, seed) == (8, 1) else np.log(learning_rates / 3e-3) ** 2
 
     with pytest.raises(CertificateError, match=r"\(N, H, L\) = \(8, 4, 2\), seed 1: the least loss is at"):
         transfer_check(SHAPES, RATES, losses)

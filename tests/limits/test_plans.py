@@ -1,6 +1,5 @@
 """Which networks of a study are one and the same."""
 
-import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -8,8 +7,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.comparisons.schemes import SCHEMES, Plan
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
-from manyheads.limits.studies.head_diversity import HeadDiversity
-from manyheads.limits.studies.rate_transfer import RateTransfer
+from manyheads.limits.studies.learning_rate_transfer import LearningRateTransfer
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
@@ -40,34 +38,22 @@ def test_a_cell_is_trained_with_its_own_scheme_and_shape():
         assert shape.key_dim == cell["key_dim"]
 
 
-def test_the_optimizer_and_the_rate_of_head_diversity_reach_its_networks():
-    def moved(**fields):
-        study = HeadDiversity(base=(4, 2, 2), key_dims=(4, 8), checkpoints=(1, 2), **fields)  # the contract's row
-        with jax.enable_x64(True):
-            return float(study.train(jax.random.key(0), study.cells()[0])["motion"][1])
-
-    slow, fast = (moved(optimizer="sgd", rate=rate) for rate in (1e-3, 2e-3))
-    assert fast == pytest.approx(2 * slow, rel=0.02)
-    assert moved(optimizer="sgd") == pytest.approx(300 * slow, rel=0.3)  # its own rate
-    assert moved(optimizer="adam", rate=1e-3) > 10 * slow  # a sign is larger than a gradient
-
-
 def test_all_rates_of_a_search_are_in_the_frame():
-    study = RateTransfer()
-    rates = study.rates()
-    assert rates[6] == pytest.approx(study.lowest)
-    assert len(rates) == study.points + 12
+    study = LearningRateTransfer()
+    learning_rates = study.learning_rates()
+    assert learning_rates[6] == pytest.approx(study.lowest)
+    assert len(learning_rates) == study.points + 12
 
 
-def test_best_rates_beyond_the_grid_prove_no_transfer(rng):
-    study = RateTransfer(schemes=("limits",), key_dims=(4, 8, 32))
+def test_optimal_learning_rates_beyond_the_grid_prove_no_transfer(rng):
+    study = LearningRateTransfer(schemes=("limits",), key_dims=(4, 8, 32))
     cells = study.cells()
     coords = {name: ("cell", [cell[name] for cell in cells]) for name in cells[0]}
     best = (("replicate", "cell"), 0.01 * np.exp(0.05 * rng.normal(size=(8, 3))))
     for last, outcome in (("inside", "holds"), ("above", "inconclusive")):
         where = np.full((8, 3), "inside", dtype=object)
         where[5, 2] = last
-        trained = xr.Dataset({"best_rate": best, "outcome": (("replicate", "cell"), where)}, coords=coords)
+        trained = xr.Dataset({"optimal_learning_rate": best, "outcome": (("replicate", "cell"), where)}, coords=coords)
         (verdict,) = study.compare(trained, trained)
         assert verdict.outcome == outcome
 
@@ -81,10 +67,10 @@ def test_best_rates_beyond_the_grid_prove_no_transfer(rng):
         lambda: Plan(BASE, (), ("mup",), "adam"),
         lambda: Plan(BASE, SIZES, ("mup", "mup"), "adam"),
         lambda: Plan(BASE, (SIZES[0], SIZES[0]), ("mup",), "adam"),
-        lambda: RateTransfer(schemes=("mup-half-logit",)),
-        lambda: RateTransfer(axes=("width",)),
-        lambda: RateTransfer(ratio=1.0),
-        lambda: RateTransfer(task="speech"),
+        lambda: LearningRateTransfer(schemes=("mup-half-logit",)),
+        lambda: LearningRateTransfer(axes=("width",)),
+        lambda: LearningRateTransfer(ratio=1.0),
+        lambda: LearningRateTransfer(task="speech"),
         lambda: CoordinateCheckStudy(checkpoints=(4, 4)),
         lambda: CoordinateCheckStudy(checkpoints=(0,)),
     ],

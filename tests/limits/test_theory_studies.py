@@ -7,12 +7,12 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.studies.attention_over_heads import AttentionOverHeads
+from manyheads.limits.studies.head_diversity import HeadDiversity
 from manyheads.limits.studies.infinite_depth import InfiniteDepth
 from manyheads.limits.studies.infinite_heads import InfiniteHeads
 from manyheads.limits.studies.infinite_key_dim import InfiniteKeyDim
+from manyheads.limits.studies.key_dim_stability import KeyDimStability, amplification
 from manyheads.limits.studies.lazy_to_rich import LazyToRich
-from manyheads.limits.studies.stability import KeyDimStability, amplification
 from manyheads.limits.systems.problems import digits_problem
 
 
@@ -64,10 +64,10 @@ def test_a_distance_halves_with_depth_or_does_not(power, outcome, rng):
         {"continuum": (both, np.stack([course] * 2)), "without": (both, np.stack([course + 9] * 2))},
         coords={"depth_exponent": [1.0, 0.5]},
     )
-    assert outcomes(study, predicted, trained, "halves") == {outcome}
-    assert outcomes(study, predicted, trained, "does not change its logits") == {"holds"}
+    assert outcomes(study, predicted, trained, "scales as 1/L") == {outcome}
+    assert outcomes(study, predicted, trained, "are independent of depth") == {"holds"}
     assert outcomes(study, predicted, trained, "nearer to the continuum than f(2L)") == {"holds"}  # for either power
-    assert outcomes(study, predicted, trained, "as the theory says") == {"holds"}
+    assert outcomes(study, predicted, trained, "as the theory predicts") == {"holds"}
     assert outcomes(study, predicted, trained, "learned logits of their mean") == {"holds"}
     uniform = trained["depth"] ** -1.0  # at exponent 1, too, while the theory's logits stay
     assert "refuted" in outcomes(
@@ -109,12 +109,12 @@ def test_motion_grows_like_the_square_of_the_richness_or_does_not(power, outcome
             **{f"limit_{name}": ((), limit) for name in ("output", "pooled", "logits")},
         },
     )
-    assert outcomes(study, predicted, trained, "like gamma0^2 up to") == {outcome}
-    assert outcomes(study, predicted, trained, "saturates") == {"holds"}
-    assert outcomes(study, predicted, trained, "like gamma0, not") == {"holds"}
-    assert outcomes(study, predicted, trained, "than without responses") == {"holds"}
+    assert outcomes(study, predicted, trained, "as gamma0^2 up to") == {outcome}
+    assert outcomes(study, predicted, trained, "grows at most as") == {"holds"}
+    assert outcomes(study, predicted, trained, "single network of") == {"holds"}
+    assert outcomes(study, predicted, trained, "without response") == {"holds"}
     swapped = predicted.assign(output=predicted["output_without"], output_without=predicted["output"])
-    assert outcomes(study, swapped, trained, "than without responses") == {"refuted"}
+    assert outcomes(study, swapped, trained, "without response") == {"refuted"}
     assert study.panels(predicted, trained)
 
 
@@ -152,18 +152,18 @@ def test_the_mean_network_nears_infinitely_many_heads_or_does_not(power, spread,
         | draws("variance_end", (), 1.0),
         coords={"logit_exponent": [1.0]},
     )
-    assert outcomes(study, predicted, trained, "lie H^(-1/2) from the limit") == {"holds"}  # for either power
-    assert outcomes(study, predicted, trained, "like 1/H or faster") == {outcome}
-    assert outcomes(study, predicted, trained, "is within") == {outcome}
-    assert outcomes(study, predicted, trained, "spread over heads as in the limit") == {outcome}
-    assert outcomes(study, predicted, trained, "than without responses") == {"holds"}
+    assert outcomes(study, predicted, trained, "scales as H^(-1/2)") == {"holds"}  # for either power
+    assert outcomes(study, predicted, trained, "as 1/H or faster") == {outcome}
+    assert outcomes(study, predicted, trained, "is at most") == {outcome}
+    assert outcomes(study, predicted, trained, "the std of attention logits over heads") == {outcome}
+    assert outcomes(study, predicted, trained, "without response") == {"holds"}
     swapped = predicted.assign(output=predicted["output_without"], output_without=predicted["output"])
-    assert outcomes(study, swapped, trained, "than without responses") == {"refuted"}
+    assert outcomes(study, swapped, trained, "without response") == {"refuted"}
 
 
-def test_the_growth_of_the_spread_over_heads_is_that_of_the_whole_theory(rng):
-    study = AttentionOverHeads()
-    sizes, seen = np.array(study.sizes()), np.array(study.key_dims)
+def test_the_variance_over_heads_grows_as_in_the_whole_theory(rng):
+    study = HeadDiversity()
+    sizes, seen = np.array(study.sizes()), np.array(study.training.key_dims)
 
     def drawn(grown):  # what is drawn at the start is there at the end, too
         return starts * np.exp(grown * (1 + 0.02 * rng.standard_normal(starts.shape)))
@@ -185,14 +185,15 @@ def test_the_growth_of_the_spread_over_heads_is_that_of_the_whole_theory(rng):
             place = (
                 list(predicted["logit_exponent"].values).index(cell["logit_exponent"]),
                 ...,
-                study.key_dims.index(cell["key_dim"]),
+                study.training.key_dims.index(cell["key_dim"]),
             )
             return parts[name][place]
 
         return in_cells(study, {name: (("network",), lambda cell, name=name: at(cell, name)) for name in parts})
 
     def control(grown):
-        return [study._control(predicted, networks(grown), exponent).outcome for exponent in (1.0, 0.5)]
+        trained = networks(grown)
+        return [study._growth(exponent).verdict(predicted, trained).outcome for exponent in (1.0, 0.5)]
 
     assert control(0.4) == ["holds"] * 2
     assert control(0.3) == ["refuted"] * 2
@@ -205,21 +206,21 @@ def test_what_is_sent_back_is_held_against_the_limit_and_not_without_responses(r
         study, {"backward": (("step",), lambda cell: [1.4, 3.3] * (1 + 0.01 * rng.standard_normal((64, 2))))}
     )
     predicted = xr.Dataset({"backward": ("step", [1.4, 3.3]), "backward_without": ("step", [1.4, 2.8])})
-    assert outcomes(study, predicted, trained, "the limit says") == {"holds"}
-    assert outcomes(study, predicted, trained, "it says without responses") == {"refuted"}
+    assert outcomes(study, predicted, trained, "that of the limit to 10%") == {"holds"}
+    assert outcomes(study, predicted, trained, "that of the limit without") == {"refuted"}
 
 
 def test_every_flag_of_the_training_reaches_what_is_trained():
     changed = {
         "steps": 5,
-        "rate": 0.05,
+        "learning_rate": 0.05,
         "richness": 0.6,
         "depth": 3,
         "depth_exponent": 0.5,
         "norm": True,
         "momentum": 0.3,
     }
-    for kind in (AttentionOverHeads, InfiniteHeads, InfiniteKeyDim, KeyDimStability):
+    for kind in (HeadDiversity, InfiniteHeads, InfiniteKeyDim, KeyDimStability):
         own = {name: value for name, value in changed.items() if hasattr(kind, name)}
         problem = kind(**own).problem()
         assert {name: getattr(problem, name) for name in own} == own

@@ -10,8 +10,7 @@ from tests.study.toys import SOURCE, Averages
 
 import manyheads as mh
 from manyheads.errors import UsageError
-from manyheads.limits.studies.head_diversity import HeadDiversity
-from manyheads.statistics import Interval
+from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
 from manyheads.study import Claim, Verdict
 from manyheads.study.base import decide
 
@@ -23,17 +22,28 @@ def constant(value):
 
 
 def test_the_kind_of_the_figure_chooses_the_rule(rng):
-    samples, interval = 1 + 0.1 * rng.normal(size=5), Interval(0.9, 1.3)
+    samples, interval, wide = 1 + 0.1 * rng.normal(size=5), Interval(0.9, 1.3), Interval(0.9, 1.9)
     rules = (
         (samples, Verdict.from_samples("c", samples, target=1.0, **STATED)),
         (list(samples), Verdict.from_samples("c", samples, target=1.0, **STATED)),
         (interval, Verdict.from_interval("c", interval, target=1.0, **STATED)),
         ((1.2, interval), Verdict.from_interval("c", interval, figure=1.2, target=1.0, **STATED)),
+        ((1.2, wide, 9), Verdict.from_interval("c", wide, figure=1.2, target=1.0, replicates_needed=9, **STATED)),
         (1.2, Verdict.exact("c", 1.2, target=1.0, **STATED)),
         (xr.DataArray(3), Verdict.exact("c", 3.0, target=1.0, **STATED)),
     )
     for measured, verdict in rules:
         assert Claim("c", constant(measured), target=1.0, **STATED).verdict(xr.Dataset(), xr.Dataset()) == verdict
+
+
+def test_an_undecided_exponent_says_how_many_replicates_decide(rng):
+    sizes = (4, 8, 16)
+    values = np.asarray(sizes) ** 0.9 * np.exp(0.4 * rng.normal(size=(6, 3)))
+    fit = fit_exponent(sizes, values)
+    verdict = Claim("c", constant(fit), target=1.0, tolerance=0.2, basis="a test").verdict(xr.Dataset(), xr.Dataset())
+    assert (verdict.figure, verdict.interval) == (fit.exponent, (fit.interval.low, fit.interval.high))
+    needed = replicates_to_decide(fit.replicate_exponents, 1.0, 0.2, level=0.99)
+    assert verdict.replicates_needed == (needed if verdict.outcome == "inconclusive" else None)
 
 
 def test_what_the_theory_says_may_come_from_the_prediction(rng):
@@ -106,20 +116,3 @@ def test_expectations_belong_to_the_default_configurations():
         assert (first.expected, derived.expected) == (expected, "refuted")
         assert first.as_expected
         assert Verdict.from_json(json.loads(json.dumps(first.to_json()))) == first
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "expected"), [("adam", ["refuted", "holds"]), ("sgd", ["holds", "holds"])], ids=["adam", "sgd"]
-)
-def test_heads_trained_by_adam_are_expected_to_be_no_copies(optimizer, expected):
-    study = HeadDiversity(optimizer=optimizer)
-    cells = study.cells()
-    values = np.ones((len(cells), 2, 1 + len(study.updates())))
-    trained = xr.Dataset(
-        {"variance": (("cell", "replicate", "step"), values)},
-        coords={name: ("cell", [cell[name] for cell in cells]) for name in cells[0]},
-    )
-    verdicts = study.compare(study.predict(None), trained)
-    assert [
-        verdict.expected for verdict in verdicts if "after" in verdict.claim and "still" in verdict.claim
-    ] == expected

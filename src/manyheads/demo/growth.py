@@ -272,4 +272,6 @@ def _ratio(distances: np.ndarray) -> str:
 def _problem(
     text: Path | None, pieces: int, length: int, vocabulary: int, steps: int, learning_rate: float, richness: float
 ) -> Problem:
-    return text_problem(pieces, length, vocabulary, text, steps=steps, rate=learning_rate, richness=richness, norm=True)
+    return text_problem(
+        pieces, length, vocabulary, text, steps=steps, learning_rate=learning_rate, richness=richness, norm=True
+    )

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from manyheads.errors import UsageError
-from manyheads.study.verdicts import Expected, Tolerance, Verdict
+from manyheads.study.verdicts import LEVEL, Expected, Tolerance, Verdict
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
 
 T = TypeVar("T")
 
-# A number, samples of shape (replicates,), an `Interval`, or a figure with its `Interval`.
+
+class SampledFigure(NamedTuple):
+    """Samples of a figure that is itself computed from a sampled prediction, with the error that the latter makes."""
+
+    samples: np.ndarray  # (replicates,)
+    prediction_error: float
+    prediction_dof: float
+
+
+# A number, samples of shape (replicates,) or a `SampledFigure`, a fitted exponent, an `Interval`, a figure with its
+# `Interval`, or these two with the number of replicates that would decide.
 Measure = Callable[["xr.Dataset", "xr.Dataset"], Any]
 FromPrediction = Callable[["xr.Dataset"], T]
 
@@ -36,7 +47,8 @@ class Claim:
         One sentence: the quantity, the law and the regime, as an abstract would say it.
     measure
         ``measure(predicted, trained)`` returns the figure: one number without sampling error; one number a replicate,
-        shape (replicates,); an `Interval` of level 0.99; or a pair of a figure and its interval.
+        shape (replicates,); an `SampledFigure`; an `ExponentFit`; an `Interval` of level 0.99; a figure and its
+        interval; or these two and the number of replicates that would decide an inconclusive claim.
     target, tolerance
         What the theory says and how far from it still counts: a number, or (below, above), either may be infinite.
     basis
@@ -93,12 +105,24 @@ class Claim:
         """Choose the rule by what was measured."""
         import numpy as np
 
-        from manyheads.statistics import Interval
+        from manyheads.statistics import Interval, replicates_to_decide
+        from manyheads.statistics.exponents import ExponentFit
 
-        figure, interval = found if isinstance(found, tuple) and len(found) == 2 else (None, found)
-        if isinstance(interval, Interval):
+        if isinstance(found, ExponentFit):
+            self._refuse_sample_options("a fitted exponent")
+            verdict = Verdict.from_interval(self.text, found.interval, figure=found.exponent, **stated)
+            if verdict.outcome != "inconclusive" or len(found.replicate_exponents) < 2:
+                return verdict
+            needed = replicates_to_decide(found.replicate_exponents, stated["target"], stated["tolerance"], level=LEVEL)
+            return replace(verdict, replicates_needed=needed)
+        if isinstance(found, SampledFigure):
+            error, dof = found.prediction_error, found.prediction_dof
+            return Verdict.from_samples(self.text, found.samples, prediction_error=error, prediction_dof=dof, **stated)
+        parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (None, found)
+        if isinstance(parts[1], Interval):
             self._refuse_sample_options("an interval")
-            return Verdict.from_interval(self.text, interval, figure=figure, **stated)
+            needed = parts[2] if len(parts) == 3 else None
+            return Verdict.from_interval(self.text, parts[1], figure=parts[0], replicates_needed=needed, **stated)
         values = np.asarray(found, dtype=np.float64)
         if values.ndim == 0:
             self._refuse_sample_options("one number")

@@ -112,8 +112,8 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
         "Coordinate check: the RMS update of every module is independent of N, H and L",
     ),
-    "limits/rate-transfer": Entry(
-        "manyheads.limits.studies.rate_transfer:RateTransfer",
+    "limits/learning-rate-transfer": Entry(
+        "manyheads.limits.studies.learning_rate_transfer:LearningRateTransfer",
         "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
     ),
     "limits/head-diversity": Entry(
@@ -132,10 +132,6 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.infinite_heads:InfiniteHeads",
         "Training converges to its mean-field limit as H grows, at both logit exponents",
     ),
-    "limits/attention-over-heads": Entry(
-        "manyheads.limits.studies.attention_over_heads:AttentionOverHeads",
-        "Logits over heads follow the mean-field distribution as H grows",
-    ),
     "limits/infinite-depth": Entry(
         "manyheads.limits.studies.infinite_depth:InfiniteDepth",
         "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2",
@@ -145,7 +141,7 @@ STUDIES: dict[str, Entry] = {
         "Feature movement goes as richness squared, from lazy to rich training",
     ),
     "limits/key-dim-stability": Entry(
-        "manyheads.limits.studies.stability:KeyDimStability",
+        "manyheads.limits.studies.key_dim_stability:KeyDimStability",
         "At logit exponent 1/2 gradients below attention grow with N during training",
     ),
     "recovery/violations": Entry(

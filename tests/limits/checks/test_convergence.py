@@ -26,21 +26,23 @@ BASE = Shape(2, 2, 1)
 
 
 @pytest.fixture(scope="module")
-def lesson():
+def task():
     return digits_task(batch=4)
 
 
-def test_a_course_is_a_training_by_hand(lesson, seed):
+def test_a_course_is_a_training_by_hand(task, seed):
     """Kernels, patterns and logits from their definitions, Adam by optax; each network is the one of its number."""
-    p, key, rate, steps = Parametrization(base=BASE), jax.random.key(seed), 0.01, 2
+    p, key, learning_rate, steps = Parametrization(base=BASE), jax.random.key(seed), 0.01, 2
     shape = Shape(4, 2, 1)
-    found = follow_networks(lesson, p, shape, Recipe(steps), rate, (0, steps), 2, key)
+    found = follow_networks(task, p, shape, Recipe(steps), learning_rate, (0, steps), 2, key)
     assert found.losses.shape == (2, steps)
     assert found.kernels.shape == (2, 2, SEQUENCES * TOKENS, SEQUENCES * TOKENS)
-    config = lesson.config(shape)
+    config = task.config(shape)
     for_models, for_batches, for_probe = jax.random.split(key, 3)
-    start = draw_network(config, factors_of(p, shape, lesson, Recipe()), jax.random.fold_in(for_models, 1))
-    each = {row.role: optax.adam(rate * row.learning_rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows}
+    start = draw_network(config, factors_of(p, shape, task, Recipe()), jax.random.fold_in(for_models, 1))
+    each = {
+        row.role: optax.adam(learning_rate * row.learning_rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows
+    }
     tx, weights = optax.partition(each, roles), start.weights
     state, losses = tx.init(weights), []
 
@@ -51,10 +53,10 @@ def test_a_course_is_a_training_by_hand(lesson, seed):
         return optax.apply_updates(weights, updates), state, loss
 
     for step in range(steps):
-        weights, state, loss = follow(weights, state, lesson.batches(jax.random.fold_in(for_batches, step)))
+        weights, state, loss = follow(weights, state, task.batches(jax.random.fold_in(for_batches, step)))
         losses.append(float(loss))
     np.testing.assert_allclose(found.losses[1], losses, rtol=1e-4)
-    record = with_weights(start, weights).record(lesson.batches(for_probe)[0], patterns=True)
+    record = with_weights(start, weights).record(task.batches(for_probe)[0], patterns=True)
     stream = np.asarray(record.layers.stream[-1], np.float64)[:, 3::4].reshape(16, shape.width)
     np.testing.assert_allclose(found.kernels[1, 1], stream @ stream.T / shape.width, rtol=2e-3, atol=1e-3)
     patterns = np.asarray(record.layers.patterns)[0][:, :, 3::4].mean(1).reshape(16, 16)
@@ -64,10 +66,10 @@ def test_a_course_is_a_training_by_hand(lesson, seed):
     assert not np.allclose(found.kernels[0, 0], found.kernels[1, 0])
 
 
-def test_depths_share_their_ends_and_nothing_else(lesson, seed):
+def test_depths_share_their_ends_and_nothing_else(task, seed):
     p, key = Parametrization(base=BASE), jax.random.key(seed)
     shapes = [Shape(2, 2, 1), Shape(2, 2, 2), Shape(4, 2, 1)]
-    drawn = [draw_network(lesson.config(s), factors_of(p, s, lesson, Recipe()), key).weights for s in shapes]
+    drawn = [draw_network(task.config(s), factors_of(p, s, task, Recipe()), key).weights for s in shapes]
     for name in ("embedding", "positional", "unembedding"):
         np.testing.assert_array_equal(getattr(drawn[0], name), getattr(drawn[1], name))
         short, wide = (np.ravel(getattr(weights, name)) for weights in (drawn[0], drawn[2]))

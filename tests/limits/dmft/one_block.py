@@ -28,7 +28,7 @@ class OneBlock:
 def solve_one_block(problem: Problem) -> OneBlock:
     """Solve forward in time; rows over sources of a neuron on (chi | w0 | sO | s), of a head on (rV | rQ | rK | rO)."""
     steps, rows, samples, tokens = problem.steps, problem.rows, problem.samples, problem.tokens
-    n, gain = steps * rows, problem.rate * problem.richness
+    n, gain = steps * rows, problem.learning_rate * problem.richness
     learned, beta, gram = gain * problem.branch, problem.branch, problem.gram
     width = rows + 1 + 2 * n
     written, sent = rows + 1, rows + 1 + n  # where sO and s begin

@@ -18,8 +18,10 @@ from manyheads.limits.dmft.options import Request
 from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
 
 
-def lesson(rng, **fields):
-    return Problem(rng.standard_normal((2, 4, 8)), np.array([1.0, -1.0]), rate=0.02, **({"steps": 12} | fields))
+def task(rng, **fields):
+    return Problem(
+        rng.standard_normal((2, 4, 8)), np.array([1.0, -1.0]), learning_rate=0.02, **({"steps": 12} | fields)
+    )
 
 
 COMPOSITIONS = {
@@ -34,9 +36,9 @@ COMPOSITIONS = {
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_memory_is_planned_as_it_is_measured(name, rng):
     branches, depth, cells = COMPOSITIONS[name]
-    problem = lesson(rng, depth=depth)
+    problem = task(rng, depth=depth)
     if name == "rows in hand":
-        problem = Problem(rng.standard_normal((8, 4, 8)), np.ones(8), steps=2, rate=0.02)
+        problem = Problem(rng.standard_normal((8, 4, 8)), np.ones(8), steps=2, learning_rate=0.02)
     layers = [[branch] for branch in branches] * depth if cells is None else [branches] * cells
     depth_step = finite_depth_step(problem) if cells is None else continuum_step(problem, cells)
     tracemalloc.start()
@@ -50,7 +52,7 @@ def test_memory_is_planned_as_it_is_measured(name, rng):
 
 @pytest.mark.parametrize("every", [1, 9])
 def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
-    problem, done = lesson(rng, steps=14), []
+    problem, done = task(rng, steps=14), []
 
     def counted(moments, layers, depth_step, **fields):
         done.append(CostEstimate.of(moments, [[InfiniteHeadsAttention(4, 1024)]], 1, depth_step).multiplications)
@@ -62,7 +64,7 @@ def test_every_march_is_in_the_time_that_is_planned(every, rng, monkeypatch):
 
 
 def test_two_halves_take_no_more_memory_than_one(rng):
-    problem = lesson(rng, steps=8)
+    problem = task(rng, steps=8)
     tracemalloc.start()
     try:
         solved = infinite_heads(problem, 4, sampling=Sampling(samples=1024))
@@ -74,17 +76,17 @@ def test_two_halves_take_no_more_memory_than_one(rng):
 
 def test_long_work_is_announced_where_somebody_reads_it(rng, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    infinite_key_dim(lesson(rng))
+    infinite_key_dim(task(rng))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(solver, "WORTH_SAYING", 0.0)
-    infinite_key_dim(lesson(rng))
+    infinite_key_dim(task(rng))
     assert "GB and about 1 s of one core" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bounded", ["memory", "seconds"])
 @pytest.mark.parametrize("cells", [None, 2])
 def test_what_is_offered_instead_fits(bounded, cells, rng):
-    problem = lesson(rng, steps=60)
+    problem = task(rng, steps=60)
     whole = solver.estimate_cost(Request((problem,), InfiniteKeyDimAttention(), None, Sampling(), cells=cells))
     sampling = Sampling(**{bounded: getattr(whole, bounded) / 2})
 

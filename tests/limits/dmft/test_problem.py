@@ -14,7 +14,7 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rate": 0.0}, "rate"),
+        ({"learning_rate": 0.0}, "learning_rate"),
         ({"steps": 0}, "steps"),
         ({"depth": 1.5}, "whole"),
         ({"inputs": np.zeros((2, 3, 4)), "norm": True}, "token of zeros"),
@@ -31,7 +31,7 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
         ({"inputs": [[[1.0, 2.0]], [[1.0]]]}, "inputs: .*numbers"),
         ({"inputs": np.full((2, 3, 4), 1j)}, "inputs .*complex.*give `.real`"),
         ({"weights": "equal"}, "weights: .*numbers"),
-        ({"rate": "0.1"}, "rate='0.1'"),
+        ({"learning_rate": "0.1"}, "learning_rate='0.1'"),
         ({"momentum": None}, "momentum=None"),
         ({"norm": "pre"}, "norm='pre'"),
         ({"loss": ["squared"]}, "choose from"),

@@ -35,7 +35,7 @@ def watch(branch, rng):
     """Trajectory once; the questions and answers, and the kernels at the end."""
     drawn = rng.standard_normal((SAMPLES, TOKENS, 6))
     drawn /= np.sqrt((drawn**2).mean(-1, keepdims=True))
-    problem = Problem(drawn, np.array([1.0, -1.0]), steps=STEPS, rate=0.5, richness=1.5)
+    problem = Problem(drawn, np.array([1.0, -1.0]), steps=STEPS, learning_rate=0.5, richness=1.5)
     seed = rng.integers(2**31)
     watched = Watched(branch.start(problem, np.random.default_rng(seed)))
     solve_recursion(problem, [[watched]], finite_depth_step(problem))

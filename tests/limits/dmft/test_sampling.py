@@ -74,7 +74,7 @@ class Broken(BranchProcess):
 @pytest.mark.parametrize("size", [-1e3, np.nan])
 @pytest.mark.parametrize("sampled", [InfiniteHeadsAttention(2, 512), InfiniteWidthMLP("erf", 512)])
 def test_a_kernel_that_is_none_ends_the_march_and_what_came_before_is_kept(size, sampled, rng):
-    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=4, rate=0.1, depth=2)
+    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=4, learning_rate=0.1, depth=2)
 
     def start(broken):
         first = InfiniteKeyDimAttention().start(problem, rng)
@@ -90,15 +90,15 @@ def test_a_kernel_that_is_none_ends_the_march_and_what_came_before_is_kept(size,
 
 @pytest.mark.parametrize("sampled", [InfiniteHeadsAttention(2, 64), InfiniteWidthMLP("erf", 64)])
 def test_too_few_samples_are_refused_with_the_number_that_is_enough(sampled, rng):
-    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=12, rate=0.1)
+    problem = Problem(rng.standard_normal((2, 2, 4)), np.array([1.0, -1.0]), steps=12, learning_rate=0.1)
     with pytest.raises(UsageError, match=r"at least \d+ are needed"):
         sampled.start(problem, rng)
 
 
 def test_equal_samples_make_singular_kernels_and_are_one(rng):
     tokens = rng.standard_normal((1, 2, 4))
-    single = Problem(tokens, np.ones(1), steps=3, rate=0.1)
-    double = Problem(np.repeat(tokens, 2, axis=0), np.ones(2), steps=3, rate=0.1)
+    single = Problem(tokens, np.ones(1), steps=3, learning_rate=0.1)
+    double = Problem(np.repeat(tokens, 2, axis=0), np.ones(2), steps=3, learning_rate=0.1)
     for sampled in (InfiniteHeadsAttention(2, 4096), InfiniteWidthMLP("erf", 8192)):
         found = [
             solve_recursion(each, [[sampled.start(each, np.random.default_rng(0))]], finite_depth_step(each)).outputs

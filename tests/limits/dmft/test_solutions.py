@@ -13,24 +13,24 @@ from manyheads.limits import Problem, Sampling, infinite_depth, infinite_heads, 
 
 
 @pytest.fixture
-def lesson(rng):
+def task(rng):
     drawn = rng.standard_normal((2, 2, 6))
     inputs = drawn / np.sqrt((drawn**2).mean(-1, keepdims=True))
-    return Problem(inputs, np.array([1.0, -1.0]), steps=4, rate=0.3)
+    return Problem(inputs, np.array([1.0, -1.0]), steps=4, learning_rate=0.3)
 
 
-def test_what_is_no_limit_is_refused_with_the_way_round(lesson):
+def test_what_is_no_limit_is_refused_with_the_way_round(task):
     with pytest.raises(UsageError, match="infinite_heads"):
-        infinite_key_dim(lesson, logit_exponent=0.5)
+        infinite_key_dim(task, logit_exponent=0.5)
     with pytest.raises(UsageError, match="key_dim"):
-        infinite_depth(lesson, logit_exponent=0.5)
+        infinite_depth(task, logit_exponent=0.5)
     with pytest.raises(UsageError, match="GB"):
-        infinite_key_dim(lesson, sampling=Sampling(memory=1e4))
+        infinite_key_dim(task, sampling=Sampling(memory=1e4))
     for wrong in ({"key_dim": 0}, {"key_dim": 1.5}, {"cells": 0}, {"cells": 1.5}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            infinite_depth(lesson, **wrong)
+            infinite_depth(task, **wrong)
     with pytest.raises(UsageError, match="cells"):  # the number of blocks there, but not by this name
-        infinite_depth(replace(lesson, depth_exponent=0.5), cells=0)
+        infinite_depth(replace(task, depth_exponent=0.5), cells=0)
     for wrong in (
         {"samples": 0},
         {"samples": 9000.5},
@@ -45,24 +45,24 @@ def test_what_is_no_limit_is_refused_with_the_way_round(lesson):
             Sampling(**wrong)
 
 
-def test_a_refusal_is_quick_and_offers_what_can_be_done(lesson):
+def test_a_refusal_is_quick_and_offers_what_can_be_done(task):
     with pytest.raises(UsageError, match=r"`every=\d+` solves .* fits") as caught:
-        infinite_key_dim(replace(lesson, steps=1_000_000))  # a second; hours, where work grows like its square
+        infinite_key_dim(replace(task, steps=1_000_000))  # a second; hours, where work grows like its square
     assert "infinite_depth" not in str(caught.value)
     with pytest.raises(UsageError, match="infinite_depth"):
-        infinite_key_dim(replace(lesson, depth=2, momentum=0.5), sampling=Sampling(memory=1e4))
+        infinite_key_dim(replace(task, depth=2, momentum=0.5), sampling=Sampling(memory=1e4))
     with pytest.raises(UsageError, match=r"cells$"):
-        infinite_depth(replace(lesson, momentum=0.5), sampling=Sampling(memory=1e4))
+        infinite_depth(replace(task, momentum=0.5), sampling=Sampling(memory=1e4))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("change", [{}, {"depth": 10**9}, {"steps": 10**9}, {"depth": 10**400}, {"steps": 10**400}])
-def test_any_size_is_judged_before_work(lesson, change, every):
+def test_any_size_is_judged_before_work(task, change, every):
     """A billion cells, layers or steps: refused from a closed form, before a list of them is laid out."""
     start, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def solve(exponent):
-        sized = replace(lesson, depth_exponent=exponent, **change)
+        sized = replace(task, depth_exponent=exponent, **change)
         if "depth" in change:
             return infinite_key_dim(sized, every=every)
         return infinite_depth(sized, cells=4 if change else 10**9, every=every)
@@ -75,8 +75,8 @@ def test_any_size_is_judged_before_work(lesson, change, every):
 
 
 @pytest.mark.parametrize("solve", [infinite_key_dim, infinite_depth, lambda problem: infinite_heads(problem, 2)])
-def test_a_rate_too_large_ends_in_a_named_error_that_keeps_what_came_before(solve, lesson):
-    wild = replace(lesson, rate=100.0, steps=8)
+def test_a_rate_too_large_ends_in_a_named_error_that_keeps_what_came_before(solve, task):
+    wild = replace(task, learning_rate=100.0, steps=8)
     with pytest.raises(CertificateError, match="diverges") as caught:
         solve(wild)
     partial = caught.value.partial
@@ -87,47 +87,47 @@ def test_a_rate_too_large_ends_in_a_named_error_that_keeps_what_came_before(solv
         assert np.allclose(partial.output, solve(replace(wild, steps=before)).output)
 
 
-def test_where_nothing_is_trained_yet_nothing_moves(lesson):
-    resting = replace(lesson, steps=2, weights=np.array([[0.0, 0.0], [1.0, 1.0]]))
+def test_where_nothing_is_trained_yet_nothing_moves(task):
+    resting = replace(task, steps=2, weights=np.array([[0.0, 0.0], [1.0, 1.0]]))
     for solved in (infinite_heads(resting, 2, activation="gelu"), infinite_key_dim(resting)):
         assert np.all(solved.output == 0)
-    later = infinite_key_dim(replace(lesson, steps=3, weights=np.array([[0.0, 0.0], [0.5, 0.5], [0.5, 0.5]])))
-    at_once = infinite_key_dim(replace(lesson, steps=2))
+    later = infinite_key_dim(replace(task, steps=3, weights=np.array([[0.0, 0.0], [0.5, 0.5], [0.5, 0.5]])))
+    at_once = infinite_key_dim(replace(task, steps=2))
     assert np.abs(later.output.values[2] - at_once.output.values[1]).max() < 1e-14
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])
-def test_noise_does_not_grow_as_training_gets_lazy(activation, lesson):
+def test_noise_does_not_grow_as_training_gets_lazy(activation, task):
     """Responses have a noise of one over the richness but frozen neurons are subtracted, signs of heads cancel."""
-    lazy = replace(lesson, richness=1e-4, steps=3)
+    lazy = replace(task, richness=1e-4, steps=3)
     solved = infinite_heads(lazy, 2, activation=activation, sampling=Sampling(samples=512))
     assert float(np.sqrt((solved.output_error**2).mean())) < 0.05
 
 
-def test_sampling_goes_on_until_the_error_is_small_enough(lesson):
-    few = infinite_heads(lesson, 2, sampling=Sampling(samples=256))
+def test_sampling_goes_on_until_the_error_is_small_enough(task):
+    few = infinite_heads(task, 2, sampling=Sampling(samples=256))
     reached = float(np.sqrt((few.output_error**2).mean()))
-    better = infinite_heads(lesson, 2, sampling=Sampling(samples=256, tolerance=reached / 3))
+    better = infinite_heads(task, 2, sampling=Sampling(samples=256, tolerance=reached / 3))
     assert float(np.sqrt((better.output_error**2).mean())) <= reached / 3
     with pytest.raises(CertificateError, match="most") as caught:
-        infinite_heads(lesson, 2, sampling=Sampling(samples=256, tolerance=1e-9, most=512))
+        infinite_heads(task, 2, sampling=Sampling(samples=256, tolerance=1e-9, most=512))
     assert caught.value.partial.output_error.mean() == pytest.approx(caught.value.measured, rel=1)
-    halved = replace(lesson, depth_exponent=0.5, steps=2)  # what is extrapolated reaches the error, not its parts
+    halved = replace(task, depth_exponent=0.5, steps=2)  # what is extrapolated reaches the error, not its parts
     solved = infinite_depth(halved, key_dim=2, cells=2, sampling=Sampling(samples=256, tolerance=0.02))
     assert 0 < float(np.sqrt((solved.output_error**2).mean())) <= 0.02
 
 
-def test_the_error_of_two_halves_is_the_error(lesson):
-    exact = infinite_heads(lesson, 2, sampling=Sampling(seed=99, samples=4096)).output
-    solved = [infinite_heads(lesson, 2, sampling=Sampling(seed=seed, samples=256)) for seed in range(16)]
+def test_the_error_of_two_halves_is_the_error(task):
+    exact = infinite_heads(task, 2, sampling=Sampling(seed=99, samples=4096)).output
+    solved = [infinite_heads(task, 2, sampling=Sampling(seed=seed, samples=256)) for seed in range(16)]
     measured = np.sqrt(np.mean([((one.output - exact) ** 2).values for one in solved]))
     claimed = np.sqrt(np.mean([(one.output_error**2).values for one in solved]))
     assert 0.4 < measured / claimed < 2.5
 
 
-def test_depth_goes_to_its_limit_at_every_exponent(lesson):
+def test_depth_goes_to_its_limit_at_every_exponent(task):
     for exponent, cells in ((1.0, 8), (0.5, 16)):
-        there = replace(lesson, depth_exponent=exponent)
+        there = replace(task, depth_exponent=exponent)
         limit = infinite_depth(there, cells=cells).output
         gaps = [
             float(np.sqrt(((infinite_key_dim(replace(there, depth=depth)).output - limit) ** 2).mean()))
@@ -135,26 +135,26 @@ def test_depth_goes_to_its_limit_at_every_exponent(lesson):
         ]
         assert gaps[1] < gaps[0] / 1.4
     with pytest.raises(UsageError, match="1/2 and 1 only"):
-        infinite_depth(replace(lesson, depth_exponent=0.75), key_dim=2)
+        infinite_depth(replace(task, depth_exponent=0.75), key_dim=2)
 
 
-def test_a_loss_at_infinite_depth_is_that_of_the_outputs(lesson):
-    long = replace(lesson, depth_exponent=0.5, steps=24)
+def test_a_loss_at_infinite_depth_is_that_of_the_outputs(task):
+    long = replace(task, depth_exponent=0.5, steps=24)
     for solved in (infinite_depth(long, cells=2), infinite_depth(long, cells=2, every=3)):
-        squares = ((solved.output.values[..., 0] - lesson.targets[:, 0]) ** 2).mean(-1) / 2
+        squares = ((solved.output.values[..., 0] - task.targets[:, 0]) ** 2).mean(-1) / 2
         assert np.allclose(solved.loss, squares, rtol=1e-12)
 
 
-def test_attention_that_stays_uniform_is_shown_like_any_other(lesson):
-    solved = infinite_depth(replace(lesson, depth_exponent=0.75, causal=True), cells=2)
+def test_attention_that_stays_uniform_is_shown_like_any_other(task):
+    solved = infinite_depth(replace(task, depth_exponent=0.75, causal=True), cells=2)
     assert solved.logits.dims == ("step", "layer", "sample", "token", "key")
     assert np.all(solved.logits == 0)
     assert np.array_equal(solved.attention.values[-1, 1, 0], [[1, 0], [0.5, 0.5]])
 
 
-def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(lesson):
+def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(task):
     """Before training q and k are independent Gaussians: with one component their product has known quantiles."""
-    solved = infinite_heads(replace(lesson, steps=2), 1, sampling=Sampling(samples=16_384))
+    solved = infinite_heads(replace(task, steps=2), 1, sampling=Sampling(samples=16_384))
     start = solved.isel(step=0, layer=0)
     assert np.allclose(start.attention.sum("key"), 1)
     assert np.all(start.attention > 0)
@@ -167,7 +167,7 @@ def test_the_distribution_over_heads_is_that_of_a_product_of_gaussians(lesson):
 
 
 def test_two_time_functions_are_those_of_a_second_solver(rng):
-    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=4, rate=0.8, richness=1.2)
+    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=4, learning_rate=0.8, richness=1.2)
     solved, other = infinite_key_dim(problem, keep="two-time"), solve_one_block(problem)
     n = problem.steps * problem.rows
     np.testing.assert_allclose(solved.correlation.values[0].reshape(n, n), other.correlation, atol=1e-12)
@@ -179,15 +179,15 @@ def test_two_time_functions_are_those_of_a_second_solver(rng):
 
 
 def test_the_first_step_follows_the_neural_tangent_kernel_that_is_returned(rng):
-    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=2, rate=0.4, depth=2)
+    problem = Problem(rng.standard_normal((3, 2, 5)), rng.standard_normal(3), steps=2, learning_rate=0.4, depth=2)
     solved = infinite_key_dim(problem, keep="two-time")
-    first = problem.rate * solved.ntk.values @ (problem.targets[:, 0] / 3)
+    first = problem.learning_rate * solved.ntk.values @ (problem.targets[:, 0] / 3)
     np.testing.assert_allclose(solved.output.values[1, :, 0], first, rtol=1e-10)
     assert "ntk" not in infinite_key_dim(problem)
 
 
 def test_two_time_functions_of_halves_have_errors_and_need_every_step(rng):
-    problem = Problem(rng.standard_normal((2, 2, 5)), rng.standard_normal(2), steps=3, rate=0.4)
+    problem = Problem(rng.standard_normal((2, 2, 5)), rng.standard_normal(2), steps=3, learning_rate=0.4)
     solved = infinite_heads(problem, 2, sampling=Sampling(samples=512), keep="two-time")
     assert (solved.response_error.values >= 0).all()
     later = solved.response.values[0, 1, :, 2]  # no response to what comes later

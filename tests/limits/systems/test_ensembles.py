@@ -10,9 +10,9 @@ from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
 def test_the_backward_variable_of_networks_scatters_around_the_limits(rng):
     drawn = rng.standard_normal((3, 2, 6))
     inputs = drawn / np.sqrt((drawn**2).mean(-1, keepdims=True))
-    lesson = Problem(inputs, np.array([1.0, -1.0, 1.0]), steps=4, rate=0.3, richness=0.7, depth=2, norm=True)
-    limit = infinite_key_dim(lesson).backward.values  # (step, level, row, row)
-    found = train_networks(lesson, Network(32, 4), rng.integers(0, 2**31, 24).tolist(), chunk=24).backward.values
+    problem = Problem(inputs, np.array([1.0, -1.0, 1.0]), steps=4, learning_rate=0.3, richness=0.7, depth=2, norm=True)
+    limit = infinite_key_dim(problem).backward.values  # (step, level, row, row)
+    found = train_networks(problem, Network(32, 4), rng.integers(0, 2**31, 24).tolist(), chunk=24).backward.values
     assert found.shape == (24, *limit.shape)
     for level in range(3):
         mean, error = found[:, :, level].mean(0), found[:, :, level].std(0) / np.sqrt(24)
@@ -27,9 +27,9 @@ def test_networks_show_what_the_limit_shows_between_attention_and_mlp_too(rng):
     """Every variable that both have lies around the limit, in units of what a network scatters."""
     drawn = rng.standard_normal((2, 2, 6))
     inputs = drawn / np.sqrt((drawn**2).mean(-1, keepdims=True))
-    lesson = Problem(inputs, np.array([1.0, -1.0]), steps=3, rate=0.2, richness=0.7, causal=True)
-    limit = infinite_key_dim(lesson, activation="gelu")
-    found = train_networks(lesson, Network(32, 2, activation="gelu"), rng.integers(0, 2**31, 64).tolist(), chunk=64)
+    problem = Problem(inputs, np.array([1.0, -1.0]), steps=3, learning_rate=0.2, richness=0.7, causal=True)
+    limit = infinite_key_dim(problem, activation="gelu")
+    found = train_networks(problem, Network(32, 2, activation="gelu"), rng.integers(0, 2**31, 64).tolist(), chunk=64)
     assert {"output", "loss", "logits", "attention", "stream", "backward", "pooled"} <= {*found} & {*limit}
     for name in {*found} & {*limit}:
         assert found[name].dims[1:] == limit[name].dims

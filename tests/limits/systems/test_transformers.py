@@ -20,7 +20,7 @@ P = Parametrization(0.5, 1.0, base=BASE)
 
 
 @pytest.fixture(scope="module")
-def lesson():
+def task():
     return digits_task(batch=16)
 
 
@@ -29,24 +29,24 @@ def slopes(model, batch):
     return jax.grad(lambda weights: cross_entropy(with_weights(model, weights), batch))(model.weights)
 
 
-def test_motions_are_those_of_a_training_by_hand(lesson, seed):
+def test_motions_are_those_of_a_training_by_hand(task, seed):
     """Adam with each class's own numbers, by optax.partition; hidden inputs recomputed from the definition."""
-    key, rate, steps = jax.random.key(seed), 0.01, 3
+    key, learning_rate, steps = jax.random.key(seed), 0.01, 3
     with jax.enable_x64(True):  # as in a study: compiled once for this test and the contract's rows
-        found = measure_updates(lesson, P, SHAPE, Recipe(epsilon=1e-4), rate, (1, steps), key)
+        found = measure_updates(task, P, SHAPE, Recipe(epsilon=1e-4), learning_rate, (1, steps), key)
 
-    config, table = lesson.config(SHAPE), P.table(SHAPE)
+    config, table = task.config(SHAPE), P.table(SHAPE)
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, P.scaling(SHAPE, config.inputs), for_model)
     weights = start.weights
-    each = {row.role: optax.adam(rate * row.learning_rate, eps=1e-4 * row.epsilon) for row in table.rows}
+    each = {row.role: optax.adam(learning_rate * row.learning_rate, eps=1e-4 * row.epsilon) for row in table.rows}
     tx = optax.partition(each, roles)
     state, update = jax.jit(tx.init)(weights), jax.jit(tx.update)
     for step in range(steps):
-        batch = lesson.batches(jax.random.fold_in(for_batches, step))
+        batch = task.batches(jax.random.fold_in(for_batches, step))
         updates, state = update(slopes(with_weights(start, weights), batch), state, weights)
         weights = optax.apply_updates(weights, updates)
-    probe = lesson.batches(for_probe)[0]
+    probe = task.batches(for_probe)[0]
     before, now = start.record(probe), with_weights(start, weights).record(probe)
 
     def rms(array):
@@ -80,13 +80,15 @@ def test_motions_are_those_of_a_training_by_hand(lesson, seed):
     assert found.query_by_weights[1] == pytest.approx(rms(np.stack(moved)), rel=1e-3)
 
 
-def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
-    key, rates = jax.random.key(seed), [1e-3, 1e-2, 3.0]
+def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(task, seed):
+    key, learning_rates = jax.random.key(seed), [1e-3, 1e-2, 3.0]
     recipe = Recipe(steps=8)
     with jax.enable_x64(True):  # as in a study: compiled once for this test and the contract's row
-        together = sweep_losses(lesson, P, BASE, recipe, rates, key)
-        standard = sweep_losses(lesson, Parametrization.standard(BASE), BASE, recipe, rates, key)
-        alone = sweep_losses(lesson, P, BASE, recipe, [rates[1]] * 3, key)  # three again: the same compiled program
+        together = sweep_losses(task, P, BASE, recipe, learning_rates, key)
+        standard = sweep_losses(task, Parametrization.standard(BASE), BASE, recipe, learning_rates, key)
+        alone = sweep_losses(
+            task, P, BASE, recipe, [learning_rates[1]] * 3, key
+        )  # three again: the same compiled program
     assert together.shape == (3, 8)
     assert together[0, 0] == together[1, 0] == together[2, 0]
     np.testing.assert_array_equal(together, standard)
@@ -94,28 +96,30 @@ def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(lesson, seed):
     assert not np.allclose(together[0], together[1])
 
 
-def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(lesson, seed):
+def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(task, seed):
     """One step written out: every weight moves by its class's rate times its gradient."""
-    p, key, rate = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE), jax.random.key(seed), 0.1
-    found = measure_updates(lesson, p, SHAPE, Recipe(), rate, (1,), key, fields=("outputs",))
+    p, key, learning_rate = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE), jax.random.key(seed), 0.1
+    found = measure_updates(task, p, SHAPE, Recipe(), learning_rate, (1,), key, fields=("outputs",))
     assert [name for name, value in found._asdict().items() if value is not None] == ["outputs"]
-    config, factors = lesson.config(SHAPE), p.table(SHAPE).column("learning_rate")
+    config, factors = task.config(SHAPE), p.table(SHAPE).column("learning_rate")
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     start = initialise(config, p.scaling(SHAPE, config.inputs), for_model)
-    batch, probe = lesson.batches(jax.random.fold_in(for_batches, 0)), lesson.batches(for_probe)[0]
+    batch, probe = task.batches(jax.random.fold_in(for_batches, 0)), task.batches(for_probe)[0]
     gradient = slopes(start, batch)
-    moved = jax.tree.map(lambda role, w, g: w - rate * factors[role] * g, roles(start.weights), start.weights, gradient)
+    moved = jax.tree.map(
+        lambda role, w, g: w - learning_rate * factors[role] * g, roles(start.weights), start.weights, gradient
+    )
     change = np.asarray(with_weights(start, moved)(probe) - start(probe), np.float64)
     assert found.outputs[0] == pytest.approx(np.sqrt(np.mean(change**2)), rel=1e-3)
 
 
 def test_the_text_lesson_predicts_the_next_character():
-    lesson = text_task(batch=2, length=8)
-    inputs, answers = lesson.batches(jax.random.key(0))
+    task = text_task(batch=2, length=8)
+    inputs, answers = task.batches(jax.random.key(0))
     assert inputs.shape == answers.shape == (2, 8)
     assert (inputs[:, 1:] == answers[:, :-1]).all()
-    assert lesson.config(BASE).causal
-    assert int(jnp.max(inputs)) < lesson.config(BASE).outputs
+    assert task.config(BASE).causal
+    assert int(jnp.max(inputs)) < task.config(BASE).outputs
 
 
 @pytest.mark.parametrize(

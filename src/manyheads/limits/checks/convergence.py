@@ -51,6 +51,11 @@ class Fall(NamedTuple):
     interval: Interval
     samples: np.ndarray | None
 
+    @property
+    def measured(self) -> np.ndarray | tuple[float, Interval]:
+        """What a claim measures: the samples, or the figure and its interval where there are none."""
+        return (self.power, self.interval) if self.samples is None else self.samples
+
 
 @takes_arrays
 def distances_to_largest(values: ArrayLike) -> Distances:

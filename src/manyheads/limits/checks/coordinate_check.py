@@ -370,7 +370,7 @@ def judge_growths(
 
 
 def measure_task(
-    task: Task, parametrization: Parametrization, recipe: Recipe, rate: float, checkpoints: Sequence[int]
+    task: Task, parametrization: Parametrization, recipe: Recipe, learning_rate: float, checkpoints: Sequence[int]
 ) -> Measure:
     """Return the `measure` of `coordinate_check` that trains the house's transformer on a task.
 
@@ -378,7 +378,7 @@ def measure_task(
     ----------
     task, parametrization, recipe
         What is trained, and how.
-    rate
+    learning_rate
         Learning rate of the base shape.
     checkpoints
         Numbers of updates.
@@ -389,6 +389,8 @@ def measure_task(
         steps, followed = tuple(checkpoints), tuple(QUANTITIES)
         with default_rules():
             key = jax.random.key(seed)
-            return measure_updates(task, parametrization, shape, recipe, rate, steps, key, fields=followed)._asdict()
+            return measure_updates(
+                task, parametrization, shape, recipe, learning_rate, steps, key, fields=followed
+            )._asdict()
 
     return measure

@@ -49,7 +49,7 @@ class TransferCheck:
     ----------
     axis, sizes
         Along which axis, and where.
-    rates
+    learning_rates
         (seeds, sizes) best learning rates.
     drift
         The fitted power, its interval, the verdict and the seeds that would decide it.
@@ -57,7 +57,7 @@ class TransferCheck:
 
     axis: Axis
     sizes: tuple[int, ...]
-    rates: np.ndarray
+    learning_rates: np.ndarray
     drift: DriftTest
 
     @property
@@ -78,7 +78,9 @@ class TransferCheck:
         fitted = 2**self.drift.fit.exponent
         found = f"{_times(fitted)} [{_times(factor.low)}, {_times(factor.high)}] per doubling of {letter}"
         if self.outcome == "inconclusive" and not factor.high < UNBOUNDED * factor.low:
-            found = f"{_times(fitted)} per doubling of {letter}, to which {len(self.rates)} seeds set no bounds"
+            found = (
+                f"{_times(fitted)} per doubling of {letter}, to which {len(self.learning_rates)} seeds set no bounds"
+            )
         if self.outcome == "holds":
             return f"transfers: the best rate changes by a factor {found}"
         if self.outcome == "refuted":
@@ -93,12 +95,12 @@ def _times(factor: float) -> str:
 
 
 @takes_arrays
-def find_optimum(rates: Any, losses: Any) -> float:
+def find_optimum(learning_rates: Any, losses: Any) -> float:
     """Return the learning rate of least loss, refined between the points of the grid.
 
     Parameters
     ----------
-    rates
+    learning_rates
         (R,) increasing, R >= 3, equally spaced in the logarithm.
     losses
         (R,) final losses; not finite where training diverged, which counts as the worst.
@@ -116,37 +118,38 @@ def find_optimum(rates: Any, losses: Any) -> float:
     >>> round(float(np.log10(find_optimum(rates, (np.log10(rates) + 2.1) ** 2))), 6)
     -2.1
     """
-    rates, losses = _checked_grid(rates), np.asarray(losses, np.float64)
-    if rates.shape != losses.shape:
-        raise UsageError(f"rates {rates.shape} and losses {losses.shape}: give one loss a rate")
+    learning_rates, losses = _checked_grid(learning_rates), np.asarray(losses, np.float64)
+    if learning_rates.shape != losses.shape:
+        raise UsageError(f"rates {learning_rates.shape} and losses {losses.shape}: give one loss a rate")
     reached = np.where(np.isfinite(losses), losses, np.inf)
     best = int(reached.argmin())
     if not np.isfinite(reached[best]):
         raise CertificateError(
-            "training diverged at every rate: lower the rates", measured=float(rates[0]), threshold=math.inf
+            "training diverged at every rate: lower the rates", measured=float(learning_rates[0]), threshold=math.inf
         )
-    if best in (0, len(rates) - 1):
+    if best in (0, len(learning_rates) - 1):
         side = "below" if best == 0 else "above"
         raise CertificateError(
-            f"the least loss is at {rates[best]:.3g}, an end of the rates: the best one may lie {side} it, widen them",
-            measured=float(rates[best]),
-            threshold=float(rates[1 if best == 0 else -2]),
+            f"the least loss is at {learning_rates[best]:.3g}, an end of the rates: the best one may lie {side} it, "
+            "widen them",
+            measured=float(learning_rates[best]),
+            threshold=float(learning_rates[1 if best == 0 else -2]),
         )
     left, middle, right = reached[best - 1 : best + 2]
     bend = left - 2 * middle + right
     # Beside a diverged neighbour, or on a flat floor, the point itself is all that is known.
     shift = 0.5 * (left - right) / bend if np.isfinite(bend) and bend > 0 else 0.0
-    return float(np.exp(np.log(rates[best]) + shift * np.log(rates[1] / rates[0])))
+    return float(np.exp(np.log(learning_rates[best]) + shift * np.log(learning_rates[1] / learning_rates[0])))
 
 
-def _checked_grid(rates: Any) -> np.ndarray:
-    rates = np.asarray(rates, np.float64)
-    if rates.ndim != 1 or len(rates) < 3 or not (rates > 0).all():
-        raise UsageError(f"rates of shape {rates.shape}: give at least three, all positive")
-    steps = np.diff(np.log(rates))
+def _checked_grid(learning_rates: Any) -> np.ndarray:
+    learning_rates = np.asarray(learning_rates, np.float64)
+    if learning_rates.ndim != 1 or len(learning_rates) < 3 or not (learning_rates > 0).all():
+        raise UsageError(f"rates of shape {learning_rates.shape}: give at least three, all positive")
+    steps = np.diff(np.log(learning_rates))
     if (steps <= 0).any() or np.ptp(steps) > 1e-6 * steps.max():
         raise UsageError("rates must increase by one factor, as numpy.geomspace makes them")
-    return rates
+    return learning_rates
 
 
 class Search(NamedTuple):
@@ -154,7 +157,7 @@ class Search(NamedTuple):
 
     Attributes
     ----------
-    rates, losses
+    learning_rates, losses
         (R,) in rising order; losses are not finite where training diverged.
     best
         The best rate, or the end of the widened grid beyond which it lies.
@@ -162,19 +165,19 @@ class Search(NamedTuple):
         ``"inside"``, or ``"below"`` or ``"above"`` all rates that were tried.
     """
 
-    rates: np.ndarray
+    learning_rates: np.ndarray
     losses: np.ndarray
     best: float
     outcome: Literal["inside", "below", "above"]
 
 
 @takes_arrays
-def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS) -> Search:
+def search_optimum(learning_rates: Any, losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
 
     Parameters
     ----------
-    rates
+    learning_rates
         (R,) increasing, R >= 3, equally spaced in the logarithm.
     losses
         Trains at some rates and returns the final losses; not finite where training diverged.
@@ -189,18 +192,20 @@ def search_optimum(rates: Any, losses: Callable[[np.ndarray], Any], widenings: i
     Examples
     --------
     >>> found = search_optimum(np.geomspace(1e-3, 1e-1, 5), lambda rates: (np.log10(rates) + 3.6) ** 2)
-    >>> found.outcome, len(found.rates), round(float(np.log10(found.best)), 6)
+    >>> found.outcome, len(found.learning_rates), round(float(np.log10(found.best)), 6)
     ('inside', 8, -3.6)
     """
     if widenings < 0:
         raise UsageError(f"widenings={widenings}: widen the grid so many times at most, or 0 times")
-    grid = _checked_grid(rates)
+    grid = _checked_grid(learning_rates)
     ratio = grid[1] / grid[0]
 
-    def train(rates: np.ndarray) -> np.ndarray:
-        found = np.asarray(losses(rates), np.float64)
-        if found.shape != rates.shape:
-            raise UsageError(f"losses of shape {found.shape} for {len(rates)} rates: return one final loss a rate")
+    def train(learning_rates: np.ndarray) -> np.ndarray:
+        found = np.asarray(losses(learning_rates), np.float64)
+        if found.shape != learning_rates.shape:
+            raise UsageError(
+                f"losses of shape {found.shape} for {len(learning_rates)} rates: return one final loss a rate"
+            )
         return found
 
     reached = train(grid)
@@ -223,27 +228,27 @@ Losses = Callable[[Shape, np.ndarray, int], Any]  # (shape, rates, seed) -> (R,)
 
 
 def final_losses(
-    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: Any
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: Any
 ) -> np.ndarray:
     """Train one network a rate and return the mean loss over the last eighth of the steps, (R,) in nats.
 
     Arguments are those of `sweep_losses`.
     """
-    rates = np.asarray(rates, np.float64)
-    missing = -len(rates) % PIECE
-    pieces = np.concatenate([rates, rates[-1:].repeat(missing)]).reshape(-1, PIECE)
+    learning_rates = np.asarray(learning_rates, np.float64)
+    missing = -len(learning_rates) % PIECE
+    pieces = np.concatenate([learning_rates, learning_rates[-1:].repeat(missing)]).reshape(-1, PIECE)
     found = [sweep_losses(task, parametrization, shape, recipe, piece, key) for piece in pieces]
     last = max(1, recipe.steps // LAST)
-    return np.concatenate(found)[: len(rates), -last:].mean(1)
+    return np.concatenate(found)[: len(learning_rates), -last:].mean(1)
 
 
 def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) -> Losses:
     """Return the `losses` of `transfer_check` that train the house's transformer on a task."""
     import jax
 
-    def losses(shape: Shape, rates: np.ndarray, seed: int) -> np.ndarray:
+    def losses(shape: Shape, learning_rates: np.ndarray, seed: int) -> np.ndarray:
         with default_rules():
-            return final_losses(task, parametrization, shape, recipe, rates, jax.random.key(seed))
+            return final_losses(task, parametrization, shape, recipe, learning_rates, jax.random.key(seed))
 
     return losses
 
@@ -251,7 +256,7 @@ def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) ->
 @takes_arrays
 def transfer_check(
     shapes: Sequence[Shape | Sequence[int]],
-    rates: Any,
+    learning_rates: Any,
     losses: Losses,
     *,
     seeds: Sequence[int] = tuple(range(8)),
@@ -264,7 +269,7 @@ def transfer_check(
     ----------
     shapes
         At least two, different along one axis only.
-    rates
+    learning_rates
         (R,) learning rates of the base shape, equally spaced in the logarithm.
     losses
         Trains at all rates from one seed and returns the final losses: `task_losses`, or a function of your own.
@@ -296,11 +301,11 @@ def transfer_check(
     check_seeds(seeds)
 
     def best(shape: Shape, seed: int) -> float:
-        found = search_optimum(rates, lambda grid: losses(shape, grid, seed), widenings)
+        found = search_optimum(learning_rates, lambda grid: losses(shape, grid, seed), widenings)
         if found.outcome == "inside":
             return found.best
         try:  # at the end of the widest grid this says what to do
-            return find_optimum(found.rates, found.losses)
+            return find_optimum(found.learning_rates, found.losses)
         except CertificateError as error:
             message = f"(N, H, L) = ({shape.key_dim}, {shape.heads}, {shape.depth}), seed {seed}: {error.message}"
             raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None

@@ -2,7 +2,7 @@
 
 Shares below levels of many networks have the mean that infinitely many networks would have; quantiles have not. So two
 distributions are compared by the root mean square difference of their shares over all levels, and noise is taken off
-as for any other mean (`mean_networks`).
+as for any other mean (`manyheads.statistics.distances`).
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def geometric_curve(sizes: Sequence[int], values: np.ndarray, label: str, group:
     return Curve(tuple(map(float, sizes)), middle, label, role, group, low, high)
 
 
-def power_guides(sizes: Sequence[int], start: float, powers: Sequence[float], group: int) -> list[Curve]:
-    """Grey curves that follow powers of the size from the first point."""
+def power_guides(sizes: Sequence[int], values: np.ndarray, powers: Sequence[float], group: int) -> list[Curve]:
+    """Grey curves that follow powers of the size from the geometric mean of the first column of values."""
+    start = float(np.exp(np.log(values[:, 0]).mean()))
     places = np.asarray(sizes, float)
     return [
         Curve(

@@ -54,7 +54,7 @@ def training_problem(task: str, **fields: Any) -> Problem:
     task
         ``"digits"`` or ``"text"``.
     fields
-        Of `Problem`: steps, rate, richness, depth and so on.
+        Of `Problem`: steps, learning_rate, richness, depth and so on.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def training_problem(task: str, **fields: Any) -> Problem:
     return make(**fields)
 
 
-TRAINING = ("steps", "rate", "richness", "depth", "depth_exponent", "norm", "momentum")
+TRAINING = ("steps", "learning_rate", "richness", "depth", "depth_exponent", "norm", "momentum")
 
 
 def problem_of(study: Any, **others: Any) -> Problem:

@@ -1,4 +1,4 @@
-"""What the studies of limits share: schemes by name, shapes along axes, and which networks are one and the same."""
+"""Schemes by name, and plans of networks along N, H and L in which equal networks are trained once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from manyheads.limits.checks.axes import AXES, LETTERS, Axis, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task
-from manyheads.statistics.exponents import ExponentFit
-from manyheads.study import Cell, Curve, Source, Verdict
+from manyheads.study import Cell, Curve, Source
 from manyheads.study.reporting.panels import Multiples
 from manyheads.transformer.shape import Shape
 
@@ -32,22 +31,6 @@ SCHEMES: dict[str, str] = {
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
-
-
-CAPTION = -2.0  # the power of N in the caption of figure 2b
-
-
-def caption_verdict(fit: ExponentFit) -> Verdict:
-    """Hold a measured power of N in the variance over heads against the paper's caption."""
-    return Verdict.from_interval(
-        "the variance of A over heads falls like N^-2 (caption of figure 2)",
-        fit.interval,
-        figure=fit.exponent,
-        target=CAPTION,
-        tolerance=0.5,
-        basis="half way to N^-1, which is derived here",
-        expected="refuted",
-    )
 
 
 def check_rising(name: str, sizes: Sequence[float]) -> None:
@@ -84,7 +67,7 @@ def scheme_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
 
 
 @lru_cache(maxsize=8)
-def lesson_of(task: str, batch: int) -> Task:
+def task_of(task: str, batch: int) -> Task:
     """Return the digits or the text, read once."""
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")

@@ -39,7 +39,8 @@ def check_every(problem: Problem, every: int) -> None:
     if every > 1 and problem.momentum > 0:
         raise UsageError(
             f"every={every} with momentum={problem.momentum}: a velocity is not followed over long intervals; "
-            f"momentum 0 at the rate {problem.rate / (1 - problem.momentum):.3g} trains alike where steps are small"
+            f"momentum 0 at the rate {problem.learning_rate / (1 - problem.momentum):.3g} trains alike where steps "
+            "are small"
         )
 
 
@@ -62,7 +63,7 @@ class TimeGrid:
     >>> import numpy as np
     >>> from manyheads.limits import Problem
     >>> from manyheads.limits.dmft.coarse_grid import TimeGrid
-    >>> problem = Problem(np.ones((2, 3, 4)), np.array([1.0, -1.0]), steps=100, rate=0.1)
+    >>> problem = Problem(np.ones((2, 3, 4)), np.array([1.0, -1.0]), steps=100, learning_rate=0.1)
     >>> grid = TimeGrid.of(problem, every=9, kernel=np.eye(2))
     >>> grid.lengths
     (1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9, 9, 9, 9)
@@ -193,7 +194,7 @@ def interval_step(
         if step == steps.start:
             push = push + owed
         total = total + push
-        output = output + problem.rate * kernel @ push + drift
+        output = output + problem.learning_rate * kernel @ push + drift
     return total, output
 
 
@@ -274,4 +275,4 @@ class DressedErrors:
             return
         memory = self._grid.memory
         taken = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
-        self._kernel = bfgs_update(self._kernel, taken, (found - self._before) / self._problem.rate)
+        self._kernel = bfgs_update(self._kernel, taken, (found - self._before) / self._problem.learning_rate)

@@ -83,7 +83,9 @@ def label(
     coords = {"step": ("step", steps, {"long_name": "updates", "units": "1"})}
     if "logit_quantiles" in variables:
         coords["quantile"] = ("quantile", np.array(QUANTILES), {"long_name": "share of heads below", "units": "1"})
-    return xr.Dataset(variables, coords=coords, attrs={"rate": grid.problem.rate, "richness": grid.problem.richness})
+    return xr.Dataset(
+        variables, coords=coords, attrs={"learning_rate": grid.problem.learning_rate, "richness": grid.problem.richness}
+    )
 
 
 def _two_time(halves: list[Trajectory], problem: Problem) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def continuum_step(problem: Problem, cells: int) -> DepthStep:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
     return DepthStep(
         step=problem.branch / cells,
-        learned=problem.rate * problem.richness * problem.branch,
+        learned=problem.learning_rate * problem.richness * problem.branch,
         sources=False,
         sweeps=3,
     )

@@ -97,7 +97,9 @@ def ntk_outputs(problem: Problem, activation: str | None = None) -> np.ndarray:
     outputs = np.zeros((problem.steps, problem.outputs, problem.classes))
     errors = np.zeros_like(outputs)
     for moment in range(problem.steps):
-        outputs[moment] = problem.rate * kernel @ np.tensordot(problem.memory[moment, :moment], errors[:moment], 1)
+        outputs[moment] = (
+            problem.learning_rate * kernel @ np.tensordot(problem.memory[moment, :moment], errors[:moment], 1)
+        )
         share = problem.loss_weights[moment][:, None]
         errors[moment] = share * problem.loss_function.error(problem.flat_targets, outputs[moment])
     return outputs

@@ -46,7 +46,7 @@ class Problem:
         number. Zero makes a test sample. A leading axis of `steps` gives weights to every step: mini-batches.
     steps
         Updates S; outputs are looked at before each of them.
-    rate
+    learning_rate
         The one learning rate eta, of order one.
     richness
         gamma0: outputs are divided by it. Zero is no training problem; small is lazy.
@@ -77,7 +77,7 @@ class Problem:
     --------
     >>> import numpy as np
     >>> from manyheads.limits import Problem
-    >>> problem = Problem(np.ones((2, 3, 4)), targets=np.array([1.0, -1.0]), steps=5, rate=0.1)
+    >>> problem = Problem(np.ones((2, 3, 4)), targets=np.array([1.0, -1.0]), steps=5, learning_rate=0.1)
     >>> problem.samples, problem.tokens, problem.outputs, problem.gram.shape
     (2, 3, 2, (6, 6))
 
@@ -91,7 +91,7 @@ class Problem:
     targets: Any
     weights: Any = None
     steps: int = 16
-    rate: float = 0.1
+    learning_rate: float = 0.1
     richness: float = 1.0
     depth: int = 1
     branch: float = 1.0
@@ -213,7 +213,7 @@ def _array(name: str, given: Any) -> np.ndarray:
 
 
 def _check_numbers(problem: Problem) -> None:
-    for name in ("rate", "richness", "branch", "depth_exponent", "momentum"):
+    for name in ("learning_rate", "richness", "branch", "depth_exponent", "momentum"):
         if not isinstance(getattr(problem, name), Real):
             raise UsageError(f"{name}={getattr(problem, name)!r}: a number")
     for name in ("causal", "norm", "embedding"):
@@ -223,7 +223,7 @@ def _check_numbers(problem: Problem) -> None:
         value = getattr(problem, name)
         if not isinstance(value, int | np.integer) or not 1 <= value <= MOST:
             raise UsageError(f"{name}={str(value)[:40]}: a whole number from 1 to {MOST:,}")
-    for name in ("rate", "richness", "branch"):
+    for name in ("learning_rate", "richness", "branch"):
         if not 0 < getattr(problem, name) < np.inf:
             raise UsageError(f"{name}={getattr(problem, name)}: a positive number")
     if not 0.5 <= problem.depth_exponent <= 1:

@@ -62,7 +62,7 @@ class DepthStep:
 
 def finite_depth_step(problem: Problem) -> DepthStep:
     """Return the step in depth of a network of finite depth."""
-    scale, depth = problem.rate * problem.richness * problem.branch, float(problem.depth)
+    scale, depth = problem.learning_rate * problem.richness * problem.branch, float(problem.depth)
     return DepthStep(
         step=problem.branch * depth**-problem.depth_exponent, learned=scale * depth ** (problem.depth_exponent - 1)
     )
@@ -217,7 +217,7 @@ class _Recursion:
         problem = self.problem = grid.moments
         self.grid, self.layers, self.depth_step, self.response_weight = grid, layers, depth_step, response_weight
         self.dressed_errors = DressedErrors(grid).at
-        self.gain = problem.rate * problem.richness  # eta gamma0
+        self.gain = problem.learning_rate * problem.richness  # eta gamma0
         self.sources = Sources(problem, len(layers), depth_step.sources)
         size, n = self.sources.size, problem.steps * problem.rows
         self.z, self.g = np.zeros((len(layers), n, size)), np.zeros((len(layers), n, size))  # z^{l-1}, g^l

@@ -77,7 +77,7 @@ def infinite_key_dim(
     >>> import numpy as np
     >>> from manyheads.limits import Problem, infinite_key_dim
     >>> rng = np.random.default_rng(0)
-    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=8, rate=0.3)
+    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=8, learning_rate=0.3)
     >>> solved = infinite_key_dim(problem)
     >>> bool(solved.loss[-1] < solved.loss[0] / 4)
     True
@@ -85,7 +85,7 @@ def infinite_key_dim(
     Two hundred steps of a small rate, solved at 55 moments, of which 32 are starts of intervals:
 
     >>> from dataclasses import replace
-    >>> long = infinite_key_dim(replace(problem, steps=200, rate=0.02), every=27)
+    >>> long = infinite_key_dim(replace(problem, steps=200, learning_rate=0.02), every=27)
     >>> long.sizes["step"], bool(np.sqrt((long.output_error**2).mean()) < 0.005)
     (32, True)
 
@@ -126,7 +126,7 @@ def infinite_heads(
     >>> import numpy as np
     >>> from manyheads.limits import Problem, infinite_heads
     >>> rng = np.random.default_rng(0)
-    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=4, rate=0.3)
+    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=4, learning_rate=0.3)
     >>> solved = infinite_heads(problem, key_dim=2, logit_exponent=0.5)
     >>> before = solved.logit_variance.values[0, 0, 0]  # over heads it is X_aa X_bb at the start, at any N
     >>> sizes = np.diag(problem.gram)[:2]
@@ -193,7 +193,7 @@ def infinite_depth(
     >>> import numpy as np
     >>> from manyheads.limits import Problem, infinite_depth
     >>> rng = np.random.default_rng(0)
-    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=4, rate=0.3)
+    >>> problem = Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=4, learning_rate=0.3)
     >>> few, many = (infinite_depth(problem, cells=cells) for cells in (4, 16))
     >>> bool(abs(few.output - many.output).max() < 0.003)
     True

@@ -32,8 +32,8 @@ class Row:
     epsilon
         Factor on Adam's epsilon; one for gradient descent.
     weight_decay
-        Factor on decoupled weight decay: one over `rate`, so that rate times decay, the share of a weight that a step
-        takes away, stays. Derived here; the theory has no weight decay.
+        Factor on decoupled weight decay: one over `learning_rate`, so that rate times decay, the share of a weight
+        that a step takes away, stays. Derived here; the theory has no weight decay.
     powers
         The same as powers of N, H, L and gamma0, by column.
     """

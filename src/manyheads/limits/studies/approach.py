@@ -1,11 +1,10 @@
-"""`limits/approach`: whether small transformers, trained as one does, approach the largest one along N, H and L."""
+"""`limits/approach`: convergence of transformers trained with Adam to the largest one along N, H and L."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -22,11 +21,12 @@ from manyheads.limits.checks.convergence import (
     fall_of_scatter,
     power_of_drift,
 )
-from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
+from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.trajectories import follow_networks
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
@@ -42,7 +42,7 @@ exponent 1/2, where it adds up random blocks like a Brownian motion."""
 
 @dataclass(frozen=True)
 class Approach(Study):
-    """Distance of loss curves and kernels to those of the largest N, H and L, in the mean and network by network.
+    """Distance of loss curves and kernels to those of the largest N, H and L, of means and of single networks.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class Approach(Study):
     base
         N, H, L at which all schemes are one; a logit at exponent 1 is of size (N of the base / N)^(1/2) at the start.
     key_dims, heads_counts, depths
-        Sizes along each axis; the last one is what the others are held against.
-    steps, rate
+        Sizes along each axis; the others are compared with the last one.
+    steps, learning_rate
         Updates of Adam, and its learning rate at the base.
     networks
-        Networks of a replicate, on the same batches: their mean is what approaches fast.
+        Networks of a replicate, on the same batches.
     """
 
     name: ClassVar[str] = "limits/approach"
@@ -75,15 +75,18 @@ class Approach(Study):
     heads_counts: tuple[int, ...] = (4, 8, 16, 32)
     depths: tuple[int, ...] = (2, 4, 8, 16)
     steps: int = 40
-    rate: float = 0.003
+    learning_rate: float = 0.003
     networks: int = 8
 
     def __post_init__(self) -> None:
-        if not self.rate > 0 or self.steps < 2:
-            raise UsageError(f"rate={self.rate}, steps={self.steps}: a positive rate, and two steps or more")
+        if not self.learning_rate > 0 or self.steps < 2:
+            raise UsageError(
+                f"learning_rate={self.learning_rate}, steps={self.steps}"
+                ": expected a positive learning rate and two steps or more"
+            )
         if self.networks < 2:
             raise UsageError(f"networks={self.networks}: a mean and a scatter need at least two")
-        lesson_of(self.task, 1)
+        task_of(self.task, 1)
         if any(len(sizes) < 3 for _, sizes in self.plan().sizes):
             raise UsageError("a power of the distance to the largest size needs two sizes below it: give three or more")
 
@@ -116,8 +119,8 @@ class Approach(Study):
         return self.plan().cells()
 
     @property
-    def looks(self) -> tuple[int, ...]:
-        """Numbers of updates after which kernels are looked at."""
+    def records(self) -> tuple[int, ...]:
+        """Numbers of updates after which kernels are recorded."""
         return tuple(sorted({0, self.steps // 4, self.steps}))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
@@ -151,17 +154,17 @@ class Approach(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train some networks on the same batches, and keep their loss curves and, at the looks, their kernels."""
+        """Train some networks on the same batches, and keep their loss curves and their kernels at the records."""
         parametrization, shape = self.plan().train_with(cell)
-        lesson, recipe = lesson_of(self.task, BATCHES[self.task]), Recipe(self.steps)
+        task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps)
         found = follow_networks(
-            lesson, parametrization, shape, recipe, self.rate, self.looks, networks=self.networks, key=key
+            task, parametrization, shape, recipe, self.learning_rate, self.records, networks=self.networks, key=key
         )
         dims = {
             "loss": ("network", "step"),
-            "kernel": ("network", "look", "token", "token_too"),
-            "pattern": ("network", "look", "token", "place"),
-            "logits": ("network", "look"),
+            "kernel": ("network", "record", "token", "token_too"),
+            "pattern": ("network", "record", "token", "place"),
+            "logits": ("network", "record"),
         }
         names = QUANTITIES | {"logits": "root mean square of the attention logits"}
         return xr.Dataset(
@@ -171,135 +174,121 @@ class Approach(Study):
             },
             coords={
                 "step": ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"}),
-                "look": ("look", np.asarray(self.looks), {"long_name": "updates", "units": "1"}),
+                "record": ("record", np.asarray(self.records), {"long_name": "updates", "units": "1"}),
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Test the powers of means and of single networks, and that standard scaling drifts."""
-        verdicts: list[Verdict] = []
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the exponents of means and of single networks, and that the standard parametrization has no limit."""
+        claims: list[Claim] = []
         for scheme, axis in self.plan().pairs():
             if scheme in CONSISTENT:
-                verdicts += self._means(trained, scheme, axis)
-                verdicts += self._scatters(trained, scheme, axis)
+                claims += self._means(scheme, axis)
+                claims += self._scatters(scheme, axis)
             elif scheme == "standard":
-                verdicts += self._drifts(trained, axis)
-        return tuple(verdicts)
+                claims += self._divergence(axis)
+        return tuple(claims)
 
     def distances(self, trained: xr.Dataset, scheme: str, axis: Axis, quantity: str, place: int = -1) -> Distances:
-        """Return the distances of one quantity, at one of the looks unless it is the loss curve."""
+        """Return the distances of one quantity, at one of the records unless it is the loss curve."""
         values = self.plan().along(trained, quantity, scheme, axis)  # (replicates, sizes, networks, ...)
         return distances_to_largest(values if quantity == "loss" else values[:, :, :, place])
 
-    def falls(self, trained: xr.Dataset) -> Iterator[tuple[str, Axis, str, int, Distances, Fall, Fall]]:
-        """Go through schemes, axes, quantities and looks, with distances and the powers of mean and scatter."""
-        for scheme, axis in self.plan().pairs():
-            sizes = dict(self.plan().sizes)[axis]
-            for quantity in QUANTITIES:
-                for place in (-1,) if quantity == "loss" else WHEN:
-                    found = self.distances(trained, scheme, axis, quantity, place)
-                    powers = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
-                    yield scheme, axis, quantity, place, found, *powers
-
-    def _means(self, trained: xr.Dataset, scheme: str, axis: Axis) -> list[Verdict]:
+    def _means(self, scheme: str, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift = power_of_drift(sizes)
-        fall = fall_of_mean(sizes, self.distances(trained, scheme, axis, "loss").mean)
-        who = f"{SCHEMES[scheme]} scaling, along {letter}"
+        drift, who = power_of_drift(sizes), f"{SCHEMES[scheme]} parametrization"
+
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return fall_of_mean(sizes, self.distances(trained, scheme, axis, "loss").mean).measured
+
         return [
-            _verdict(
-                f"{who}: the mean loss curve has a limit",
-                fall,
-                drift,
-                (math.inf, 0.0),
-                DRIFT.format(letter),
+            Claim(
+                f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
+                measure,
+                target=drift,
+                tolerance=(math.inf, 0.0),
+                basis=DRIFT.format(letter),
             ),
-            _verdict(
-                f"{who}: the mean loss curve lies {letter}^-1 from its limit",
-                fall,
-                -1.0,
-                (1 + drift) / 2,
-                f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
+            Claim(
+                f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1",
+                measure,
+                target=-1.0,
+                tolerance=(1 + drift) / 2,
+                basis=f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
             ),
         ]
 
-    def _scatters(self, trained: xr.Dataset, scheme: str, axis: Axis) -> list[Verdict]:
+    def _scatters(self, scheme: str, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
         flat = FLAT.get((scheme, axis))
-        verdicts = []
-        for quantity in (flat,) if flat else QUANTITIES:
-            for place, when in WHEN.items():
-                if quantity == "loss" and place == 0:
-                    continue
-                fall = fall_of_scatter(sizes, self.distances(trained, scheme, axis, quantity, place).scatter)
-                whose = f"{QUANTITIES[quantity]}{'' if quantity == 'loss' else ' ' + when}"
-                words = f"differ as much whatever {letter}" if flat else f"scatter like {letter}^-1/2"
-                verdicts.append(
-                    _verdict(
-                        f"{SCHEMES[scheme]} scaling: single networks {words}: {whose}",
-                        fall,
-                        0.0 if flat else ROOT,
-                        HALF_WAY,
-                        "half way between parts that average out, -1/2, and parts that do not, 0",
-                    )
-                )
-        return verdicts
 
-    def _drifts(self, trained: xr.Dataset, axis: Axis) -> list[Verdict]:
+        def measure(quantity: str, place: int) -> Measure:
+            return lambda predicted, trained: (
+                fall_of_scatter(sizes, self.distances(trained, scheme, axis, quantity, place).scatter).measured
+            )
+
+        return [
+            Claim(
+                f"{SCHEMES[scheme]} parametrization: the std over networks of the {QUANTITIES[quantity]}"
+                f"{'' if quantity == 'loss' else ' ' + when} "
+                + (f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"),
+                measure(quantity, place),
+                target=0.0 if flat else ROOT,
+                tolerance=HALF_WAY,
+                basis="half way between parts that average out, -1/2, and parts that do not, 0",
+            )
+            for quantity in ((flat,) if flat else QUANTITIES)
+            for place, when in WHEN.items()
+            if not (quantity == "loss" and place == 0)
+        ]
+
+    def _divergence(self, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift = power_of_drift(sizes)
         # L blocks add a variance of order one each to the stream, before any training; N and H matter through Adam.
         place = 0 if axis == "depth" else -1
-        kernel = fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean)
-        found = [
-            _verdict(
-                f"standard scaling, along {letter}: the mean kernel of the stream {WHEN[place]} has a limit",
+
+        def kernel(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return fall_of_mean(sizes, self.distances(trained, "standard", axis, "kernel", place).mean).measured
+
+        def farther(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            last = [self.distances(trained, name, axis, "loss").mean[:, -1] for name in ("standard", "limits")]
+            gap = last[0] - last[1]
+            return gap if np.isfinite(gap).all() else (0.0, Interval(-math.inf, math.inf))  # where training diverged
+
+        claims = [
+            Claim(
+                f"standard parametrization: the mean kernel of the stream {WHEN[place]} converges as {letter} grows "
+                "(exponent of its distance)",
                 kernel,
-                drift,
-                (math.inf, 0.0),
-                DRIFT.format(letter),
+                target=power_of_drift(sizes),
+                tolerance=(math.inf, 0.0),
+                basis=DRIFT.format(letter),
                 expected="refuted",
             )
         ]
         if "limits" in self.schemes:
-            last = [self.distances(trained, name, axis, "loss").mean[:, -1] for name in ("standard", "limits")]
-            farther = last[0] - last[1]
-            seen = bool(np.isfinite(farther).all())  # not where training diverged
-            found.append(
-                _verdict(
-                    f"from {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve moves farther in standard scaling",
-                    Fall(0.0, Interval(-math.inf, math.inf), farther if seen else None),
-                    0.0,
-                    (0.0, math.inf),
-                    "a difference of squared distances, both free of the noise of the means, is positive where the "
-                    "first distance is the larger one",
+            claims.append(
+                Claim(
+                    f"From {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve changes more under the standard "
+                    "parametrization (difference of squared distances)",
+                    farther,
+                    target=0.0,
+                    tolerance=(0.0, math.inf),
+                    basis="a difference of squared distances, both free of the noise of the means, is positive where "
+                    "the first distance is the larger one",
                 )
             )
-        return found
+        return claims
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show loss curves by size, distances against size, and all powers."""
+        """Show loss curves by size, distances against size, and all exponents."""
         plan = self.plan()
         distances = [_distances(self, trained, axis) for axis, _ in plan.sizes]
         scatters = [_scatters(self, trained, axis) for axis, _ in plan.sizes]
-        return _courses(self, trained), *distances, *scatters, _powers(self, trained), _logits(self, trained)
+        return _loss_curves(self, trained), *distances, *scatters, _powers(self, trained), _logits(self, trained)
 
 
-def _verdict(
-    claim: str,
-    fall: Fall,
-    target: float,
-    tolerance: float | tuple[float, float],
-    basis: str,
-    expected: str = "holds",
-) -> Verdict:
-    about = {"target": target, "tolerance": tolerance, "basis": basis, "expected": expected}
-    if fall.samples is None:
-        return Verdict.from_interval(claim, fall.interval, figure=fall.power, **about)  # type: ignore[arg-type]
-    return Verdict.from_samples(claim, fall.samples, **about)  # type: ignore[arg-type]
-
-
-def _courses(study: Approach, trained: xr.Dataset) -> Panel:
+def _loss_curves(study: Approach, trained: xr.Dataset) -> Panel:
     plan, steps = study.plan(), tuple(map(float, range(study.steps)))
 
     def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
@@ -312,7 +301,7 @@ def _courses(study: Approach, trained: xr.Dataset) -> Panel:
         "updates",
         "loss on the batch [nat]",
         plot,
-        "Means over all networks of all replicates, which see the same batches in every plot.",
+        "Means over all networks of all replicates, on the same batches in every plot.",
     )
 
 
@@ -333,7 +322,7 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         curves.append(Curve(x, y, SCHEMES[scheme], group=group, low=below, high=above))
         if scheme == "limits":
             floor = np.sqrt(found.scatter.mean(0) / (study.networks * len(found.scatter)))
-            curves.append(Curve(x, tuple(floor.tolist()), "noise that was subtracted", "predicted", group))
+            curves.append(Curve(x, tuple(floor.tolist()), "subtracted noise", "predicted", group))
             guide = 1 / effective_sizes(sizes)
             guide = guide * (math.sqrt(middle[0]) if middle[0] > 0 else 1.0) / guide[0]
             curves.append(Curve(x, tuple(guide.tolist()), f"1/{letter} - 1/{sizes[-1]}", "reference"))
@@ -345,7 +334,7 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         log_x=True,
         log_y=True,
         note="The noise of the means is subtracted from the squares; bands are one standard error over replicates; "
-        "where nothing is left there is no point.",
+        "squares below zero are not shown.",
     )
 
 
@@ -365,32 +354,36 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         guide = (effective / effective[0]) ** power
         curves.append(Curve(x, tuple(guide.tolist()), label, "reference"))
     return Lines(
-        f"Scatter of single networks along {letter}, after training",
+        f"Std over networks along {letter}, after training",
         letter,
         f"relative to {letter}={sizes[0]}",
         tuple(curves),
         log_x=True,
         log_y=True,
         note=f"Of the difference between a network and the one of {letter}={sizes[-1]} with the same seed. "
-        "Geometric means over replicates, bands reach over all.",
+        "Geometric means over replicates; bands range over all.",
     )
 
 
 def _powers(study: Approach, trained: xr.Dataset) -> Panel:
     rows = []
-    for scheme, axis, quantity, place, found, mean, scatter in study.falls(trained):
-        when = "" if quantity == "loss" else f", {WHEN[place]}"
-        distances = ", ".join(_resolved(column) for column in found.mean.T)
-        singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
-        who = (SCHEMES[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
-        rows.append((*who, distances, _power(mean), singles, _power(scatter)))
+    for scheme, axis in study.plan().pairs():
+        sizes = dict(study.plan().sizes)[axis]
+        for quantity, place in [(q, p) for q in QUANTITIES for p in ((-1,) if q == "loss" else WHEN)]:
+            found = study.distances(trained, scheme, axis, quantity, place)
+            when = "" if quantity == "loss" else f", {WHEN[place]}"
+            distances = ", ".join(_resolved(column) for column in found.mean.T)
+            singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
+            mean, scatter = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
+            who = (SCHEMES[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
+            rows.append((*who, distances, _power(mean), singles, _power(scatter)))
     return Listing(
         "Powers of the size",
-        ("scaling", "axis", "quantity", "distances of means", "power", "scatter of networks", "power "),
+        ("scaling", "axis", "quantity", "distances of means", "power", "std over networks", "power "),
         tuple(rows),
         note="Distances to the largest size m, by size n, root mean squares over entries, and the power of the "
         "effective size with its 99% interval: (1/n - 1/m)^-1 for means, (1/n + 1/m)^-1 for single networks. "
-        "A dash stands for what does not stand out from the noise.",
+        "A dash: not distinguishable from the noise.",
     )
 
 
@@ -414,8 +407,8 @@ def _logits(study: Approach, trained: xr.Dataset) -> Panel:
         texts = [", ".join(f"{v:.2f}" for v in column) for column in (logits[:, 0], logits[:, -1], losses)]
         rows.append((SCHEMES[scheme], LETTERS[axis], *texts))
     return Listing(
-        "How far training goes",
+        "Attention logits and losses",
         ("scaling", "axis", "logits before, by size", "logits after", "loss of the last quarter [nat]"),
         tuple(rows),
-        note="Root mean squares of the attention logits: attention moves where they do.",
+        note="Root mean squares of the attention logits, and the mean loss.",
     )

@@ -1,4 +1,4 @@
-"""`limits/infinite-depth`: deeper and deeper networks and their theory, on the way to a continuum of blocks."""
+"""`limits/infinite-depth`: convergence of the theory and of networks to a continuum of blocks as L grows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.comparisons.claims import nearer_claim
 from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
@@ -21,7 +22,8 @@ from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.statistics.exponents import ExponentFit
+from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, Role, spread_curve
 
 NAMES = {1.0: "1", 0.5: "1/2"}
@@ -50,14 +52,14 @@ class InfiniteDepth(Study):
     Attributes
     ----------
     task
-        ``"digits"`` or ``"text"``, which trains well at ``norm=True, rate=1``.
+        ``"digits"`` or ``"text"``, which trains well at ``norm=True, learning_rate=1``.
     depths
         Depths L of the theory and of networks, each twice the one before.
     key_dim, heads
         N and H of the networks.
     continuum_cells
         Of the continuum at exponent 1.
-    norm, steps, rate, richness
+    norm, steps, learning_rate, richness
         Whether streams are normalised, and the training by gradient descent.
     networks
         Networks of one replicate.
@@ -74,7 +76,7 @@ class InfiniteDepth(Study):
     continuum_cells: int = 16
     norm: bool = False
     steps: int = 8
-    rate: float = 0.3
+    learning_rate: float = 0.3
     richness: float = 0.75
     networks: int = 16
 
@@ -141,13 +143,11 @@ class InfiniteDepth(Study):
         variables = {name: (*value, {"long_name": LONG[name], "units": "1"}) for name, value in found.items()}
         return xr.Dataset(variables, coords={"step": self._steps()})
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Judge how the theory approaches the continuum, and where networks stand."""
-        verdicts = []
-        for exponent, name in NAMES.items():
-            verdicts += self._orders(predicted, trained, exponent, f"theory, depth exponent {name}")
-            verdicts += self._networks(predicted, trained, exponent, f"networks, depth exponent {name}")
-        return tuple(verdicts)
+    def claims(self) -> tuple[Claim, ...]:
+        """Test how the theory converges to the continuum, and networks against both."""
+        orders = [self._orders(exponent, f"Theory at depth exponent {name}") for exponent, name in NAMES.items()]
+        networks = [self._networks(exponent, f"Networks at depth exponent {name}") for exponent, name in NAMES.items()]
+        return tuple(claim for pair in zip(orders, networks, strict=True) for claims in pair for claim in claims)
 
     def distances_of_theory(
         self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float
@@ -157,7 +157,7 @@ class InfiniteDepth(Study):
         limit = predicted["continuum"].sel(depth_exponent=exponent).values
         return _rms(outputs - limit), _rms(2 * outputs[1:] - outputs[:-1] - limit)
 
-    def loss_weights(self, trained: xr.Dataset, exponent: float) -> np.ndarray:
+    def learned_shares(self, trained: xr.Dataset, exponent: float) -> np.ndarray:
         """Return how much of the theory's logits the mean of networks has learned, (replicates, depths)."""
         moved = along(trained, "logits", "depth", depth_exponent=exponent).mean(2)
         wanted = self._theory(trained, "limit_logits", exponent)
@@ -184,97 +184,119 @@ class InfiniteDepth(Study):
         """Return what is solved at every depth, (depths, ...): the same in all replicates."""
         return along(trained, name, "depth", depth_exponent=exponent).mean(0)
 
-    def _orders(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, who: str) -> list[Verdict]:
-        plain, better = self.distances_of_theory(predicted, trained, exponent)
-        size = self._theory(trained, "limit_size", exponent)
-        shallow = self.depths[-3]
+    def _orders(self, exponent: float, who: str) -> list[Claim]:
+        left = (2 / self.depths[-3]) ** 2
         basis = (
-            f"a fall is 2 + c/L + e/L^2: of the last two, extrapolated, e/(2 L^2) is left at L={shallow}, |e| up to 8"
+            "a ratio is 2 + c/L + e/L^2: of the last two, extrapolated, e/(2 L^2) is left at "
+            f"L={self.depths[-3]}, |e| up to 8"
         )
-        left = (2 / shallow) ** 2
-        verdicts = [
-            Verdict.exact(
-                f"{who}: doubling the depth halves the distance from the continuum (last two falls, extrapolated)",
-                _fall(plain),
+
+        def gain(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+            plain, better = self.distances_of_theory(predicted, trained, exponent)
+            return float(np.log(better / plain[1:])[self._settled()].max())
+
+        def sizes(trained: xr.Dataset) -> np.ndarray:
+            return self._theory(trained, "limit_size", exponent)
+
+        if exponent == 1:
+            logits = Claim(
+                f"{who}: the attention logits are independent of depth (ratio of the last doubling)",
+                lambda predicted, trained: sizes(trained)[-1] / sizes(trained)[-2],
+                target=1.0,
+                tolerance=2 / self.depths[-2],
+                basis=f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}",
+            )
+        else:
+            logits = Claim(
+                f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)",
+                lambda predicted, trained: _ratio(sizes(trained)),
+                target=2.0,
+                tolerance=left,
+                basis=basis,
+            )
+        return [
+            Claim(
+                f"{who}: the distance from the continuum scales as 1/L (last two ratios, extrapolated)",
+                lambda predicted, trained: _ratio(self.distances_of_theory(predicted, trained, exponent)[0]),
                 target=2.0,
                 tolerance=left,
                 basis=basis,
             ),
-            Verdict.exact(
-                f"{who}: 2 f(2L) - f(L) is nearer to the continuum than f(2L), from L={SETTLED} on (log ratio, worst)",
-                float(np.log(better / plain[1:])[self._settled()].max()),
+            Claim(
+                f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)",
+                gain,
                 target=0.0,
                 tolerance=(math.inf, 0.0),
                 basis="extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)",
             ),
+            logits,
         ]
-        if exponent == 1:
-            claim = "attention learns as much however deep: the last doubling does not change its logits (ratio)"
-            ratio, target, tolerance = size[-1] / size[-2], 1.0, 2 / self.depths[-2]
-            basis = f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}"
-        else:
-            claim = "attention stays uniform: doubling the depth halves its logits (last two falls, extrapolated)"
-            ratio, target, tolerance = _fall(size), 2.0, left
-        return [*verdicts, Verdict.exact(f"{who}: {claim}", ratio, target=target, tolerance=tolerance, basis=basis)]
 
     def _settled(self) -> np.ndarray:
         """Return which pairs of depths L, 2L count in claims about all of them, (depths - 1,)."""
         shallow = np.asarray(self.depths[:-1])
         return shallow >= min(SETTLED, shallow[-1])
 
-    def _networks(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, who: str) -> list[Verdict]:
-        limit = predicted["continuum"].sel(depth_exponent=exponent).values
-        outputs = along(trained, "output", "depth", depth_exponent=exponent)  # (replicates, depths, networks, ...)
-        wanted = self._theory(trained, "limit_output", exponent)
-        width = fit_exponent(self.depths, distances(outputs, wanted[:, None]))
-        shares, depths = self.loss_weights(trained, exponent), np.log(self.depths) - np.log(self.depths).mean()
+    def _networks(self, exponent: float, who: str) -> list[Claim]:
         first, last = self.depths[0], self.depths[-1]
-        moved = outputs[:, 0].mean(1) - outputs[:, -1].mean(1)  # (replicates, step, ...)
-        verdicts = [
-            Verdict.from_interval(
-                f"{who}: single ones are as far from the theory of their depth at every L (power of L)",
-                width.interval,
-                figure=width.exponent,
+
+        def outputs(trained: xr.Dataset) -> np.ndarray:
+            return along(trained, "output", "depth", depth_exponent=exponent)  # (replicates, depths, networks, ...)
+
+        def theory(trained: xr.Dataset) -> np.ndarray:
+            return self._theory(trained, "limit_output", exponent)  # (depths, ...)
+
+        def width(predicted: xr.Dataset, trained: xr.Dataset) -> ExponentFit:
+            return fit_exponent(self.depths, distances(outputs(trained), theory(trained)[:, None]))
+
+        def change(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            found, wanted = outputs(trained), theory(trained)
+            return _share(found[:, 0].mean(1) - found[:, -1].mean(1), wanted[0] - wanted[-1])
+
+        def approach(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            limit = predicted["continuum"].sel(depth_exponent=exponent).values
+            return np.diff(np.log(biases(outputs(trained), limit)[:, [0, -1]]))[:, 0]
+
+        def learned(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            shares, depths = self.learned_shares(trained, exponent), np.log(self.depths) - np.log(self.depths).mean()
+            return np.asarray(shares @ depths / (depths @ depths) / shares.mean(-1))
+
+        def control(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            without = predicted["without"].sel(depth_exponent=exponent).values
+            near, far = (biases(outputs(trained)[:, [-1]], one)[:, 0] for one in (theory(trained)[-1], without))
+            return np.log(near / far)
+
+        return [
+            Claim(
+                f"{who}: the distance of single ones from the theory at their depth scales as L^0",
+                width,
                 target=0.0,
                 tolerance=0.25,
                 basis="it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
             ),
-            Verdict.from_samples(
-                f"{who}: from L={first} to L={last} their mean changes as the theory says (share of it)",
-                _share(moved, wanted[0] - wanted[-1]),
+            Claim(
+                f"{who}: from L={first} to L={last} their mean changes as the theory predicts (share of it)",
+                change,
                 target=1.0,
                 tolerance=0.5,
                 basis="half way to networks that do not depend on depth",
             ),
-            Verdict.from_samples(
-                f"{who}: their mean is nearer to the continuum at L={last} than at L={first} (log ratio)",
-                np.diff(np.log(biases(outputs, limit)[:, [0, -1]]))[:, 0],
-                target=0.0,
-                tolerance=(math.inf, 0.0),
-                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+            nearer_claim(
+                f"{who}: their mean is nearer to the continuum at L={last} than at L={first} (log ratio)", approach
             ),
-            Verdict.from_samples(
-                f"{who}: from L={first} to L={last} the learned logits of their mean follow theory (power of L left)",
-                shares @ depths / (depths @ depths) / shares.mean(-1),
+            Claim(
+                f"{who}: from L={first} to L={last} the learned logits of their mean follow the theory (exponent of "
+                "L left)",
+                learned,
                 target=0.0,
                 tolerance=0.25,
                 basis="corrections of relative size 1/N are those of every depth; half way to a power of 1/2",
             ),
+            nearer_claim(
+                f"{who}: at L={last} their mean is nearer to the theory than to that without responses (log ratio)",
+                control,
+            ),
         ]
-        near, far = (
-            biases(outputs[:, [-1]], value)[:, 0]
-            for value in (wanted[-1], predicted["without"].sel(depth_exponent=exponent).values)
-        )
-        verdicts.append(
-            Verdict.from_samples(
-                f"{who}: at L={last} their mean is nearer to the theory than without responses (log ratio)",
-                np.log(near / far),
-                target=0.0,
-                tolerance=(math.inf, 0.0),
-                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
-            )
-        )
-        return verdicts
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Panel:
         plain, better = self.distances_of_theory(predicted, trained, exponent)
@@ -295,8 +317,8 @@ class InfiniteDepth(Study):
             curves,
             log_x=True,
             log_y=True,
-            note=f"Networks of N={self.key_dim}, H={self.heads}: means over a replicate, bands reach over replicates. "
-            "Where the standard error is the larger, it is what is seen.",
+            note=f"Networks of N={self.key_dim}, H={self.heads}: means over a replicate; bands range over replicates. "
+            "A distance below the standard error is noise.",
         )
 
     def _noise(self, outputs: np.ndarray) -> np.ndarray:
@@ -309,7 +331,7 @@ class InfiniteDepth(Study):
         for group, (exponent, name) in enumerate(NAMES.items()):
             size = _rms(self._theory(trained, "limit_logits", exponent))
             curves.append(_curve(self.depths, size, f"theory, exponent {name}", "predicted", group))
-            found = self.loss_weights(trained, exponent)
+            found = self.learned_shares(trained, exponent)
             curves.append(spread_curve(self.depths, found * size, f"networks, exponent {name}", group=group))
         depths = np.asarray(self.depths, float)
         guide = curves[2].y[-1] * depths[-1] / depths
@@ -321,7 +343,7 @@ class InfiniteDepth(Study):
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Networks: what a replicate's mean has learned, projected on the theory; bands reach over replicates.",
+            note="Networks: mean of a replicate, projected on the theory; bands range over replicates.",
         )
 
 
@@ -330,10 +352,10 @@ def _rms(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt((values**2).reshape(len(values), -1).mean(-1)))
 
 
-def _fall(values: np.ndarray) -> float:
-    """Return by what doubling divides, from the last two falls, their difference taken off once more."""
-    falls = values[:-1] / values[1:]
-    return float(2 * falls[-1] - falls[-2])
+def _ratio(values: np.ndarray) -> float:
+    """Return the ratio of a doubling, extrapolated from the last two."""
+    ratios = values[:-1] / values[1:]
+    return float(2 * ratios[-1] - ratios[-2])
 
 
 def _share(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:

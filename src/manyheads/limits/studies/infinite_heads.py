@@ -1,4 +1,4 @@
-"""`limits/infinite-heads`: networks of more and more heads against the mean-field theory of infinitely many."""
+"""`limits/infinite-heads`: convergence of networks to the mean-field limit of infinitely many heads."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
+from manyheads.limits.comparisons.claims import distance_claim, nearer_claim, single_network_claim
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
-from manyheads.limits.comparisons.mean_networks import (
-    SquaredBias,
-    bias_exponent,
-    decide_within,
-    half_width_of_draws,
-    networks_to_decide,
-    squared_bias,
-)
 from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
+from manyheads.statistics.distances import (
+    SquaredDistance,
+    distance_exponent,
+    half_width_of_draws,
+    samples_to_decide,
+    squared_distance,
+)
 from manyheads.statistics.intervals import mean_interval
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.claims import SampledFigure
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.study.verdicts import LEVEL
 
 LOGITS = {1.0: "logit exponent 1", 0.5: "logit exponent 1/2"}
-FASTER = 0.25  # middle between what falls like H^(-1/2) and what falls like 1/H
+FASTER = 0.25  # middle between H^(-1/2) and 1/H
 ENDS = {"variance_start": "variance of the logits over heads at the start", "variance_end": "the same at the end"}
 
 
 @dataclass(frozen=True)
 class InfiniteHeads(Study):
-    """Single networks, their mean and their spread over heads against infinitely many heads of one key dimension.
+    """Single networks, their mean and their std over heads against infinitely many heads of one key dimension.
 
-    The limit is sampled: every draw of the prediction has heads of its own, and the intervals include what draws
-    scatter.
+    The limit is sampled: every draw of the prediction has heads of its own, and the intervals include the noise of the
+    draws.
 
     `full()` is the strongly rich regime: four blocks at richness 1.5, whose kernel moves by its own size while
     attention learns. How the mean network nears the limit is not settled there: from H=16 to 64 it does so like
     H^-0.76 (99%: -0.97 to -0.60, 512 networks of each size), faster than single networks, but so near the edge of the
-    claim that larger H have to decide and not more seeds. That was `--depth 4 --richness 1.5 --rate 0.15 --steps 10
-    --heads-counts 16 32 64 --logit-exponents 1.0 --networks 64`. The rate is half the default, at which four blocks are
-    at the edge of stability: there the limit's own loss rises between two steps, and H=64 is far from it.
+    claim that larger H have to decide and not more seeds. That was `--depth 4 --richness 1.5 --learning-rate 0.15
+    --steps 10 --heads-counts 16 32 64 --logit-exponents 1.0 --networks 64`. The learning rate is half the default, at
+    which four blocks are at the edge of stability: there the limit's own loss rises between two steps, and H=64 is far
+    from it.
 
     Attributes
     ----------
@@ -63,7 +65,7 @@ class InfiniteHeads(Study):
     norm, activation
         Whether streams are normalised, and the activation of an MLP after every attention, "none" for no MLP: `--norm
         --activation gelu` is the complete block.
-    steps, rate, richness, momentum
+    steps, learning_rate, richness, momentum
         Of the training by gradient descent.
     networks
         Networks of one replicate.
@@ -87,7 +89,7 @@ class InfiniteHeads(Study):
     norm: bool = False
     activation: str = "none"
     steps: int = 8
-    rate: float = 0.3
+    learning_rate: float = 0.3
     richness: float = 0.75
     momentum: float = 0.0
     networks: int = 48
@@ -112,7 +114,7 @@ class InfiniteHeads(Study):
             logit_exponents=(1.0,),
             depth=4,
             richness=1.5,
-            rate=0.15,
+            learning_rate=0.15,
             steps=10,
             networks=128,
         )
@@ -150,29 +152,28 @@ class InfiniteHeads(Study):
         network = self.network(int(cell["heads"]), float(cell["logit_exponent"]))
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Fit powers of H to the distance of single networks; hold their mean and their spread against the limit."""
-        verdicts: list[Verdict] = []
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the convergence of single networks and of their mean, and the std of logits over heads."""
+        claims: list[Claim] = []
         for exponent in self.logit_exponents:
-            verdicts += [self._approach(predicted, trained, name, exponent) for name in QUANTITIES]
-            verdicts += [
-                self._control(predicted, trained, exponent),
-                self._bound(predicted, trained, exponent),
-                self._fall(predicted, trained, exponent),
-                self._spread(predicted, trained, exponent),
-            ]
-        return tuple(verdicts)
+            claims += [self._convergence(name, exponent) for name in QUANTITIES]
+            claims += [make(exponent) for make in (self._control, self._distance, self._order, self._std)]
+        return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show one output over training, the distances of single networks, and a table of their mean."""
-        return self._course(predicted, trained), self._distances(predicted, trained), self._table(predicted, trained)
+        return (
+            self._trajectory(predicted, trained),
+            self._distances(predicted, trained),
+            self._table(predicted, trained),
+        )
 
     def bias(
         self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float, heads: int, name: str = "output"
-    ) -> SquaredBias:
+    ) -> SquaredDistance:
         """Return how far the mean network of one size is from the limit, or, by its name, from the control."""
         values = self._along(trained, "output", exponent)[:, self.heads_counts.index(heads)]
-        return squared_bias(values.reshape(-1, *values.shape[2:]), self._draws(predicted, name, exponent))
+        return squared_distance(values.reshape(-1, *values.shape[2:]), self._draws(predicted, name, exponent))
 
     def _streams(self, drawn: np.random.Generator) -> list[tuple[float, np.random.Generator]]:
         return list(zip(self.logit_exponents, drawn.spawn(len(self.logit_exponents)), strict=True))
@@ -191,84 +192,94 @@ class InfiniteHeads(Study):
             found[name] = np.mean([look["logit_variance"] for look in looks if "logit_variance" in look])
         return found
 
-    def _approach(self, predicted: xr.Dataset, trained: xr.Dataset, name: str, exponent: float) -> Verdict:
-        draws, values = self._draws(predicted, name, exponent), self._along(trained, name, exponent)
-        fit = fit_exponent(self.heads_counts, self._apart(values, draws))
-        each = [
-            fit_exponent(self.heads_counts, self._apart(values, draws, place)).exponent for place in range(len(draws))
-        ]
-        drawn, bias = half_width_of_draws(np.asarray(each)), -finite_size_bias(self.heads_counts)
-        needed = replicates_to_decide(fit.replicate_exponents, -0.5, bias, level=LEVEL, prediction_error=drawn)
-        return Verdict.from_interval(
-            f"{LOGITS[exponent]}: the {QUANTITIES[name]} of single networks lie H^(-1/2) from the limit",
-            fit.interval.widened_independently(fit.exponent, drawn),
-            figure=fit.exponent,
-            target=-0.5,
-            tolerance=bias,
-            basis=f"a correction 1 + H^(-1/2) moves the power by {bias:.2f} over these numbers",
-            replicates_needed=needed,
+    def _convergence(self, name: str, exponent: float) -> Claim:
+        bias = -finite_size_bias(self.heads_counts)
+
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
+            draws, values = self._draws(predicted, name, exponent), self._along(trained, name, exponent)
+            fit, *each = (
+                fit_exponent(self.heads_counts, self._apart(values, draws, place))
+                for place in (None, *range(len(draws)))
+            )
+            drawn = half_width_of_draws(np.asarray([one.exponent for one in each]))
+            needed = replicates_to_decide(fit.replicate_exponents, -0.5, bias, level=LEVEL, prediction_error=drawn)
+            return fit.exponent, fit.interval.widened_independently(fit.exponent, drawn), needed
+
+        return single_network_claim(
+            f"{LOGITS[exponent]}: the distance of single networks from the limit scales as H^(-1/2) "
+            f"({QUANTITIES[name]})",
+            measure,
+            "H",
+            self.heads_counts,
         )
 
-    def _control(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
-        heads, largest = self.heads_counts[-1], self._along(trained, "output", exponent)[:, -1:]
-        draws = [self._draws(predicted, name, exponent) for name in ("output", "output_without")]
-
-        def ratio(near: np.ndarray, far: np.ndarray) -> np.ndarray:
+    def _control(self, exponent: float) -> Claim:
+        def ratio(largest: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
             return np.log(mean_field.biases(largest, near) / mean_field.biases(largest, far))[:, 0]  # (replicates,)
 
-        each = np.array([ratio(near, far).mean() for near, far in zip(*draws, strict=True)])
-        return Verdict.from_samples(
-            f"{LOGITS[exponent]}: at H={heads} the mean network is nearer to the limit than without responses",
-            ratio(draws[0].mean(0), draws[1].mean(0)),
-            target=0.0,
-            tolerance=(math.inf, 0.0),
-            prediction_error=float(each.std(ddof=1)) / math.sqrt(len(each)),
-            prediction_dof=len(each) - 1,
-            basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> SampledFigure:
+            largest = self._along(trained, "output", exponent)[:, -1:]
+            draws = [self._draws(predicted, name, exponent) for name in ("output", "output_without")]
+            each = np.array([ratio(largest, near, far).mean() for near, far in zip(*draws, strict=True)])
+            error = float(each.std(ddof=1)) / math.sqrt(len(each))
+            return SampledFigure(ratio(largest, draws[0].mean(0), draws[1].mean(0)), error, len(each) - 1)
+
+        return nearer_claim(
+            f"{LOGITS[exponent]}: at H={self.heads_counts[-1]} the mean network is nearer to the limit than to the "
+            "equations without response functions (log ratio)",
+            measure,
         )
 
-    def _bound(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+    def _distance(self, exponent: float) -> Claim:
         most, heads = 1.28 / self.heads_counts[-1], self.heads_counts[-1]
-        return decide_within(
-            f"{LOGITS[exponent]}: at H={heads} the mean network is within {most:.2g} of the limit",
-            self.bias(predicted, trained, exponent, heads),
+        return distance_claim(
+            f"{LOGITS[exponent]}: at H={heads} the distance of the mean network from the limit is at most {most:.2g}",
+            lambda predicted, trained: self.bias(predicted, trained, exponent, heads),
             most,
+            self.networks,
             basis="of second order: 1.28 / H, a constant of order one; noise is subtracted, the root keeps the sign",
-            count=self.networks,
         )
 
-    def _fall(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
+    def _order(self, exponent: float) -> Claim:
         sizes = (self.heads_counts[0], self.heads_counts[-1])
-        first, last = (self.bias(predicted, trained, exponent, heads) for heads in sizes)
-        figure, interval = bias_exponent(sizes, first, last)
-        return Verdict.from_interval(
-            f"{LOGITS[exponent]}: from H={sizes[0]} to {sizes[1]} the mean network nears the limit like 1/H or faster",
-            interval,
-            figure=figure,
+
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
+            first, last = (self.bias(predicted, trained, exponent, heads) for heads in sizes)
+            needed = self._replicates(samples_to_decide(sizes, first, last, FASTER - 1))
+            return *distance_exponent(sizes, first, last), needed
+
+        return Claim(
+            f"{LOGITS[exponent]}: from H={sizes[0]} to {sizes[1]} the distance of the mean network from the limit "
+            "falls "
+            "as 1/H or faster",
+            measure,
             target=-1.0,
             tolerance=(math.inf, FASTER),
             basis="a quarter is the middle between the second order, 1/H, and H^(-1/2) of single networks",
-            replicates_needed=self._replicates(networks_to_decide(sizes, first, last, FASTER - 1)),
         )
 
-    def _spread(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Verdict:
-        heads = self.heads_counts[-1]
-        draws = self._draws(predicted, "variance_end", exponent)
-        # The variance of H heads about their own mean is that over all heads times 1 - 1/H.
-        ratios = self._along(trained, "variance_end", exponent)[:, -1].ravel() * heads / (heads - 1) / draws.mean()
-        drawn = half_width_of_draws(draws / draws.mean())
-        middle, most = float(ratios.mean()), 1.28 / heads
-        interval = mean_interval(ratios, LEVEL).widened_independently(middle, drawn)
-        region = ((1 - (1 - most) ** 2), (1 + most) ** 2 - 1)
-        needed = replicates_to_decide(ratios, 1.0, region, level=LEVEL, prediction_error=drawn)
-        return Verdict.from_interval(
-            f"{LOGITS[exponent]}: at H={heads} logits spread over heads as in the limit, to {100 * most:.1f}%",
-            Interval(max(interval.low, 0.0), max(interval.high, 0.0), LEVEL).mapped(math.sqrt),
-            figure=math.sqrt(max(middle, 0.0)),
+    def _std(self, exponent: float) -> Claim:
+        heads, most = self.heads_counts[-1], 1.28 / self.heads_counts[-1]
+
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
+            draws = self._draws(predicted, "variance_end", exponent)
+            # The variance of H heads about their own mean is that over all heads times 1 - 1/H.
+            ratios = self._along(trained, "variance_end", exponent)[:, -1].ravel() * heads / (heads - 1) / draws.mean()
+            drawn = half_width_of_draws(draws / draws.mean())
+            middle = float(ratios.mean())
+            interval = mean_interval(ratios, LEVEL).widened_independently(middle, drawn)
+            region = ((1 - (1 - most) ** 2), (1 + most) ** 2 - 1)
+            needed = replicates_to_decide(ratios, 1.0, region, level=LEVEL, prediction_error=drawn)
+            positive = Interval(max(interval.low, 0.0), max(interval.high, 0.0), LEVEL)
+            return math.sqrt(max(middle, 0.0)), positive.mapped(math.sqrt), self._replicates(needed)
+
+        return Claim(
+            f"{LOGITS[exponent]}: at H={heads} the std of attention logits over heads is that of the limit to "
+            f"{100 * most:.1f}% (ratio)",
+            measure,
             target=1.0,
             tolerance=most,
             basis="1.28 / H: a correction 1/H of a variance is 1/(2 H) of its root; 2.5 times as much is allowed",
-            replicates_needed=self._replicates(needed),
         )
 
     def _replicates(self, networks: int | None) -> int | None:
@@ -289,7 +300,7 @@ class InfiniteHeads(Study):
             return mean_field.distances(values, draws.mean(0), scatter / len(draws))
         return mean_field.distances(values, draws[place], scatter)
 
-    def _course(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+    def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
         columns = []
         for exponent in self.logit_exponents:
@@ -307,7 +318,7 @@ class InfiniteHeads(Study):
             (tuple(columns),),
             ("",),
             tuple(LOGITS[exponent] for exponent in self.logit_exponents),
-            note="Lines are means over networks, bands reach over all of them; dashed: the limit, all draws.",
+            note="Means over networks; bands range over all of them. Dashed: the limit, all draws.",
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
@@ -327,7 +338,7 @@ class InfiniteHeads(Study):
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Means over replicates, bands reach over all. Logits are means over heads.",
+            note="Means over replicates; bands range over all. Logits are means over heads.",
         )
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
@@ -361,11 +372,11 @@ class InfiniteHeads(Study):
                 "from the limit",
                 "99%",
                 "without responses",
-                "spread before (limit)",
+                "std over heads before (limit)",
                 "after (limit)",
                 "mean logits of the limit",
             ),
             tuple(rows),
             note="Distances are root mean squares over steps and outputs, without the noise of networks and draws; a "
-            "negative one is a square below zero. Spread: root mean square over heads, layers and pairs of tokens.",
+            "negative one is a square below zero. Std: root mean square over layers and pairs of tokens.",
         )

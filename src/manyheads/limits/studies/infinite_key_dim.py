@@ -1,4 +1,4 @@
-"""`limits/infinite-key-dim`: networks of growing key dimension against the mean-field theory of their training."""
+"""`limits/infinite-key-dim`: convergence of networks to the mean-field limit of infinite key dimension."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
+from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 
@@ -35,7 +36,7 @@ class InfiniteKeyDim(Study):
         Blocks, and the exponent of their branch multiplier.
     norm
         Whether streams are normalised.
-    steps, rate, richness, momentum
+    steps, learning_rate, richness, momentum
         Of the training by gradient descent.
     networks
         Networks of one replicate.
@@ -54,7 +55,7 @@ class InfiniteKeyDim(Study):
     depth_exponent: float = 1.0
     norm: bool = False
     steps: int = 12
-    rate: float = 0.25
+    learning_rate: float = 0.25
     richness: float = 0.75
     momentum: float = 0.0
     networks: int = 48
@@ -98,42 +99,19 @@ class InfiniteKeyDim(Study):
         network = Network(int(cell["key_dim"]), int(cell["heads"]))
         return mean_field.train_ensemble(self.problem(), network, key, self.networks)
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Fit powers of N to the distance of single networks, and hold the mean network against both solutions."""
-        bias = -finite_size_bias(self.key_dims)
-        basis = f"a correction 1 + N^(-1/2) moves the power by {bias:.2f} over these sizes"
-        verdicts = []
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the convergence of single networks and of their mean, and the variance of logits over heads."""
+        claims: list[Claim] = []
         for heads in self.heads_counts:
-            who = f"{heads} head" + "s" * (heads > 1)
-            for name in QUANTITIES:
-                fit = fit_exponent(self.key_dims, self.distances(predicted, trained, name, heads))
-                verdicts.append(
-                    Verdict.from_interval(
-                        f"{who}: the {QUANTITIES[name]} of single networks lie N^(-1/2) from the limit",
-                        fit.interval,
-                        figure=fit.exponent,
-                        target=-0.5,
-                        tolerance=bias,
-                        basis=basis,
-                    )
-                )
-            near, far = self.biases(predicted, trained, heads)
-            verdicts.append(
-                Verdict.from_samples(
-                    f"{who}: at N={self.key_dims[-1]} the mean network is nearer to the limit than without responses",
-                    np.log(near / far),
-                    target=0.0,
-                    tolerance=(float("inf"), 0.0),
-                    basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
-                )
-            )
+            claims += [self._convergence(name, heads) for name in QUANTITIES]
+            claims.append(self._control(heads))
             if heads > 1:
-                verdicts += [self._variance(trained, heads, when, bias, basis) for when in ("start", "end")]
-        return tuple(verdicts)
+                claims += [self._variance(heads, when) for when in ("start", "end")]
+        return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show one output over training at every size, and the distances against size."""
-        return self._course(predicted, trained), self._distances(predicted, trained)
+        return self._trajectory(predicted, trained), self._distances(predicted, trained)
 
     def distances(self, predicted: xr.Dataset, trained: xr.Dataset, name: str, heads: int) -> np.ndarray:
         """Return root mean square distances of single networks from the limit, (replicates, sizes)."""
@@ -148,18 +126,42 @@ class InfiniteKeyDim(Study):
     def _along(self, trained: xr.Dataset, name: str, heads: int) -> np.ndarray:
         return mean_field.along(trained, name, "key_dim", heads=heads)
 
-    def _variance(self, trained: xr.Dataset, heads: int, when: str, bias: float, basis: str) -> Verdict:
-        fit = fit_exponent(self.key_dims, self._along(trained, f"variance_{when}", heads).mean(-1))
-        return Verdict.from_interval(
-            f"{heads} heads: logits vary over heads like N^-1 at the {when} of training",
-            fit.interval,
-            figure=fit.exponent,
-            target=-1.0,
-            tolerance=2 * bias,
-            basis=basis + ", and that of a square by twice as much",
+    def _convergence(self, name: str, heads: int) -> Claim:
+        return single_network_claim(
+            f"H={heads}: the distance of single networks from the limit scales as N^(-1/2) ({QUANTITIES[name]})",
+            lambda predicted, trained: fit_exponent(self.key_dims, self.distances(predicted, trained, name, heads)),
+            "N",
+            self.key_dims,
         )
 
-    def _course(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+    def _control(self, heads: int) -> Claim:
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            near, far = self.biases(predicted, trained, heads)
+            return np.log(near / far)
+
+        return nearer_claim(
+            f"H={heads}: at N={self.key_dims[-1]} the mean network is nearer to the limit than to the equations "
+            "without "
+            "response functions (log ratio)",
+            measure,
+        )
+
+    def _variance(self, heads: int, when: str) -> Claim:
+        bias = -finite_size_bias(self.key_dims)
+        return Claim(
+            f"H={heads}: {'before' if when == 'start' else 'after'} training the variance of attention logits over "
+            "heads "
+            "scales as 1/N",
+            lambda predicted, trained: fit_exponent(
+                self.key_dims, self._along(trained, f"variance_{when}", heads).mean(-1)
+            ),
+            target=-1.0,
+            tolerance=2 * bias,
+            basis=f"a correction 1 + N^(-1/2) moves the exponent by {bias:.2f} over these sizes, and that of a square "
+            "by twice as much",
+        )
+
+    def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
         curves = [
             Curve(tuple(map(float, steps)), tuple(predicted["output"].values[:, 0, 0].tolist()), "limit", "predicted")
@@ -170,7 +172,7 @@ class InfiniteKeyDim(Study):
                 :, place, :, :, 0, 0
             ]  # (replicates, nets, step)
             curves.append(spread_curve(steps, values.reshape(-1, self.steps), f"N={size}", group=group))
-        note = f"Networks with H={self.heads_counts[-1]}; bands reach over all of them."
+        note = f"Networks with H={self.heads_counts[-1]}; bands range over all of them."
         return Lines("Output of the first read-out over training", "updates", "output", tuple(curves), note=note)
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
@@ -191,5 +193,5 @@ class InfiniteKeyDim(Study):
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Means over replicates, bands reach over all.",
+            note="Means over replicates; bands range over all.",
         )

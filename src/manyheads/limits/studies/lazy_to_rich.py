@@ -1,4 +1,4 @@
-"""`limits/lazy-to-rich`: from descent with a fixed kernel to feature learning, in networks and in their theory."""
+"""`limits/lazy-to-rich`: feature learning against the richness, from the lazy limit (NTK) to rich training."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.coordinate_check import finite_size_bias
+from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
-MOTIONS = {
-    "output": "distance of the outputs from kernel descent",
-    "pooled": "motion of the kernel of the read-outs",
-    "logits": "motion of the attention logits, mean over heads",
+UPDATES = {
+    "output": "distance of the outputs from NTK descent",
+    "pooled": "update of the kernel of the read-outs",
+    "logits": "update of the attention logits, mean over heads",
 }
 SHORT = {"output": "outputs", "pooled": "kernel", "logits": "logits"}
 NAMES = {
-    **MOTIONS,
-    **{f"limit_{name}": f"{text}, at infinite key dimension" for name, text in MOTIONS.items()},
+    **UPDATES,
+    **{f"limit_{name}": f"{text}, at infinite key dimension" for name, text in UPDATES.items()},
     "output": "outputs over training",
     "output_without": "outputs without response functions",
-    "lazy": "outputs of kernel descent",
+    "lazy": "outputs of NTK descent",
 }
 DIMS = {
     "output": ("step", "read_out", "class"),
@@ -44,26 +45,26 @@ SMALL = 0.1  # richness up to which powers are fitted
 
 @dataclass(frozen=True)
 class LazyToRich(Study):
-    """Richness gamma0 on a logarithmic grid: what moves how much, and whether networks follow.
+    """Updates of outputs, kernels and logits against the richness gamma0, in the theory and in networks.
 
     The equations of the limit are unchanged under gamma0 -> -gamma0 with w -> -w: outputs, kernels and logits are even
-    in it. So outputs leave descent with the lazy kernel by gamma0^2, kernels move by gamma0^2, and so do logits: what
-    queries and keys learn has a factor gamma0, and so has M, which is <e v> once value and output weights have
-    learned. One finite network has no such symmetry: its M is N^(-1/2) before anything is learned, and its logits move
-    by gamma0 (N H)^(-1/2) first. (Derived here.)
+    in it. So outputs depart from NTK descent by gamma0^2, kernels move by gamma0^2, and so do logits: what queries
+    and keys learn has a factor gamma0, and so has M, which is <e v> once value and output weights have learned. One
+    finite network has no such symmetry: its M is N^(-1/2) before anything is learned, and its logits move by gamma0 (N
+    H)^(-1/2) first. (Derived here.)
 
     Attributes
     ----------
     task
-        ``"digits"`` or ``"text"``, which trains well at ``norm=True, rate=0.5``.
+        ``"digits"`` or ``"text"``, which trains well at ``norm=True, learning_rate=0.5``.
     richness
-        gamma0, in rising order; two or more of them up to 0.1, and two or more above. Motion saturates between the last
+        gamma0, in rising order; two or more of them up to 0.1, and two or more above. Updates saturate between the last
         two where the loss has settled.
     key_dims, heads
         Sizes N, and the number of heads H.
     depth, norm
         Blocks, and whether streams are normalised.
-    steps, rate
+    steps, learning_rate
         Of the training by gradient descent.
     networks
         Networks of one replicate.
@@ -80,7 +81,7 @@ class LazyToRich(Study):
     depth: int = 2
     norm: bool = False
     steps: int = 16
-    rate: float = 0.15
+    learning_rate: float = 0.15
     networks: int = 16
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class LazyToRich(Study):
         if small < 2 or list(levels) != sorted(set(levels)) or levels[0] <= 0:
             raise UsageError(f"richness={levels}: positive, in rising order, two or more of them up to {SMALL}")
         if len(levels) < small + 2:
-            raise UsageError(f"richness={levels}: two more above {SMALL}, between which motion saturates")
+            raise UsageError(f"richness={levels}: expected two more above {SMALL}, where updates saturate")
         check_rising("key_dims", self.key_dims)
         if self.heads < 1 or self.networks < 2:
             raise UsageError(f"heads={self.heads}, networks={self.networks}: from 1 head and 2 networks")
@@ -115,13 +116,13 @@ class LazyToRich(Study):
         return grid(key_dim=self.key_dims, richness=self.richness)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Solve the limit at every richness, without responses too, and kernel descent, which all begin from."""
+        """Solve the limit at every richness, with and without response functions, and the lazy limit (NTK)."""
         solved = [solve_blocks(self.problem(level)) for level in self.richness]
         without = [solve_blocks(self.problem(level), responses=False) for level in self.richness]
         dims = ("richness", *DIMS["output"])
         found = {
-            "output": (dims, np.stack([march.outputs for march in solved])),
-            "output_without": (dims, np.stack([march.outputs for march in without])),
+            "output": (dims, np.stack([each.outputs for each in solved])),
+            "output_without": (dims, np.stack([each.outputs for each in without])),
             "lazy": (DIMS["output"], ntk_outputs(self.problem(self.richness[0]))),
         }
         return self._label(found).assign_coords(richness=("richness", list(self.richness)))
@@ -129,7 +130,7 @@ class LazyToRich(Study):
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train some networks of one size at one richness, from the same weights at every richness.
 
-        Beside them is how far the limit itself moves at this richness.
+        The root mean square updates of the limit at this richness are recorded with them.
         """
         problem, network = self.problem(float(cell["richness"])), Network(int(cell["key_dim"]), self.heads)
         trained = train_seeds(problem, network, key, self.networks)
@@ -140,24 +141,24 @@ class LazyToRich(Study):
         }
         solved = solve_blocks(problem)
         logits = [np.stack([look["logits"] for look in solved.observables[moment]]) for moment in (0, -1)]
-        motion = {
+        updates = {
             "output": solved.outputs - ntk_outputs(self.problem(self.richness[0])),
             "pooled": solved.pooled[-1] - solved.pooled[0],
             "logits": logits[1] - logits[0],
         }
-        found |= {f"limit_{name}": ((), np.sqrt((value**2).mean())) for name, value in motion.items()}
+        found |= {f"limit_{name}": ((), np.sqrt((value**2).mean())) for name, value in updates.items()}
         return self._label(found)
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Judge powers of the richness in the theory, and hold networks against it at every richness."""
-        return (*self._powers(trained), *self._follow(predicted, trained), self._single(trained))
+    def claims(self) -> tuple[Claim, ...]:
+        """Test exponents of the richness in the theory, and networks against the theory at every richness."""
+        return (*self._small(), *self._saturation(), *self._networks(), self._single())
 
-    def motions(self, trained: xr.Dataset, name: str) -> np.ndarray:
-        """Return root mean square motions of the limit, (richness,)."""
+    def updates(self, trained: xr.Dataset, name: str) -> np.ndarray:
+        """Return root mean square updates of the limit, (richness,)."""
         return along(trained, f"limit_{name}", "richness", key_dim=self.key_dims[0]).mean(0)
 
-    def single_motions(self, trained: xr.Dataset, name: str, key_dim: int) -> np.ndarray:
-        """Return root mean square motions of single networks, (replicates, richness)."""
+    def single_updates(self, trained: xr.Dataset, name: str, key_dim: int) -> np.ndarray:
+        """Return root mean square updates of single networks, (replicates, richness)."""
         values = along(trained, name, "richness", key_dim=key_dim)
         return np.sqrt((values**2).reshape(*values.shape[:2], -1).mean(-1))
 
@@ -177,8 +178,8 @@ class LazyToRich(Study):
         return np.stack(found, 1)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show motion against richness, the distances of networks from theory, and a course of outputs."""
-        return self._motions(trained), self._distances(predicted, trained), self._course(predicted, trained)
+        """Show updates against richness, the distances of networks from theory, and an output over training."""
+        return self._updates(trained), self._distances(predicted, trained), self._trajectory(predicted, trained)
 
     def _at(self, trained: xr.Dataset, level: float) -> np.ndarray:
         return along(trained, "output", "key_dim", richness=level)
@@ -188,105 +189,127 @@ class LazyToRich(Study):
         variables = {name: (*value, {"long_name": NAMES[name], "units": "1"}) for name, value in values.items()}
         return xr.Dataset(variables, coords={"step": steps})
 
-    def _powers(self, trained: xr.Dataset) -> list[Verdict]:
+    def _small(self) -> list[Claim]:
         levels = np.asarray(self.richness)
         small = levels <= SMALL
-        verdicts = []
-        for name, text in MOTIONS.items():
-            motion = np.log(self.motions(trained, name))
-            power = float(np.polyfit(np.log(levels[small]), motion[small], 1)[0])
-            verdicts.append(
-                Verdict.exact(
-                    f"theory: the {text} grows like gamma0^2 up to gamma0={SMALL}",
-                    power,
-                    target=2.0,
-                    tolerance=0.1,
-                    basis=f"the next term is gamma0^4: with a coefficient of 10 it is a tenth at {SMALL}, and moves a "
-                    "power fitted over a decade by less than 0.1",
-                )
+
+        def exponent(name: str) -> Measure:
+            def measure(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+                update = np.log(self.updates(trained, name))
+                return float(np.polyfit(np.log(levels[small]), update[small], 1)[0])
+
+            return measure
+
+        return [
+            Claim(
+                f"Theory: the {text} scales as gamma0^2 up to gamma0={SMALL}",
+                exponent(name),
+                target=2.0,
+                tolerance=0.1,
+                basis=f"the next term is gamma0^4: with a coefficient of 10 it is a tenth at {SMALL}, and moves an "
+                "exponent fitted over a decade by less than 0.1",
             )
-        for name, most, why in (
+            for name, text in UPDATES.items()
+        ]
+
+    def _saturation(self) -> list[Claim]:
+        levels = self.richness
+
+        def exponent(name: str) -> Measure:
+            def measure(predicted: xr.Dataset, trained: xr.Dataset) -> float:
+                update = np.log(self.updates(trained, name))
+                return float((update[-1] - update[-2]) / np.log(levels[-1] / levels[-2]))
+
+            return measure
+
+        cases = (
             ("output", 1.0, "targets bound it: at most half the power of small gamma0"),
             ("pooled", 1.5, "a product of two equal factors that is gamma0 moves like gamma0: half way there from 2"),
-        ):
-            motion = np.log(self.motions(trained, name))
-            power = float((motion[-1] - motion[-2]) / np.log(levels[-1] / levels[-2]))
-            verdicts.append(
-                Verdict.exact(
-                    f"theory: from gamma0={levels[-2]:g} on the {MOTIONS[name]} saturates: a power of at most {most:g}",
-                    power,
-                    target=most,
-                    tolerance=(math.inf, 0.0),
-                    basis=why,
-                )
-            )
-        return verdicts
-
-    def _follow(self, predicted: xr.Dataset, trained: xr.Dataset) -> list[Verdict]:
-        largest, width = self.key_dims[-1], self.key_dims[-1] * self.heads
-        lazy = predicted["lazy"].values
-        mean = along(trained, "output", "key_dim", richness=self.richness[0])[:, -1].mean(1)
-        share = (mean * lazy).reshape(len(mean), -1).sum(-1) / (lazy**2).sum()
-        bias = -finite_size_bias(self.key_dims)
-        mild = np.asarray(self.richness) <= 1  # beyond, the smallest networks have not settled
-        powers = np.log(self.single_gaps(predicted, trained))[:, mild]  # (replicates, richness, key_dim)
-        sizes = np.log(self.key_dims) - np.log(self.key_dims).mean()
-        ratio = np.log(self.gaps(predicted, trained) / self.gaps(predicted, trained, "output_without"))[..., -1]
+        )
         return [
-            Verdict.from_samples(
-                f"networks: at gamma0={self.richness[0]:g} their mean at N={largest} follows kernel descent (share)",
+            Claim(
+                f"Theory: from gamma0={levels[-2]:g} on the {UPDATES[name]} grows at most as gamma0^{most:g}",
+                exponent(name),
+                target=most,
+                tolerance=(math.inf, 0.0),
+                basis=why,
+            )
+            for name, most, why in cases
+        ]
+
+    def _networks(self) -> list[Claim]:
+        largest, width = self.key_dims[-1], self.key_dims[-1] * self.heads
+
+        def share(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            lazy = predicted["lazy"].values
+            mean = along(trained, "output", "key_dim", richness=self.richness[0])[:, -1].mean(1)
+            return np.asarray((mean * lazy).reshape(len(mean), -1).sum(-1) / (lazy**2).sum())
+
+        def exponent(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            mild = np.asarray(self.richness) <= 1  # beyond, the smallest networks have not settled
+            distances = np.log(self.single_gaps(predicted, trained))[:, mild]  # (replicates, richness, key_dim)
+            sizes = np.log(self.key_dims) - np.log(self.key_dims).mean()
+            return np.asarray((distances @ sizes / (sizes @ sizes)).mean(-1))
+
+        def control(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            near, far = self.gaps(predicted, trained), self.gaps(predicted, trained, "output_without")
+            return np.log(near / far)[..., -1].max(-1)
+
+        return [
+            Claim(
+                f"Networks: at gamma0={self.richness[0]:g} their mean at N={largest} follows NTK descent (projection)",
                 share,
                 target=1.0,
                 tolerance=width**-0.5,
                 basis="a mean of many lies nearer than one network's fluctuation, one over the root of the width",
             ),
-            Verdict.from_samples(
-                "networks: up to gamma0=1 single ones approach the theory like N^(-1/2) (mean power)",
-                (powers @ sizes / (sizes @ sizes)).mean(-1),
-                target=-0.5,
-                tolerance=bias,
-                basis=f"a correction 1 + N^(-1/2) moves the power by {bias:.2f} over these sizes",
+            single_network_claim(
+                "Networks: up to gamma0=1 the distance of single ones from the theory scales as N^(-1/2) (mean "
+                "exponent)",
+                exponent,
+                "N",
+                self.key_dims,
             ),
-            Verdict.from_samples(
-                f"networks: at the worst richness their mean at N={largest} is nearer to theory than without responses",
-                ratio.max(-1),
-                target=0.0,
-                tolerance=(math.inf, 0.0),
-                basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
+            nearer_claim(
+                f"Networks: at the worst richness their mean at N={largest} is nearer to the theory than to that "
+                "without "
+                "response functions (log ratio)",
+                control,
             ),
         ]
 
-    def _single(self, trained: xr.Dataset) -> Verdict:
+    def _single(self) -> Claim:
         smallest = self.key_dims[0]
-        fit = fit_exponent(self.richness[:2], self.single_motions(trained, "logits", smallest)[:, :2])
-        return Verdict.from_interval(
-            f"a single network of N={smallest} moves its logits like gamma0, not gamma0^2, where gamma0 is smallest",
-            fit.interval,
-            figure=fit.exponent,
+        return Claim(
+            f"In a single network of N={smallest} the update of attention logits scales as gamma0 where gamma0 is "
+            "smallest",
+            lambda predicted, trained: fit_exponent(
+                self.richness[:2], self.single_updates(trained, "logits", smallest)[:, :2]
+            ),
             target=1.0,
             tolerance=0.5,
             basis="half way to the square of the limit, which takes over at gamma0 of about (N H)^(-1/2)",
         )
 
-    def _motions(self, trained: xr.Dataset) -> Panel:
+    def _updates(self, trained: xr.Dataset) -> Panel:
         levels = np.asarray(self.richness)
         curves: list[Curve] = []
         for group, (name, label) in enumerate(SHORT.items()):
-            values = self.motions(trained, name)
+            values = self.updates(trained, name)
             curves.append(Curve(tuple(levels.tolist()), tuple(values.tolist()), f"{label}, theory", "predicted", group))
             if name != "output":
-                found = self.single_motions(trained, name, self.key_dims[-1])
+                found = self.single_updates(trained, name, self.key_dims[-1])
                 curves.append(spread_curve(levels, found, f"{label}, N={self.key_dims[-1]}", group=group))
-        guide = self.motions(trained, "pooled")[0] * (levels / levels[0]) ** 2
-        curves.append(Curve(tuple(levels.tolist()), tuple(guide.tolist()), "gamma0^2", "reference", len(MOTIONS)))
+        guide = self.updates(trained, "pooled")[0] * (levels / levels[0]) ** 2
+        curves.append(Curve(tuple(levels.tolist()), tuple(guide.tolist()), "gamma0^2", "reference", len(UPDATES)))
         return Lines(
-            "How far training is from descent with a fixed kernel",
+            "Updates against richness",
             "richness gamma0",
             "root mean square",
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Single networks: bands reach over replicates.",
+            note="Single networks: bands range over replicates.",
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
@@ -310,13 +333,13 @@ class LazyToRich(Study):
             note="Means and ranges over replicates. No responses: from the theory without response functions.",
         )
 
-    def _course(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+    def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
         curves = [
             Curve(
                 tuple(map(float, steps)),
                 tuple(predicted["lazy"].values[:, 0, 0].tolist()),
-                "kernel descent",
+                "NTK descent",
                 "reference",
             )
         ]
@@ -328,5 +351,5 @@ class LazyToRich(Study):
             )
             found = self._at(trained, level)[:, -1, :, :, 0, 0].mean(1)  # (replicates, step)
             curves.append(spread_curve(steps, found, f"{label}, mean of networks", group=group))
-        note = f"Networks of N={self.key_dims[-1]}; bands reach over the means of replicates."
+        note = f"Networks of N={self.key_dims[-1]}; bands range over the means of replicates."
         return Lines("Output of the first read-out over training", "updates", "output", tuple(curves), note=note)

@@ -139,7 +139,7 @@ class _Frame:
 def _numbers(problem: Problem, network: Network) -> dict[str, float]:
     """Return what richness, rates and exponents come to at this size."""
     depth = float(problem.depth)
-    outside = problem.rate * problem.richness**2 * network.width
+    outside = problem.learning_rate * problem.richness**2 * network.width
     inside = outside * depth ** (2 * problem.depth_exponent - 1)
     return {
         "outside": outside,
@@ -164,7 +164,7 @@ def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
         count = frame.depth * (1 if network.activation is None else 2) + 1
         levels = jnp.zeros((count, *inputs.shape[:2], network.width), inputs.dtype)
         start = _apply(weights, levels, inputs, numbers, frame, network)[0]
-        rates = {name: numbers[_RATES.get(name, "inside")] for name in weights}
+        learning_rates = {name: numbers[_RATES.get(name, "inside")] for name in weights}
 
         def loss(weights: Any, levels: Any, share: Any) -> Any:
             output, seen = _apply(weights, levels, inputs, numbers, frame, network)
@@ -176,7 +176,7 @@ def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
             weights, velocity = state
             (gradient, slopes), seen = jax.grad(loss, argnums=(0, 1), has_aux=True)(weights, levels, share)
             velocity = jax.tree.map(lambda old, new: numbers["momentum"] * old + new, velocity, gradient)
-            moved = {name: weight - rates[name] * velocity[name] for name, weight in weights.items()}
+            moved = {name: weight - learning_rates[name] * velocity[name] for name, weight in weights.items()}
             back = -numbers["richness"] * network.width * slopes  # (level, P, T, d)
             seen = seen if every_head else seen[:-1]
             return (moved, velocity), (*seen, jax.vmap(_kernel)(back))

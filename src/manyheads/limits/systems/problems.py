@@ -26,7 +26,7 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
     seed
         Which images.
     fields
-        Of `Problem`: steps, rate, richness, depth and so on.
+        Of `Problem`: steps, learning_rate, richness, depth and so on.
 
     Raises
     ------

@@ -59,7 +59,7 @@ def follow_networks(
     parametrization: Parametrization,
     shape: Shape,
     recipe: Recipe,
-    rate: float,
+    learning_rate: float,
     looks: tuple[int, ...],
     networks: int,
     key: jax.Array,
@@ -73,7 +73,7 @@ def follow_networks(
     ----------
     task, parametrization, shape, recipe
         What is trained, and how; `recipe.steps` updates.
-    rate
+    learning_rate
         Learning rate of the base shape.
     looks
         Numbers of updates, rising, from 0 on, after which to look.
@@ -97,7 +97,7 @@ def follow_networks(
     # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.
     bounds = jnp.asarray([0, *looks, recipe.steps], jnp.int32)
     counts = (recipe.steps, networks, together)
-    found = _follow((setting, counts), task.batches, factors, jnp.float32(rate), bounds, key)
+    found = _follow((setting, counts), task.batches, factors, jnp.float32(learning_rate), bounds, key)
     return jax.tree.map(np.asarray, found)
 
 
@@ -106,7 +106,7 @@ def _follow(
     asked: tuple[Setting, tuple[int, int, int]],
     batches: Any,
     factors: Factors,
-    rate: jax.Array,
+    learning_rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
 ) -> Course:
@@ -117,7 +117,7 @@ def _follow(
 
     def member(number: jax.Array) -> Course:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
-        tx = optimizer_of(setting, factors, start, rate)
+        tx = optimizer_of(setting, factors, start, learning_rate)
 
         def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
             weights, memory, losses = state

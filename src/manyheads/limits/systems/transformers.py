@@ -64,7 +64,7 @@ class Factors(NamedTuple):
     """Everything about a scheme that a network of one shape consumes, as traced float32 numbers."""
 
     scaling: Scaling
-    rates: dict[str, Any]
+    learning_rates: dict[str, Any]
     epsilons: dict[str, Any]
     epsilon: Any  # Adam's at the base
 
@@ -79,7 +79,7 @@ def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recip
 
 @takes_arrays
 def sweep_losses(
-    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, rates: Any, key: jax.Array
+    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: jax.Array
 ) -> np.ndarray:
     """Train one network a rate, all from the same weights on the same batches.
 
@@ -87,7 +87,7 @@ def sweep_losses(
     ----------
     task, parametrization, shape, recipe
         What is trained, and how.
-    rates
+    learning_rates
         (R,) learning rates of the base shape.
     key
         For weights and batches.
@@ -99,31 +99,33 @@ def sweep_losses(
     """
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting(task.config(shape), parametrization.optimizer)
-    together = side_by_side(setting, task.batches, len(rates))
-    traced = jnp.asarray(rates, jnp.float32)
+    together = side_by_side(setting, task.batches, len(learning_rates))
+    traced = jnp.asarray(learning_rates, jnp.float32)
     losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting, counts: tuple[int, int], batches: Any, factors: Factors, rates: jax.Array, key: jax.Array
+    setting: Setting, counts: tuple[int, int], batches: Any, factors: Factors, learning_rates: jax.Array, key: jax.Array
 ) -> jax.Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
     model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
 
-    def member(rate: jax.Array) -> jax.Array:
-        tx = optimizer_of(setting, factors, model, rate)
+    def member(learning_rate: jax.Array) -> jax.Array:
+        tx = optimizer_of(setting, factors, model, learning_rate)
         return fit(model, cross_entropy, batches, tx, steps, for_batches)[1]
 
-    return jax.lax.map(member, rates, batch_size=together if together > 1 else None)
+    return jax.lax.map(member, learning_rates, batch_size=together if together > 1 else None)
 
 
-def optimizer_of(setting: Setting, factors: Factors, model: Transformer, rate: Any) -> optax.GradientTransformation:
+def optimizer_of(
+    setting: Setting, factors: Factors, model: Transformer, learning_rate: Any
+) -> optax.GradientTransformation:
     """Return the optimizer with the scheme's rate and epsilon for every class of weights."""
-    base = optax.adam(rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(rate)
-    return rescale(base, roles(model.weights), factors.rates, factors.epsilons)
+    base = optax.adam(learning_rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(learning_rate)
+    return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
 
 def side_by_side(setting: Setting, batches: Any, members: int) -> int:
@@ -181,7 +183,7 @@ def measure_updates(
     parametrization: Parametrization,
     shape: Shape,
     recipe: Recipe,
-    rate: float,
+    learning_rate: float,
     checkpoints: tuple[int, ...],
     key: jax.Array,
     *,
@@ -193,7 +195,7 @@ def measure_updates(
     ----------
     task, parametrization, shape, recipe
         What is trained, and how; `recipe.steps` is not looked at.
-    rate
+    learning_rate
         Learning rate of the base shape.
     checkpoints
         Numbers of steps, increasing.
@@ -220,7 +222,7 @@ def measure_updates(
     setting = Setting(task.config(shape), parametrization.optimizer)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
-    found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(rate), bounds, key)
+    found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(learning_rate), bounds, key)
     return jax.tree.map(lambda value: np.asarray(value, np.float64), found)
 
 
@@ -229,7 +231,7 @@ def _updates(
     asked: tuple[Setting, frozenset[str]],
     batches: Any,
     factors: Factors,
-    rate: jax.Array,
+    learning_rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
 ) -> Updates:
@@ -249,7 +251,7 @@ def _updates(
     starts, drawn = jax.lax.map(begin, keys)  # one compiled body for all, that draws what is trained as well
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
-    tx = optimizer_of(setting, factors, start, rate)
+    tx = optimizer_of(setting, factors, start, learning_rate)
 
     def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         weights, memory = state

@@ -1,4 +1,4 @@
-"""`limits/rate-transfer`: whether the best learning rate of a small transformer is that of a large one."""
+"""`limits/learning-rate-transfer`: optimal learning rate against N, H and L (muTransfer)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from manyheads.limits.checks.transfer_check import (
     judge_drift,
     search_optimum,
 )
-from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, lesson_of
+from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
@@ -34,8 +34,8 @@ BATCHES = {"digits": 16, "text": 8}
 
 
 @dataclass(frozen=True)
-class RateTransfer(Study):
-    """Final loss over learning rates, and the best rate against N, H or L, for every scheme.
+class LearningRateTransfer(Study):
+    """Final loss against the learning rate, and the optimal learning rate against N, H or L, for every scheme.
 
     Attributes
     ----------
@@ -50,10 +50,10 @@ class RateTransfer(Study):
     steps
         Updates of Adam.
     lowest, ratio, points
-        The grid of rates; it is widened where the least loss is at an end.
+        Grid of learning rates; it is widened where the least loss is at an end.
     """
 
-    name: ClassVar[str] = "limits/rate-transfer"
+    name: ClassVar[str] = "limits/learning-rate-transfer"
     claim: ClassVar[str] = "The optimal learning rate is independent of N, H, L; standard scaling shifts it"
     source: ClassVar[Source] = bordelon("figure 2a: transfer of the learning rate over N")
     unread_prediction: ClassVar[str] = "drifts are tested against half of the predicted power, by scheme and axis"
@@ -73,17 +73,19 @@ class RateTransfer(Study):
     def __post_init__(self) -> None:
         if not self.lowest > 0 or not self.ratio > 1 or self.points < 3:
             raise UsageError(
-                f"lowest={self.lowest}, ratio={self.ratio}, points={self.points}: rates are positive, each the one "
-                "before times a ratio above 1, and at least three"
+                f"lowest={self.lowest}, ratio={self.ratio}, points={self.points}: expected a positive learning rate, "
+                "a ratio above 1, and three points or more"
             )
         if unknown := [name for name in self.schemes if name == "mup-half-logit"]:
-            raise UsageError(f"scheme {unknown[0]!r}: no law says where its best rate moves; choose others")
+            raise UsageError(
+                f"scheme {unknown[0]!r}: no law of its optimal learning rate is known; choose other schemes"
+            )
         Recipe(self.steps)
-        lesson_of(self.task, 1)
+        task_of(self.task, 1)
         self.plan()
 
     @classmethod
-    def full(cls) -> RateTransfer:
+    def full(cls) -> LearningRateTransfer:
         """Return the study along all three axes."""
         return cls(axes=("key_dim", "heads", "depth"), steps=200)
 
@@ -103,94 +105,109 @@ class RateTransfer(Study):
         """Return every network once."""
         return self.plan().cells()
 
-    def rates(self) -> np.ndarray:
-        """Return all rates that a search may come to, in rising order."""
+    def learning_rates(self) -> np.ndarray:
+        """Return all learning rates that a search may try, in rising order."""
         beyond = WIDENINGS * PIECE
         return self.lowest * self.ratio ** np.arange(-beyond, self.points + beyond)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the power of the size by which the best rate moves: none where a scheme is consistent."""
+        """Return the exponent of the size in the optimal learning rate: zero where a scheme is consistent."""
         pairs = list(self.plan().pairs())
         powers = [0.0 if _stays(scheme, axis) else -1.0 for scheme, axis in pairs]
-        attributes = {"long_name": "power of the size in the best learning rate", "units": "1"}
+        attributes = {"long_name": "exponent of the size in the optimal learning rate", "units": "1"}
         names = [f"{scheme} along {LETTERS[axis]}" for scheme, axis in pairs]
         return xr.Dataset({"power": ("scheme", np.asarray(powers), attributes)}, coords={"scheme": names})
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train one network a rate, all from the same start on the same batches, and find the best rate."""
+        """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
         parametrization, shape = self.plan().train_with(cell)
-        lesson, recipe = lesson_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
-        grid = self.rates()
+        task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
+        grid = self.learning_rates()
         first = WIDENINGS * PIECE
         found = search_optimum(
             grid[first : first + self.points],
-            lambda rates: final_losses(lesson, parametrization, shape, recipe, rates, key),
+            lambda learning_rates: final_losses(task, parametrization, shape, recipe, learning_rates, key),
         )
         losses = np.full(len(grid), np.nan)
-        start = int(np.argmin(np.abs(np.log(grid / found.rates[0]))))
-        losses[start : start + len(found.rates)] = found.losses
+        start = int(np.argmin(np.abs(np.log(grid / found.learning_rates[0]))))
+        losses[start : start + len(found.learning_rates)] = found.losses
         return xr.Dataset(
             {
-                "loss": ("rate", losses, {"long_name": "final training loss", "units": "nat"}),
-                "best_rate": ((), found.best, {"long_name": "best learning rate of the base shape", "units": "1"}),
-                "outcome": ((), found.outcome, {"long_name": "where the best rate is among those tried"}),
+                "loss": ("learning_rate", losses, {"long_name": "final training loss", "units": "nat"}),
+                "optimal_learning_rate": (
+                    (),
+                    found.best,
+                    {"long_name": "optimal learning rate of the base shape", "units": "1"},
+                ),
+                "outcome": ((), found.outcome, {"long_name": "where the optimum lies on the grid"}),
             },
-            coords={"rate": ("rate", grid, {"long_name": "learning rate of the base shape", "units": "1"})},
+            coords={
+                "learning_rate": ("learning_rate", grid, {"long_name": "learning rate of the base shape", "units": "1"})
+            },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Test every scheme's best rate for a drift along every axis."""
-        verdicts = []
-        for scheme, axis in self.plan().pairs():
-            stays = _stays(scheme, axis)
-            if not stays and self.task == "text" and axis == "depth":
-                continue  # short runs of a shallow task: no law is known for it, the table shows what is measured
+    def claims(self) -> tuple[Claim, ...]:
+        """Test the optimal learning rate of every scheme for a drift along every axis."""
+        # Short runs of a shallow task: no law is known for schemes that drift in depth; the table shows the figures.
+        pairs = [(s, a) for s, a in self.plan().pairs() if _stays(s, a) or not (self.task == "text" and a == "depth")]
+        return tuple(self._transfers(*pair) if _stays(*pair) else self._drifts(*pair) for pair in pairs)
+
+    def _transfers(self, scheme: str, axis: Axis) -> Claim:
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
             found = self.drift(trained, scheme, axis)
             middle, low, high = found.decades
             interval = Interval(low, high, found.drift.fit.interval.level)
-            # Optima beyond the grid count as its end, and ends stay where they are: that proves no transfer.
-            unknown = stays and not self._inside(trained, scheme, axis)
-            words = "stays within" if stays else "falls by at least"
-            verdicts.append(
-                Verdict.from_interval(
-                    f"{SCHEMES[scheme]} scaling: along {LETTERS[axis]} the best rate {words} "
-                    f"{ALLOWED_DECADES if stays else DRIFTS:g} decades over a factor of eight",
-                    interval.widened(math.inf) if unknown else interval,
-                    figure=middle,
-                    target=0.0 if stays else -DRIFTS,
-                    tolerance=ALLOWED_DECADES if stays else (math.inf, 0.0),
-                    basis="half way from no drift to the root of the size, 0.45 decades, rounded up"
-                    if stays
-                    else f"half way from {ALLOWED_DECADES:g} to a rate in inverse proportion to the size, 0.90 decades",
-                    replicates_needed=found.drift.replicates_needed if stays and not unknown else None,
-                )
-            )
-        return tuple(verdicts)
+            inside = bool((self.plan().along(trained, "outcome", scheme, axis) == "inside").all())
+            if not inside:  # optima beyond the grid count as its end, and ends do not drift: no evidence of transfer
+                return middle, interval.widened(math.inf), None
+            return middle, interval, found.drift.replicates_needed
 
-    def _inside(self, trained: xr.Dataset, scheme: str, axis: Axis) -> bool:
-        return bool((self.plan().along(trained, "outcome", scheme, axis) == "inside").all())
+        return Claim(
+            f"{SCHEMES[scheme]} parametrization: the optimal learning rate changes by at most {ALLOWED_DECADES:g} "
+            "decades "
+            f"over a factor of eight in {LETTERS[axis]}",
+            measure,
+            target=0.0,
+            tolerance=ALLOWED_DECADES,
+            basis="half way from no drift to the root of the size, 0.45 decades, rounded up",
+        )
+
+    def _drifts(self, scheme: str, axis: Axis) -> Claim:
+        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
+            found = self.drift(trained, scheme, axis)
+            middle, low, high = found.decades
+            return middle, Interval(low, high, found.drift.fit.interval.level)
+
+        return Claim(
+            f"{SCHEMES[scheme]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} decades over a "
+            f"factor of eight in {LETTERS[axis]}",
+            measure,
+            target=-DRIFTS,
+            tolerance=(math.inf, 0.0),
+            basis=f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades",
+        )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss against the rate by size, the best rate against the size, and the drifts."""
+        """Show the loss against the learning rate by size, the optimum against the size, and the drifts."""
         return _losses(self, trained), *_optima(self, trained), _drifts(self, trained)
 
     def drift(self, trained: xr.Dataset, scheme: str, axis: Axis) -> TransferCheck:
-        """Return the drift of the best rate of a scheme along an axis.
+        """Return the drift of the optimal learning rate of a scheme along an axis.
 
-        A best rate beyond the widest grid counts as its end, which makes a drift smaller than it is: no claim that a
-        rate stays is decided by it.
+        An optimum beyond the widest grid counts as its end, so that the drift comes out too small; no claim of transfer
+        is decided by it.
         """
         plan = self.plan()
-        return judge_drift(axis, dict(plan.sizes)[axis], plan.along(trained, "best_rate", scheme, axis))
+        return judge_drift(axis, dict(plan.sizes)[axis], plan.along(trained, "optimal_learning_rate", scheme, axis))
 
 
 def _stays(scheme: str, axis: Axis) -> bool:
     return scheme in CONSISTENT or (scheme == "mup" and axis != "depth")
 
 
-def _losses(study: RateTransfer, trained: xr.Dataset) -> Panel:
-    plan, rates = study.plan(), study.rates()
-    x = np.log10(rates)
+def _losses(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
+    plan, learning_rates = study.plan(), study.learning_rates()
+    x = np.log10(learning_rates)
 
     def curve(scheme: str, axis: Axis, place: int, size: int) -> Curve | None:
         losses = plan.along(trained, "loss", scheme, axis)[:, place]  # (replicates, rates)
@@ -218,37 +235,39 @@ def _losses(study: RateTransfer, trained: xr.Dataset) -> Panel:
         "log10 of the learning rate of the base shape",
         "final training loss [nat]",
         plot,
-        "Lines are means over replicates, bands reach over all. Where the valleys lie above one another, the rate "
-        "transfers.",
+        "Means over replicates; bands range over all. The learning rate transfers where the minima coincide.",
         log_y=True,
     )
 
 
-def _optima(study: RateTransfer, trained: xr.Dataset) -> tuple[Panel, ...]:
+def _optima(study: LearningRateTransfer, trained: xr.Dataset) -> tuple[Panel, ...]:
     plan = study.plan()
     panels = []
     for axis, sizes in plan.sizes:
         curves = []
         for scheme in [name for name, other in plan.pairs() if other == axis]:
-            rates = np.log(plan.along(trained, "best_rate", scheme, axis))  # (replicates, sizes)
-            middle, low, high = (tuple(np.exp(v).tolist()) for v in (rates.mean(0), rates.min(0), rates.max(0)))
+            learning_rates = np.log(plan.along(trained, "optimal_learning_rate", scheme, axis))  # (replicates, sizes)
+            middle, low, high = (
+                tuple(np.exp(v).tolist())
+                for v in (learning_rates.mean(0), learning_rates.min(0), learning_rates.max(0))
+            )
             group = list(SCHEMES).index(scheme)
             curves.append(Curve(tuple(map(float, sizes)), middle, SCHEMES[scheme], group=group, low=low, high=high))
         panels.append(
             Lines(
-                f"Best learning rate along {LETTERS[axis]}",
+                f"Optimal learning rate along {LETTERS[axis]}",
                 f"{LETTERS[axis]}",
-                "best learning rate of the base shape",
+                "optimal learning rate of the base shape",
                 tuple(curves),
                 log_x=True,
                 log_y=True,
-                note="Geometric means over replicates, bands reach over all. Flat is transfer.",
+                note="Geometric means over replicates; bands range over all. A horizontal line is transfer.",
             )
         )
     return tuple(panels)
 
 
-def _drifts(study: RateTransfer, trained: xr.Dataset) -> Panel:
+def _drifts(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
     plan = study.plan()
     rows = []
     for scheme, axis in plan.pairs():
@@ -261,8 +280,8 @@ def _drifts(study: RateTransfer, trained: xr.Dataset) -> Panel:
             (SCHEMES[scheme], LETTERS[axis], f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]", found.sentence(), shown)
         )
     return Listing(
-        "Drift of the best rate",
-        ("scaling", "axis", "decades over a factor of eight", "in words", "least losses by size [nat]"),
+        "Drift of the optimal learning rate",
+        ("scaling", "axis", "decades over a factor of eight", "reading", "least losses by size [nat]"),
         tuple(rows),
         note="Decades with their 99% interval.",
     )

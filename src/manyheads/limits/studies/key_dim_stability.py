@@ -1,4 +1,4 @@
-"""`limits/key-dim-stability`: why infinite key dimension is no limit of training at logit exponent 1/2."""
+"""`limits/key-dim-stability`: growth of the backward signal with the key dimension at logit exponent 1/2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blo
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
-from manyheads.study import Cell, Curve, Lines, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.verdicts import Expected
 
 MOST = 64  # networks at once
 FLAT = 1.1  # over all sizes
@@ -26,26 +28,26 @@ NAMES = {1.0: "1", 0.5: "1/2"}
 
 @dataclass(frozen=True)
 class KeyDimStability(Study):
-    """Size of what attention sends back, against the key dimension, before and after training.
+    """Backward signal below attention against the key dimension, before and after training.
 
-    With e what W_O sends back and M_ab = sigma_ab (e_a . v_b - e_a . u_a)/N, a block adds to the backward variable
-    N^(1 - alpha_A) sum_b M_ab W_Q^T k_b, and the same with queries and keys exchanged. At the start e and v are
-    independent, M is N^(-1/2), and the sum is of order one or less at both exponents. Training aligns e with v: M
-    becomes a number of order one, and at alpha_A = 1/2 the sum grows like N^(1/2), at alpha_A = 1 it stays. So a check
-    of coordinates at the start sees nothing, and `infinite_key_dim` refuses alpha_A = 1/2. (Derived here.)
+    With e the backward signal behind W_O and M_ab = sigma_ab (e_a . v_b - e_a . u_a)/N, a block adds to the backward
+    variable N^(1 - alpha_A) sum_b M_ab W_Q^T k_b, and the same with queries and keys exchanged. At the start e and v
+    are independent, M is N^(-1/2), and the sum is of order one or less at both exponents. Training aligns e with v: M
+    becomes a number of order one, and at alpha_A = 1/2 the sum grows like N^(1/2), at alpha_A = 1 it stays. So a
+    coordinate check at the start sees nothing, and `infinite_key_dim` refuses alpha_A = 1/2. (Derived here.)
 
-    What is looked at is the root mean square of the backward variable below all blocks over that above them, which is
-    free of the size of the error; tokens in the loss only.
+    Measured is the root mean square of the backward variable below all blocks over that above them, which is free of
+    the size of the error; over tokens in the loss only.
 
     Attributes
     ----------
     task
         ``"digits"`` or ``"text"``.
     key_dims, heads_counts
-        Sizes N, and numbers of heads H, which do not cure it.
+        Sizes N, and numbers of heads H.
     depth, norm
         Blocks, and whether streams are normalised.
-    steps, rate, richness
+    steps, learning_rate, richness
         Of the training by gradient descent.
     networks
         Of the largest size, in one replicate.
@@ -61,7 +63,7 @@ class KeyDimStability(Study):
     depth: int = 1
     norm: bool = False
     steps: int = 32
-    rate: float = 0.15
+    learning_rate: float = 0.15
     richness: float = 1.5
     networks: int = 4
 
@@ -106,76 +108,91 @@ class KeyDimStability(Study):
         dataset = self._label(np.exp(np.log(sizes).mean(0)))
         logits = trained["logits"].values
         moved = np.sqrt(((logits[:, -1] - logits[:, 0]) ** 2).mean())
-        dataset["motion"] = ((), moved, {"long_name": "motion of the attention logits", "units": "1"})
+        dataset["motion"] = ((), moved, {"long_name": "change of the attention logits", "units": "1"})
         dataset["loss"] = (("step",), trained["loss"].values.mean(0), {"long_name": "loss", "units": "1"})
         return dataset
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the smallest with the largest key dimension, before and after training."""
-        span = f"from N={self.key_dims[0]} to N={self.key_dims[-1]}"
-        basis = f"corrections are of relative size 1/N, at most a tenth at N={self.key_dims[0]} where M^2 is 1/N"
-        verdicts = []
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the smallest with the largest key dimension, before and after training, and with the limit."""
+        claims: list[Claim] = []
         for exponent, name in NAMES.items():
             for heads in self.heads_counts:
-                sizes = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
-                growth = np.log(sizes[:, -1] / sizes[:, 0])  # (replicates, steps)
-                who = f"logit exponent {name}, {heads} head" + "s" * (heads > 1)
-                what = f"what is sent back below attention is flat within 10% {span} (log ratio)"
-                for place, when in ((0, "at the start"), (-1, "after training")):
-                    verdicts.append(
-                        Verdict.from_samples(
-                            f"{who}: {when} {what}",
-                            growth[:, place],
-                            target=0.0,
-                            tolerance=math.log(FLAT),
-                            basis=basis,
-                            expected="refuted" if place and exponent < 1 else "holds",
-                        )
-                    )
+                where = f"logit exponent {name}, H={heads}"
+                claims += [self._flat(exponent, heads, where, place) for place in ("before", "after")]
                 if exponent == 1:
-                    verdicts += self._beside_the_limit(who, predicted, sizes[:, -1, -1])
+                    claims += self._beside_the_limit(heads, where)
                 else:
-                    verdicts.append(
-                        Verdict.from_samples(
-                            f"{who}: after training it has grown by half or more {span} (log ratio)",
-                            growth[:, -1],
-                            target=math.log(GROWN),
-                            tolerance=(0.0, math.inf),
-                            basis="its square is a + c N: from N=4 to 64 it grows by 1.5^2 where the part that grows "
-                            "is a tenth of the rest at N=4",
-                        )
-                    )
-        return tuple(verdicts)
+                    claims.append(self._growth(heads, where))
+        return tuple(claims)
 
-    def _beside_the_limit(self, who: str, predicted: xr.Dataset, found: np.ndarray) -> list[Verdict]:
-        """Hold the largest key dimension against the limit, and, which must fail, against it without responses."""
-        cases = (("the limit says", "backward", "holds"), ("it says without responses", "backward_without", "refuted"))
+    def _flat(self, exponent: float, heads: int, where: str, when: str) -> Claim:
+        return Claim(
+            f"{where}: {when} training the backward signal below attention changes by at most 10% from "
+            f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
+            lambda predicted, trained: self._log_ratio(trained, exponent, heads)[:, 0 if when == "before" else -1],
+            target=0.0,
+            tolerance=math.log(FLAT),
+            basis=f"corrections are of relative size 1/N, at most a tenth at N={self.key_dims[0]} where M^2 is 1/N",
+            expected="refuted" if when == "after" and exponent < 1 else "holds",
+        )
+
+    def _growth(self, heads: int, where: str) -> Claim:
+        return Claim(
+            f"{where}: after training the backward signal below attention grows by half or more from "
+            f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
+            lambda predicted, trained: self._log_ratio(trained, 0.5, heads)[:, -1],
+            target=math.log(GROWN),
+            tolerance=(0.0, math.inf),
+            basis="its square is a + c N: from N=4 to 64 it grows by 1.5^2 where the part that grows is a tenth of the "
+            "rest at N=4",
+        )
+
+    def _beside_the_limit(self, heads: int, where: str) -> list[Claim]:
+        """Compare the largest key dimension with the limit, and with the limit without responses, which must fail."""
+
+        def measure(name: str) -> Measure:
+            def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+                found = along(trained, "backward", "key_dim", logit_exponent=1.0, heads=heads)[:, -1, -1]
+                return np.log(found / float(predicted[name].values[-1]))
+
+            return ratio
+
+        cases: tuple[tuple[str, str, Expected], ...] = (
+            ("of the limit", "backward", "holds"),
+            ("of the limit without response functions", "backward_without", "refuted"),
+        )
         return [
-            Verdict.from_samples(
-                f"{who}: after training what is sent back at N={self.key_dims[-1]} is what {says}, to 10% (log ratio)",
-                np.log(found / float(predicted[name].values[-1])),
+            Claim(
+                f"{where}: after training the backward signal at N={self.key_dims[-1]} is that {text} to 10% "
+                "(log ratio)",
+                measure(name),
                 target=0.0,
                 tolerance=math.log(FLAT),
                 basis="corrections are of relative size 1/N, and at most a tenth at the smallest",
-                expected=expected,  # type: ignore[arg-type]
+                expected=expected,
             )
-            for says, name, expected in cases
+            for text, name, expected in cases
         ]
 
+    def _log_ratio(self, trained: xr.Dataset, exponent: float, heads: int) -> np.ndarray:
+        """Return the logarithm of the signal at the largest N over that at the smallest, (replicates, steps)."""
+        sizes = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
+        return np.asarray(np.log(sizes[:, -1] / sizes[:, 0]))
+
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the size of what is sent back against N, and over training at the largest N."""
+        """Show the backward signal against N, and over training at the largest N."""
         sizes = (self._sizes(predicted, trained, exponent) for exponent in NAMES)
-        return (*sizes, self._course(predicted, trained))
+        return (*sizes, self._trajectory(predicted, trained))
 
     def _label(self, values: np.ndarray) -> xr.Dataset:
-        about = {"long_name": "backward variable below attention, over that above", "units": "1"}
+        about = {"long_name": "backward variable below attention over that above", "units": "1"}
         steps = ("step", np.arange(self.steps), {"long_name": "updates", "units": "1"})
         return xr.Dataset({"backward": ("step", values, about)}, coords={"step": steps})
 
     def _sizes(self, predicted: xr.Dataset, trained: xr.Dataset, exponent: float) -> Panel:
         sizes = np.asarray(self.key_dims, float)
         curves: list[Curve] = []
-        for place, when in ((0, "start"), (-1, "end")):
+        for place, when in ((0, "before training"), (-1, "after")):
             for heads in self.heads_counts:
                 found = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
                 curves.append(spread_curve(sizes, found[..., place], f"H={heads}, {when}", group=len(curves)))
@@ -185,16 +202,16 @@ class KeyDimStability(Study):
                 group = len(curves) - len(self.heads_counts)  # the colour of the first of those that it predicts
                 curves.append(Curve(tuple(sizes.tolist()), flat, f"infinite N, {when}", "predicted", group))
         return Lines(
-            f"What is sent back below attention, logit exponent {NAMES[exponent]}",
+            f"Backward signal below attention, logit exponent {NAMES[exponent]}",
             "key dimension N",
-            "root mean square, over that above",
+            "root mean square, over that above attention",
             tuple(curves),
             log_x=True,
             log_y=True,
-            note="Means over networks and replicates; bands reach over replicates.",
+            note="Means over networks and replicates; bands range over replicates.",
         )
 
-    def _course(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
+    def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
         limit = predicted["backward"].values
         curves = [Curve(tuple(map(float, steps)), tuple(limit.tolist()), "limit at exponent 1", "predicted")]
@@ -205,11 +222,11 @@ class KeyDimStability(Study):
                 label = f"exponent {name}, N={size}"
                 curves.append(spread_curve(steps, found[:, place], label, group=len(curves) - 1))
         return Lines(
-            f"The same over training, H={heads}",
+            f"Backward signal below attention over training, H={heads}",
             "updates",
-            "root mean square, over that above",
+            "root mean square, over that above attention",
             tuple(curves),
-            note="Means over networks; bands reach over replicates.",
+            note="Means over networks; bands range over replicates.",
         )
 
 

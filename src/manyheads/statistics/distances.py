@@ -1,12 +1,11 @@
-"""How far the mean of an ensemble is from a limit that is itself sampled, without what either of them scatters.
+"""Unbiased squared distance between the means of two samples, with the jackknife's interval.
 
-Networks x_i, i = 1..n, are independent, and so are draws p_k, k = 1..K, of the limit. With |.|^2 a mean over steps,
-read-outs and classes,
+Samples x_i, i = 1..n, are independent, and so are p_k, k = 1..K. With |.|^2 a mean over entries,
 
     b^2 = |mean x - mean p|^2 - s_x^2 / n - s_p^2 / K
 
 has the mean |E x - E p|^2: it is a U-statistic, and negative by chance where there is no distance. Its jackknife gives
-one pseudo-value a network and one a draw, whose means have the spread of b^2.
+one pseudo-value for each x and each p, whose means have the variance of b^2.
 
 References
 ----------
@@ -23,26 +22,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.statistics import Interval, replicates_to_decide
-from manyheads.statistics.intervals import half_widths, mean_interval, standard_error_of
-from manyheads.study.verdicts import LEVEL, Expected, Verdict
+from manyheads.statistics.intervals import Interval, half_widths, mean_interval, standard_error_of
+from manyheads.statistics.verdicts import replicates_to_decide
+
+LEVEL = 0.99
 
 
 @dataclass(frozen=True)
-class SquaredBias:
-    """The squared distance of the mean network from the limit.
+class SquaredDistance:
+    """The squared distance between two means.
 
     Attributes
     ----------
     square
         b^2, without noise; may be negative.
-    networks, draws
-        Pseudo-values of the jackknife, (n,) and (K,); one draw is exact.
+    first, second
+        Pseudo-values of the jackknife, (n,) and (K,); a single one is exact.
     """
 
     square: float
-    networks: np.ndarray
-    draws: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
 
     @property
     def distance(self) -> float:
@@ -51,41 +51,48 @@ class SquaredBias:
 
     @property
     def drawn(self) -> float:
-        """Half-width of the part of the interval that the draws make."""
-        return half_width_of_draws(self.draws)
+        """Half-width of the part of the interval that the second sample makes."""
+        return half_width_of_draws(self.second)
 
     def interval(self) -> Interval:
         """Return the 99% interval of the distance; a negative end is a square below zero."""
-        squares = mean_interval(self.networks, LEVEL).widened_independently(float(self.networks.mean()), self.drawn)
-        return squares.shifted(self.square - float(self.networks.mean())).mapped(signed_root)
+        squares = mean_interval(self.first, LEVEL).widened_independently(float(self.first.mean()), self.drawn)
+        return squares.shifted(self.square - float(self.first.mean())).mapped(signed_root)
 
 
-def squared_bias(networks: np.ndarray, draws: np.ndarray) -> SquaredBias:
-    """Estimate how far the mean network is from the limit.
+def squared_distance(first: np.ndarray, second: np.ndarray) -> SquaredDistance:
+    """Estimate the squared distance between the means of two samples, such as networks and draws of their limit.
 
-    A square is skewed: where networks scatter in few directions the 99% interval covers 97% (200 to 400 networks).
+    A square is skewed: where samples vary in few directions the 99% interval covers 97% (200 to 400 samples).
 
     Parameters
     ----------
-    networks
+    first
         (n, ...), at least three.
-    draws
-        (K, ...) of the limit: at least three, or one that is exact.
+    second
+        (K, ...), at least three, or one that is exact.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
-    >>> far, near = (squared_bias(rng.normal(mean, 1, (400, 5)), rng.normal(0, 0.1, (8, 5))) for mean in (0.3, 0))
+    >>> far, near = (squared_distance(rng.normal(mean, 1, (400, 5)), rng.normal(0, 0.1, (8, 5))) for mean in (0.3, 0))
     >>> far.interval().contains(0.3), near.interval().contains(0)
     (True, True)
     """
-    values, wanted = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (networks, draws))
+    values, wanted = (np.asarray(part, np.float64).reshape(len(part), -1) for part in (first, second))
     if len(values) < 3 or len(wanted) == 2:
-        raise UsageError(f"{len(values)} networks and {len(wanted)} draws: three or more, or one exact solution")
+        raise UsageError(
+            f"{len(values)} and {len(wanted)} samples: expected three or more of each, or one exact in second place"
+        )
     gap = values.mean(0) - wanted.mean(0)
-    noise = _noise(values) + (_noise(wanted) if len(wanted) > 1 else 0.0)
-    square = float((gap**2).mean()) - noise
-    return SquaredBias(square, _pseudo_values(values, gap), _pseudo_values(wanted, -gap))
+    noise = noise_of_mean(values) + (noise_of_mean(wanted) if len(wanted) > 1 else 0.0)
+    square = float((gap**2).mean() - noise)
+    return SquaredDistance(square, _pseudo_values(values, gap), _pseudo_values(wanted, -gap))
+
+
+def noise_of_mean(samples: np.ndarray) -> np.ndarray:
+    """Return the mean square error (...) of a mean of n independent samples (..., n, entries), over all entries."""
+    return np.asarray(samples.var(-2, ddof=1).mean(-1) / samples.shape[-2])
 
 
 def signed_root(square: float) -> float:
@@ -94,28 +101,11 @@ def signed_root(square: float) -> float:
 
 
 def half_width_of_draws(figures: np.ndarray) -> float:
-    """Half-width of the 99% interval of the mean of one figure a draw of the limit; zero for a single, exact one."""
+    """Return the half-width of the 99% interval of a mean of samples; zero for a single, exact one."""
     return float(half_widths(standard_error_of(figures), len(figures) - 1, LEVEL)) if len(figures) > 1 else 0.0
 
 
-def decide_within(
-    claim: str, found: SquaredBias, most: float, *, basis: str, count: int, expected: Expected = "holds"
-) -> Verdict:
-    """Decide whether the distance is at most so large; `count` networks are one replicate."""
-    needed = replicates_to_decide(found.networks, 0.0, (math.inf, most**2), level=LEVEL, prediction_error=found.drawn)
-    return Verdict.from_interval(
-        claim,
-        found.interval(),
-        figure=found.distance,
-        target=0.0,
-        tolerance=(math.inf, most),
-        basis=basis,
-        expected=expected,
-        replicates_needed=None if needed is None else -(-needed // count),
-    )
-
-
-def bias_exponent(sizes: Sequence[int], first: SquaredBias, last: SquaredBias) -> tuple[float, Interval]:
+def distance_exponent(sizes: Sequence[int], first: SquaredDistance, last: SquaredDistance) -> tuple[float, Interval]:
     """Return the power of the size with which the distance falls between two sizes, and its 99% interval.
 
     The interval is Fieller's, of a ratio of two means that are measured together: it reaches to minus infinity where
@@ -140,19 +130,15 @@ def bias_exponent(sizes: Sequence[int], first: SquaredBias, last: SquaredBias) -
     return (interval.high if math.isfinite(interval.high) else 0.0), interval
 
 
-def networks_to_decide(sizes: Sequence[int], first: SquaredBias, last: SquaredBias, most: float) -> int | None:
+def samples_to_decide(sizes: Sequence[int], first: SquaredDistance, last: SquaredDistance, most: float) -> int | None:
     """Return how many networks would decide whether the power lies below `most`; None if that cannot be said.
 
     The power is below it where the last square is smaller than the first one times (ratio of sizes)^(2 most).
     """
     share = (sizes[-1] / sizes[0]) ** (2 * most)
-    excess = last.networks - share * first.networks
-    drawn = half_width_of_draws(last.draws - share * first.draws)
+    excess = last.first - share * first.first
+    drawn = half_width_of_draws(last.second - share * first.second)
     return replicates_to_decide(excess, 0.0, (math.inf, 0.0), level=LEVEL, prediction_error=drawn)
-
-
-def _noise(values: np.ndarray) -> float:
-    return float(values.var(0, ddof=1).mean()) / len(values)
 
 
 def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
@@ -172,11 +158,11 @@ def _pseudo_values(values: np.ndarray, gap: np.ndarray) -> np.ndarray:
     return count * whole - (count - 1) * (moved - rest)
 
 
-def _fieller(first: SquaredBias, last: SquaredBias) -> tuple[float, float] | None:
+def _fieller(first: SquaredDistance, last: SquaredDistance) -> tuple[float, float] | None:
     """Return the ends of the 99% interval of last / first, or None where the first cannot be told from zero."""
-    parts = [(first.networks, last.networks)]
-    if len(first.draws) > 1:
-        parts.append((first.draws, last.draws))
+    parts = [(first.first, last.first)]
+    if len(first.second) > 1:
+        parts.append((first.second, last.second))
     spread = np.zeros((2, 2))  # t^2 times the covariance of the two means
     for pair in parts:
         count = len(pair[0])
