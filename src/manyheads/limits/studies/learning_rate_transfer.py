@@ -90,7 +90,7 @@ class LearningRateTransfer(Study):
         return cls(axes=("key_dim", "heads", "depth"), steps=200)
 
     @classmethod
-    def small(cls) -> RateTransfer:
+    def small(cls) -> LearningRateTransfer:
         """Return the smallest configuration in which every claim can change."""
         return cls(
             schemes=("limits", "standard"), base=(4, 2, 2), key_dims=(4, 8), steps=8, lowest=0.01, ratio=4.0, points=3
