@@ -18,7 +18,7 @@ from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.torch.groups import ModelOptions, TorchModel
+    from manyheads.limits.torch.model import ModelOptions, TorchModel
 
 WORDS = {"logit": "logits", "branch": "branches", "output": "outputs", "embedding": "embeddings"}
 GIVE = (

@@ -18,11 +18,11 @@ from manyheads.limits.parametrization.targets import (
     parameter_targets,
     role_factors,
 )
-from manyheads.limits.torch.applied_factors import find_multipliers
 from manyheads.limits.torch.frozen import describe_missing_factors
-from manyheads.limits.torch.groups import ModelOptions, TorchModel, read_model, unwrap
 from manyheads.limits.torch.init import measure_init
+from manyheads.limits.torch.model import ModelOptions, TorchModel
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
+from manyheads.limits.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -62,10 +62,8 @@ def audit_model(
         No groups, an optimizer of the other kind or of none that is known, groups that train another model, or what
         `torch_groups` refuses.
     """
-    reading = ModelOptions(roles, None if shape is None else Shape.of(shape), folded, example)
-    read = read_model(model, reading)
-    forward = find_multipliers(p, unwrap(model), read, reading)
-    targets = parameter_targets(p, read.architecture, hyperparameters, forward)
+    options = ModelOptions.of(roles, shape, folded, example)
+    read, forward, targets = model_targets(p, model, hyperparameters, options)
     groups, schedules = find_optimizer(groups)
     rows, notes = read_groups(p, groups, hyperparameters)
     learning_rates, hidden = read_peaks(rows, schedules)

@@ -29,7 +29,7 @@ from manyheads.limits.torch.modules import (
 )
 
 if TYPE_CHECKING:
-    from manyheads.limits.torch.groups import TorchModel
+    from manyheads.limits.torch.model import TorchModel
 
 TOKENS = 5
 """Length of the two sequences that are tried where no example is given."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.architecture import Architecture, Parameter
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.parametrization.targets import ForwardMultipliers
-    from manyheads.limits.torch.groups import TorchModel
+    from manyheads.limits.torch.model import TorchModel
 
 MULTIPLIES: Mapping[str, str] = {
     "logit": "logits",

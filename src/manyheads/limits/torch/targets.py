@@ -1,0 +1,40 @@
+"""Targets of a PyTorch model's parameters: the model is read, its multipliers are found, factors are folded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manyheads.limits.parametrization.targets import (
+    BaseHyperparameters,
+    ForwardMultipliers,
+    ParameterTarget,
+    parameter_targets,
+)
+from manyheads.limits.torch.applied_factors import find_multipliers
+from manyheads.limits.torch.model import ModelOptions, TorchModel, read_model, unwrap
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parametrization import Parametrization
+
+
+class ModelTargets(NamedTuple):
+    """A model, what it multiplies relative to the base, and the targets of its trained parameters."""
+
+    model: TorchModel
+    forward: ForwardMultipliers
+    targets: tuple[ParameterTarget, ...]
+
+
+def model_targets(
+    p: Parametrization, model: Any, hyperparameters: BaseHyperparameters, options: ModelOptions
+) -> ModelTargets:
+    """Return the targets of every trained parameter of a model.
+
+    Raises
+    ------
+    UsageError
+        What cannot be read, measured or scaled.
+    """
+    read = read_model(model, options)
+    forward = find_multipliers(p, unwrap(model), read, options)
+    return ModelTargets(read, forward, parameter_targets(p, read.architecture, hyperparameters, forward))
