@@ -32,10 +32,10 @@ from manyheads.limits import (
     Parametrization,
     forward_multipliers,
     initialise_model,
-    shapes_along,
     torch_groups,
     transfer_check,
 )
+from manyheads.limits.checks.axes import shapes_along
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

@@ -346,15 +346,15 @@ ROWS = {
         {"outputs": some(2, 2, 1)},
         fixed(on=limits.Problem(np.ones((2, 3, 4)), np.ones(2), steps=2)),
     ),
-    "limits.check_growth": (
+    "limits.checks.coordinate_check.check_growth": (
         {"values": positive(6, 3)},
         fixed(quantity="outputs", axis="heads", sizes=(4, 8, 16), required=0.0, tolerance=1.0),
     ),
-    "limits.find_optimum": (
+    "limits.checks.transfer_check.find_optimum": (
         {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0), "losses": exactly(3.0, 1.0, 2.0, 4.0)},
         fixed(),
     ),
-    "limits.search_optimum": (
+    "limits.checks.transfer_check.search_optimum": (
         {"learning_rates": exactly(0.01, 0.1, 1.0, 10.0)},
         fixed(losses=lambda rates: (np.log(rates) + 1.3) ** 2),
     ),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import Parametrization, coordinate_check, shapes_along, transfer_check
+from manyheads.limits import Parametrization, coordinate_check, transfer_check
 from manyheads.limits.checks import transfer_check as transfer
+from manyheads.limits.checks.axes import shapes_along
 from manyheads.limits.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
 from manyheads.limits.checks.transfer_check import find_optimum, judge_drift, search_optimum
 from manyheads.limits.systems.transformers import QUANTITIES

@@ -1,13 +1,6 @@
-from .checks.audit import Audit as Audit
 from .checks.audit import audit_learning_rates as audit_learning_rates
-from .checks.axes import shapes_along as shapes_along
-from .checks.coordinate_check import CoordinateCheck as CoordinateCheck
-from .checks.coordinate_check import check_growth as check_growth
 from .checks.coordinate_check import coordinate_check as coordinate_check
 from .checks.coordinate_check import measure_task as measure_task
-from .checks.transfer_check import TransferCheck as TransferCheck
-from .checks.transfer_check import find_optimum as find_optimum
-from .checks.transfer_check import search_optimum as search_optimum
 from .checks.transfer_check import task_losses as task_losses
 from .checks.transfer_check import transfer_check as transfer_check
 from .dmft.problem import Problem as Problem
@@ -16,13 +9,11 @@ from .dmft.solutions import infinite_depth as infinite_depth
 from .dmft.solutions import infinite_heads as infinite_heads
 from .dmft.solutions import infinite_key_dim as infinite_key_dim
 from .parametrization.parametrization import Parametrization as Parametrization
-from .parametrization.table import Table as Table
 from .parametrization.targets import BaseHyperparameters as BaseHyperparameters
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .parametrization.targets import forward_multipliers as forward_multipliers
 from .systems.ensembles import Network as Network
 from .systems.ensembles import train_networks as train_networks
-from .task import Task as Task
 from .task import digits_task as digits_task
 from .task import text_task as text_task
 from .torch.audit import audit_model as audit_model

@@ -12,7 +12,6 @@ from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown
 
 from manyheads.errors import UsageError
 from manyheads.limits import (
-    Audit,
     BaseHyperparameters,
     Parametrization,
     audit_learning_rates,
@@ -22,7 +21,7 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.checks.audit import ActualSettings, judge
+from manyheads.limits.checks.audit import ActualSettings, Audit, judge
 from manyheads.limits.parametrization.architecture import read_body, read_config, read_map
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES

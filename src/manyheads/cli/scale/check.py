@@ -15,8 +15,11 @@ from manyheads.cli.scale.budget import LARGEST_NETWORK, LENGTH, count_weights, l
 from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
-    from manyheads.limits import CoordinateCheck, Parametrization, Task, TransferCheck
+    from manyheads.limits import Parametrization
+    from manyheads.limits.checks.coordinate_check import CoordinateCheck
+    from manyheads.limits.checks.transfer_check import TransferCheck
     from manyheads.limits.systems.transformers import Recipe
+    from manyheads.limits.task import Task
     from manyheads.transformer import Shape
 
 Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
@@ -123,7 +126,7 @@ class Check(Theory):
         return USUAL[self.optimizer][name] if given is None else given
 
     def _shapes(self, base: "Shape") -> "tuple[Shape, ...]":
-        from manyheads.limits import shapes_along
+        from manyheads.limits.checks.axes import shapes_along
 
         here: int = getattr(base, self.axis)
         usual = (here, 2 * here, 8 * here) if self.axis == "depth" else (max(here // 2, 1), here, 4 * here)

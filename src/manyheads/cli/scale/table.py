@@ -12,7 +12,8 @@ from manyheads.cli.scale.shapes import Notes, Theory, read_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from manyheads.limits import BaseHyperparameters, Parametrization, Table
+    from manyheads.limits import BaseHyperparameters, Parametrization
+    from manyheads.limits.parametrization.table import Table
     from manyheads.transformer import Shape
 
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
