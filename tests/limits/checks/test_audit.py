@@ -22,7 +22,7 @@ from manyheads.limits import (
     torch_groups,
 )
 from manyheads.limits.checks.audit import ActualSettings, Audit, judge
-from manyheads.limits.parametrization.architecture import read_body, read_config, read_map
+from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture, read_body
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES
 from manyheads.transformer import Shape
@@ -43,7 +43,7 @@ def gpt2_names(layers):
 
 def gpt2(shape):
     config = {"model_type": "gpt2", "n_embd": shape.width, "n_head": shape.heads, "n_layer": shape.depth}
-    return read_config(config, gpt2_names(shape.depth))
+    return read_architecture(config, gpt2_names(shape.depth))
 
 
 def right(targets):
@@ -163,7 +163,7 @@ def test_planted_mistakes_are_named_with_their_factor():
 def test_spreads_are_judged_by_their_sampling_error(rng):
     (target,) = parameter_targets(
         Parametrization(base=BASE),
-        read_map({"q": "query"}, WIDE, ["q"]),
+        apply_role_map({"q": "query"}, WIDE, ["q"]),
         BaseHyperparameters(1e-3, stds={"query": 0.2}),
     )
     assert target.initial == pytest.approx(0.1)
@@ -183,7 +183,7 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
     names = ["a", "b", "c"]
     targets = parameter_targets(
         Parametrization(base=BASE),
-        read_map(dict.fromkeys(names, "query"), WIDE, names),
+        apply_role_map(dict.fromkeys(names, "query"), WIDE, names),
         BaseHyperparameters(1e-3, stds={"query": 0.2}),
     )
     stds = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
@@ -216,19 +216,19 @@ def test_what_cannot_have_been_tuned_is_refused(given, message):
 
 def test_role_maps_are_refused_where_they_do_not_fit():
     with pytest.raises(UsageError, match=r"'\*' is given the role 'wq': choose from embedding"):
-        read_map({"*": "wq"}, BASE, ["q"])
+        apply_role_map({"*": "wq"}, BASE, ["q"])
     with pytest.raises(UsageError, match="the pattern 'k' of the role map fits no parameter"):
-        read_map({"q": "query", "k": "key"}, BASE, ["q"])
+        apply_role_map({"q": "query", "k": "key"}, BASE, ["q"])
     with pytest.raises(UsageError, match="no pattern of the role map fits the parameter 'v'"):
-        read_map({"q": "query"}, BASE, ["q", "v"])
+        apply_role_map({"q": "query"}, BASE, ["q", "v"])
     with pytest.raises(UsageError, match="is one parameter in the roles key and query"):
-        read_map({"q": "query", "k": "key"}, BASE, [("q", "k")])
-    tied = read_map({"in": "embedding", "out": "unembedding"}, WIDE, [("in", "out")])
+        apply_role_map({"q": "query", "k": "key"}, BASE, [("q", "k")])
+    tied = apply_role_map({"in": "embedding", "out": "unembedding"}, WIDE, [("in", "out")])
     with pytest.raises(UsageError, match=r"factor 0.25 behind it.*0 parameters of role final_gain"):
         parameter_targets(Parametrization(base=BASE), tied, TUNED)
     p = Parametrization(base=BASE)
     assert len(parameter_targets(p, tied, TUNED, forward_multipliers(p, WIDE))) == 1
-    fused = read_map({"*": "query+key+value"}, Shape(16, 4, 2), ["qkv"])
+    fused = apply_role_map({"*": "query+key+value"}, Shape(16, 4, 2), ["qkv"])
     with pytest.raises(UsageError, match="qkv holds query, key, value"):
         parameter_targets(Parametrization(base=BASE), fused, TUNED)
     with pytest.raises(UsageError, match="give all of them the same std"):
@@ -238,21 +238,21 @@ def test_role_maps_are_refused_where_they_do_not_fit():
 @pytest.mark.parametrize("roles", [["q"], {"q": 3}, {3: "query"}, "query"])
 def test_role_maps_that_are_none_are_refused(roles):
     with pytest.raises(UsageError, match="expected a map from patterns of names to parts"):
-        read_map(roles, BASE, ["q"])
+        apply_role_map(roles, BASE, ["q"])
 
 
 def test_a_shape_or_what_was_tuned_of_another_kind_is_refused():
     with pytest.raises(UsageError, match=r"shape=\(8, 4\): expected Shape"):
-        read_map({"q": "query"}, (8, 4), ["q"])
+        apply_role_map({"q": "query"}, (8, 4), ["q"])
     with pytest.raises(UsageError, match=r"hyperparameters=0\.001: give BaseHyperparameters\(learning_rate="):
         parameter_targets(Parametrization(base=BASE), gpt2(WIDE), 1e-3)
 
 
 def test_configurations_are_refused_where_they_do_not_divide():
     with pytest.raises(UsageError, match="the width 30 is no multiple of the 4 heads"):
-        read_config({"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 1}, gpt2_names(1))
+        read_architecture({"model_type": "gpt2", "n_embd": 30, "n_head": 4, "n_layer": 1}, gpt2_names(1))
     with pytest.raises(UsageError, match=r"also needs 1 tensors: transformer\.ln_f\.bias"):
-        read_config({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}, gpt2_names(1)[:-1])
+        read_architecture({"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}, gpt2_names(1)[:-1])
 
 
 def test_rates_by_role(rng):
@@ -277,7 +277,7 @@ def test_rates_by_role(rng):
 def test_a_part_of_a_role_can_be_spared():
     """Usual practice spares biases and gains alone; the bias of patches has the role of positions, which decay."""
     names = {"bias": "embedding_bias", "positions": "positional", "token": "marker", "q": "query+key+value"}
-    architecture = read_map(names, BASE, list(names))
+    architecture = apply_role_map(names, BASE, list(names))
 
     def decays(*no_decay):
         hyperparameters = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=no_decay)
@@ -530,7 +530,7 @@ values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text
 def test_any_configuration_is_read_or_refused_by_name(family, content):
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "n_embd": 8, "n_head": 2, "n_layer": 1}
     config = sizes | content | {"model_type": family}
-    for read in (read_body, lambda config: read_config(config, gpt2_names(1))):
+    for read in (read_body, lambda config: read_architecture(config, gpt2_names(1))):
         try:
             shape = read(config).shape
         except UsageError:
@@ -542,8 +542,8 @@ def test_configurations_with_a_spread_that_is_none_are_refused():
     config = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1}
     for name, value in (("initializer_range", "0.02"), ("initializer_range", -0.1), ("init_std", 10**400)):
         with pytest.raises(UsageError, match=f"{name} is .*standard deviation"):
-            read_config(config | {name: value}, gpt2_names(1))
-    assert read_config(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).std == 0.1
+            read_architecture(config | {name: value}, gpt2_names(1))
+    assert read_architecture(config | {"initializer_range": None, "init_std": 0.1}, gpt2_names(1)).std == 0.1
 
 
 @pytest.mark.torch
@@ -601,7 +601,7 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     assert audit_model(
         p, model, torch_groups(p, model, hyperparameters, PLAIN, wide), hyperparameters, PLAIN, wide
     ).passed
-    fused = read_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
+    fused = apply_role_map({"qkv": "query_bias+key_bias+value_bias"}, wide, ["qkv"])
     with pytest.raises(UsageError, match="holds logit_bias and bias: give all of them the same std"):
         parameter_targets(Parametrization(base=wide), fused, BaseHyperparameters(1.0, stds={"bias": 0.1}))
 

@@ -15,7 +15,7 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.parametrization.architecture import read_map
+from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.torch.init import measure_init
 from manyheads.transformer import Shape
 
@@ -199,4 +199,4 @@ def test_a_frozen_shift_before_a_tied_table_needs_the_factor_that_its_gain_carri
 
 def test_a_frozen_parameter_in_two_parts_is_refused_by_name():
     with pytest.raises(UsageError, match="q = k is one parameter in the roles key and query"):
-        read_map({"q": "query", "k": "key", "v": "value"}, BASE, ["v"], frozen=[("q", "k")])
+        apply_role_map({"q": "query", "k": "key", "v": "value"}, BASE, ["v"], frozen=[("q", "k")])

@@ -20,7 +20,7 @@ from manyheads.limits import (
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.parametrization.architecture import CARRIES
+from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.torch.groups import ModelOptions, read_model
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise
 from manyheads.transformer.losses import cross_entropy

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
 from manyheads.limits.checks.init_test import init_is_right
-from manyheads.limits.parametrization.architecture import HIDDEN, Parameter
+from manyheads.limits.parametrization.parts import HIDDEN, Parameter
 from manyheads.limits.parametrization.table import OUTSIDE
 from manyheads.limits.parametrization.targets import BaseHyperparameters, Factors, ParameterTarget
 
@@ -148,7 +148,7 @@ def judge(
 
     Examples
     --------
-    >>> from manyheads.limits.parametrization.architecture import Parameter
+    >>> from manyheads.limits.parametrization.parts import Parameter
     >>> from manyheads.limits.parametrization.targets import Factors
     >>> query = Parameter("q", ("query",))
     >>> target = ParameterTarget(query, "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)

@@ -25,7 +25,7 @@ from typing import final
 
 import numpy as np
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.limits.dmft.problem import Problem
 
 QUIET = 1e-4  # outputs that move by a smaller share of what they have come to tell no kernel: sampled ones are noisy
@@ -34,7 +34,7 @@ EACH = 9  # intervals of 1, 3, 9, ... steps before the next length: training mov
 
 def check_every(problem: Problem, every: int) -> None:
     """Refuse intervals without a step in their middle, and momentum, whose velocity is not followed."""
-    if not isinstance(every, int | np.integer) or every < 1 or every % 2 == 0:
+    if check_integer("every", every) % 2 == 0:
         raise UsageError(f"every={every}: an odd number of steps, whose middle is a step; 1 solves every step")
     if every > 1 and problem.momentum > 0:
         raise UsageError(

@@ -14,17 +14,9 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 
 from dataclasses import replace
 
-import numpy as np
-
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.limits.dmft.problem import MOST, Problem
 from manyheads.limits.dmft.recursion import DepthStep, Trajectory
-
-
-def check_cells(cells: int) -> None:
-    """Refuse what is no number of cells."""
-    if not isinstance(cells, int | np.integer) or not 1 <= cells <= MOST:
-        raise UsageError(f"cells={str(cells)[:40]}: a whole number from 1 to {MOST:,}")
 
 
 def continuum_step(problem: Problem, cells: int) -> DepthStep:
@@ -35,7 +27,7 @@ def continuum_step(problem: Problem, cells: int) -> DepthStep:
     UsageError
         Depth exponent 1/2, whose continuum has noise, or no cell.
     """
-    check_cells(cells)
+    check_integer("cells", cells, most=MOST)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")
     return DepthStep(

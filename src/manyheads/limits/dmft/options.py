@@ -1,17 +1,18 @@
 """What is asked of the solver: problems, the branches of a block, how they are sampled, and what it may cost."""
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Literal, final, get_args
 
 import numpy as np
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.coarse_grid import EACH, TimeGrid
 from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.limits.dmft.problem import Problem
 
+Keep = Literal["equal-time", "two-time"]
 ALIKE = {"gelu": "relu", "tanh": "erf"}  # activations without a closed kernel, and one of about the same slope
 
 
@@ -45,14 +46,10 @@ class Sampling:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int | np.integer) or self.seed < 0:
-            raise UsageError(f"seed={self.seed}: a whole number, at least 0")
-        for name in ("samples", "most"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) and not (name == "samples" and value is None):
-                raise UsageError(f"{name}={value}: a whole number")
-        if self.samples is not None and not 1 <= self.samples <= self.most:
-            raise UsageError(f"samples={self.samples}: from 1 to most={self.most}")
+        check_integers(self, "seed", least=0)
+        check_integers(self, "most")
+        if self.samples is not None:
+            check_integers(self, "samples", most=self.most)
         if self.tolerance is not None and not self.tolerance > 0:
             raise UsageError(f"tolerance={self.tolerance}: a positive error, or None for what the samples give")
         if not self.memory > 0:
@@ -80,13 +77,13 @@ class Request:
         Cells of a continuum in depth; None are the blocks of the problem.
     each
         Single steps before longer intervals, and intervals of every length before the next.
-    two_time
-        Whether correlation and response functions of two times are kept; on single steps only.
+    keep
+        ``"two-time"`` keeps correlation and response functions of two times; on single steps only.
 
     Raises
     ------
     UsageError
-        Functions of two times on a coarse grid.
+        An unknown `keep`, or functions of two times on a coarse grid.
     """
 
     problems: tuple[Problem, ...]
@@ -94,13 +91,20 @@ class Request:
     activation: str | None
     sampling: Sampling
     every: int = 1
+    keep: Keep = "equal-time"
     cells: int | None = None
     each: int = EACH
-    two_time: bool = False
 
     def __post_init__(self) -> None:
+        if self.keep not in get_args(Keep):
+            raise UsageError(f"keep={self.keep!r}: choose from {', '.join(map(repr, get_args(Keep)))}")
         if self.two_time and self.every > 1:
             raise UsageError(f"keep='two-time' with every={self.every}: functions of two times need every=1")
+
+    @property
+    def two_time(self) -> bool:
+        """Whether functions of two times are kept."""
+        return self.keep == "two-time"
 
     @property
     def branches(self) -> list[Branch]:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, UsageError, check_integers
 from manyheads.limits.dmft.losses import LOSSES, Loss
 
 ReadOut = Literal["pool", "token"]
@@ -219,10 +219,7 @@ def _check_numbers(problem: Problem) -> None:
     for name in ("causal", "norm", "embedding"):
         if not isinstance(getattr(problem, name), bool | np.bool_):
             raise UsageError(f"{name}={getattr(problem, name)!r}: True or False")
-    for name in ("steps", "depth"):
-        value = getattr(problem, name)
-        if not isinstance(value, int | np.integer) or not 1 <= value <= MOST:
-            raise UsageError(f"{name}={str(value)[:40]}: a whole number from 1 to {MOST:,}")
+    check_integers(problem, "steps", "depth", most=MOST)
     for name in ("learning_rate", "richness", "branch"):
         if not 0 < getattr(problem, name) < np.inf:
             raise UsageError(f"{name}={getattr(problem, name)}: a positive number")

@@ -4,22 +4,18 @@ Each composes blocks from branches; `solver` runs the recursion with error contr
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
 
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import check_cells
 from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
-from manyheads.limits.dmft.options import Request, Sampling
-from manyheads.limits.dmft.problem import Problem
+from manyheads.limits.dmft.options import Keep, Request, Sampling
+from manyheads.limits.dmft.problem import MOST, Problem
 from manyheads.limits.dmft.solver import solve
-
-Keep = Literal["equal-time", "two-time"]
 
 
 def infinite_key_dim(
@@ -94,12 +90,9 @@ def infinite_key_dim(
     Bordelon, Chaudhry, Pehlevan, arXiv 2405.15712.
     """
     _check_stable(logit_exponent)
-    two_time = _keeps_two_time(keep)
-    request = Request(
-        (problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, two_time=two_time
-    )
+    request = Request((problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, keep)
     solved = solve(request)
-    if two_time and (activation is None or activation in PAIRS):
+    if request.two_time and (activation is None or activation in PAIRS):
         about = {"long_name": "neural tangent kernel at the start", "units": "1"}
         solved["ntk"] = (("read_out", "read_out_too"), neural_tangent_kernel(problem, activation), about)
     return solved
@@ -134,8 +127,7 @@ def infinite_heads(
     (True, True)
     """
     heads = InfiniteHeadsAttention(key_dim, 4, logit_exponent)
-    two_time = _keeps_two_time(keep)
-    return solve(Request((problem,), heads, activation, sampling or Sampling(), every, two_time=two_time))
+    return solve(Request((problem,), heads, activation, sampling or Sampling(), every, keep))
 
 
 def infinite_depth(
@@ -198,8 +190,7 @@ def infinite_depth(
     >>> bool(abs(few.output - many.output).max() < 0.003)
     True
     """
-    sampling, two_time = sampling or Sampling(), _keeps_two_time(keep)
-    check_cells(cells)
+    check_integer("cells", cells, most=MOST)
     if key_dim is None:
         _check_stable(logit_exponent)
     plain = key_dim is None and activation is None
@@ -210,19 +201,12 @@ def infinite_depth(
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
         deep = (replace(problem, depth=cells), replace(problem, depth=2 * cells))
-        return solve(Request(deep, attention, activation, sampling, every, two_time=two_time))
+        return solve(Request(deep, attention, activation, sampling or Sampling(), every, keep))
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return solve(Request((problem,), attention, activation, sampling, every, cells, two_time=two_time))
-
-
-def _keeps_two_time(keep: str) -> bool:
-    """Return whether functions of two times are kept."""
-    if keep not in get_args(Keep):
-        raise UsageError(f"keep={keep!r}: choose from {', '.join(map(repr, get_args(Keep)))}")
-    return keep == "two-time"
+    return solve(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
 
 
 def _check_stable(logit_exponent: float) -> None:

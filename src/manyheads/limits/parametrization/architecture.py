@@ -1,53 +1,22 @@
-"""What every trained parameter of a model is: read off a Hugging Face configuration, or off a short map of names.
+"""Architecture of a model outside this library, from a Hugging Face configuration or a map of parameter names.
 
-A *part* is what one array does, in the names of the house's own transformer (`query`, `query_bias`, `attention_gain`,
-...) and a few more that other models have. A part decides the class of the parametrization (its role), how it starts,
-and which of the factors of the forward pass it can carry. Nothing is guessed: a name that is not explained is refused.
+Nothing is guessed: a name that is not explained is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.models.config import ModelConfig
-from manyheads.models.config import read_config as read_family_config
+from manyheads.limits.parametrization.parts import PARTS, Architecture, Parameter
+from manyheads.models.config import ModelConfig, read_config
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, recognize
 from manyheads.models.refusals import CheckpointRefused
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.weights import ROLE_OF
-
-HIDDEN = "hidden"
-"""A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
-
-PARTS: Mapping[str, str] = {
-    **ROLE_OF,
-    "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
-    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
-    "embedding_shift": "final_norm",
-    "marker": "positional",  # a token that is a weight
-    "blank": "positional",  # the same, starting at zero
-    "hidden": HIDDEN,
-    "hidden_bias": "final_norm",  # moves by order one above the blocks
-}
-"""Part → role."""
-
-CARRIES: Mapping[str, str] = {
-    "query": "logit",
-    "query_bias": "logit",
-    "output": "branch",
-    "output_bias": "branch",
-    "mlp_out": "branch",
-    "mlp_out_bias": "branch",
-    "embedding": "embedding",
-}
-"""Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
-
-Start = Literal["random", "one", "zero"]
 
 LARGEST_STD = 1e30
 """No family starts its weights at such a std; float32 still holds it."""
@@ -79,80 +48,6 @@ _NORM = {
 }
 
 
-def init_of(part: str) -> Start:
-    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
-
-    Examples
-    --------
-    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
-    ['random', 'zero', 'one']
-    """
-    if part.endswith("gain"):
-        return "one"
-    return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One trained parameter.
-
-    Attributes
-    ----------
-    name
-        Its name, the first of them where it has several.
-    parts
-        What it does: one of `PARTS`; three where queries, keys and values share a matrix.
-    tied
-        Whether it is the embedding and the unembedding at once; `parts` then says embedding.
-    closes
-        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
-    offset
-        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    tied: bool = False
-    closes: bool = False
-    offset: float = 0.0
-
-    @property
-    def start(self) -> Start:
-        """How it starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
-        return init_of(self.parts[0])
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The trained parameters of one model and its shape.
-
-    Attributes
-    ----------
-    shape
-        Key dimension, heads, depth.
-    parameters
-        One for each parameter, shared ones once.
-    family
-        The `model_type` of its configuration, empty for a plain module.
-    post_norm
-        Whether blocks normalise after adding to the stream.
-    std
-        The standard deviation at which the family starts its weights, None for a plain module.
-    open_end
-        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
-    frozen
-        The parameters that are not trained, as far as a configuration or a map explains them.
-    """
-
-    shape: Shape
-    parameters: tuple[Parameter, ...]
-    family: str = ""
-    post_norm: bool = False
-    std: float | None = None
-    open_end: str = field(default="", repr=False)
-    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
-
-
 @dataclass(frozen=True)
 class Body:
     """What a configuration says of the blocks.
@@ -172,29 +67,18 @@ class Body:
     fused: bool
 
 
-def read_config(
+def read_architecture(
     config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
 ) -> Architecture:
-    """Read a model of Hugging Face transformers: GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT.
+    """Return the architecture of a model of transformers: GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT.
 
-    Parameters
-    ----------
-    config
-        The configuration, as in `config.json`.
-    names
-        The names of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
-    frozen
-        First names of those that are not trained.
-
-    Returns
-    -------
-    Architecture
+    `names` are those of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
+    `frozen` are the first names of those that are not trained.
 
     Raises
     ------
     UsageError
-        The family or a name is unknown, the width is not heads times key dimension, or the attention (or a projection
-        beside it) is one that the theory does not describe.
+        The family, a name or the attention is not known, or the width is not heads times key dimension.
 
     Notes
     -----
@@ -207,11 +91,11 @@ def read_config(
     >>> modules = ["wpe", "ln_f", *(f"h.0.{name}" for name in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2"))]
     >>> modules += ["h.0.mlp.c_fc", "h.0.mlp.c_proj"]
     >>> names = ["wte.weight", *(f"{name}.{end}" for name in modules for end in ("weight", "bias"))]
-    >>> architecture = read_config(config, [name for name in names if name != "wpe.bias"])
+    >>> architecture = read_architecture(config, [name for name in names if name != "wpe.bias"])
     >>> architecture.shape.key_dim, {each.name: each.parts for each in architecture.parameters}["h.0.attn.c_attn.bias"]
     (4, ('query_bias', 'key_bias', 'value_bias'))
     """
-    groups = [(each,) if isinstance(each, str) else tuple(each) for each in names]
+    groups = _groups(names)
     known = _recognize(config, groups)
     body = _read_body(known.config)
     shape, post = body.shape, body.post_norm
@@ -239,35 +123,26 @@ def read_config(
     )
 
 
-def read_map(
+def apply_role_map(
     roles: Mapping[str, str],
     shape: Shape | Sequence[int],
     names: Iterable[str | Sequence[str]],
     frozen: Iterable[str | Sequence[str]] = (),
 ) -> Architecture:
-    """Read a plain model by a map from patterns of names to parts.
+    """Return the architecture of a plain model by a map from patterns of names to parts.
 
-    Parameters
-    ----------
-    roles
-        Pattern (`"*.attn.wq.weight"`, as of a shell) → part, one of `PARTS`; `"query+key+value"` for a matrix that
-        holds all three. The first pattern that fits counts.
-    shape
-        Key dimension, heads, depth.
-    names
-        The names of its trained parameters; those of a shared one together.
-    frozen
-        The names of the others, to which patterns may fit as well.
+    The first pattern that fits counts; `"query+key+value"` is a matrix that holds all three. Names of a shared
+    parameter stand together; patterns may fit frozen parameters as well.
 
     Raises
     ------
     UsageError
-        No map, or no shape; a part that is none, a pattern that fits nothing, or a trained parameter that no pattern
-        fits.
+        No map, or no shape; an unknown part, a pattern that fits nothing, a trained parameter that no pattern fits.
 
     Examples
     --------
-    >>> architecture = read_map({"table": "embedding", "*.q.bias": "query_bias"}, Shape(4, 2, 1), ["table", "0.q.bias"])
+    >>> roles = {"table": "embedding", "*.q.bias": "query_bias"}
+    >>> architecture = apply_role_map(roles, Shape(4, 2, 1), ["table", "0.q.bias"])
     >>> [(parameter.name, parameter.start) for parameter in architecture.parameters]
     [('table', 'random'), ('0.q.bias', 'zero')]
     """
@@ -279,14 +154,12 @@ def read_map(
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
     used: set[str] = set()
     parameters, resting = [], []
-    for each in names:
-        group = (each,) if isinstance(each, str) else tuple(each)
+    for group in _groups(names):
         means = _look_up(roles, group, used)
         if unknown := [name for name in group if name not in means]:
             raise UsageError(f"no pattern of the role map fits the parameter {unknown[0]!r}: add one, or freeze it")
         parameters.append(_parameter(group, set(means.values()), closes=False))
-    for each in frozen:
-        group = (each,) if isinstance(each, str) else tuple(each)
+    for group in _groups(frozen):
         if means := _look_up(roles, group, used):
             resting.append(_parameter(group, set(means.values()), closes=False))
     if idle := [pattern for pattern in roles if pattern not in used]:
@@ -303,6 +176,11 @@ def read_map(
     return Architecture(shape, tuple(parameters), open_end=reason, frozen=tuple(resting))
 
 
+def _groups(names: Iterable[str | Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the names of each parameter; one alone is a text."""
+    return [(each,) if isinstance(each, str) else tuple(each) for each in names]
+
+
 def _look_up(roles: Mapping[str, str], names: Iterable[str], used: set[str]) -> dict[str, tuple[str, ...]]:
     """Return the parts of those names that a pattern fits, and write down the pattern."""
     found = {}
@@ -317,7 +195,7 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
     # Which heads are tied is seen on the parameters themselves; without a class name nothing is asked for twice.
     config = {key: value for key, value in config.items() if key != "architectures"}
     try:
-        saved = read_family_config(config, "model").family.saved_name
+        saved = read_config(config, "model").family.saved_name
         return recognize(config, [saved(name) for group in groups for name in group], "model")
     except CheckpointRefused as refused:
         raise UsageError(
@@ -341,7 +219,7 @@ def read_body(config: Mapping[str, Any]) -> Body:
     (4, False, True)
     """
     try:
-        return _read_body(read_family_config(config, "model"))
+        return _read_body(read_config(config, "model"))
     except CheckpointRefused as refused:
         raise UsageError(f"{refused.found}") from refused
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import read_map
+from manyheads.limits.parametrization.architecture import apply_role_map
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.targets import (
     BaseHyperparameters,
@@ -170,7 +170,7 @@ optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrizatio
 
 def _needs_own_scale(p: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> bool:
     """Whether the usual scale of the logits leaves queries with a factor that keys and values have not."""
-    architecture = read_map({"*": "query+key+value"}, shape, ["the matrix"])
+    architecture = apply_role_map({"*": "query+key+value"}, shape, ["the matrix"])
     try:
         parameter_targets(p, architecture, hyperparameters)
     except UsageError:

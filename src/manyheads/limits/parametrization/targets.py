@@ -22,13 +22,13 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import CARRIES, HIDDEN, PARTS, init_of
+from manyheads.limits.parametrization.parts import CARRIES, HIDDEN, PARTS, init_of
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
-    from manyheads.limits.parametrization.architecture import Architecture, Parameter
     from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.limits.parametrization.parts import Architecture, Parameter
     from manyheads.limits.parametrization.power_laws import Power
 
 QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
@@ -48,12 +48,12 @@ class BaseHyperparameters:
         Decoupled weight decay.
     stds
         Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
-        part (`manyheads.limits.parametrization.architecture.PARTS`). Without one, weights have the family's usual one,
+        part (`manyheads.limits.parametrization.parts.PARTS`). Without one, weights have the family's usual one,
         which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
         role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
     no_decay
         Roles without weight decay. Where a role is too wide, a part of it
-        (`manyheads.limits.parametrization.architecture.PARTS`): the bias
+        (`manyheads.limits.parametrization.parts.PARTS`): the bias
         of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
 
     Raises

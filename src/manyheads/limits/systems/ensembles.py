@@ -19,7 +19,7 @@ import xarray as xr
 
 from manyheads._settings import double_precision
 from manyheads.data.draws import draw_vectors
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer, check_integers
 from manyheads.limits.dmft.problem import Problem
 from manyheads.transformer.transformer import ACTIVATIONS
 
@@ -44,9 +44,7 @@ class Network:
     activation: str | None = None
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(size, int | np.integer) for size in (self.key_dim, self.heads))
-        if not whole or min(self.key_dim, self.heads) < 1:
-            raise UsageError(f"key_dim={self.key_dim}, heads={self.heads}: whole numbers, at least 1")
+        check_integers(self, "key_dim", "heads")
         if not 0.5 <= self.logit_exponent <= 1:
             raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
         if self.activation is not None and self.activation not in ACTIVATIONS:
@@ -90,10 +88,9 @@ def train_networks(
         No seeds, seeds that are no whole numbers, or a chunk of none.
     """
     seeds = list(seeds)
-    if not seeds or not all(isinstance(seed, int | np.integer) for seed in seeds) or chunk < 1:
-        raise UsageError(
-            f"{len(seeds)} seeds from {seeds[:1]}, chunk={chunk}: give one seed or more, whole numbers; chunks from one"
-        )
+    if not seeds:
+        raise UsageError("no seeds: give one or more")
+    seeds, chunk = [check_integer("seed", seed, 0) for seed in seeds], check_integer("chunk", chunk)
     with double_precision():
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         run = _trainer(_Frame.of(problem), network, every_head)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import CARRIES
+from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.parametrization.targets import (
     ForwardMultipliers,
     forward_multipliers,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.limits.checks.init_test import init_is_right
-from manyheads.limits.parametrization.architecture import CARRIES
+from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.parametrization.targets import (
     BaseHyperparameters,
     missing_multipliers,
@@ -23,8 +23,8 @@ from manyheads.limits.parametrization.targets import (
 from manyheads.limits.torch.init import measure_init
 
 if TYPE_CHECKING:
-    from manyheads.limits.parametrization.architecture import Architecture, Parameter
     from manyheads.limits.parametrization.parametrization import Parametrization
+    from manyheads.limits.parametrization.parts import Architecture, Parameter
     from manyheads.limits.parametrization.targets import ForwardMultipliers
     from manyheads.limits.torch.model import TorchModel
 
@@ -75,9 +75,9 @@ def list_frozen_carriers(
     --------
     >>> from manyheads.transformer.scaling import Shape
     >>> from manyheads.limits import Parametrization
-    >>> from manyheads.limits.parametrization.architecture import read_map
+    >>> from manyheads.limits.parametrization.architecture import apply_role_map
     >>> p = Parametrization(base=Shape(4, 2, 1))
-    >>> architecture = read_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
+    >>> architecture = apply_role_map({"k": "key", "q": "query"}, Shape(16, 2, 1), names=["k"], frozen=["q"])
     >>> found = list_frozen_carriers(p, architecture, BaseHyperparameters(1))
     >>> [(each.parameter.name, each.factor) for each in found]
     [('q', 'logit')]

@@ -43,7 +43,7 @@ def torch_groups(
     hyperparameters
         What was tuned at the base.
     roles, shape
-        For a plain module: pattern of names → part (`manyheads.limits.parametrization.architecture.PARTS`), and its
+        For a plain module: pattern of names → part (`manyheads.limits.parametrization.parts.PARTS`), and its
         shape.
     folded
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual

@@ -11,7 +11,8 @@ from typing import Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.architecture import Architecture, Parameter, read_config, read_map
+from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture
+from manyheads.limits.parametrization.parts import Architecture, Parameter
 from manyheads.limits.parametrization.targets import ForwardMultipliers
 from manyheads.transformer.shape import Shape
 
@@ -77,8 +78,8 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     Raises
     ------
     UsageError
-        No module, none of its parameters trained, a plain module without roles and shape, or whatever `read_config` and
-        `read_map` refuse.
+        No module, none of its parameters trained, a plain module without roles and shape, or what `read_architecture`
+        and `apply_role_map` refuse.
     ExtraMissing
         torch is not installed.
     """
@@ -99,7 +100,7 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
             raise UsageError("roles without a shape: give shape=Shape(key_dim, heads, depth) beside the role map")
         trained = [group for group in names.values() if group[0] not in frozen]
         resting = [group for group in names.values() if group[0] in frozen]
-        architecture = _add_offsets(read_map(reading.roles, reading.shape, trained, resting), model, tensors)
+        architecture = _add_offsets(apply_role_map(reading.roles, reading.shape, trained, resting), model, tensors)
         _check_sizes(architecture, tensors, complete=not frozen)
     elif config is None or not hasattr(config, "to_dict"):
         raise UsageError(
@@ -107,7 +108,7 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
             "shape=Shape(key_dim, heads, depth)"
         )
     else:
-        architecture = read_config(config.to_dict(), names.values(), frozen)
+        architecture = read_architecture(config.to_dict(), names.values(), frozen)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
         if reading.shape not in (None, architecture.shape):
             raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import numpy as np
 from scipy.special import softmax
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.limits.dmft.branches.branch import BackwardOutput, Branch, BranchInput, BranchProcess, ForwardOutput
 from manyheads.limits.dmft.branches.gaussian_fields import factor, stein_response
 from manyheads.limits.dmft.branches.normals import signed_normals
@@ -60,9 +60,10 @@ class InfiniteHeadsAttention(Branch):
     logit_exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(value, int | np.integer) for value in (self.key_dim, self.samples))
-        if not whole or self.key_dim < 1 or self.samples < 4 or self.samples % 4:
-            raise UsageError(f"key_dim={self.key_dim}, samples={self.samples}: N from 1, heads in multiples of four")
+        check_integers(self, "key_dim")
+        check_integers(self, "samples", least=4)
+        if self.samples % 4:
+            raise UsageError(f"samples={self.samples}: expected a multiple of four")
         if not 0.5 <= self.logit_exponent <= 1:
             raise UsageError(f"logit_exponent={self.logit_exponent}: 1/2 to 1")
 

@@ -1,0 +1,116 @@
+"""Trained parameters of a model by their parts: the class that scales them, their init, the factor they can carry.
+
+A *part* is what one array does, in the names of the library's own transformer (`query`, `query_bias`, `attention_gain`,
+...) and a few more that other models have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyheads.transformer.shape import Shape
+from manyheads.transformer.weights import ROLE_OF
+
+HIDDEN = "hidden"
+"""A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
+
+PARTS: Mapping[str, str] = {
+    **ROLE_OF,
+    "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
+    "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
+    "embedding_shift": "final_norm",
+    "marker": "positional",  # a token that is a weight
+    "blank": "positional",  # the same, starting at zero
+    "hidden": HIDDEN,
+    "hidden_bias": "final_norm",  # moves by order one above the blocks
+}
+"""Part → role."""
+
+CARRIES: Mapping[str, str] = {
+    "query": "logit",
+    "query_bias": "logit",
+    "output": "branch",
+    "output_bias": "branch",
+    "mlp_out": "branch",
+    "mlp_out_bias": "branch",
+    "embedding": "embedding",
+}
+"""Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
+
+Start = Literal["random", "one", "zero"]
+
+
+def init_of(part: str) -> Start:
+    """Return how a part starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random.
+
+    Examples
+    --------
+    >>> [init_of(part) for part in ("query", "query_bias", "final_gain")]
+    ['random', 'zero', 'one']
+    """
+    if part.endswith("gain"):
+        return "one"
+    return "zero" if part.endswith(("shift", "bias", "blank")) else "random"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trained parameter.
+
+    Attributes
+    ----------
+    name
+        Its name, the first of them where it has several.
+    parts
+        What it does: one of `PARTS`; three where queries, keys and values share a matrix.
+    tied
+        Whether it is the embedding and the unembedding at once; `parts` then says embedding.
+    closes
+        Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
+    offset
+        What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    tied: bool = False
+    closes: bool = False
+    offset: float = 0.0
+
+    @property
+    def start(self) -> Start:
+        """How it starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        return init_of(self.parts[0])
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The trained parameters of one model and its shape.
+
+    Attributes
+    ----------
+    shape
+        Key dimension, heads, depth.
+    parameters
+        One for each parameter, shared ones once.
+    family
+        The `model_type` of its configuration, empty for a plain module.
+    post_norm
+        Whether blocks normalise after adding to the stream.
+    std
+        The standard deviation at which the family starts its weights, None for a plain module.
+    open_end
+        Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
+    frozen
+        The parameters that are not trained, as far as a configuration or a map explains them.
+    """
+
+    shape: Shape
+    parameters: tuple[Parameter, ...]
+    family: str = ""
+    post_norm: bool = False
+    std: float | None = None
+    open_end: str = field(default="", repr=False)
+    frozen: tuple[Parameter, ...] = field(default=(), repr=False)
