@@ -25,21 +25,11 @@ VOCABULARY = 64  # most characters of a text; rarer ones become one unknown symb
 
 
 class ImageBatches(eqx.Module):
-    """Batches of images, cut into patches, with their labels, as a function of a key.
+    """Batches of images, cut into patches, with their labels, as a function of a key."""
 
-    Attributes
-    ----------
-    patches
-        (samples, T, dim), float32.
-    labels
-        (samples,), int32.
-    size
-        Images of a batch, drawn with replacement.
-    """
-
-    patches: jax.Array
-    labels: jax.Array
-    size: int = eqx.field(static=True)
+    patches: jax.Array  # (samples, T, dim), float32
+    labels: jax.Array  # (samples,), int32
+    size: int = eqx.field(static=True)  # images of a batch, drawn with replacement
 
     def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Draw (patches (size, T, dim), labels (size,))."""
@@ -51,13 +41,6 @@ class ImageBatches(eqx.Module):
 class Task:
     """One task for transformers of every shape: everything about them but the shape, and where batches come from.
 
-    Attributes
-    ----------
-    template
-        A configuration whose shape is exchanged.
-    batches
-        key -> (inputs, answers), a pytree with the data as leaves.
-
     Examples
     --------
     >>> task = digits_task(batch=4)
@@ -65,8 +48,8 @@ class Task:
     (8, (4, 16, 4))
     """
 
-    template: TransformerConfig
-    batches: Any
+    template: TransformerConfig  # A configuration whose shape is exchanged
+    batches: Any  # key -> (inputs, answers), a pytree with the data as leaves
 
     def config(self, shape: Shape) -> TransformerConfig:
         """Return the configuration at a shape."""

@@ -36,8 +36,6 @@ class ActualSettings:
         Of the group it is in.
     std, count
         Root mean square of its entries now, and how many they are; for gains the gain, the one farthest from the rest.
-    rounding
-        Relative rounding of its number type.
     """
 
     learning_rate: float | None = None
@@ -45,7 +43,7 @@ class ActualSettings:
     weight_decay: float | None = None
     std: float | None = None
     count: int = 0
-    rounding: float = 0.0
+    rounding: float = 0.0  # relative rounding of its number type
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,6 @@ class Finding:
         Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`.
     expected, actual, factor
         What it should be and is, and actual over expected (infinite where nothing was expected).
-    right
-        Whether they agree: to rounding, for stds within their sampling error.
-    meaning
-        What a wrong one does, in words; empty for a right one.
     """
 
     name: str
@@ -70,24 +64,16 @@ class Finding:
     expected: float
     actual: float
     factor: float
-    right: bool
-    meaning: str = ""
+    right: bool  # whether they agree: to rounding, for stds within their sampling error
+    meaning: str = ""  # what a wrong one does, in words; empty for a right one
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that was judged, and what was not.
+    """Everything that was judged, and what was not."""
 
-    Attributes
-    ----------
-    findings
-        One for each number of each parameter.
-    notes
-        What was not judged, or is outside the theory.
-    """
-
-    findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = field(default=OUTSIDE)
+    findings: tuple[Finding, ...]  # one for each number of each parameter
+    notes: tuple[str, ...] = field(default=OUTSIDE)  # what was not judged, or is outside the theory
 
     @property
     def faults(self) -> tuple[Finding, ...]:

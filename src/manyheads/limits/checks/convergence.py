@@ -35,21 +35,11 @@ class Distances(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """The power of the size in a distance.
+    """The power of the size in a distance."""
 
-    Attributes
-    ----------
-    power
-        The figure; 0 where the distance does not stand out from the noise.
-    interval
-        At 99%; infinite where the distance does not stand out from the noise.
-    samples
-        (replicates,) linearised, with the power as their mean; None where nothing stands out.
-    """
-
-    power: float
-    interval: Interval
-    samples: np.ndarray | None
+    power: float  # the figure; 0 where the distance does not stand out from the noise
+    interval: Interval  # at 99%; infinite where the distance does not stand out from the noise
+    samples: np.ndarray | None  # (replicates,) linearised, with the power as their mean; None where nothing stands out
 
     @property
     def measured(self) -> np.ndarray | tuple[float, Interval]:

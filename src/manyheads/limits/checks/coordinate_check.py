@@ -60,18 +60,6 @@ class Growth:
     ----------
     quantity, module
         What is followed, and where it stands.
-    axis
-        ``"key_dim"``, ``"heads"`` or ``"depth"``.
-    step
-        After how many updates.
-    fit
-        The fitted power; None where training diverged, and then the outcome is "refuted".
-    required
-        The exponent that a consistent scaling prescribes.
-    tolerance
-        Allowed deviation, above `required` and below `least`.
-    outcome
-        "holds", "refuted" or "inconclusive".
     least
         The lowest exponent that a consistent scaling may show at these sizes and times: `required`, or less where a
         random sum dominates at first.
@@ -79,12 +67,12 @@ class Growth:
 
     quantity: str
     module: str
-    axis: Axis
-    step: int
-    fit: ExponentFit | None
-    required: float
-    tolerance: float
-    outcome: Outcome
+    axis: Axis  # ``"key_dim"``, ``"heads"`` or ``"depth"``
+    step: int  # after how many updates
+    fit: ExponentFit | None  # the fitted power; None where training diverged, and then the outcome is "refuted"
+    required: float  # the exponent that a consistent scaling prescribes
+    tolerance: float  # allowed deviation, above `required` and below `least`
+    outcome: Outcome  # "holds", "refuted" or "inconclusive"
     least: float
 
     @property
@@ -119,18 +107,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """All growths of a check, and what was measured.
+    """All growths of a check, and what was measured."""
 
-    Attributes
-    ----------
-    growths
-        One for every quantity and checkpoint.
-    updates
-        Quantity -> (seeds, shapes, checkpoints).
-    """
-
-    growths: tuple[Growth, ...]
-    updates: Mapping[str, np.ndarray]
+    growths: tuple[Growth, ...]  # one for every quantity and checkpoint
+    updates: Mapping[str, np.ndarray]  # quantity -> (seeds, shapes, checkpoints)
 
     @property
     def broken(self) -> tuple[Growth, ...]:

@@ -49,16 +49,12 @@ class TransferCheck:
     ----------
     axis, sizes
         Along which axis, and where.
-    learning_rates
-        (seeds, sizes) best learning rates.
-    drift
-        The fitted power, its interval, the verdict and the seeds that would decide it.
     """
 
     axis: Axis
     sizes: tuple[int, ...]
-    learning_rates: np.ndarray
-    drift: DriftTest
+    learning_rates: np.ndarray  # (seeds, sizes) best learning rates
+    drift: DriftTest  # the fitted power, its interval, the verdict and the seeds that would decide it
 
     @property
     def outcome(self) -> Outcome:
@@ -159,15 +155,13 @@ class Search(NamedTuple):
     ----------
     learning_rates, losses
         (R,) in rising order; losses are not finite where training diverged.
-    best
-        The best rate, or the end of the widened grid beyond which it lies.
     outcome
         ``"inside"``, or ``"below"`` or ``"above"`` all rates that were tried.
     """
 
     learning_rates: np.ndarray
     losses: np.ndarray
-    best: float
+    best: float  # the best rate, or the end of the widened grid beyond which it lies
     outcome: Literal["inside", "below", "above"]
 
 

@@ -39,13 +39,11 @@ class LogitsOverHeads:
         (response functions), and `below`, the shares of logits below `LEVELS`; empty where no limit is solved.
     trained
         Of networks, (replicate, cell, network, ...): the same, and the moments `mean` and `square` of the logits.
-    key_dims
-        Sizes of the networks.
     """
 
     predicted: xr.Dataset
     trained: xr.Dataset
-    key_dims: tuple[int, ...]
+    key_dims: tuple[int, ...]  # sizes of the networks
 
     def networks(self, name: str, exponent: float) -> np.ndarray:
         """Return a variable of the networks, (replicates, sizes, network, ...)."""

@@ -51,10 +51,6 @@ class TimeGrid:
 
     Parameters
     ----------
-    problem
-        The training with all its steps.
-    lengths
-        Steps of the intervals, odd numbers that add up to one less than the steps.
     kernel
         Tangent kernel (O, O) at the start; not used where all intervals are single steps.
 
@@ -71,8 +67,8 @@ class TimeGrid:
     ((1, 1, 1, 1, 1, 1, 1, 1, 1, 9, 9, 9, 27, 35, 1), 42)
     """
 
-    problem: Problem
-    lengths: tuple[int, ...]
+    problem: Problem  # the training with all its steps
+    lengths: tuple[int, ...]  # steps of the intervals, odd numbers that add up to one less than the steps
     kernel: np.ndarray | None = None
 
     @staticmethod

@@ -65,18 +65,8 @@ class Request:
 
     Attributes
     ----------
-    problems
-        One, or two at L and 2L that are extrapolated to infinite depth.
     attention, activation
         The branches of a block; samples are set here.
-    sampling
-        How sampled branches are sampled, and what a solution may cost.
-    every
-        Steps of the longest interval of the grid in time.
-    cells
-        Cells of a continuum in depth; None are the blocks of the problem.
-    each
-        Single steps before longer intervals, and intervals of every length before the next.
     keep
         ``"two-time"`` keeps correlation and response functions of two times; on single steps only.
 
@@ -86,14 +76,14 @@ class Request:
         An unknown `keep`, or functions of two times on a coarse grid.
     """
 
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # one, or two at L and 2L that are extrapolated to infinite depth
     attention: Branch
     activation: str | None
-    sampling: Sampling
-    every: int = 1
+    sampling: Sampling  # how sampled branches are sampled, and what a solution may cost
+    every: int = 1  # steps of the longest interval of the grid in time
     keep: Keep = "equal-time"
-    cells: int | None = None
-    each: int = EACH
+    cells: int | None = None  # cells of a continuum in depth; None are the blocks of the problem
+    each: int = EACH  # single steps before longer intervals, and intervals of every length before the next
 
     def __post_init__(self) -> None:
         if self.keep not in get_args(Keep):

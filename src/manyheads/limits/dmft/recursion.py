@@ -44,19 +44,13 @@ class DepthStep:
 
     Attributes
     ----------
-    step
-        b, the factor of what a layer writes.
-    learned
-        kappa, the factor of what its weights learn.
-    sources
-        Whether layers have Gaussian sources of their own. Infinite depth at exponent 1 has none.
     sweeps
         1 evaluates a layer at the stream below it; 2 or more at the middle of its own step (implicit midpoint).
     """
 
-    step: float
-    learned: float
-    sources: bool = True
+    step: float  # b, the factor of what a layer writes
+    learned: float  # kappa, the factor of what its weights learn
+    sources: bool = True  # whether layers have Gaussian sources of their own. Infinite depth at exponent 1 has none.
     sweeps: int = 1
 
 
@@ -101,21 +95,17 @@ class Trajectory:
         f (S, O, C) and the training loss (S,).
     stream, backward
         <h^l h^l>/d and <g^l g^l>/d at equal times (S, B + 1, PT, PT), the last level above the last layer.
-    pooled
-        Kernel of the read-outs (S, O, O).
     observables
         One dictionary a moment and layer: what its branches show (logits, attention).
-    two_time
-        Correlation and response functions where they were asked for.
     """
 
     outputs: np.ndarray
     losses: np.ndarray
     stream: np.ndarray
     backward: np.ndarray
-    pooled: np.ndarray
+    pooled: np.ndarray  # kernel of the read-outs (S, O, O)
     observables: list[list[dict[str, np.ndarray]]] = field(default_factory=list)
-    two_time: TwoTime | None = None
+    two_time: TwoTime | None = None  # correlation and response functions where they were asked for
 
     @staticmethod
     def zeros(problem: Problem, layers: int) -> "Trajectory":

@@ -50,21 +50,11 @@ _NORM = {
 
 @dataclass(frozen=True)
 class Body:
-    """What a configuration says of the blocks.
+    """What a configuration says of the blocks."""
 
-    Attributes
-    ----------
-    shape
-        Key dimension, heads, depth.
-    post_norm
-        Whether blocks normalise after adding to the stream.
-    fused
-        Whether queries, keys and values share one matrix.
-    """
-
-    shape: Shape
-    post_norm: bool
-    fused: bool
+    shape: Shape  # key dimension, heads, depth
+    post_norm: bool  # whether blocks normalise after adding to the stream
+    fused: bool  # whether queries, keys and values share one matrix
 
 
 def read_architecture(

@@ -61,21 +61,15 @@ class Parameter:
 
     Attributes
     ----------
-    name
-        Its name, the first of them where it has several.
-    parts
-        What it does: one of `PARTS`; three where queries, keys and values share a matrix.
-    tied
-        Whether it is the embedding and the unembedding at once; `parts` then says embedding.
     closes
         Whether it belongs to the norm that only the tied unembedding reads, and so can carry its multiplier.
     offset
         What the module adds to the parameter to make a gain of it: 1 for Gemma's norms, which multiply by 1 + w.
     """
 
-    name: str
-    parts: tuple[str, ...]
-    tied: bool = False
+    name: str  # its name, the first of them where it has several
+    parts: tuple[str, ...]  # what it does: one of `PARTS`; three where queries, keys and values share a matrix
+    tied: bool = False  # whether it is the embedding and the unembedding at once; `parts` then says embedding
     closes: bool = False
     offset: float = 0.0
 
@@ -91,26 +85,16 @@ class Architecture:
 
     Attributes
     ----------
-    shape
-        Key dimension, heads, depth.
-    parameters
-        One for each parameter, shared ones once.
-    family
-        The `model_type` of its configuration, empty for a plain module.
-    post_norm
-        Whether blocks normalise after adding to the stream.
-    std
-        The standard deviation at which the family starts its weights, None for a plain module.
     open_end
         Why no norm can carry the multiplier of a tied unembedding; empty where one can, or where nothing is tied.
     frozen
         The parameters that are not trained, as far as a configuration or a map explains them.
     """
 
-    shape: Shape
-    parameters: tuple[Parameter, ...]
-    family: str = ""
-    post_norm: bool = False
-    std: float | None = None
+    shape: Shape  # key dimension, heads, depth
+    parameters: tuple[Parameter, ...]  # one for each parameter, shared ones once
+    family: str = ""  # the `model_type` of its configuration, empty for a plain module
+    post_norm: bool = False  # whether blocks normalise after adding to the stream
+    std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
     open_end: str = field(default="", repr=False)
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)

@@ -21,30 +21,18 @@ class Row:
 
     Attributes
     ----------
-    role
-        The class, one of `manyheads.transformer.scaling.ROLES`.
-    initial
-        Factor on the initial std (on the constant at which gains start).
-    multiplier
-        Factor on the forward multiplier m, the weight acting as m W; one in effective form.
-    learning_rate
-        Factor on the learning rate.
-    epsilon
-        Factor on Adam's epsilon; one for gradient descent.
     weight_decay
         Factor on decoupled weight decay: one over `learning_rate`, so that rate times decay, the share of a weight
         that a step takes away, stays. Derived here; the theory has no weight decay.
-    powers
-        The same as powers of N, H, L and gamma0, by column.
     """
 
-    role: str
-    initial: float
-    multiplier: float
-    learning_rate: float
-    epsilon: float
+    role: str  # the class, one of `manyheads.transformer.scaling.ROLES`
+    initial: float  # factor on the initial std (on the constant at which gains start)
+    multiplier: float  # factor on the forward multiplier m, the weight acting as m W; one in effective form
+    learning_rate: float  # factor on the learning rate
+    epsilon: float  # factor on Adam's epsilon; one for gradient descent
     weight_decay: float
-    powers: dict[str, str]
+    powers: dict[str, str]  # the same as powers of N, H, L and gamma0, by column
 
     def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
         """Return the numbers of this class, from those that were tuned at the base."""
@@ -62,14 +50,8 @@ class Table:
         What the table is a table of.
     base, shape
         From where to where.
-    rows
-        One for each class of weights.
     logit_exponent, logit_prefactor
         Logits are prefactor times N to the minus exponent times q . k; the prefactor makes the base what it was.
-    branch
-        Factor on what every block adds to the stream.
-    outside
-        What the theory does not scale.
     """
 
     scheme: str
@@ -77,11 +59,11 @@ class Table:
     form: str
     base: Shape
     shape: Shape
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # one for each class of weights
     logit_exponent: float
     logit_prefactor: float
-    branch: float
-    outside: tuple[str, ...] = OUTSIDE
+    branch: float  # factor on what every block adds to the stream
+    outside: tuple[str, ...] = OUTSIDE  # what the theory does not scale
 
     def __getitem__(self, role: str) -> Row:
         """Return the row of a role."""

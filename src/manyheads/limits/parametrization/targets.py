@@ -145,12 +145,6 @@ class ParameterTarget:
 
     Attributes
     ----------
-    parameter
-        The parameter.
-    role
-        Its class, joined by `+` where several share it.
-    factors
-        Relative to the base.
     initial
         Standard deviation at which it starts; for gains the gain itself, 1 + w where the module adds one to the
         parameter w; None where the base's is not known.
@@ -158,9 +152,9 @@ class ParameterTarget:
         The numbers of its group; epsilon is the base's under gradient descent.
     """
 
-    parameter: Parameter
-    role: str
-    factors: Factors
+    parameter: Parameter  # the parameter
+    role: str  # its class, joined by `+` where several share it
+    factors: Factors  # relative to the base
     initial: float | None
     learning_rate: float
     epsilon: float

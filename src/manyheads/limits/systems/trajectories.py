@@ -38,20 +38,14 @@ class Course(NamedTuple):
 
     Attributes
     ----------
-    losses
-        (networks, steps), the loss of every step on its batch before the update, in nats.
     kernels
         (networks, looks, n, n) the stream's kernel h.h/d after the last block, between n tokens of the probe.
-    patterns
-        (networks, looks, n, T) where those tokens attend to, mean over heads and blocks.
-    logits
-        (networks, looks) root mean square of the attention logits over the probe.
     """
 
-    losses: Any
+    losses: Any  # (networks, steps), the loss of every step on its batch before the update, in nats
     kernels: Any
-    patterns: Any
-    logits: Any
+    patterns: Any  # (networks, looks, n, T) where those tokens attend to, mean over heads and blocks
+    logits: Any  # (networks, looks) root mean square of the attention logits over the probe
 
 
 def follow_networks(

@@ -35,18 +35,10 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimizer.
+    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimizer."""
 
-    Attributes
-    ----------
-    steps
-        Updates.
-    epsilon
-        Adam's at the base.
-    """
-
-    steps: int = 100
-    epsilon: float = 1e-8
+    steps: int = 100  # updates
+    epsilon: float = 1e-8  # adam's at the base
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.epsilon < 0:

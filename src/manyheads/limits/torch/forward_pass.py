@@ -41,18 +41,10 @@ LARGE = 4.0
 
 @dataclass
 class Measured:
-    """What one multiplier was found to be.
+    """What one multiplier was found to be."""
 
-    Attributes
-    ----------
-    values
-        Name of a module → number.
-    unknown
-        Why there is none: a module or a reason, and what was found.
-    """
-
-    values: dict[str, float] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)  # name of a module → number
+    unknown: list[str] = field(default_factory=list)  # why there is none: a module or a reason, and what was found
 
 
 @dataclass

@@ -43,8 +43,6 @@ class FrozenCarrier:
 
     Attributes
     ----------
-    parameter
-        The parameter.
     factor, value
         Which one, a field of `ForwardMultipliers`, and how much.
     initial
@@ -52,7 +50,7 @@ class FrozenCarrier:
         not known, or holds for a third of it.
     """
 
-    parameter: Parameter
+    parameter: Parameter  # the parameter
     factor: str
     value: float
     initial: float | None

@@ -53,23 +53,15 @@ class TorchModel:
 
     Attributes
     ----------
-    architecture
-        Its trained parameters by name.
-    tensors
-        Name → parameter.
     scales
         Name of an attention module → the number by which it multiplies its logits, where it says so.
-    padding
-        Name of a table → the row that stands for no token, which is zero and stays so.
-    frozen
-        Name → parameter that is not trained.
     """
 
-    architecture: Architecture
-    tensors: Mapping[str, Any]
+    architecture: Architecture  # its trained parameters by name
+    tensors: Mapping[str, Any]  # name → parameter
     scales: Mapping[str, float]
-    padding: Mapping[str, int]
-    frozen: Mapping[str, Any]
+    padding: Mapping[str, int]  # name of a table → the row that stands for no token, which is zero and stays so
+    frozen: Mapping[str, Any]  # name → parameter that is not trained
 
 
 def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:

@@ -40,13 +40,9 @@ class InfiniteHeadsAttention(Branch):
 
     Parameters
     ----------
-    key_dim
-        N.
     samples
         Heads that are sampled, a multiple of four; `samples * key_dim` at least 32 S P T. Time and memory grow like
         samples N (S P T)^2 and 12 samples N S P T numbers.
-    logit_exponent
-        alpha_A, 1/2 to 1.
 
     References
     ----------
@@ -55,9 +51,9 @@ class InfiniteHeadsAttention(Branch):
 
     sampled: ClassVar[bool] = True
 
-    key_dim: int
+    key_dim: int  # N
     samples: int = 1024
-    logit_exponent: float = 1.0
+    logit_exponent: float = 1.0  # alpha_A, 1/2 to 1
 
     def __post_init__(self) -> None:
         check_integers(self, "key_dim")

@@ -29,8 +29,6 @@ class BranchInput:
 
     Attributes
     ----------
-    moment
-        t.
     below, above
         H and G over all moments (n, n), known up to t (below) and, on the way up, up to t - 1 (above).
     learned
@@ -39,7 +37,7 @@ class BranchInput:
         Of the stream to what the branch sent into it: (PT, t PT) on the way up, (PT, (t + 1) PT) on the way down.
     """
 
-    moment: int
+    moment: int  # t
     below: np.ndarray
     above: np.ndarray
     learned: np.ndarray

@@ -47,20 +47,12 @@ ACTIVATIONS: MappingProxyType[str, tuple[Function, Function]] = MappingProxyType
 @final
 @dataclass(frozen=True)
 class InfiniteWidthMLP(Branch):
-    """An MLP of infinite width, sampled.
-
-    Parameters
-    ----------
-    activation
-        One of `ACTIVATIONS`.
-    samples
-        Neurons that are sampled, at least 4 S P T.
-    """
+    """An MLP of infinite width, sampled."""
 
     sampled: ClassVar[bool] = True
 
-    activation: str = "gelu"
-    samples: int = 4096
+    activation: str = "gelu"  # one of `ACTIVATIONS`
+    samples: int = 4096  # neurons that are sampled, at least 4 S P T
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
