@@ -119,18 +119,10 @@ def judge(
     hyperparameters: BaseHyperparameters,
     tied: float = 1.0,
 ) -> tuple[Finding, ...]:
-    """Compare what parameters have with what they need.
+    """Compare what parameters have with what they need; one that is missing from the settings is never trained.
 
-    Parameters
-    ----------
-    targets
-        What they need.
-    settings
-        Name → what they have; a parameter that is missing is trained by nothing.
-    hyperparameters
-        What was tuned at the base, by which a forgotten factor is told from a doubled one.
-    tied
-        The unembedding's rate over the embedding's, by which a tied embedding that was scaled as both is recognised.
+    `tied` is the unembedding's learning rate over the embedding's, by which a tied embedding that was scaled as both is
+    recognised.
 
     Examples
     --------

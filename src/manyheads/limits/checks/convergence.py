@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval, fit_exponent, mean_interval
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
 
 LARGEST_ERROR = 1 / 3  # relative, of the sum of squared distances: beyond it there is no distance to speak of
 STEEPEST = 8.0  # powers beyond it are those of a single distance that stands out, and none
@@ -48,13 +51,8 @@ class Fall(NamedTuple):
 
 
 @takes_arrays
-def distances_to_largest(values: ArrayLike) -> Distances:
+def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> Distances:
     """Return how far networks are from those of the largest size, in expectation and one by one.
-
-    Parameters
-    ----------
-    values
-        (replicates, sizes, networks, ...), sizes rising, at least two networks.
 
     Raises
     ------
@@ -105,19 +103,12 @@ def power_of_drift(sizes: Sequence[int]) -> float:
     return fall_of_mean(sizes, np.stack([squares, squares])).power
 
 
-def fall_of_mean(sizes: Sequence[int], squares: np.ndarray) -> Fall:
+def fall_of_mean(sizes: Sequence[int], squares: Float[np.ndarray, "replicates distances"]) -> Fall:
     r"""Fit a power of the effective size to the distances of means, which may be below the noise.
 
     The power p and a prefactor solve :math:`\sum_n (y_n - c\,s_n^{2p})(1, \log s_n) = 0` for the mean over replicates
     y of the squared distances (the score of a Poisson regression, which asks of y only that its mean is a power: no
     logarithm of a noisy number is taken). The interval is Student's for the replicates' shares in the score.
-
-    Parameters
-    ----------
-    sizes
-        (k,), the largest last.
-    squares
-        (replicates, k - 1), two replicates or more; unbiased, so they may be negative.
 
     References
     ----------
@@ -146,16 +137,8 @@ def fall_of_mean(sizes: Sequence[int], squares: np.ndarray) -> Fall:
     return Fall(power, mean_interval(samples, LEVEL), samples)
 
 
-def fall_of_scatter(sizes: Sequence[int], squares: np.ndarray) -> Fall:
-    """Fit a power of the effective size to the scatter of single networks.
-
-    Parameters
-    ----------
-    sizes
-        (k,), the largest last.
-    squares
-        (replicates, k - 1) variances.
-    """
+def fall_of_scatter(sizes: Sequence[int], squares: Float[np.ndarray, "replicates distances"]) -> Fall:
+    """Fit a power of the effective size to the scatter of single networks."""
     if not np.isfinite(squares).all() or not (squares > 0).all():
         return Fall(0.0, Interval(-np.inf, np.inf, LEVEL), None)
     fit = fit_exponent(effective_sizes(sizes, scatter=True), np.sqrt(squares), level=LEVEL)

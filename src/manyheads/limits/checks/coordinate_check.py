@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from manyheads.statistics import decide, fit_exponent, replicates_to_decide
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
 
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
 """Allowed deviation of an exponent along each axis. Powers of the theory are a half apart, and so are those of the
@@ -159,13 +163,6 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
 
     Derived here.
 
-    Parameters
-    ----------
-    parametrization
-        Prescribes the exponents.
-    early
-        Before training of order one.
-
     Examples
     --------
     >>> least = least_growth(Parametrization(1.0, 1.0))
@@ -193,29 +190,16 @@ def check_growth(
     quantity: str,
     axis: Axis,
     sizes: Sequence[int],
-    values: Any,
+    values: Float[ArrayLike, "seeds shapes"],
     required: float,
     tolerance: float,
     step: int = 0,
     *,
     least: float | None = None,
 ) -> Growth:
-    """Fit a power of the size to one quantity and hold it against the required one.
+    """Fit an exponent of the size to one quantity and compare it with the required one.
 
-    Parameters
-    ----------
-    quantity
-        Name; of `QUANTITIES`, or one of your own.
-    axis, sizes
-        Along which axis, (shapes,) sizes.
-    values
-        (seeds, shapes), positive; not finite where training diverged.
-    required, tolerance
-        Exponent and allowed deviation.
-    step
-        After how many updates.
-    least
-        The lowest exponent that is right as well, by default `required`.
+    Values are positive, and not finite where training diverged; `least` is the lowest exponent that is right as well.
 
     Examples
     --------

@@ -9,17 +9,6 @@ FALSE_ALARM = 1e-6
 def init_is_right(start: str, expected: float, actual: float, count: int, rounding: float) -> bool:
     """Whether a random parameter has its std to sampling error, and a gain or a shift its number to rounding.
 
-    Parameters
-    ----------
-    start
-        `"random"`, `"one"` or `"zero"`.
-    expected, actual
-        Standard deviation, or the number itself.
-    count
-        How many entries there are.
-    rounding
-        Relative rounding of their number type.
-
     Examples
     --------
     >>> [init_is_right("random", 1.0, std, count=400, rounding=1e-7) for std in (0.9, 1.1, 1.4)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from manyheads.statistics import drift_test
 from manyheads.statistics.exponents import DriftTest
 from manyheads.statistics.verdicts import Outcome
 from manyheads.transformer.shape import Shape
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
 
 ALLOWED_DECADES = 0.25
 """Drift of the best rate, in decades over a factor of eight in size, that still counts as transfer. The least power by
@@ -91,15 +95,10 @@ def _times(factor: float) -> str:
 
 
 @takes_arrays
-def find_optimum(learning_rates: Any, losses: Any) -> float:
-    """Return the learning rate of least loss, refined between the points of the grid.
+def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[ArrayLike, " rates"]) -> float:
+    """Return the learning rate of least loss, refined between the points of a geometric grid of three or more.
 
-    Parameters
-    ----------
-    learning_rates
-        (R,) increasing, R >= 3, equally spaced in the logarithm.
-    losses
-        (R,) final losses; not finite where training diverged, which counts as the worst.
+    A loss that is not finite, of a training that diverged, counts as the worst.
 
     Raises
     ------
@@ -166,17 +165,10 @@ class Search(NamedTuple):
 
 
 @takes_arrays
-def search_optimum(learning_rates: Any, losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS) -> Search:
+def search_optimum(
+    learning_rates: Float[ArrayLike, " rates"], losses: Callable[[np.ndarray], Any], widenings: int = WIDENINGS
+) -> Search:
     """Find the rate of least loss, and widen the grid by three rates on the side where the least loss is at its end.
-
-    Parameters
-    ----------
-    learning_rates
-        (R,) increasing, R >= 3, equally spaced in the logarithm.
-    losses
-        Trains at some rates and returns the final losses; not finite where training diverged.
-    widenings
-        How often to widen at most. If training diverges at every rate, the best one lies below.
 
     Raises
     ------
@@ -250,7 +242,7 @@ def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) ->
 @takes_arrays
 def transfer_check(
     shapes: Sequence[Shape | Sequence[int]],
-    learning_rates: Any,
+    learning_rates: Float[ArrayLike, " rates"],
     losses: Losses,
     *,
     seeds: Sequence[int] = tuple(range(8)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import ndtr
@@ -16,21 +17,19 @@ from scipy.special import ndtr
 from manyheads.study import Curve
 from manyheads.study.reporting.panels import Role, spread_curve
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 LEVELS = np.linspace(-4, 4, 81)
 """Of a logit, in its unit."""
 
 COARSE = 4  # so many levels make one bin of a picture
 
 
-def pool_logits(logits: np.ndarray, units: np.ndarray) -> dict[str, np.ndarray]:
+def pool_logits(
+    logits: Float[np.ndarray, "network layer head sample token key"], units: Float[np.ndarray, "sample token key"]
+) -> dict[str, np.ndarray]:
     """Describe the logits of all heads, samples and pairs of tokens of a network together, each in its unit.
-
-    Parameters
-    ----------
-    logits
-        (network, layer, head, sample, token, token_too).
-    units
-        (sample, token, token_too).
 
     Returns
     -------
@@ -52,23 +51,16 @@ def gaussian_below(mean: float, variance: float) -> np.ndarray:
     return ndtr((LEVELS - mean) / math.sqrt(max(variance, np.finfo(float).tiny)))
 
 
-def hold_against_gaussian(below: np.ndarray, mean: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def hold_against_gaussian(
+    below: Float[np.ndarray, "network level"],
+    mean: Float[np.ndarray, " network"],
+    square: Float[np.ndarray, " network"],
+) -> tuple[Float[np.ndarray, "network level"], Float[np.ndarray, " level"]]:
     """Return shares of networks and of the Gaussian with their mean and variance, fit to be compared.
 
     The Gaussian is fitted to the same networks and follows their noise, so that less of it is left in the difference
     than networks scatter. To first order a network moves the difference by its shares less what its own moments move
     the Gaussian by; these have the networks' mean, and the right noise.
-
-    Parameters
-    ----------
-    below
-        Shares of networks, (network, level).
-    mean, square
-        Their first two moments, (network,).
-
-    Returns
-    -------
-    Shares of networks, less what they move the Gaussian by, (network, level), and the Gaussian's (level,).
     """
     middle = float(mean.mean())
     each = square - 2 * middle * mean + middle**2  # mean squares about the common mean

@@ -49,13 +49,6 @@ COPIES = 6  # of the weights: themselves, velocity, gradient, and what a step ma
 def training_problem(task: str, **fields: Any) -> Problem:
     """Return the digits (pooled, squared loss) or the text (causal, every token, cross-entropy); made once.
 
-    Parameters
-    ----------
-    task
-        ``"digits"`` or ``"text"``.
-    fields
-        Of `Problem`: steps, learning_rate, richness, depth and so on.
-
     Raises
     ------
     UsageError
@@ -100,19 +93,7 @@ def solve_blocks(
     *,
     responses: bool = True,
 ) -> Trajectory:
-    """Solve the limit at the problem's depth: in every block one branch after the other.
-
-    Parameters
-    ----------
-    problem
-        What is trained.
-    branches
-        Of one block.
-    rng
-        For branches that are sampled.
-    responses
-        False leaves the response functions out: the negative control of a study.
-    """
+    """Solve the limit at the problem's depth, one branch after the other; without responses it is a control."""
     return solve_recursion(problem, _start(problem, branches, rng), finite_depth_step(problem), responses=responses)
 
 
@@ -226,16 +207,9 @@ def along(trained: xr.Dataset, name: str, axis: str, **fixed: Any) -> np.ndarray
 
 
 def distances(values: np.ndarray, wanted: np.ndarray, noise: float = 0.0) -> np.ndarray:
-    """Return root mean square distances of single networks from the limit, (replicates, sizes).
+    """Return root mean square distances of single networks (replicates, sizes, networks, ...) from the limit (...).
 
-    Parameters
-    ----------
-    values
-        (replicates, sizes, networks, ...).
-    wanted
-        The limit (...).
-    noise
-        Its own mean square error, which is subtracted.
+    The limit's own mean square `noise` is subtracted; the result is (replicates, sizes).
     """
     gaps = (values - wanted) ** 2
     return np.sqrt(gaps.reshape(*gaps.shape[:2], -1).mean(-1) - noise)

@@ -165,24 +165,8 @@ def interval_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Descend through the steps of an interval with a fixed tangent kernel: f(t+1) = f(t) + eta K c Delta(t) + drift.
 
-    Parameters
-    ----------
-    problem
-        The training with all its steps.
-    kernel
-        K (O C, O C).
-    output
-        f (O C,) at the first of the steps.
-    steps
-        Which steps.
-    owed
-        Added to the dressed errors of the first step, (O C,).
-    drift
-        What outputs move by a step besides K, (O C,).
-
-    Returns
-    -------
-    The sum of the dressed errors c Delta over the interval and the outputs at its end, (O C,) each.
+    All are vectors (O C,): outputs at the first step, `owed` added to its dressed errors, the drift a step. Returned
+    are the sum of the dressed errors c Delta over the interval and the outputs at its end.
     """
     total = np.zeros_like(output)
     for step in steps:

@@ -45,15 +45,6 @@ def label(
 ) -> xr.Dataset:
     """Return the mean of two halves, or the one trajectory, at the steps that a grid shows.
 
-    Parameters
-    ----------
-    halves
-        Trajectories through the grid, whole or cut short.
-    grid
-        Their moments.
-    coarse, coarser
-        Trajectories through a grid of three times as long intervals, and that grid; None where every step is solved.
-
     Returns
     -------
     Dataset over `step`, with an error `<name>_error` beside every variable that has one: half the difference of the

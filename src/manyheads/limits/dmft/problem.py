@@ -17,13 +17,16 @@ with a memory m that is one for plain descent; mini-batches are weights c_o(t) t
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError, check_integers
 from manyheads.limits.dmft.losses import LOSSES, Loss
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 ReadOut = Literal["pool", "token"]
 MOST = 10**12
@@ -87,8 +90,8 @@ class Problem:
     architecture and its scalings. The memory, the weights in time and the notation here are derived, not printed there.
     """
 
-    inputs: Any
-    targets: Any
+    inputs: "Float[np.ndarray, 'samples tokens features']"
+    targets: "Float[np.ndarray, '... classes']"
     weights: Any = None
     steps: int = 16
     learning_rate: float = 0.1
@@ -190,7 +193,7 @@ class Problem:
         return np.where(ages > 0, (1 - self.momentum ** np.maximum(ages, 0)) / (1 - self.momentum), 0.0)
 
     @takes_arrays
-    def losses(self, outputs: np.ndarray) -> np.ndarray:
+    def losses(self, outputs: "Float[np.ndarray, 'steps outputs classes']") -> "Float[np.ndarray, 'steps']":
         """Training loss (S,) of outputs (S, O, C) at every step."""
         return (self.loss_weights * self.loss_function.value(self.flat_targets, outputs)).sum(1)
 

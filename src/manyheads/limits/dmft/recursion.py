@@ -136,25 +136,8 @@ def solve_recursion(
 ) -> Trajectory:
     """Solve the limit: layers from the bottom up, each of one branch or several that see the same stream.
 
-    Parameters
-    ----------
-    problem
-        What is trained.
-    layers
-        Processes of the branches, one list a layer; they are used up.
-    depth_step
-        How a step in depth is taken.
-    responses
-        False leaves the response functions out: wrong, the negative control of tests and studies.
-    grid
-        Moments of a long training; `problem` is then its `moments`, with which processes are started, too. None solves
-        every step.
-    two_time
-        Whether the response functions are kept.
-
-    Returns
-    -------
-    Trajectory, float64.
+    On a `grid` of a long training `problem` is its `moments`, with which processes are started, too; None solves every
+    step. Without `responses` the solution is wrong: the negative control of tests and studies.
 
     Raises
     ------

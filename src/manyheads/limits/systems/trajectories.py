@@ -1,4 +1,4 @@
-"""The course of training of many networks of one shape: their losses, and their kernels on a probe batch."""
+"""Training trajectories of many networks of one shape: losses, and kernels on a probe batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from manyheads.errors import UsageError
 from manyheads.limits.systems.transformers import (
@@ -16,10 +15,10 @@ from manyheads.limits.systems.transformers import (
     Setting,
     attention_logits,
     factors_of,
+    make_update,
     optimizer_of,
     side_by_side,
 )
-from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.transformer import Record, Transformer, initialise
 
 if TYPE_CHECKING:
@@ -33,19 +32,19 @@ SEQUENCES, TOKENS = 4, 4
 """Sequences of the probe, and tokens of each, between which kernels are taken: few, so that many networks are kept."""
 
 
-class Course(NamedTuple):
+class NetworkRecords(NamedTuple):
     """What is kept of some networks in training; not finite where training diverged.
 
     Attributes
     ----------
     kernels
-        (networks, looks, n, n) the stream's kernel h.h/d after the last block, between n tokens of the probe.
+        (networks, records, n, n) the stream's kernel h.h/d after the last block, between n tokens of the probe.
     """
 
     losses: Any  # (networks, steps), the loss of every step on its batch before the update, in nats
     kernels: Any
-    patterns: Any  # (networks, looks, n, T) where those tokens attend to, mean over heads and blocks
-    logits: Any  # (networks, looks) root mean square of the attention logits over the probe
+    patterns: Any  # (networks, records, n, T) where those tokens attend to, mean over heads and blocks
+    logits: Any  # (networks, records) root mean square of the attention logits over the probe
 
 
 def follow_networks(
@@ -54,42 +53,31 @@ def follow_networks(
     shape: Shape,
     recipe: Recipe,
     learning_rate: float,
-    looks: tuple[int, ...],
+    records: tuple[int, ...],
     networks: int,
     key: jax.Array,
-) -> Course:
-    """Train networks that differ in their initial weights alone, on the same batches, and look at them on the way.
+) -> NetworkRecords:
+    """Train networks that differ in their init alone, on the same batches, and record them after some updates.
 
     Batches and probe depend on the key alone, so that other shapes and schemes see the same; so do a network's weights
     where they have the same shape: embeddings and read-out of network i are one at every depth.
 
-    Parameters
-    ----------
-    task, parametrization, shape, recipe
-        What is trained, and how; `recipe.steps` updates.
-    learning_rate
-        Learning rate of the base shape.
-    looks
-        Numbers of updates, rising, from 0 on, after which to look.
-    networks
-        How many.
-    key
-        For weights, batches and the probe.
-
     Raises
     ------
     UsageError
-        No network, or looks that do not rise from 0 or more to the number of steps or less.
+        No network, or records that do not rise from 0 or more to the number of steps or less.
     """
     if networks < 1:
         raise UsageError(f"networks={networks}: train at least one")
-    if not looks or list(looks) != sorted(set(looks)) or looks[0] < 0 or looks[-1] > recipe.steps:
-        raise UsageError(f"looks={looks}: give rising numbers of updates, from 0 to the {recipe.steps} that are made")
+    if not records or list(records) != sorted(set(records)) or records[0] < 0 or records[-1] > recipe.steps:
+        raise UsageError(
+            f"records={records}: give rising numbers of updates, from 0 to the {recipe.steps} that are made"
+        )
     setting = Setting(task.config(shape), parametrization.optimizer)
     together = side_by_side(setting, task.batches, networks)
     factors = factors_of(parametrization, shape, task, recipe)
     # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.
-    bounds = jnp.asarray([0, *looks, recipe.steps], jnp.int32)
+    bounds = jnp.asarray([0, *records, recipe.steps], jnp.int32)
     counts = (recipe.steps, networks, together)
     found = _follow((setting, counts), task.batches, factors, jnp.float32(learning_rate), bounds, key)
     return jax.tree.map(np.asarray, found)
@@ -103,31 +91,29 @@ def _follow(
     learning_rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
-) -> Course:
+) -> NetworkRecords:
     setting, (steps, networks, together) = asked
     config = setting.config
     for_models, for_batches, for_probe = jax.random.split(key, 3)
     probe = batches(for_probe)[0][:SEQUENCES]
 
-    def member(number: jax.Array) -> Course:
+    def member(number: jax.Array) -> NetworkRecords:
         start = draw_network(setting.config, factors, jax.random.fold_in(for_models, number))
         tx = optimizer_of(setting, factors, start, learning_rate)
 
+        update = make_update(start, tx, batches, for_batches)
+
         def advance(step: jax.Array, state: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
-            weights, memory, losses = state
-            batch = batches(jax.random.fold_in(for_batches, step))
-            model_loss = lambda w: cross_entropy(Transformer(w, factors.scaling, config), batch)  # noqa: E731
-            loss, gradient = jax.value_and_grad(model_loss)(weights)
-            updates, memory = tx.update(gradient, memory, weights)
-            return optax.apply_updates(weights, updates), memory, losses.at[step].set(loss)
+            weights, memory, loss = update(step, *state[:2])
+            return weights, memory, state[2].at[step].set(loss)
 
         def stretch(state: Any, span: tuple[jax.Array, jax.Array]) -> tuple[Any, tuple[Any, ...]]:
             state = jax.lax.fori_loop(span[0], span[1], advance, state)
-            return state, _look(Transformer(state[0], factors.scaling, config), probe)
+            return state, _record(Transformer(state[0], factors.scaling, config), probe)
 
         state = (start.weights, tx.init(start.weights), jnp.zeros(steps))
-        (_, _, losses), looks = jax.lax.scan(stretch, state, (bounds[:-1], bounds[1:]))
-        return Course(losses, *(look[:-1] for look in looks))  # the last one is the end, which nobody asked for
+        (_, _, losses), records = jax.lax.scan(stretch, state, (bounds[:-1], bounds[1:]))
+        return NetworkRecords(losses, *(record[:-1] for record in records))  # without the end
 
     return jax.lax.map(member, jnp.arange(networks), batch_size=together if together > 1 else None)
 
@@ -145,7 +131,7 @@ def draw_network(config: TransformerConfig, factors: Factors, key: jax.Array) ->
     return Transformer(ends._replace(blocks=middle.blocks), factors.scaling, config)
 
 
-def _look(model: Transformer, probe: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _record(model: Transformer, probe: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     record: Record = model.record(probe, patterns=True)
     length = record.start.shape[-2]
     chosen = (np.arange(1, TOKENS + 1) * length) // TOKENS - 1  # the last token of each quarter

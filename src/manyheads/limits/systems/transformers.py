@@ -26,6 +26,9 @@ from manyheads.transformer.transformer import Record, Transformer, initialise, n
 from manyheads.transformer.weights import roles
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import ArrayLike
+
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.task import Task
     from manyheads.transformer.config import TransformerConfig
@@ -71,23 +74,16 @@ def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recip
 
 @takes_arrays
 def sweep_losses(
-    task: Task, parametrization: Parametrization, shape: Shape, recipe: Recipe, learning_rates: Any, key: jax.Array
-) -> np.ndarray:
-    """Train one network a rate, all from the same weights on the same batches.
+    task: Task,
+    parametrization: Parametrization,
+    shape: Shape,
+    recipe: Recipe,
+    learning_rates: Float[ArrayLike, " rates"],
+    key: jax.Array,
+) -> Float[np.ndarray, "rates steps"]:
+    """Train one network for each learning rate of the base, from the same weights on the same batches.
 
-    Parameters
-    ----------
-    task, parametrization, shape, recipe
-        What is trained, and how.
-    learning_rates
-        (R,) learning rates of the base shape.
-    key
-        For weights and batches.
-
-    Returns
-    -------
-    ndarray
-        (R, steps) the loss of every step before its update, in nats; not finite where training diverged.
+    Returned are the losses of every step before its update, in nats; not finite where training diverged.
     """
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting(task.config(shape), parametrization.optimizer)
@@ -118,6 +114,20 @@ def optimizer_of(
     """Return the optimizer with the scheme's rate and epsilon for every class of weights."""
     base = optax.adam(learning_rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(learning_rate)
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
+
+
+def make_update(start: Transformer, tx: optax.GradientTransformation, batches: Any, key: jax.Array) -> Any:
+    """Return one update: (step, weights, optimizer state) -> the new weights and state, and the loss before."""
+
+    def update(step: jax.Array, weights: Any, state: Any) -> tuple[Any, Any, jax.Array]:
+        batch = batches(jax.random.fold_in(key, step))
+        loss, gradient = jax.value_and_grad(
+            lambda w: cross_entropy(Transformer(w, start.scaling, start.config), batch)
+        )(weights)
+        change, state = tx.update(gradient, state, weights)
+        return optax.apply_updates(weights, change), state, loss
+
+    return update
 
 
 def side_by_side(setting: Setting, batches: Any, members: int) -> int:
@@ -183,24 +193,6 @@ def measure_updates(
 ) -> Updates:
     """Train one network and measure at some steps how far everything has moved from its start.
 
-    Parameters
-    ----------
-    task, parametrization, shape, recipe
-        What is trained, and how; `recipe.steps` is not looked at.
-    learning_rate
-        Learning rate of the base shape.
-    checkpoints
-        Numbers of steps, increasing.
-    key
-        For weights, batches and the probe batch.
-    fields
-        What to measure, of `Updates`; less is compiled sooner.
-
-    Returns
-    -------
-    Updates
-        NumPy arrays, (checkpoints,) or (); not finite where training diverged.
-
     Raises
     ------
     UsageError
@@ -244,16 +236,10 @@ def _updates(
     before, weights = jax.tree.map(lambda value: value[0], (starts, drawn))
     start = Transformer(weights, factors.scaling, config)
     tx = optimizer_of(setting, factors, start, learning_rate)
-
-    def advance(number: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        weights, memory = state
-        batch = batches(jax.random.fold_in(for_batches, number))
-        gradient = jax.grad(lambda w: cross_entropy(Transformer(w, factors.scaling, config), batch))(weights)
-        updates, memory = tx.update(gradient, memory, weights)
-        return optax.apply_updates(weights, updates), memory
+    update = make_update(start, tx, batches, for_batches)
 
     def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Updates]:
-        state = jax.lax.fori_loop(span[0], span[1], advance, state)
+        state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
         model = Transformer(state[0], factors.scaling, config)
         return state, _only(fields, _moved(start, before, model, probe))
 

@@ -33,11 +33,6 @@ def find_multipliers(p: Parametrization, model: Any, read: TorchModel, reading: 
     Where a size changes on which a multiplier depends, it is measured, unless it was given, or the model is of a family
     of transformers whose forward pass is known.
 
-    Parameters
-    ----------
-    model
-        The model, not wrapped.
-
     Raises
     ------
     UsageError

@@ -59,23 +59,7 @@ class ForwardPass:
 
 
 def measure_forward(model: Any, read: TorchModel, example: Any = None) -> ForwardPass:
-    """Measure what a model multiplies its logits, branches, outputs and embeddings by.
-
-    Parameters
-    ----------
-    model
-        The model, not wrapped.
-    read
-        The same, read.
-    example
-        Arguments of a forward pass with at least two sequences, a tuple or a mapping; None tries two sequences of token
-        ids.
-
-    Returns
-    -------
-    ForwardPass
-        With a reason in `unknown` for what could not be measured.
-    """
+    """Measure what a model multiplies its logits, branches, outputs and embeddings by."""
     torch = require("torch")
     probe = _Probe(torch, model, read)
     try:

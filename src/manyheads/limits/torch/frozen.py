@@ -64,11 +64,6 @@ def list_frozen_carriers(
 ) -> tuple[FrozenCarrier, ...]:
     """Return the frozen parameters of a model that would have to hold a factor other than one.
 
-    Parameters
-    ----------
-    forward
-        What the model multiplies itself, as `parameter_targets` takes it.
-
     Examples
     --------
     >>> from manyheads.transformer.scaling import Shape
@@ -99,13 +94,7 @@ def list_frozen_carriers(
 def describe_missing_factors(
     p: Parametrization, read: TorchModel, hyperparameters: BaseHyperparameters, forward: ForwardMultipliers
 ) -> list[str]:
-    """Say which factors no parameter of a PyTorch model carries because the one that should is frozen, and what to do.
-
-    Parameters
-    ----------
-    forward
-        What the model multiplies itself, relative to the base.
-    """
+    """Say which factors no parameter carries because the one that should is frozen, and what to do."""
     carrier: dict[str, list[FrozenCarrier]] = {}
     for each in list_frozen_carriers(p, read.architecture, hyperparameters, forward):
         if not _holds(each, read.frozen[each.parameter.name]):

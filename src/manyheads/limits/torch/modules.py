@@ -13,13 +13,7 @@ SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 def find_blocks(model: Any, parts: Mapping[int, tuple[str, ...]]) -> list[Any]:
-    """Return the smallest modules that hold an attention's output and an MLP's, or where there is no MLP a layer.
-
-    Parameters
-    ----------
-    parts
-        `id` of a parameter → what it does.
-    """
+    """Return the smallest modules that hold an attention's output and an MLP's, or where there is no MLP a layer."""
     holds: dict[Any, set[str]] = {}
     numbered = set()
     for name, tensor in model.named_parameters(remove_duplicate=False):
