@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval, fit_exponent, mean_interval
+from manyheads.statistics.distances import noise_of_mean
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -49,6 +50,11 @@ class Fall(NamedTuple):
         """What a claim measures: the samples, or the figure and its interval where there are none."""
         return (self.power, self.interval) if self.samples is None else self.samples
 
+    def __str__(self) -> str:
+        if not np.isfinite(self.interval.high):
+            return "-"
+        return f"{self.power:+.2f} [{self.interval.low:+.2f}, {self.interval.high:+.2f}]"
+
 
 @takes_arrays
 def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> Distances:
@@ -66,8 +72,7 @@ def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *en
             "with two or more sizes and two or more networks"
         )
     gaps = (array[:, :-1] - array[:, -1:]).reshape(*(array.shape[0], array.shape[1] - 1, array.shape[2], -1))
-    scatter = gaps.var(2, ddof=1).mean(-1)
-    return Distances((gaps.mean(2) ** 2).mean(-1) - scatter / array.shape[2], scatter)
+    return Distances((gaps.mean(2) ** 2).mean(-1) - noise_of_mean(gaps), gaps.var(2, ddof=1).mean(-1))
 
 
 def effective_sizes(sizes: Sequence[int], scatter: bool = False) -> np.ndarray:
@@ -143,3 +148,10 @@ def fall_of_scatter(sizes: Sequence[int], squares: Float[np.ndarray, "replicates
         return Fall(0.0, Interval(-np.inf, np.inf, LEVEL), None)
     fit = fit_exponent(effective_sizes(sizes, scatter=True), np.sqrt(squares), level=LEVEL)
     return Fall(fit.exponent, fit.interval, np.asarray(fit.replicate_exponents))
+
+
+def show_distance(squares: Float[np.ndarray, " replicates"]) -> str:
+    """Return the root of a mean squared distance as text; a dash where it is not above its standard error."""
+    middle = float(squares.mean())
+    error = float(squares.std(ddof=1)) / len(squares) ** 0.5 if len(squares) > 1 else 0.0
+    return f"{middle**0.5:.3g}" if middle > max(error, 0.0) else "-"

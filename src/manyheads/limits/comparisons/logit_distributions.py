@@ -8,7 +8,6 @@ as for any other mean (`manyheads.statistics.distances`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,26 +76,3 @@ def density_curve(below: np.ndarray, label: str, role: Role, group: int) -> Curv
     density = np.diff(below[:, ::COARSE], axis=-1) / np.diff(edges)
     density = np.where(density > 0, density, np.nan)  # an empty bin has no place on a logarithmic axis
     return spread_curve((edges[:-1] + edges[1:]) / 2, density, label, role, group)
-
-
-def geometric_curve(sizes: Sequence[int], values: np.ndarray, label: str, group: int, role: Role = "trained") -> Curve:
-    """Geometric mean over replicates or draws (rows) at every size, with their range as a band."""
-    logs = np.log(values)
-    middle, low, high = (tuple(np.exp(v).tolist()) for v in (logs.mean(0), logs.min(0), logs.max(0)))
-    return Curve(tuple(map(float, sizes)), middle, label, role, group, low, high)
-
-
-def power_guides(sizes: Sequence[int], values: np.ndarray, powers: Sequence[float], group: int) -> list[Curve]:
-    """Grey curves that follow powers of the size from the geometric mean of the first column of values."""
-    start = float(np.exp(np.log(values[:, 0]).mean()))
-    places = np.asarray(sizes, float)
-    return [
-        Curve(
-            tuple(places.tolist()),
-            tuple((start * (places / places[0]) ** power).tolist()),
-            f"N^{power:g}",
-            "reference",
-            group,
-        )
-        for power in powers
-    ]

@@ -9,12 +9,11 @@ import numpy as np
 import xarray as xr
 
 from manyheads.limits.comparisons.claims import CAPTION
+from manyheads.limits.comparisons.curves import geometric_curve, power_curve
 from manyheads.limits.comparisons.logit_distributions import (
     LEVELS,
     density_curve,
-    geometric_curve,
     hold_against_gaussian,
-    power_guides,
 )
 from manyheads.limits.comparisons.mean_field import along
 from manyheads.statistics import fit_exponent
@@ -124,7 +123,8 @@ def variances_panel(data: LogitsOverHeads, note: str) -> Panel:
             if name in data.predicted:
                 sizes = tuple(data.predicted["key_dim"].values.tolist())
                 curves.append(geometric_curve(sizes, data.limit(name, exponent), "", group, "predicted"))
-    curves += power_guides(data.key_dims, data.networks("variance_end", 1.0).mean(-1), (-1.0, CAPTION), 4)
+    first = float(np.exp(np.log(data.networks("variance_end", 1.0).mean(-1)[:, 0]).mean()))
+    curves += [power_curve(data.key_dims, first, power, f"N^{power:g}", 4) for power in (-1.0, CAPTION)]
     return Lines(
         "Variance of attention logits over heads",
         "key dimension N",

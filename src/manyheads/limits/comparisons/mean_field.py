@@ -224,6 +224,11 @@ def biases(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.sqrt(((mean - wanted) ** 2).reshape(*mean.shape[:2], -1).mean(-1))
 
 
+def projection(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return how much of a wanted array is in each of many (replicates, ...): 1 is all of it, 0 none."""
+    return np.asarray((found * wanted).reshape(len(found), -1).sum(-1) / (wanted**2).sum())
+
+
 def _chunk(problem: Problem, network: Network, count: int) -> int:
     """Return how many networks are trained at once."""
     layers = 4 if network.activation is None else 6

@@ -14,20 +14,21 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import LETTERS, Axis
 from manyheads.limits.checks.convergence import (
     Distances,
-    Fall,
     distances_to_largest,
     effective_sizes,
     fall_of_mean,
     fall_of_scatter,
     power_of_drift,
+    show_distance,
 )
+from manyheads.limits.comparisons.curves import geometric_curve
 from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.trajectories import follow_networks
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}
@@ -294,7 +295,7 @@ def _loss_curves(study: Approach, trained: xr.Dataset) -> Panel:
     def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
         mean = plan.along(trained, "loss", scheme, axis).mean((0, 2))  # (sizes, steps)
         names = [f"size {place + 1} of {len(mean)}" for place in range(len(mean))]
-        return tuple(Curve(steps, tuple(row.tolist()), names[i], group=i) for i, row in enumerate(mean))
+        return tuple(spread_curve(steps, row, names[place], group=place) for place, row in enumerate(mean))
 
     return plan.multiples(
         "Mean loss curves by size",
@@ -322,10 +323,10 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         curves.append(Curve(x, y, SCHEMES[scheme], group=group, low=below, high=above))
         if scheme == "limits":
             floor = np.sqrt(found.scatter.mean(0) / (study.networks * len(found.scatter)))
-            curves.append(Curve(x, tuple(floor.tolist()), "subtracted noise", "predicted", group))
+            curves.append(spread_curve(x, floor, "subtracted noise", "predicted", group))
             guide = 1 / effective_sizes(sizes)
             guide = guide * (math.sqrt(middle[0]) if middle[0] > 0 else 1.0) / guide[0]
-            curves.append(Curve(x, tuple(guide.tolist()), f"1/{letter} - 1/{sizes[-1]}", "reference"))
+            curves.append(spread_curve(x, guide, f"1/{letter} - 1/{sizes[-1]}", "reference"))
     return Lines(
         f"Distance of the mean loss curve to that of {letter}={sizes[-1]}",
         letter,
@@ -341,18 +342,15 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
 def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
     plan = study.plan()
     sizes, letter = dict(plan.sizes)[axis], LETTERS[axis]
-    x = tuple(map(float, sizes[:-1]))
     curves: list[Curve] = []
     for scheme in [name for name, other in plan.pairs() if other == axis and name in CONSISTENT]:
         for quantity, text in QUANTITIES.items():
             scatter = np.sqrt(study.distances(trained, scheme, axis, quantity).scatter)  # (replicates, sizes - 1)
-            relative = np.log(scatter / scatter[:, :1])
-            y, low, high = (tuple(np.exp(v).tolist()) for v in (relative.mean(0), relative.min(0), relative.max(0)))
-            curves.append(Curve(x, y, f"{text}, {SCHEMES[scheme]}", group=len(curves), low=low, high=high))
+            label = f"{text}, {SCHEMES[scheme]}"
+            curves.append(geometric_curve(sizes[:-1], scatter / scatter[:, :1], label, len(curves)))
     effective = effective_sizes(sizes, scatter=True)
     for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
-        guide = (effective / effective[0]) ** power
-        curves.append(Curve(x, tuple(guide.tolist()), label, "reference"))
+        curves.append(spread_curve(sizes[:-1], (effective / effective[0]) ** power, label, "reference"))
     return Lines(
         f"Std over networks along {letter}, after training",
         letter,
@@ -372,11 +370,11 @@ def _powers(study: Approach, trained: xr.Dataset) -> Panel:
         for quantity, place in [(q, p) for q in QUANTITIES for p in ((-1,) if q == "loss" else WHEN)]:
             found = study.distances(trained, scheme, axis, quantity, place)
             when = "" if quantity == "loss" else f", {WHEN[place]}"
-            distances = ", ".join(_resolved(column) for column in found.mean.T)
+            distances = ", ".join(show_distance(column) for column in found.mean.T)
             singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
             mean, scatter = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
             who = (SCHEMES[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
-            rows.append((*who, distances, _power(mean), singles, _power(scatter)))
+            rows.append((*who, distances, str(mean), singles, str(scatter)))
     return Listing(
         "Powers of the size",
         ("scaling", "axis", "quantity", "distances of means", "power", "std over networks", "power "),
@@ -385,17 +383,6 @@ def _powers(study: Approach, trained: xr.Dataset) -> Panel:
         "effective size with its 99% interval: (1/n - 1/m)^-1 for means, (1/n + 1/m)^-1 for single networks. "
         "A dash: not distinguishable from the noise.",
     )
-
-
-def _resolved(squares: np.ndarray) -> str:
-    middle = float(squares.mean())
-    error = float(squares.std(ddof=1)) / math.sqrt(len(squares)) if len(squares) > 1 else 0.0
-    return f"{math.sqrt(middle):.3g}" if middle > max(error, 0.0) else "-"
-
-
-def _power(fall: Fall) -> str:
-    interval: Interval = fall.interval
-    return f"{fall.power:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]" if math.isfinite(interval.high) else "-"
 
 
 def _logits(study: Approach, trained: xr.Dataset) -> Panel:

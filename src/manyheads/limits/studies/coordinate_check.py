@@ -24,7 +24,7 @@ from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
-from manyheads.study.reporting.panels import Multiples, Panel
+from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.transformer.shape import Shape
 
 DIVERGED = 99.0  # the exponent that stands for a training that diverged
@@ -75,7 +75,7 @@ class CoordinateCheckStudy(Study):
     )
 
     task: str = "digits"
-    optimizer: str = "adam"
+    optimizer: Optimizer = "adam"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")
     schemes: tuple[str, ...] = tuple(SCHEMES)
     base: tuple[int, int, int] = (8, 4, 2)
@@ -125,7 +125,7 @@ class CoordinateCheckStudy(Study):
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.schemes, self._optimizer)
+        return Plan(Shape(*self.base), sizes, self.schemes, self.optimizer)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""
@@ -304,12 +304,8 @@ class CoordinateCheckStudy(Study):
         ]
 
     @property
-    def _optimizer(self) -> Optimizer:
-        return self.optimizer  # type: ignore[return-value]
-
-    @property
     def _base(self) -> tuple[Shape, Optimizer]:
-        return Shape(*self.base), self._optimizer
+        return Shape(*self.base), self.optimizer
 
     @property
     def _training(self) -> tuple[float, int, tuple[int, ...]]:
@@ -354,14 +350,7 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         place = sizes[axis].index(getattr(plan.base, axis)) if getattr(plan.base, axis) in sizes[axis] else 0
         relative = np.log2(values / values[:, place : place + 1])
         x = np.log2(np.asarray(sizes[axis]) / sizes[axis][place])
-        return Curve(
-            tuple(x.tolist()),
-            tuple(relative.mean(0).tolist()),
-            SCHEMES[scheme],
-            group=list(SCHEMES).index(scheme),
-            low=tuple(relative.min(0).tolist()),
-            high=tuple(relative.max(0).tolist()),
-        )
+        return spread_curve(x, relative, SCHEMES[scheme], group=list(SCHEMES).index(scheme))
 
     return Multiples(
         f"Updates after {study._training[2][-1]} steps, relative to the base",

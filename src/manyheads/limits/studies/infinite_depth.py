@@ -13,7 +13,16 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.limits.comparisons.claims import nearer_claim
-from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
+from manyheads.limits.comparisons.curves import power_curve
+from manyheads.limits.comparisons.mean_field import (
+    along,
+    biases,
+    distances,
+    problem_of,
+    projection,
+    solve_blocks,
+    train_seeds,
+)
 from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
@@ -22,9 +31,10 @@ from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
+from manyheads.statistics.distances import noise_of_mean
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, Role, spread_curve
+from manyheads.study.reporting.panels import Panel, spread_curve
 
 NAMES = {1.0: "1", 0.5: "1/2"}
 DIMS = {"output": ("step", "read_out", "class"), "logits": ("sample", "token", "token_too")}
@@ -161,7 +171,7 @@ class InfiniteDepth(Study):
         """Return how much of the theory's logits the mean of networks has learned, (replicates, depths)."""
         moved = along(trained, "logits", "depth", depth_exponent=exponent).mean(2)
         wanted = self._theory(trained, "limit_logits", exponent)
-        return np.stack([_share(moved[:, place], wanted[place]) for place in range(len(wanted))], -1)
+        return np.stack([projection(moved[:, place], wanted[place]) for place in range(len(wanted))], -1)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show distances from the continuum and logits against depth."""
@@ -251,7 +261,7 @@ class InfiniteDepth(Study):
 
         def change(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             found, wanted = outputs(trained), theory(trained)
-            return _share(found[:, 0].mean(1) - found[:, -1].mean(1), wanted[0] - wanted[-1])
+            return projection(found[:, 0].mean(1) - found[:, -1].mean(1), wanted[0] - wanted[-1])
 
         def approach(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             limit = predicted["continuum"].sel(depth_exponent=exponent).values
@@ -302,13 +312,12 @@ class InfiniteDepth(Study):
         plain, better = self.distances_of_theory(predicted, trained, exponent)
         outputs = along(trained, "output", "depth", depth_exponent=exponent)
         limit = predicted["continuum"].sel(depth_exponent=exponent).values
-        guide = plain[-1] * self.depths[-1] / np.asarray(self.depths, float)
         curves = (
-            _curve(self.depths, plain, "theory, f(L)", "predicted", 0),
-            _curve(self.depths[1:], better, "theory, 2 f(L) - f(L/2)", "predicted", 1),
+            spread_curve(self.depths, plain, "theory, f(L)", "predicted", 0),
+            spread_curve(self.depths[1:], better, "theory, 2 f(L) - f(L/2)", "predicted", 1),
             spread_curve(self.depths, biases(outputs, limit), "mean of networks", group=0),
             spread_curve(self.depths, self._noise(outputs), "its standard error", group=2),
-            _curve(self.depths, guide, "1/L", "reference", 3),
+            power_curve(self.depths, plain[-1] * self.depths[-1] / self.depths[0], -1.0, "1/L", 3),
         )
         return Lines(
             f"Distance of outputs from the continuum, depth exponent {NAMES[exponent]}",
@@ -323,19 +332,17 @@ class InfiniteDepth(Study):
 
     def _noise(self, outputs: np.ndarray) -> np.ndarray:
         """Return the standard error of the mean network of every replicate and depth, (replicates, depths)."""
-        spread = outputs.var(2, ddof=1) / outputs.shape[2]
-        return np.sqrt(spread.reshape(*spread.shape[:2], -1).mean(-1))
+        return np.sqrt(noise_of_mean(outputs.reshape(*outputs.shape[:3], -1)))
 
     def _logits(self, trained: xr.Dataset) -> Panel:
         curves: list[Curve] = []
         for group, (exponent, name) in enumerate(NAMES.items()):
             size = _rms(self._theory(trained, "limit_logits", exponent))
-            curves.append(_curve(self.depths, size, f"theory, exponent {name}", "predicted", group))
+            curves.append(spread_curve(self.depths, size, f"theory, exponent {name}", "predicted", group))
             found = self.learned_shares(trained, exponent)
             curves.append(spread_curve(self.depths, found * size, f"networks, exponent {name}", group=group))
-        depths = np.asarray(self.depths, float)
-        guide = curves[2].y[-1] * depths[-1] / depths
-        curves.append(_curve(self.depths, guide, "1/L", "reference", len(curves)))
+        first = curves[2].y[-1] * self.depths[-1] / self.depths[0]
+        curves.append(power_curve(self.depths, first, -1.0, "1/L", len(curves)))
         return Lines(
             "Attention logits at the end, mean over layers",
             "depth L",
@@ -356,12 +363,3 @@ def _ratio(values: np.ndarray) -> float:
     """Return the ratio of a doubling, extrapolated from the last two."""
     ratios = values[:-1] / values[1:]
     return float(2 * ratios[-1] - ratios[-2])
-
-
-def _share(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return how much of a wanted array is in each of many (replicates, ...): 1 is all of it, 0 none."""
-    return np.asarray((found * wanted).reshape(len(found), -1).sum(-1) / (wanted**2).sum())
-
-
-def _curve(x: tuple[int, ...], y: np.ndarray, label: str, role: Role, group: int) -> Curve:
-    return Curve(tuple(map(float, x)), tuple(y.tolist()), label, role, group)

@@ -14,6 +14,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import distance_claim, nearer_claim, single_network_claim
+from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
 from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.problem import Problem
@@ -329,8 +330,7 @@ class InfiniteHeads(Study):
                 values = self._apart(self._along(trained, name, exponent), self._draws(predicted, name, exponent))
                 label = text.removesuffix(" at the end").removesuffix(" over training").removeprefix("attention ")
                 curves.append(spread_curve(sizes, values, f"{label}, exponent {exponent:g}", group=len(curves)))
-        guide = curves[0].y[0] * (sizes / sizes[0]) ** -0.5
-        curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "H^(-1/2)", "reference", len(curves)))
+        curves.append(power_curve(self.heads_counts, curves[0].y[0], -0.5, "H^(-1/2)", len(curves)))
         return Lines(
             "Distance of single networks from the limit",
             "heads H",

@@ -13,6 +13,7 @@ from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
+from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.problem import Problem
@@ -163,15 +164,12 @@ class InfiniteKeyDim(Study):
 
     def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
-        curves = [
-            Curve(tuple(map(float, steps)), tuple(predicted["output"].values[:, 0, 0].tolist()), "limit", "predicted")
-        ]
-        for group, size in enumerate(self.key_dims):
-            place = self.key_dims.index(size)
+        curves = [spread_curve(steps, predicted["output"].values[:, 0, 0], "limit", "predicted")]
+        for place, size in enumerate(self.key_dims):
             values = self._along(trained, "output", self.heads_counts[-1])[
-                :, place, :, :, 0, 0
+                :, place, ..., 0, 0
             ]  # (replicates, nets, step)
-            curves.append(spread_curve(steps, values.reshape(-1, self.steps), f"N={size}", group=group))
+            curves.append(spread_curve(steps, values.reshape(-1, self.steps), f"N={size}", group=place))
         note = f"Networks with H={self.heads_counts[-1]}; bands range over all of them."
         return Lines("Output of the first read-out over training", "updates", "output", tuple(curves), note=note)
 
@@ -183,9 +181,7 @@ class InfiniteKeyDim(Study):
                 values = self.distances(predicted, trained, name, heads)
                 label = f"{text.removesuffix(' at the end').removesuffix(' over training')}, H={heads}"
                 curves.append(spread_curve(sizes, values, label, group=len(curves)))
-        start = curves[0].y[0]
-        guide = start * (sizes / sizes[0]) ** -0.5
-        curves.append(Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "N^(-1/2)", "reference", len(curves)))
+        curves.append(power_curve(self.key_dims, curves[0].y[0], -0.5, "N^(-1/2)", len(curves)))
         return Lines(
             "Distance of single networks from the limit",
             "key dimension N",

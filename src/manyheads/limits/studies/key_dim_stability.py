@@ -197,10 +197,9 @@ class KeyDimStability(Study):
                 found = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)
                 curves.append(spread_curve(sizes, found[..., place], f"H={heads}, {when}", group=len(curves)))
             if exponent == 1:
-                level = float(predicted["backward"].values[place])
-                flat = (level,) * len(sizes)
+                flat = np.full(len(sizes), predicted["backward"].values[place])
                 group = len(curves) - len(self.heads_counts)  # the colour of the first of those that it predicts
-                curves.append(Curve(tuple(sizes.tolist()), flat, f"infinite N, {when}", "predicted", group))
+                curves.append(spread_curve(sizes, flat, f"infinite N, {when}", "predicted", group))
         return Lines(
             f"Backward signal below attention, logit exponent {NAMES[exponent]}",
             "key dimension N",
@@ -213,8 +212,7 @@ class KeyDimStability(Study):
 
     def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
-        limit = predicted["backward"].values
-        curves = [Curve(tuple(map(float, steps)), tuple(limit.tolist()), "limit at exponent 1", "predicted")]
+        curves = [spread_curve(steps, predicted["backward"].values, "limit at exponent 1", "predicted")]
         heads = self.heads_counts[-1]
         for exponent, name in NAMES.items():
             found = along(trained, "backward", "key_dim", logit_exponent=exponent, heads=heads)

@@ -12,7 +12,16 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
-from manyheads.limits.comparisons.mean_field import along, biases, distances, problem_of, solve_blocks, train_seeds
+from manyheads.limits.comparisons.curves import power_curve
+from manyheads.limits.comparisons.mean_field import (
+    along,
+    biases,
+    distances,
+    problem_of,
+    projection,
+    solve_blocks,
+    train_seeds,
+)
 from manyheads.limits.comparisons.schemes import bordelon, check_rising
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
@@ -243,7 +252,7 @@ class LazyToRich(Study):
         def share(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             lazy = predicted["lazy"].values
             mean = along(trained, "output", "key_dim", richness=self.richness[0])[:, -1].mean(1)
-            return np.asarray((mean * lazy).reshape(len(mean), -1).sum(-1) / (lazy**2).sum())
+            return projection(mean, lazy)
 
         def exponent(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             mild = np.asarray(self.richness) <= 1  # beyond, the smallest networks have not settled
@@ -296,12 +305,12 @@ class LazyToRich(Study):
         curves: list[Curve] = []
         for group, (name, label) in enumerate(SHORT.items()):
             values = self.updates(trained, name)
-            curves.append(Curve(tuple(levels.tolist()), tuple(values.tolist()), f"{label}, theory", "predicted", group))
+            curves.append(spread_curve(levels, values, f"{label}, theory", "predicted", group))
             if name != "output":
                 found = self.single_updates(trained, name, self.key_dims[-1])
                 curves.append(spread_curve(levels, found, f"{label}, N={self.key_dims[-1]}", group=group))
-        guide = self.updates(trained, "pooled")[0] * (levels / levels[0]) ** 2
-        curves.append(Curve(tuple(levels.tolist()), tuple(guide.tolist()), "gamma0^2", "reference", len(UPDATES)))
+        first = float(self.updates(trained, "pooled")[0])
+        curves.append(power_curve(self.richness, first, 2.0, "gamma0^2", len(UPDATES)))
         return Lines(
             "Updates against richness",
             "richness gamma0",
@@ -335,20 +344,11 @@ class LazyToRich(Study):
 
     def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
         steps = np.arange(self.steps)
-        curves = [
-            Curve(
-                tuple(map(float, steps)),
-                tuple(predicted["lazy"].values[:, 0, 0].tolist()),
-                "NTK descent",
-                "reference",
-            )
-        ]
+        curves = [spread_curve(steps, predicted["lazy"].values[:, 0, 0], "NTK descent", "reference")]
         for group, level in enumerate((self.richness[0], self.richness[-2])):
             theory = predicted["output"].sel(richness=level).values[:, 0, 0]
             label = f"gamma0={level:g}"
-            curves.append(
-                Curve(tuple(map(float, steps)), tuple(theory.tolist()), f"{label}, theory", "predicted", group)
-            )
+            curves.append(spread_curve(steps, theory, f"{label}, theory", "predicted", group))
             found = self._at(trained, level)[:, -1, :, :, 0, 0].mean(1)  # (replicates, step)
             curves.append(spread_curve(steps, found, f"{label}, mean of networks", group=group))
         note = f"Networks of N={self.key_dims[-1]}; bands range over the means of replicates."

@@ -21,11 +21,12 @@ from manyheads.limits.checks.transfer_check import (
     judge_drift,
     search_optimum,
 )
+from manyheads.limits.comparisons.curves import geometric_curve
 from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.transformer.shape import Shape
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that schemes which differ in it alone are one
@@ -214,17 +215,10 @@ def _losses(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
         seen = np.isfinite(losses).all(0)
         if not seen.any():
             return None
-        losses = losses[:, seen]
-        return Curve(
-            tuple(x[seen].tolist()),
-            tuple(losses.mean(0).tolist()),
-            f"{LETTERS[axis]} = {size}"
-            if len(plan.sizes) == 1
-            else f"size {place + 1} of {len(dict(plan.sizes)[axis])}",
-            group=place,
-            low=tuple(losses.min(0).tolist()),
-            high=tuple(losses.max(0).tolist()),
-        )
+        label = f"{LETTERS[axis]} = {size}"
+        if len(plan.sizes) > 1:
+            label = f"size {place + 1} of {len(dict(plan.sizes)[axis])}"
+        return spread_curve(x[seen], losses[:, seen], label, group=place)
 
     def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
         drawn = (curve(scheme, axis, place, size) for place, size in enumerate(dict(plan.sizes)[axis]))
@@ -246,13 +240,8 @@ def _optima(study: LearningRateTransfer, trained: xr.Dataset) -> tuple[Panel, ..
     for axis, sizes in plan.sizes:
         curves = []
         for scheme in [name for name, other in plan.pairs() if other == axis]:
-            learning_rates = np.log(plan.along(trained, "optimal_learning_rate", scheme, axis))  # (replicates, sizes)
-            middle, low, high = (
-                tuple(np.exp(v).tolist())
-                for v in (learning_rates.mean(0), learning_rates.min(0), learning_rates.max(0))
-            )
-            group = list(SCHEMES).index(scheme)
-            curves.append(Curve(tuple(map(float, sizes)), middle, SCHEMES[scheme], group=group, low=low, high=high))
+            values = plan.along(trained, "optimal_learning_rate", scheme, axis)  # (replicates, sizes)
+            curves.append(geometric_curve(sizes, values, SCHEMES[scheme], list(SCHEMES).index(scheme)))
         panels.append(
             Lines(
                 f"Optimal learning rate along {LETTERS[axis]}",
