@@ -16,7 +16,7 @@ INPUTS, TARGETS = np.ones((2, 3, 4)), np.array([1.0, -1.0])
     [
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"steps": 0}, "steps"),
-        ({"depth": 1.5}, "whole"),
+        ({"depth": 1.5}, "an integer"),
         ({"inputs": np.zeros((2, 3, 4)), "norm": True}, "token of zeros"),
         ({"richness": np.inf}, "richness"),
         ({"depth_exponent": 0.4}, "1/2 to 1"),

@@ -45,7 +45,7 @@ def test_networks_show_what_the_limit_shows_between_attention_and_mlp_too(rng):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"key_dim": 2.5}, "whole"), ({"heads": 0}, "at least 1"), ({"logit_exponent": 0.2}, "1/2 to 1")],
+    [({"key_dim": 2.5}, "an integer"), ({"heads": 0}, "at least 1"), ({"logit_exponent": 0.2}, "1/2 to 1")],
 )
 def test_sizes_that_no_network_has_are_refused(fields, message):
     with pytest.raises(UsageError, match=message):
@@ -54,5 +54,5 @@ def test_sizes_that_no_network_has_are_refused(fields, message):
 
 @pytest.mark.parametrize("asked", [{"seeds": []}, {"seeds": [0.5]}, {"seeds": [0], "chunk": 0}])
 def test_networks_without_seeds_are_refused(asked):
-    with pytest.raises(UsageError, match="seed"):
+    with pytest.raises(UsageError, match="seed|chunk"):
         train_networks(Problem(np.ones((1, 1, 2)), np.ones(1), steps=2), Network(2, 1), **asked)

@@ -85,7 +85,7 @@ def train_networks(
     Raises
     ------
     UsageError
-        No seeds, seeds that are no whole numbers, or a chunk of none.
+        No seeds, or seeds or a chunk that are no integers.
     """
     seeds = list(seeds)
     if not seeds:
