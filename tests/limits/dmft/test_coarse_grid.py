@@ -240,7 +240,7 @@ def test_what_has_no_coarse_grid_is_refused_with_the_way_round(rng):
     with pytest.raises(UsageError, match="tangent kernel"):
         DressedErrors(TimeGrid.of(problem, every=9))
     for wrong in (4, 0, -3, 3.0, np.nan):
-        with pytest.raises(UsageError, match="odd|an integer"):
+        with pytest.raises(UsageError, match=r"odd|an integer"):
             infinite_key_dim(problem, every=wrong)
     with pytest.raises(CertificateError, match=r"or richness \("):  # at single steps: no interval is to blame
         infinite_key_dim(replace(problem, learning_rate=1e30), every=9)

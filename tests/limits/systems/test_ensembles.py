@@ -54,5 +54,5 @@ def test_sizes_that_no_network_has_are_refused(fields, message):
 
 @pytest.mark.parametrize("asked", [{"seeds": []}, {"seeds": [0.5]}, {"seeds": [0], "chunk": 0}])
 def test_networks_without_seeds_are_refused(asked):
-    with pytest.raises(UsageError, match="seed|chunk"):
+    with pytest.raises(UsageError, match=r"seed|chunk"):
         train_networks(Problem(np.ones((1, 1, 2)), np.ones(1), steps=2), Network(2, 1), **asked)
