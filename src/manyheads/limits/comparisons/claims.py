@@ -1,4 +1,4 @@
-"""Claims that several studies make: a power of the size, and distances with and without response functions."""
+"""Claims that several studies make: exponents of a size, distances of means, the caption of a figure."""
 
 from __future__ import annotations
 
