@@ -441,7 +441,7 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
     monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
     status, out, err = call("check", "--transfer", *(["--json"] if as_json else []))
     assert status == 3
-    assert "an end of the rates" in err
+    assert "an end of the grid" in err
     if as_json:
         found = json.loads(out)
         assert found["coordinate_check"]["outcome"] == "holds"

@@ -157,7 +157,7 @@ def test_the_parabola_is_exact_and_the_ends_are_refused():
         losses[place] = 0.5
         with pytest.raises(CertificateError, match=side):
             find_optimum(RATES, losses)
-    with pytest.raises(CertificateError, match="diverged at every rate"):
+    with pytest.raises(CertificateError, match="diverged at every learning rate"):
         find_optimum(RATES, np.full(13, np.nan))
     half = np.where(np.arange(13) > 6, np.nan, (np.arange(13) - 6.0) ** 2)  # diverges right above the best
     assert find_optimum(RATES, half) == pytest.approx(RATES[6])
@@ -268,7 +268,7 @@ def test_what_diverged_is_no_motion_of_size_zero(rng):
 
 @pytest.mark.parametrize("loss", [1.0, None, [1.0], [[1.0]] * len(RATES)])
 def test_losses_that_are_not_one_a_rate_are_refused(loss):
-    with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss a rate"):
+    with pytest.raises(UsageError, match=rf"for {len(RATES)} rates: return one final loss for each learning rate"):
         transfer_check(SHAPES, RATES, lambda shape, learning_rates, seed: loss)
     with pytest.raises(UsageError, match="widenings=-1"):
         search_optimum(RATES, lambda learning_rates: learning_rates, widenings=-1)

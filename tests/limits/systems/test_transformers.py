@@ -69,7 +69,7 @@ def test_motions_are_those_of_a_training_by_hand(task, seed):
     )
     stack = np.stack([np.asarray(twin.layers.stream[-1], np.float64).reshape(-1, SHAPE.width) for twin in twins])
     kernels = stack @ stack.transpose(0, 2, 1) / SHAPE.width
-    assert found.kernel_spread == pytest.approx(np.sqrt(kernels.var(axis=0, ddof=1).mean()), rel=1e-3)
+    assert found.kernel_std == pytest.approx(np.sqrt(kernels.var(axis=0, ddof=1).mean()), rel=1e-3)
     streams = [now.start, now.layers.stream[0]]
     moved = []
     for layer, stream in enumerate(streams):

@@ -243,7 +243,7 @@ def _near(one: float, other: float) -> bool:
 def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, ActualSettings]) -> bool:
     """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be.
 
-    Of zeros nobody knows.
+    Zeros tell nothing.
     """
     pairs = [
         (target, settings[target.parameter.name].learning_rate)

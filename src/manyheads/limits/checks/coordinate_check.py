@@ -243,7 +243,7 @@ def coordinate_check(
         At least two, different along one axis only.
     measure
         Trains one network and returns how far each quantity of `QUANTITIES` has moved at each checkpoint:
-        `measure_task` for the house's transformer, or a function of your own model.
+        `measure_task` for the library's transformer, or a function of your own model.
     checkpoints
         Numbers of updates: a few, and order-one many. Only at the last one are start-up transients called failures.
     seeds
@@ -304,7 +304,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
             raise UsageError(
                 f"measure returned {name} = {still[0]:g} ({where}): an update is positive, and what does not move has "
-                "no exponent; train for more steps, at a larger rate, or in higher precision"
+                "no exponent; train for more steps, at a larger learning rate, or in higher precision"
             )
 
 
@@ -336,7 +336,7 @@ def judge_growths(
 def measure_task(
     task: Task, parametrization: Parametrization, recipe: Recipe, learning_rate: float, checkpoints: Sequence[int]
 ) -> Measure:
-    """Return the `measure` of `coordinate_check` that trains the house's transformer on a task.
+    """Return the `measure` of `coordinate_check` that trains the library's transformer on a task.
 
     Parameters
     ----------

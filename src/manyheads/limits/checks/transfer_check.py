@@ -1,7 +1,7 @@
 """`transfer_check`: whether the best learning rate stays where it is when the network grows.
 
 For every shape and seed networks are trained over a grid of rates, which is widened where the least loss stands at its
-end; the best rate is the vertex of a parabola through the lowest loss and its neighbours, in the logarithm of the rate.
+end; the optimum is the vertex of a parabola through the lowest loss and its neighbours, in the logarithm of the rate.
 A power of the size is fitted to it seed by seed. A training that diverges is data: it has the worst of all losses.
 """
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 ALLOWED_DECADES = 0.25
-"""Drift of the best rate, in decades over a factor of eight in size, that still counts as transfer. The least power by
-which a scheme goes wrong, the root of a size, makes 0.45, and the middle between that and none is 0.23. A rate that is
-off by so much, a factor 1.8, costs little, because the loss is flat around its optimum."""
+"""Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer. The
+least power by which a scheme goes wrong, the root of a size, makes 0.45, and the middle between that and none is 0.23.
+A rate that is off by so much, a factor 1.8, costs little, because the loss is flat around its optimum."""
 
 WIDENINGS = 2
 """How often a grid is widened before a search gives up."""
@@ -62,7 +62,7 @@ class TransferCheck:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict on "the best rate stays"."""
+        """The verdict on transfer of the optimal learning rate."""
         return self.drift.outcome
 
     @property
@@ -82,7 +82,7 @@ class TransferCheck:
                 f"{_times(fitted)} per doubling of {letter}, to which {len(self.learning_rates)} seeds set no bounds"
             )
         if self.outcome == "holds":
-            return f"transfers: the best rate changes by a factor {found}"
+            return f"transfers: the optimal learning rate changes by a factor {found}"
         if self.outcome == "refuted":
             return f"drifts by a factor {found}"
         more = self.drift.replicates_needed
@@ -115,17 +115,19 @@ def find_optimum(learning_rates: Float[ArrayLike, " rates"], losses: Float[Array
     """
     learning_rates, losses = _checked_grid(learning_rates), np.asarray(losses, np.float64)
     if learning_rates.shape != losses.shape:
-        raise UsageError(f"rates {learning_rates.shape} and losses {losses.shape}: give one loss a rate")
+        raise UsageError(f"rates {learning_rates.shape} and losses {losses.shape}: give one loss for each")
     reached = np.where(np.isfinite(losses), losses, np.inf)
     best = int(reached.argmin())
     if not np.isfinite(reached[best]):
         raise CertificateError(
-            "training diverged at every rate: lower the rates", measured=float(learning_rates[0]), threshold=math.inf
+            "training diverged at every learning rate: lower them",
+            measured=float(learning_rates[0]),
+            threshold=math.inf,
         )
     if best in (0, len(learning_rates) - 1):
         side = "below" if best == 0 else "above"
         raise CertificateError(
-            f"the least loss is at {learning_rates[best]:.3g}, an end of the rates: the best one may lie {side} it, "
+            f"the least loss is at {learning_rates[best]:.3g}, an end of the grid: the optimum may lie {side} it, "
             "widen them",
             measured=float(learning_rates[best]),
             threshold=float(learning_rates[1 if best == 0 else -2]),
@@ -143,12 +145,12 @@ def _checked_grid(learning_rates: Any) -> np.ndarray:
         raise UsageError(f"rates of shape {learning_rates.shape}: give at least three, all positive")
     steps = np.diff(np.log(learning_rates))
     if (steps <= 0).any() or np.ptp(steps) > 1e-6 * steps.max():
-        raise UsageError("rates must increase by one factor, as numpy.geomspace makes them")
+        raise UsageError("learning rates must increase by one factor, as numpy.geomspace makes them")
     return learning_rates
 
 
 class Search(NamedTuple):
-    """Where the best rate was looked for, and what came out.
+    """Search for the optimal learning rate: what was tried, and the optimum.
 
     Attributes
     ----------
@@ -160,7 +162,7 @@ class Search(NamedTuple):
 
     learning_rates: np.ndarray
     losses: np.ndarray
-    best: float  # the best rate, or the end of the widened grid beyond which it lies
+    best: float  # the optimum, or the end of the widened grid beyond which it lies
     outcome: Literal["inside", "below", "above"]
 
 
@@ -190,7 +192,8 @@ def search_optimum(
         found = np.asarray(losses(learning_rates), np.float64)
         if found.shape != learning_rates.shape:
             raise UsageError(
-                f"losses of shape {found.shape} for {len(learning_rates)} rates: return one final loss a rate"
+                f"losses of shape {found.shape} for {len(learning_rates)} rates: return one final loss for each "
+                "learning rate"
             )
         return found
 
@@ -229,7 +232,7 @@ def final_losses(
 
 
 def task_losses(task: Task, parametrization: Parametrization, recipe: Recipe) -> Losses:
-    """Return the `losses` of `transfer_check` that train the house's transformer on a task."""
+    """Return the `losses` of `transfer_check` that train the library's transformer on a task."""
     import jax
 
     def losses(shape: Shape, learning_rates: np.ndarray, seed: int) -> np.ndarray:
@@ -264,14 +267,14 @@ def transfer_check(
     allowed
         Drift in decades over a factor of eight in size that still counts as transfer.
     widenings
-        How often a grid may be widened by three rates, where its best rate is at an end.
+        How often a grid may be widened by three rates, where the optimum is at an end.
 
     Raises
     ------
     UsageError
         Shapes along none or several axes, fewer than two seeds or one twice, rates that are no grid.
     CertificateError
-        A best rate at an end of the widest grid.
+        An optimum at an end of the widest grid.
 
     Examples
     --------
@@ -303,6 +306,6 @@ def transfer_check(
 def judge_drift(
     axis: Axis, sizes: Sequence[int], optima: np.ndarray, allowed: float = ALLOWED_DECADES
 ) -> TransferCheck:
-    """Test best rates (seeds, sizes), found already, for a drift along an axis."""
+    """Test optimal learning rates (seeds, sizes), found already, for a drift along an axis."""
     drift = drift_test(sizes, optima, tolerance=allowed / math.log10(8))
     return TransferCheck(axis, tuple(sizes), optima, drift)

@@ -63,11 +63,11 @@ def hold_against_gaussian(
     """
     middle = float(mean.mean())
     each = square - 2 * middle * mean + middle**2  # mean squares about the common mean
-    spread = math.sqrt(max(float(each.mean()), np.finfo(float).tiny))
-    places = (LEVELS - middle) / spread
-    slopes = np.exp(-(places**2) / 2) / math.sqrt(2 * math.pi) / spread  # of the Gaussian's shares, at every level
-    moved = np.outer(mean - middle, -slopes) + np.outer(each - each.mean(), -slopes * places / (2 * spread))
-    return below - moved, gaussian_below(middle, spread**2)
+    std = math.sqrt(max(float(each.mean()), np.finfo(float).tiny))
+    places = (LEVELS - middle) / std
+    slopes = np.exp(-(places**2) / 2) / math.sqrt(2 * math.pi) / std  # of the Gaussian's shares, at every level
+    moved = np.outer(mean - middle, -slopes) + np.outer(each - each.mean(), -slopes * places / (2 * std))
+    return below - moved, gaussian_below(middle, std**2)
 
 
 def density_curve(below: np.ndarray, label: str, role: Role, group: int) -> Curve:

@@ -1,6 +1,6 @@
 """What the studies of the mean-field theory share: what is trained, the solved limit, ensembles of networks beside it.
 
-A study solves a limit with `solve_blocks` (or a march of its own), keeps `summarise` of it, trains networks with
+A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarise` of it, trains networks with
 `train_ensemble`, and measures `distances` between the two. Variables have the same names and dimensions on both sides:
 `output` (step, read_out, class) over training, and at its end `logits` (layer, sample, token, token_too), mean over
 heads, and `pooled` (read_out, read_out_too).
@@ -52,7 +52,7 @@ def training_problem(task: str, **fields: Any) -> Problem:
     Raises
     ------
     UsageError
-        Another task, or a single step, which is no course of training: nothing has moved before it.
+        Another task, or a single step, before which nothing changes.
     """
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
@@ -169,7 +169,7 @@ def train_seeds(
     if lost := int((~np.isfinite(trained["loss"].values)).any(-1).sum()):
         raise CertificateError(
             f"{lost} of {count} networks with N={network.key_dim}, H={network.heads} diverge, the limit may not: "
-            "take a smaller rate or richness, or larger networks",
+            "take a smaller learning rate or richness, or larger networks",
             measured=lost / count,
             threshold=0.0,
         )

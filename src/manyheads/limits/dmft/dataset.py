@@ -93,10 +93,10 @@ def _two_time(halves: list[Trajectory], problem: Problem) -> dict[str, Any]:
     return variables
 
 
-def _shown(marches: list[Trajectory], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+def _shown(halves: list[Trajectory], grid: TimeGrid) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
     """Return the steps that are shown, and every variable of every trajectory there."""
-    places = grid.shown[grid.shown < len(marches[0].losses)]
-    found = [_arrays(one) for one in marches]
+    places = grid.shown[grid.shown < len(halves[0].losses)]
+    found = [_arrays(one) for one in halves]
     return grid.times[places], {name: [arrays[name][places] for arrays in found] for name in found[0]}
 
 

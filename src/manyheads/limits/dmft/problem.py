@@ -48,7 +48,7 @@ class Problem:
         Weight of every read-out in the loss, shaped like the targets without their classes; None is one over their
         number. Zero makes a test sample. A leading axis of `steps` gives weights to every step: mini-batches.
     steps
-        Updates S; outputs are looked at before each of them.
+        Updates S; outputs are recorded before each of them.
     learning_rate
         The one learning rate eta, of order one.
     richness

@@ -293,8 +293,8 @@ class _Recursion:
         if not largest <= bound:
             longest = max(self.grid.lengths[: self.grid.intervals[moment.index] + 1], default=1)  # so far
             raise CertificateError(
-                f"the limit diverges at step {self.grid.times[moment.index]}: take a smaller rate, momentum or richness"
-                + (f", or intervals shorter than {longest} steps (`every`)" if longest > 1 else ""),
+                f"the limit diverges at step {self.grid.times[moment.index]}: take a smaller learning rate, momentum "
+                "or richness" + (f", or intervals shorter than {longest} steps (`every`)" if longest > 1 else ""),
                 measured=largest,
                 threshold=bound,
             )

@@ -129,18 +129,18 @@ def _solve_on(request: Request) -> xr.Dataset:
     _check(_whole(tasks, request), request)
     grids = request.grids()
     found = _trajectories(tasks, grids, request)
-    while _spread(found) > share:
+    while _sampling_error(found) > share:
         factor *= 2
         more = [_Task.of(request, grid, factor) for grid in grids]
         next_plan = _whole(more, request)
         if more[0].samples > sampling.most or not _fits(next_plan, sampling):
-            if _spread(found) <= wanted:
+            if _sampling_error(found) <= wanted:
                 break
             raise CertificateError(
                 f"outputs are not known to the error that was asked for, and {more[0].samples} samples are more than "
                 "`most`, `memory` or `seconds` allow: raise them, or take a smaller richness or fewer steps; `partial` "
                 "is what was solved",
-                measured=_spread(found),
+                measured=_sampling_error(found),
                 threshold=wanted,
                 partial=_told(found, tasks, grids, request),
             )
@@ -169,13 +169,13 @@ def _costs(plan: CostEstimate) -> dict[str, float]:
 
 def _trajectories(tasks: list[_Task], grids: list[TimeGrid], request: Request) -> list[Trajectory]:
     """Return the trajectory, or its two halves, extrapolated to infinite depth where there are two problems."""
-    marched = []
+    solved = []
     for task, grid in zip(tasks, grids, strict=True):
         streams = np.random.default_rng(request.sampling.seed).spawn(2 if request.sampled else 1)
-        marched.append(task.solve(grid, streams))
-    if len(marched) == 1:
-        return marched[0]
-    deep = [extrapolate(*pair) for pair in zip(*marched, strict=True)]
+        solved.append(task.solve(grid, streams))
+    if len(solved) == 1:
+        return solved[0]
+    deep = [extrapolate(*pair) for pair in zip(*solved, strict=True)]
     return [replace(each, losses=grids[0].moments.losses(each.outputs)) for each in deep]
 
 
@@ -267,7 +267,7 @@ def _sized(branch: Branch, problem: Problem, sampling: Sampling, factor: int) ->
     return branch
 
 
-def _spread(halves: list[Trajectory]) -> float:
+def _sampling_error(halves: list[Trajectory]) -> float:
     """Root mean square error of the mean of two halves, from their difference; zero where nothing is sampled."""
     if len(halves) == 1:
         return 0.0

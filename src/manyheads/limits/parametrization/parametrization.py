@@ -193,7 +193,7 @@ class Parametrization:
         )
 
     def scaling(self, shape: Shape | Sequence[int], inputs: Input, mlp_ratio: int = 4) -> Scaling:
-        """Return the scales of the house's `Transformer` at a shape: the standard ones at the base, and from there on.
+        """Return the scales of the library's `Transformer` at a shape: at the base the standard ones.
 
         Examples
         --------

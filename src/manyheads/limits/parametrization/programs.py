@@ -1,4 +1,4 @@
-"""A parametrization as a program: ready to run, for optax with the house's transformer, and for plain PyTorch."""
+"""A parametrization as a program: ready to run, for optax with the library's transformer, and for plain PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ZERO = ("logit_bias", "bias", "unembedding_bias")
 
 
 def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
-    """Return a program that makes the house's transformer at a shape and its optax optimizer.
+    """Return a program that makes the library's transformer at a shape and its optax optimizer.
 
     Examples
     --------
@@ -70,7 +70,7 @@ state = optimizer.init(model.weights)
 def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
     """Return a program for PyTorch alone: numbers by class, a small transformer that takes them, parameter groups.
 
-    Spreads are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
+    Stds are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
 
     Raises
     ------

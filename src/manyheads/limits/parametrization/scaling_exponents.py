@@ -1,21 +1,21 @@
-r"""How every class of weights scales with N, H, L, as data: initial std, wanted motion, size of the gradient.
+r"""How every class of weights scales with N, H, L, as data: initial std, wanted update, size of the gradient.
 
 One table serves both optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
 weight that the forward pass multiplies by (no multiplier beside it):
 
 * its initial std;
-* the motion that training should give it in unit time, so that what it computes moves by an amount of order one (of
+* the update that training should give it in unit time, so that what it computes moves by an amount of order one (of
   order :math:`L^{-1}` of the stream in each block);
 * the size of its gradient.
 
-Adam divides the gradient by its size, so its learning rate *is* the motion and its epsilon goes with the gradient; the
-rate of gradient descent is motion over gradient. With the read-out :math:`f = w \cdot h/(\gamma_0 d)`, the backward
+Adam divides the gradient by its size, so its learning rate *is* the update and its epsilon goes with the gradient; the
+rate of gradient descent is update over gradient. With the read-out :math:`f = w \cdot h/(\gamma_0 d)`, the backward
 signal on the stream is of size :math:`1/(\gamma_0 d)` in each entry, a branch multiplies it by :math:`L^{-\alpha_L}`,
 and the softmax logits :math:`N^{-\alpha_A} q\cdot k` let the queries see :math:`N^{1-\alpha_A}` of it, because the
 gradient of an attention weight sums N aligned products :math:`e \cdot v`.
 
 Source: Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics" (2024), Table 1, gives the
-rates and multipliers of SGD and Adam; the factorisation into motion and gradient, the biases, the gains, epsilon and
+rates and multipliers of SGD and Adam; the factorisation into update and gradient, the biases, the gains, epsilon and
 weight decay are derived here.
 """
 
@@ -58,7 +58,7 @@ def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str,
     N^-1/2 H^-1/2 | N^-3/2 H^-1 | N^-1/2 H^-1 L^-1 γ^-1
     """
     stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
-    moves = Power(depth=depth_exponent - 1)  # a block's share of the motion, before the branch multiplier
+    moves = Power(depth=depth_exponent - 1)  # a block's share of the update, before the branch multiplier
     inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
     logit_moves = moves * Power(key_dim=logit_exponent - 1)
     logit_inside = inside * Power(key_dim=1 - logit_exponent)
@@ -101,7 +101,7 @@ def scaling_exponents(
     optimizer
         `"adam"` or `"sgd"`.
     logit_exponent, depth_exponent
-        alpha_A and alpha_L; the other schemes do not look at them.
+        alpha_A and alpha_L; the other schemes ignore them.
 
     Examples
     --------

@@ -30,7 +30,7 @@ from manyheads.transformer.shape import Shape
 DIVERGED = 99.0  # the exponent that stands for a training that diverged
 STARTS = {
     "head_variance_start": "variance of the attention logits over heads, before training",
-    "kernel_spread": "std of the residual kernel between networks, before training",
+    "kernel_std": "std of the residual kernel between networks, before training",
 }
 SERIES = {"head_variance": "variance of the attention logits over heads", "loss": "loss on the probe batch"}
 
@@ -285,7 +285,7 @@ class CoordinateCheckStudy(Study):
             variable, text = "head_variance_start", f"the variance of attention logits over heads scales as N^{power:g}"
             basis = "exact in the first layer, N^(1 - 2 alpha_A); deeper ones feel 1/(N H) through their kernels"
         elif axis == "heads" and scheme == "limits":
-            variable, power = "kernel_spread", -0.5
+            variable, power = "kernel_std", -0.5
             text = "the residual kernel fluctuates between networks as H^-0.5"
             basis = "root mean squares of sums over N H entries: corrections of relative size 1/H"
         else:

@@ -345,7 +345,7 @@ class InfiniteHeads(Study):
         rows = []
         for exponent in self.logit_exponents:
             logits = self._draws(predicted, "logits", exponent).mean(0)
-            spread = {name: math.sqrt(self._draws(predicted, name, exponent).mean()) for name in ENDS}
+            std = {name: math.sqrt(self._draws(predicted, name, exponent).mean()) for name in ENDS}
             for place, heads in enumerate(self.heads_counts):
                 near, far = (
                     self.bias(predicted, trained, exponent, heads, name) for name in ("output", "output_without")
@@ -360,7 +360,7 @@ class InfiniteHeads(Study):
                         f"{near.distance:.4f}",
                         f"[{low:.4f}, {high:.4f}]",
                         f"{far.distance:.4f}",
-                        *(f"{mine:.3f} ({theirs:.3f})" for mine, theirs in zip(own, spread.values(), strict=True)),
+                        *(f"{mine:.3f} ({theirs:.3f})" for mine, theirs in zip(own, std.values(), strict=True)),
                         f"{np.sqrt((logits**2).mean()):.3f}",
                     )
                 )

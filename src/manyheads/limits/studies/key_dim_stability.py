@@ -108,7 +108,7 @@ class KeyDimStability(Study):
         dataset = self._label(np.exp(np.log(sizes).mean(0)))
         logits = trained["logits"].values
         moved = np.sqrt(((logits[:, -1] - logits[:, 0]) ** 2).mean())
-        dataset["motion"] = ((), moved, {"long_name": "change of the attention logits", "units": "1"})
+        dataset["update"] = ((), moved, {"long_name": "change of the attention logits", "units": "1"})
         dataset["loss"] = (("step",), trained["loss"].values.mean(0), {"long_name": "loss", "units": "1"})
         return dataset
 

@@ -216,7 +216,7 @@ def _kernel(stream: Any) -> Any:
 def _apply(
     weights: dict[str, Any], levels: Any, inputs: Any, numbers: dict[str, Any], frame: _Frame, network: Network
 ) -> Any:
-    """Return outputs (O, C), not centred, and what is looked at.
+    """Return outputs (O, C), not centred, and what is recorded.
 
     `levels` (1 + branches of all blocks, P, T, d) are added to the stream, below the first branch and after each.
     """

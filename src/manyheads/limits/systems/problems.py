@@ -22,7 +22,7 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
     Parameters
     ----------
     samples, tests
-        Images in the loss, and images that are only looked at; half of each digit where their number is even.
+        Images in the loss, and test images outside it; half of each digit where their number is even.
     seed
         Which images.
     fields

@@ -155,7 +155,7 @@ class Updates(NamedTuple):
     value_by_weights: Any  # the same of the values
     logits_start: Any  # () attention logits before training
     head_variance_start: Any  # () variance of the logits over heads before training, mean over layers and pairs
-    kernel_spread: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
+    kernel_std: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
     head_variance: Any  # variance of the logits over heads, all layers
     loss: Any  # on the probe batch
 
@@ -221,7 +221,7 @@ def _updates(
 ) -> Updates:
     setting, fields = asked
     config = setting.config
-    twins = TWINS if fields & {"head_variance_start", "kernel_spread"} else 1
+    twins = TWINS if fields & {"head_variance_start", "kernel_std"} else 1
     for_model, for_batches, for_probe = jax.random.split(key, 3)
     probe = batches(for_probe)
     others = jax.vmap(lambda number: jax.random.fold_in(for_model, number))(jnp.arange(1, twins))
@@ -248,13 +248,13 @@ def _updates(
     whole = moved._replace(
         logits_start=_rms(before.logits),
         head_variance_start=jnp.var(starts.logits, axis=-3).mean(),
-        kernel_spread=spread,
+        kernel_std=spread,
     )
     return _only(fields, whole)
 
 
 def _only(fields: frozenset[str], update: Updates) -> Updates:
-    """Leave out what nobody asked for, so that it is not compiled."""
+    """Leave out what was not asked for, so that it is not compiled."""
     return Updates(**{name: value if name in fields else None for name, value in update._asdict().items()})
 
 
@@ -282,7 +282,7 @@ def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -
         value_by_weights=by_weights("value"),
         logits_start=None,  # of the start, and put in there
         head_variance_start=None,
-        kernel_spread=None,
+        kernel_std=None,
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(lambda _: now.outputs, probe),
     )

@@ -101,7 +101,7 @@ def _refuse_unknown(
         CARRIES.get(part, "output" if part == "unembedding" else "") for each in parameters for part in each.parts
     }
     carried |= {"output" for each in parameters if each.tied}
-    if name == "embedding" or name not in carried or not measured.unknown:  # `name_uncarried` says what nobody carries
+    if name == "embedding" or name not in carried or not measured.unknown:  # see `describe_missing_factors`
         return
     missing = getattr(missing_multipliers(p, shape, said), name)
     applied = getattr(forward_multipliers(p, shape), name) / getattr(usual_multipliers(p, shape), name)

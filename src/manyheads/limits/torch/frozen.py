@@ -100,7 +100,7 @@ def describe_missing_factors(
         if not _holds(each, read.frozen[each.parameter.name]):
             carrier.setdefault(each.factor, []).append(each)
     said = [_say(some, bool(read.scales)) for some in carrier.values()]
-    # A map may leave frozen parameters out: then nobody knows where the factor is.
+    # A map may leave frozen parameters out: then it is not known where the factor is.
     known = (*read.architecture.parameters, *read.architecture.frozen)
     if len(read.architecture.frozen) < len(read.frozen):
         for name, value in asdict(missing_multipliers(p, read.architecture.shape, forward)).items():
