@@ -206,19 +206,8 @@ def audit_learning_rates(
     for row in table.rows:
         if not any(row.role in numbers for numbers in given.values()):
             continue
-        targets.append(
-            ParameterTarget(
-                parameter=Parameter(row.role, (row.role,)),
-                role=row.role,
-                factors=Factors(row.initial, row.learning_rate, row.epsilon),
-                initial=None,
-                learning_rate=hyperparameters.learning_rate * row.learning_rate,
-                epsilon=hyperparameters.epsilon * row.epsilon,
-                weight_decay=0.0
-                if row.role in hyperparameters.no_decay
-                else hyperparameters.weight_decay * row.weight_decay,
-            )
-        )
+        factors = Factors(row.initial, row.learning_rate, row.epsilon)
+        targets.append(ParameterTarget.of(Parameter(row.role, (row.role,)), row.role, factors, None, hyperparameters))
         learning_rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
         settings[row.role] = ActualSettings(learning_rate, epsilon, decay)
     return Audit(judge(targets, settings, hyperparameters))

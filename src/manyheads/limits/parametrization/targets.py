@@ -88,6 +88,10 @@ class BaseHyperparameters:
         if bad := [role for role, std in self.stds.items() if not _is_size(std)]:
             raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
 
+    def decays(self, parameter: Parameter) -> bool:
+        """Whether a parameter has weight decay: none of its parts, nor their roles, is in `no_decay`."""
+        return not any(name in self.no_decay for part in parameter.parts for name in (part, PARTS.get(part, part)))
+
 
 def _is_size(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]
@@ -159,6 +163,22 @@ class ParameterTarget:
     learning_rate: float
     epsilon: float
     weight_decay: float
+
+    @staticmethod
+    def of(
+        parameter: Parameter, role: str, factors: Factors, std: float | None, hyperparameters: BaseHyperparameters
+    ) -> ParameterTarget:
+        """Return what a parameter needs from its factors, its std at the base and what was tuned there."""
+        decayed = hyperparameters.decays(parameter)
+        return ParameterTarget(
+            parameter=parameter,
+            role=role,
+            factors=factors,
+            initial=None if std is None else std * factors.initial,
+            learning_rate=hyperparameters.learning_rate * factors.learning_rate,
+            epsilon=hyperparameters.epsilon * factors.epsilon,
+            weight_decay=hyperparameters.weight_decay / factors.learning_rate if decayed else 0.0,
+        )
 
     @property
     def start(self) -> Literal["random", "one", "zero"]:
@@ -299,21 +319,14 @@ def _target(
         found[part] = replace(each, epsilon=1.0) if published else each
     std = _std(parameter, p, hyperparameters, architecture)
     first = _agree(parameter, found, starts=parameter.start != "zero" or bool(std))
-    decayed = not any(name in hyperparameters.no_decay for part in parameter.parts for name in (part, PARTS[part]))
-    if parameter.offset and first.initial != 1 and decayed and hyperparameters.weight_decay:
+    decayed = hyperparameters.decays(parameter) and hyperparameters.weight_decay
+    if parameter.offset and first.initial != 1 and decayed:
         raise UsageError(
             f"{parameter.name} is a gain of the form {parameter.offset:g} + w that has to carry {first.initial:.4g}, "
             f"and weight decay draws it to {parameter.offset:g} instead: exempt it, no_decay=({parameter.parts[0]!r},)"
         )
-    return ParameterTarget(
-        parameter=parameter,
-        role="+".join(dict.fromkeys(PARTS[part] for part in parameter.parts)),
-        factors=first,
-        initial=None if std is None else std * first.initial,
-        learning_rate=hyperparameters.learning_rate * first.learning_rate,
-        epsilon=hyperparameters.epsilon * first.epsilon,
-        weight_decay=hyperparameters.weight_decay / first.learning_rate if decayed else 0.0,
-    )
+    role = "+".join(dict.fromkeys(PARTS[part] for part in parameter.parts))
+    return ParameterTarget.of(parameter, role, first, std, hyperparameters)
 
 
 def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> Factors:
