@@ -1,9 +1,9 @@
-"""Courses against a training written out by hand; powers of the size against laws that are put in."""
+"""Trajectories against a training written out by hand; exponents of the size against laws that are put in."""
 
 import jax
 import numpy as np
-import optax
 import pytest
+from tests.limits.adam import adam_steps
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.limits import Parametrization, digits_task
@@ -19,7 +19,6 @@ from manyheads.limits.systems.transformers import Recipe, factors_of
 from manyheads.transformer import Shape
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
-from manyheads.transformer.weights import roles
 
 SIZES = (4, 8, 16, 32)
 BASE = Shape(2, 2, 1)
@@ -30,8 +29,8 @@ def task():
     return digits_task(batch=4)
 
 
-def test_a_course_is_a_training_by_hand(task, seed):
-    """Kernels, patterns and logits from their definitions, Adam by optax; each network is the one of its number."""
+def test_a_trajectory_is_a_training_by_hand(task, seed):
+    """Kernels, patterns and logits from their definitions, Adam in NumPy; each network is the one of its number."""
     p, key, learning_rate, steps = Parametrization(base=BASE), jax.random.key(seed), 0.01, 2
     shape = Shape(4, 2, 1)
     found = follow_networks(task, p, shape, Recipe(steps), learning_rate, (0, steps), 2, key)
@@ -40,21 +39,10 @@ def test_a_course_is_a_training_by_hand(task, seed):
     config = task.config(shape)
     for_models, for_batches, for_probe = jax.random.split(key, 3)
     start = draw_network(config, factors_of(p, shape, task, Recipe()), jax.random.fold_in(for_models, 1))
-    each = {
-        row.role: optax.adam(learning_rate * row.learning_rate, eps=1e-8 * row.epsilon) for row in p.table(shape).rows
-    }
-    tx, weights = optax.partition(each, roles), start.weights
-    state, losses = tx.init(weights), []
-
-    @jax.jit
-    def follow(weights, state, batch):
-        loss, slope = jax.value_and_grad(lambda w: cross_entropy(with_weights(start, w), batch))(weights)
-        updates, state = tx.update(slope, state, weights)
-        return optax.apply_updates(weights, updates), state, loss
-
-    for step in range(steps):
-        weights, state, loss = follow(weights, state, task.batches(jax.random.fold_in(for_batches, step)))
-        losses.append(float(loss))
+    numbers = {row.role: (learning_rate * row.learning_rate, 1e-8 * row.epsilon) for row in p.table(shape).rows}
+    slopes = jax.jit(jax.value_and_grad(lambda weights, batch: cross_entropy(with_weights(start, weights), batch)))
+    batches = [task.batches(jax.random.fold_in(for_batches, step)) for step in range(steps)]
+    weights, losses = adam_steps(start.weights, slopes, batches, numbers)
     np.testing.assert_allclose(found.losses[1], losses, rtol=1e-4)
     record = with_weights(start, weights).record(task.batches(for_probe)[0], patterns=True)
     stream = np.asarray(record.layers.stream[-1], np.float64)[:, 3::4].reshape(16, shape.width)
