@@ -30,11 +30,6 @@ def shapes_along(axis: Axis, base: Shape | Sequence[int], sizes: Iterable[int]) 
 def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]:
     """Return the axis along which shapes differ, and their sizes on it.
 
-    Raises
-    ------
-    UsageError
-        Fewer than two; they differ along none or along several; or a size is there twice.
-
     Examples
     --------
     >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
@@ -55,11 +50,6 @@ def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds that make no sample: a seed that is there twice is one network, and would pass for certainty.
-
-    Raises
-    ------
-    UsageError
-        No sequence, fewer than two, or one twice.
 
     Examples
     --------

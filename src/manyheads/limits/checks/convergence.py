@@ -58,13 +58,7 @@ class Fall(NamedTuple):
 
 @takes_arrays
 def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> Distances:
-    """Return how far networks are from those of the largest size, in expectation and one by one.
-
-    Raises
-    ------
-    ShapeError
-        Other dimensions, a single size, or a single network.
-    """
+    """Return how far networks are from those of the largest size, in expectation and one by one."""
     array = np.asarray(values, np.float64)
     if array.ndim < 4 or array.shape[1] < 2 or array.shape[2] < 2:
         raise ShapeError(

@@ -47,13 +47,7 @@ COPIES = 6  # of the weights: themselves, velocity, gradient, and what a step ma
 
 @lru_cache(maxsize=64)
 def training_problem(task: str, **fields: Any) -> Problem:
-    """Return the digits (pooled, squared loss) or the text (causal, every token, cross-entropy); made once.
-
-    Raises
-    ------
-    UsageError
-        Another task, or a single step, before which nothing changes.
-    """
+    """Return the digits (pooled, squared loss) or the text (causal, every token, cross-entropy); made once."""
     if task not in TASKS:
         raise UsageError(f"task={task!r}: choose one of {', '.join(TASKS)}")
     if fields.get("steps", 2) == 1:
@@ -156,13 +150,7 @@ def train_ensemble(
 def train_seeds(
     problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
 ) -> xr.Dataset:
-    """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds.
-
-    Raises
-    ------
-    CertificateError
-        A network diverges. Its mean square distance is infinite, and a mean over the others would hide it.
-    """
+    """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds."""
     seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, count)
     chunk = _chunk(problem, network, count)
     trained = train_networks(problem, network, seeds.tolist(), chunk=chunk, every_head=every_head)

@@ -20,13 +20,7 @@ from manyheads.limits.dmft.recursion import DepthStep, Trajectory
 
 
 def continuum_step(problem: Problem, cells: int) -> DepthStep:
-    """Return midpoint steps of the continuum without noise, depth exponents above 1/2.
-
-    Raises
-    ------
-    UsageError
-        Depth exponent 1/2, whose continuum has noise, or no cell.
-    """
+    """Return midpoint steps of the continuum without noise, depth exponents above 1/2."""
     check_integer("cells", cells, most=MOST)
     if problem.depth_exponent == 0.5:
         raise UsageError("depth exponent 1/2: its continuum has noise; extrapolate finite depths instead")

@@ -197,11 +197,6 @@ def _recognize(config: Mapping[str, Any], groups: list[tuple[str, ...]]) -> Para
 def read_body(config: Mapping[str, Any]) -> Body:
     """Read what a configuration says of the blocks, without the names of their parameters.
 
-    Raises
-    ------
-    UsageError
-        The family is unknown, its width is not heads times key dimension, or its attention is not described here.
-
     Examples
     --------
     >>> body = read_body({"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 1})

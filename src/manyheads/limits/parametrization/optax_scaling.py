@@ -37,11 +37,6 @@ def rescale(
         that `optax.masked` and `optax.multi_transform` leave out are left alone.
     learning_rates, epsilons
         The factors by role, numbers or traced scalars: one compiled step then serves every scheme.
-
-    Raises
-    ------
-    UsageError
-        No transformation, or a label that has no factor; when it is initialised, a weight that has no label.
     """
     if not isinstance(transformation, optax.GradientTransformation):
         raise UsageError(f"{transformation!r} is no optax transformation: give the base's, such as optax.adam(1e-3)")

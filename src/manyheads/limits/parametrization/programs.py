@@ -72,11 +72,6 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
 
     Stds are those of fan-in at the base, as in `manyheads.transformer.standard_scaling`.
 
-    Raises
-    ------
-    UsageError
-        The parametrization is in multiplier form.
-
     Examples
     --------
     >>> text = torch_snippet(Parametrization(base=Shape(4, 2, 1)), Shape(4, 4, 1), BaseHyperparameters(1e-2))
@@ -121,11 +116,6 @@ def transformers_snippet(
     fused
         Whether queries, keys and values share one matrix (GPT-2, GPT-NeoX). Where N changes, the program then sets the
         scale of the logits, which such a matrix cannot carry.
-
-    Raises
-    ------
-    UsageError
-        Queries, keys and values share one matrix, and have to learn at different rates.
 
     Examples
     --------

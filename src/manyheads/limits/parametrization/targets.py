@@ -211,13 +211,7 @@ def usual_multipliers(p: Parametrization, shape: Shape) -> ForwardMultipliers:
 
 
 def refuse_depth(p: Parametrization, shape: Shape) -> None:
-    """Refuse to scale post-norm blocks in depth.
-
-    Raises
-    ------
-    UsageError
-        The depth is not the base's, and the scheme has powers of it.
-    """
+    """Refuse to scale post-norm blocks in depth."""
     if p.scheme == "limits" and shape.depth != p.base.depth:
         raise UsageError(
             f"post-norm blocks, L={shape.depth} and a base of L={p.base.depth}: how depth scales there is outside the "

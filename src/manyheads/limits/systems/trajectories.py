@@ -61,11 +61,6 @@ def follow_networks(
 
     Batches and probe depend on the key alone, so that other shapes and schemes see the same; so do a network's weights
     where they have the same shape: embeddings and read-out of network i are one at every depth.
-
-    Raises
-    ------
-    UsageError
-        No network, or records that do not rise from 0 or more to the number of steps or less.
     """
     if networks < 1:
         raise UsageError(f"networks={networks}: train at least one")

@@ -191,13 +191,7 @@ def measure_updates(
     *,
     fields: tuple[str, ...] = Updates._fields,
 ) -> Updates:
-    """Train one network and measure at some steps how far everything has moved from its start.
-
-    Raises
-    ------
-    UsageError
-        The checkpoints do not increase from at least one, or an unknown field.
-    """
+    """Train one network and measure at some steps how far everything has moved from its start."""
     if unknown := set(fields) - set(Updates._fields):
         raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
     if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:

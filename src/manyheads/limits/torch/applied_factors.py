@@ -32,12 +32,6 @@ def find_multipliers(p: Parametrization, model: Any, read: TorchModel, reading: 
 
     Where a size changes on which a multiplier depends, it is measured, unless it was given, or the model is of a family
     of transformers whose forward pass is known.
-
-    Raises
-    ------
-    UsageError
-        The model multiplies by something else than `reading` says, or a factor in a weight would have no effect, or the
-        measurement does not tell.
     """
     shape, base, folded = read.architecture.shape, p.base, reading.folded
     if isinstance(folded, ForwardMultipliers):
@@ -118,13 +112,7 @@ def _refuse_unknown(
 
 
 def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float | None:
-    """Return what modules say they multiply their logits by, relative to the base; None where they do not say.
-
-    Raises
-    ------
-    UsageError
-        Logit scales that are neither the usual nor the parametrization's.
-    """
+    """Return what modules say they multiply their logits by, relative to the base; None where they do not say."""
     n, n0 = read.architecture.shape.key_dim, p.base.key_dim
     usual, wanted = n**-0.5, logit_scale(p, n)
     logit = None

@@ -8,7 +8,6 @@ it, which its std tells, and any factor if it is zero; what it was trained with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from manyheads.limits.parametrization.targets import (
     parameter_targets,
     usual_multipliers,
 )
+from manyheads.limits.torch.applied_factors import WORDS
 from manyheads.limits.torch.init import measure_init
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parts import Architecture, Parameter
     from manyheads.limits.parametrization.targets import ForwardMultipliers
     from manyheads.limits.torch.model import TorchModel
-
-MULTIPLIES: Mapping[str, str] = {
-    "logit": "logits",
-    "branch": "branches",
-    "output": "outputs",
-    "embedding": "embeddings",
-}
-"""What a factor multiplies, in words."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class FrozenCarrier:
         not known, or holds for a third of it.
     """
 
-    parameter: Parameter  # the parameter
+    parameter: Parameter
     factor: str
     value: float
     initial: float | None
@@ -110,7 +102,7 @@ def describe_missing_factors(
             told |= name == "output" and any(parameter.tied for parameter in known)
             if abs(value - 1) > 1e-9 and not told:
                 said.append(
-                    f"the factor {value:.4g} on the {MULTIPLIES[name]} belongs into {' and '.join(parts)}, and the "
+                    f"the factor {value:.4g} on the {WORDS[name]} belongs into {' and '.join(parts)}, and the "
                     "role map gives no parameter that part: name the frozen ones, too"
                 )
     return said
@@ -136,7 +128,7 @@ def _say(carrier: list[FrozenCarrier], scalable: bool) -> str:
         own = "let the attention scale its logits (scale_logits(model, parametrization)); or " if scalable else ""
         what = "what belongs to the queries" if any(len(each.parameter.parts) > 1 for each in carrier) else what
     return (
-        f"the factor {first.value:.4g} on the {MULTIPLIES[first.factor]} belongs into {names} frozen: nothing here "
+        f"the factor {first.value:.4g} on the {WORDS[first.factor]} belongs into {names} frozen: nothing here "
         f"puts it there, and in trained numbers it cannot be seen; {own}multiply {what} by {first.value:.4g} once, if "
         "that is missing"
     )

@@ -28,13 +28,7 @@ class ModelTargets(NamedTuple):
 def model_targets(
     p: Parametrization, model: Any, hyperparameters: BaseHyperparameters, options: ModelOptions
 ) -> ModelTargets:
-    """Return the targets of every trained parameter of a model.
-
-    Raises
-    ------
-    UsageError
-        What cannot be read, measured or scaled.
-    """
+    """Return the targets of every trained parameter of a model."""
     read = read_model(model, options)
     forward = find_multipliers(p, unwrap(model), read, options)
     return ModelTargets(read, forward, parameter_targets(p, read.architecture, hyperparameters, forward))

@@ -24,11 +24,6 @@ def factor(kernel: np.ndarray) -> np.ndarray:
 
     A kernel that is zero, as where nothing is trained yet, has a factor so small that what it drives is lost in
     rounding, and not so small that responses, which are divided by it, overflow.
-
-    Raises
-    ------
-    CertificateError
-        The kernel is not positive semi-definite.
     """
     symmetric = (kernel + kernel.T) / 2
     scale, jitter, lowest = float(np.abs(np.diag(symmetric)).mean()), JITTER, np.nan

@@ -26,13 +26,7 @@ def fewest_heads(rows: int, width: int) -> int:
 
 
 def matched_normals(rng: np.random.Generator, fields: int, rows: int, samples: int) -> np.ndarray:
-    """Draw (fields, rows, samples) normals whose empirical second moments over the samples are exactly the identity.
-
-    Raises
-    ------
-    UsageError
-        Fewer samples than twice fields x rows: too few to whiten.
-    """
+    """Draw (fields, rows, samples) normals whose empirical second moments over the samples are exactly the identity."""
     size = fields * rows
     if samples < 2 * size:
         raise UsageError(
@@ -44,13 +38,7 @@ def matched_normals(rng: np.random.Generator, fields: int, rows: int, samples: i
 
 
 def signed_normals(rng: np.random.Generator, rows: int, heads: int, width: int) -> np.ndarray:
-    """Draw normals (4, rows, heads * width) for V, Q, K, O of heads: matched, in groups of four signs.
-
-    Raises
-    ------
-    UsageError
-        A number of heads that four does not divide, or too few of them.
-    """
+    """Draw normals (4, rows, heads * width) for V, Q, K, O of heads: matched, in groups of four signs."""
     if heads % 4:
         raise UsageError(f"{heads} heads: they come in groups of four signs")
     fewest = fewest_heads(rows, width)
