@@ -9,7 +9,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.distances import noise_of_mean
 
@@ -81,8 +82,7 @@ def effective_sizes(sizes: Sequence[int], scatter: bool = False) -> np.ndarray:
     >>> effective_sizes((4, 8, 16)).tolist(), effective_sizes((4, 12), scatter=True).tolist()
     ([5.333333333333333, 16.0], [3.0])
     """
-    if list(sizes) != sorted(set(sizes)) or len(sizes) < 2 or sizes[0] < 1:
-        raise UsageError(f"sizes={tuple(sizes)}: give two or more, in rising order, from 1")
+    check_rising("sizes", sizes)
     small, largest = 1 / np.asarray(sizes[:-1], np.float64), 1 / sizes[-1]
     return 1 / (small + largest if scatter else small - largest)
 

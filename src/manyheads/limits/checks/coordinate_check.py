@@ -20,7 +20,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads._settings import default_rules
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_seeds, find_axis
+from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_rising, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
@@ -270,8 +270,7 @@ def coordinate_check(
     grown = [Shape.of(shape) for shape in shapes]
     axis, sizes = find_axis(grown)
     check_seeds(seeds)
-    if not len(checkpoints) or list(checkpoints) != sorted(set(checkpoints)):
-        raise UsageError(f"checkpoints={tuple(checkpoints)}: give numbers of updates in rising order")
+    check_rising("checkpoints", checkpoints, count=1)
     if not isinstance(tolerance, Mapping) or axis not in tolerance:
         raise UsageError(f"tolerance={tolerance!r}: give one for each axis, such as {{{axis!r}: {TOLERANCE[axis]}}}")
     rows = [[measure(shape, seed) for shape in grown] for seed in seeds]

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import AXES, LETTERS, Axis, shapes_along
+from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_rising, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task
@@ -31,12 +31,6 @@ SCHEMES: dict[str, str] = {
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
-
-
-def check_rising(name: str, sizes: Sequence[float]) -> None:
-    """Refuse sizes that are fewer than two, below 1, or not in rising order."""
-    if len(sizes) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
-        raise UsageError(f"{name}={sizes}: give two or more sizes, in rising order")
 
 
 def bordelon(locus: str) -> Source:

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import LETTERS, Axis
+from manyheads.limits.checks.axes import LETTERS, Axis, check_rising
 from manyheads.limits.checks.coordinate_check import (
     TOLERANCE,
     Growth,
@@ -95,9 +95,7 @@ class CoordinateCheckStudy(Study):
                 f"learning_rate={self.learning_rate}, batch={self.batch}: expected positive numbers, or 0 for the "
                 "optimizer's own"
             )
-        steps = self.checkpoints
-        if list(steps) != sorted(set(steps)) or (steps and steps[0] < 1):
-            raise UsageError(f"checkpoints={steps}: give numbers of updates, from 1, in rising order")
+        check_rising("checkpoints", self.checkpoints, count=0)
         if self.networks < 1:
             raise UsageError(f"networks={self.networks}: a replicate trains at least one")
         task_of(self.task, 1)

@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import caption_claim, distance_claim
@@ -25,7 +26,7 @@ from manyheads.limits.comparisons.logits_over_heads import (
     exponents_panel,
     variances_panel,
 )
-from manyheads.limits.comparisons.schemes import bordelon, check_rising, scheme_of, task_of
+from manyheads.limits.comparisons.schemes import bordelon, scheme_of, task_of
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.limits.systems.transformers import Recipe, measure_updates

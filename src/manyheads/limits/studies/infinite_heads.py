@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import distance_claim, nearer_claim, single_network_claim
@@ -98,8 +99,7 @@ class InfiniteHeads(Study):
 
     def __post_init__(self) -> None:
         counts = self.heads_counts
-        if len(counts) < 2 or list(counts) != sorted(set(counts)) or counts[0] < 2:
-            raise UsageError(f"heads_counts={counts}: give two or more numbers from 2, in rising order")
+        check_rising("heads_counts", counts, least=2)
         if not self.logit_exponents or not set(self.logit_exponents) <= set(LOGITS):
             raise UsageError(f"logit_exponents={self.logit_exponents}: choose from {', '.join(map(str, LOGITS))}")
         if self.networks < 4 or self.oversampling < 1:

@@ -10,12 +10,13 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
-from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent

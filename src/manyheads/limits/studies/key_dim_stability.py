@@ -11,8 +11,9 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
-from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid

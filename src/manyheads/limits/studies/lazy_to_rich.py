@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import (
@@ -22,7 +23,7 @@ from manyheads.limits.comparisons.mean_field import (
     solve_blocks,
     train_seeds,
 )
-from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.comparisons.schemes import bordelon
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.systems.transformers import (
     Factors,
     Setting,
@@ -64,7 +65,8 @@ def follow_networks(
     """
     if networks < 1:
         raise UsageError(f"networks={networks}: train at least one")
-    if not records or list(records) != sorted(set(records)) or records[0] < 0 or records[-1] > recipe.steps:
+    check_rising("records", records, least=0, count=1)
+    if records[-1] > recipe.steps:
         raise UsageError(
             f"records={records}: give rising numbers of updates, from 0 to the {recipe.steps} that are made"
         )

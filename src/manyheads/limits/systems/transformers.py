@@ -16,6 +16,7 @@ import optax
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
+from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.transformer.losses import cross_entropy
@@ -194,8 +195,7 @@ def measure_updates(
     """Train one network and measure at some steps how far everything has moved from its start."""
     if unknown := set(fields) - set(Updates._fields):
         raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
-    if not checkpoints or list(checkpoints) != sorted(set(checkpoints)) or checkpoints[0] < 1:
-        raise UsageError(f"checkpoints={checkpoints}: give increasing numbers of steps, from 1")
+    check_rising("checkpoints", checkpoints, count=1)
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting(task.config(shape), parametrization.optimizer)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
