@@ -260,7 +260,7 @@ def _as_json(check: "CoordinateCheck", found: "TransferCheck | None") -> dict[st
         data["transfer_check"] = {
             "outcome": found.outcome,
             "sizes": list(found.sizes),
-            "best_rates": found.rates.tolist(),
+            "best_rates": found.learning_rates.tolist(),
             # JSON has no infinity: an end that is not known is null.
             "decades_over_factor_8": {"fitted": fitted, "interval": [_finite(low), _finite(high)]},
             "sentence": found.sentence(),

@@ -88,8 +88,8 @@ def sweep_losses(
     """
     factors = factors_of(parametrization, shape, task, recipe)
     setting = Setting(task.config(shape), parametrization.optimizer)
-    together = side_by_side(setting, task.batches, len(learning_rates))
     traced = jnp.asarray(learning_rates, jnp.float32)
+    together = side_by_side(setting, task.batches, len(traced))
     losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
     return np.asarray(losses, np.float64)
 
