@@ -223,3 +223,19 @@ def test_no_stub_but_the_top_exports_a_module():
     for package, names in map(stub_names, STUBS):
         modules = [name for name in names if inspect.ismodule(getattr(importlib.import_module(package), name))]
         assert package == "manyheads" or modules == [], f"{package} exports modules: {modules}"
+
+
+def test_modules_import_each_other_in_no_circle():
+    """Imports of types and within functions count as well."""
+    names = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
+    graph = {
+        name: {other for used in imports(path) for other in (used, used.rpartition(".")[0]) if other in names} - {name}
+        for name, path in names.items()
+        if path.name != "__init__.py"
+    }
+    while free := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        graph = {name: needs for name, needs in graph.items() if name not in free}
+    left = graph
+    while ends := [name for name in left if not any(name in needs for needs in left.values())]:
+        left = {name: needs for name, needs in left.items() if name not in ends}
+    assert sorted(left) == []
