@@ -1,4 +1,4 @@
-"""Steps of the sparse contextual bigram: compiled against JAX and PyTorch, and the simulation against memory.
+"""Steps of the sparse contextual bigram: compiled against JAX and PyTorch.
 
     python benchmarks/bigram.py
 
@@ -10,10 +10,6 @@ and the largest ratio that pairs of repeats give.
 A step of descent draws 64 contexts of 5000 tokens and updates both matrices. JAX gathers: tokens from 32 random bits
 and thresholds (N = 3) or one multiplication (above), a weighted histogram, `take_along_axis` back, the whole loop
 in `lax.scan`. PyTorch is the textbook's way, contexts as dense one-hot arrays.
-
-A step of the simulation moves 500 rows of 100,000 numbers, 200 MB in float32. The roof is the time of scaling the same
-array in place: one read and one write, as in a step. A step without noise differs from the roof by its arithmetic,
-one with noise by a normal per number besides. Normals alone are written to 64 kB that stay in the cache.
 """
 
 import importlib.metadata
@@ -37,23 +33,14 @@ ONE_THREAD = {
 }
 LENGTH, BATCH, RATE = 5000, 64, 0.01
 VOCABULARIES = (3, 20, 100)
-ROWS, COLUMNS = 500, 100_000
-NORMALS = 1 << 20
 NAMES = {
     "ours": "manyheads, compiled",
     "threefry": "JAX, threefry",
     "rbg": "JAX, rbg",
     "torch": "torch, one-hot",
-    "roof": "scaling in place (roof)",
-    "quiet": "manyheads, no noise",
-    "noisy": "manyheads, noise",
-    "jax-quiet": "JAX, no noise",
-    "jax-noisy": "JAX, noise (threefry)",
-    "normals": "manyheads, normals alone",
 }
 STEPS = ("ours", "threefry", "rbg", "torch")
-PASSES = ("roof", "quiet", "noisy", "jax-quiet", "jax-noisy")
-REPEATS = {"ours": 60, "threefry": 12, "rbg": 6, "torch": 2, "jax-quiet": 5, "jax-noisy": 3, "normals": 200}
+REPEATS = {"ours": 60, "threefry": 12, "rbg": 6, "torch": 2}
 
 
 def draw_problem(tokens):
@@ -65,10 +52,10 @@ def draw_problem(tokens):
 
 
 def ours(tokens):
-    from manyheads.bigram import StepSettings, descend, start
+    from manyheads.bigram.training.proximal_sgd import StepSettings, descend, initial_state
 
     task, settings, steps = draw_problem(tokens), StepSettings(BATCH, RATE, RATE), 20
-    state = start(task)
+    state = initial_state(task)
     return lambda: descend(task, state, settings, steps, seed=0, engine="numba"), steps
 
 
@@ -144,69 +131,11 @@ def one_hot_torch(tokens):
     return step, 1
 
 
-def in_place():
-    import numpy as np
-
-    attention = np.full((ROWS, COLUMNS), 1 / COLUMNS, np.float32)
-    return lambda: np.multiply(attention, np.float32(1), out=attention), 1
-
-
-def our_pass(noise):
-    import numpy as np
-
-    from manyheads.bigram.engines.gaussian import BLOCK, compiled_pass
-
-    run, attention = compiled_pass(), np.full((ROWS, COLUMNS), 1 / COLUMNS, np.float32)
-    keys = np.random.default_rng(0).integers(0, 2**32, (ROWS, 2), dtype=np.uint32)
-    means, sums = np.zeros((ROWS, -(-COLUMNS // BLOCK)), np.float32), np.empty((ROWS, 2))
-    shifts, scales = np.full(ROWS, 1e-7, np.float32), np.full(ROWS, noise, np.float32)
-    return lambda: run(attention, np.float32(0.99), shifts, np.float32(1e-9), scales, keys, means, sums), 1
-
-
-def jax_pass(noise):
-    import jax
-    import jax.numpy as jnp
-
-    def step(attention, key):
-        moved = 0.99 * attention + 1e-7
-        if noise:
-            drawn = jax.random.normal(key, attention.shape)
-            moved = moved + noise * (drawn - drawn.mean(1, keepdims=True))
-        moved = moved - jnp.clip(moved, -1e-9, 1e-9)
-        return moved, (moved.sum(1), (moved**2).sum(1))
-
-    run = jax.jit(lambda attention, keys: jax.lax.scan(step, attention, keys), donate_argnums=0)
-    keys = jax.random.split(jax.random.key(0), 2)
-    kept = [jnp.full((ROWS, COLUMNS), 1 / COLUMNS)]
-
-    def steps():
-        kept[0], sums = run(kept[0], keys)
-        jax.block_until_ready(sums)
-
-    return steps, 2
-
-
-def only_normals():
-    import numpy as np
-
-    from manyheads.bigram.engines.compiling import compile_kernel
-    from manyheads.bigram.engines.gaussian import FAST_FUNCTIONS, run_normals
-
-    fill, kept = compile_kernel(run_normals, FAST_FUNCTIONS), np.empty(NORMALS // 64, np.float32)
-    return lambda: [fill(kept, np.uint32(1), np.uint32(part)) for part in range(64)], 1
-
-
 VARIANTS = {
     "ours": ours,
     "threefry": lambda tokens: gathering_jax(tokens, "threefry2x32"),
     "rbg": lambda tokens: gathering_jax(tokens, "rbg"),
     "torch": one_hot_torch,
-    "roof": lambda _: in_place(),
-    "quiet": lambda _: our_pass(0.0),
-    "noisy": lambda _: our_pass(1e-4),
-    "jax-quiet": lambda _: jax_pass(0.0),
-    "jax-noisy": lambda _: jax_pass(1e-4),
-    "normals": lambda _: only_normals(),
 }
 
 
@@ -223,7 +152,7 @@ def measure(variant, tokens):
     return {"cpu": cpu, "wall": wall}
 
 
-def in_child(variant, tokens=0):
+def in_child(variant, tokens):
     command = [sys.executable, __file__, variant, str(tokens)]
     answer = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(answer.stdout.splitlines()[-1])
@@ -249,26 +178,14 @@ def table_of_steps(results):
         yield f"| {tokens} | {NAMES[name]} | {spent} | {least:.2f} | {middle:.2f} | {against} |"
 
 
-def table_of_passes(results, normals):
-    yield f"| {ROWS} x {COLUMNS} float32 | CPU, ms | wall, ms | CPU, ns/number | times the roof (spread) |"
-    yield "|---|---|---|---|---|"
-    for name, result in results.items():
-        spent = f"{1e3 * min(result['cpu']):.1f} | {1e3 * min(result['wall']):.1f}"
-        each = f"{1e9 * min(result['cpu']) / (ROWS * COLUMNS):.3f}"
-        yield f"| {NAMES[name]} | {spent} | {each} | {ratio(result, results['roof'])} |"
-    cpu, wall = (min(normals[clock]) for clock in ("cpu", "wall"))
-    yield f"| {NAMES['normals']}, of {NORMALS} | {1e3 * cpu:.2f} | {1e3 * wall:.2f} | {1e9 * cpu / NORMALS:.3f} | |"
-
-
 def main():
     require("numba")
     has_torch = importlib.util.find_spec("torch")
     steps = run_steps([name for name in STEPS if name != "torch" or has_torch])
-    passes, normals = {name: in_child(name) for name in PASSES}, in_child("normals")
     packages = ["manyheads", "numba", "jax", *(["torch"] if has_torch else [])]
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages), end=", ")
     print(f"Python {platform.python_version()}, {platform.machine()}, one thread\n")
-    print(*table_of_steps(steps), "", *table_of_passes(passes, normals), sep="\n")
+    print(*table_of_steps(steps), sep="\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from manyheads import bigram, data, limits, recovery, transformer
-from manyheads.bigram.theory.noise import ValueNoise, row_coefficients
+from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise
 from manyheads.bigram.theory.signal import SignalSystem
-from manyheads.bigram.training.rounding import glimpse
 from manyheads.data.characters import Vocabulary
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
@@ -19,8 +18,6 @@ from manyheads.joma.task import Sizes, UpdateRule
 from manyheads.joma.task import draw_task as draw_joma_task
 
 TASK = bigram.draw_task(np.random.default_rng(0), 3, 8, 2)
-STATE = bigram.State(TASK.centred, np.float32(TASK.attention))
-STEPS = bigram.StepSettings(4, 0.1, 0.1)
 LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
 SEQUENCES = recovery.sequences(np.random.default_rng(1), 80, 3, 3)
 SHAPE = transformer.Shape(key_dim=2, heads=2, depth=1)
@@ -60,12 +57,8 @@ def exactly(*values):
     return lambda rng: np.array(values)
 
 
-def state(rng):
-    return STATE._replace(value=STATE.value * rng.uniform(0.9, 1.1))
-
-
 def batch(rng):
-    return bigram.draw_batch(rng, TASK, 400)
+    return TASK.draw(rng, 400)
 
 
 def alternating(rng):
@@ -85,16 +78,14 @@ def fixed(**others):
 
 
 TASKED = fixed(task=TASK)
-STEPPED = fixed(task=TASK, settings=STEPS, steps=2, seed=1)
 
 
 def mixture(rng):
     return Mixture(rng.normal(size=(3, 2)), rng.dirichlet(np.ones(3)), rng.normal(size=3), std=0.5)
 
 
-OVERLAPS = row_coefficients(TASK, TASK.attention)
+ROWS_OF_ATTENTION = RowCoefficients((TASK.weights**2).sum(1), (TASK.weights**2).sum(1))
 SYSTEM = SignalSystem(0.2, 0.5, length=100, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=10)
-SEEN = glimpse(np.random.default_rng(0), TASK, tuple(TASK.positions), 60)
 WEIGHTS = {"value": of(TASK.centred), "attention": of(TASK.attention)}
 CLOUDS = {"mixture": mixture, "weights": positive(2)}
 SNAP = {"distinct": exactly(0.4, 0.2), "common": exactly(0.4), "progress": exactly(0.0, 3.0)}
@@ -168,36 +159,8 @@ ROWS = {
         {"windows": tokens(2, 5, 2)},
         lambda: {"on": bigram.fit_lags(alternating(np.random.default_rng(0)), 2)},
     ),
-    "bigram.as_linear": ({"state": of(bigram.start_softmax(TASK))}, fixed()),
-    "bigram.descend": ({"state": state}, lambda: STEPPED() | {"engine": "jax"}),
-    "bigram.descend_lazily": (
-        {"state": lambda rng: bigram.forget_places(TASK, state(rng))},
-        generator(task=TASK, settings=bigram.StepSettings(4, 0.1, 0.1, strength=0.01, constrained=False), steps=2),
-    ),
-    "bigram.descend_reduced": (
-        {"state": of(bigram.start_reduced(TASK, 2))},
-        generator(task=TASK, settings=STEPS, steps=2),
-    ),
-    "bigram.descend_softmax": (
-        {"state": of(bigram.start_softmax(TASK))},
-        fixed(task=TASK, settings=bigram.SoftmaxSettings(4, 0.1, 0.1), steps=2, seed=1),
-    ),
-    "bigram.draw_places": ({"state": lambda rng: bigram.forget_places(TASK, state(rng))}, generator(task=TASK)),
-    "bigram.estimate_loss": ({"state": state, "stationary": of(TASK.stationary), "batch": batch}, fixed()),
-    "bigram.find_stationary": ({"transition": of(TASK.transition)}, fixed()),
-    "bigram.find_support": ({"attention": of(TASK.attention)}, fixed(sparsity=2)),
     "bigram.fit_lags": ({"streams": alternating}, fixed(lags=2)),
-    "bigram.flip_reduced": ({"state": of(bigram.start_reduced(TASK, 2))}, TASKED),
-    "bigram.forget_places": ({"state": state}, TASKED),
     "bigram.lag_information": ({"streams": tokens(2, 200)}, fixed(lags=2)),
-    "bigram.materialise": ({"state": of(bigram.start_reduced(TASK, 2))}, generator(task=TASK, run=0)),
-    "bigram.measure_distances": ({"state": state}, TASKED),
-    "bigram.measure_lazy": ({"state": lambda rng: bigram.forget_places(TASK, state(rng))}, TASKED),
-    "bigram.measure_reduced": ({"state": of(bigram.start_reduced(TASK, 2))}, TASKED),
-    "bigram.measure_rounded": ({"state": state}, TASKED),
-    "bigram.measure_salience": ({"attention": positive(3, 8)}, fixed()),
-    "bigram.mirror": ({"state": state}, fixed()),
-    "bigram.observe": ({"state": state}, fixed(task=TASK, batch=4, seed=1, engine="jax")),
     "bigram.plant_lags": (
         {
             "stream": tokens(2, 20),
@@ -208,44 +171,20 @@ ROWS = {
         generator(),
     ),
     "bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
-    "bigram.record": ({"state": state}, fixed(task=TASK, settings=STEPS, steps=2, looks=2, seed=1)),
-    **{
-        f"bigram.{name}": (
-            {"state": state, "stationary": of(TASK.stationary)},
-            fixed(seen=SEEN),
-        )
-        for name in ("refit_jointly", "refit_scale", "refit_values")
-    },
-    "bigram.round_attention": ({"state": state, "stationary": of(TASK.stationary)}, fixed()),
     "bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
-    "bigram.simulate": ({"state": state}, lambda: STEPPED() | {"engine": "jax"}),
     "bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
     # bigram.theory
     "bigram.theory.noise.ValueNoise.draw": (
-        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
+        {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
         lambda: {"on": ValueNoise(TASK, 64), "rng": np.random.default_rng(0)},
     ),
-    "bigram.theory.noise.ValueNoise.total_variance": (
-        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
-        lambda: {"on": ValueNoise(TASK, 64)},
-    ),
     "bigram.theory.noise.attention_noise": (
-        {"value": of(TASK.centred), "rows": of(OVERLAPS)},
+        {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
         fixed(task=TASK, batch=64),
     ),
-    "bigram.theory.noise.attention_noise_at_start": ({"value": of(TASK.centred)}, fixed(task=TASK, batch=64)),
-    "bigram.theory.noise.row_coefficients": ({"attention": of(TASK.attention)}, TASKED),
     "bigram.theory.population.excess": (WEIGHTS, TASKED),
     "bigram.theory.population.gradients": (WEIGHTS, TASKED),
     "bigram.theory.population.measure_overlaps": (WEIGHTS, TASKED),
-    "bigram.theory.population.raw_gradients": (
-        {"full_value": of(TASK.transition), "attention": of(TASK.attention)},
-        TASKED,
-    ),
-    "bigram.theory.signal.signal_excess": (
-        {"value_signal": positive(3), "attention_signal": positive(3)},
-        fixed(system=SYSTEM),
-    ),
     "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
     "joma.Task": (
@@ -391,11 +330,6 @@ ROWS = {
 
 # Functions that compile for a second or more: what they are given is looked at, and not what they return.
 EXPENSIVE = {
-    "bigram.descend",
-    "bigram.descend_softmax",
-    "bigram.observe",
-    "bigram.record",
-    "bigram.simulate",
     "joma.theory.gaussian_mixture.mixture_coefficients",
     "joma.theory.gaussian_mixture.expected_gradient",
     "joma.theory.gaussian_mixture.gradient_covariance",

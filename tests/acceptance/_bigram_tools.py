@@ -11,9 +11,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.bigram import (
-    Batch,
     TransferSettings,
-    draw_correlated,
     fit_lags,
     plant_lags,
     predict_screening,
@@ -27,8 +25,9 @@ from manyheads.bigram.lags.initialization import initial_values, minimize
 from manyheads.bigram.lags.streams import information_of, read_streams
 from manyheads.bigram.screening import chi_square
 from manyheads.bigram.studies.lags import prepare
-from manyheads.bigram.studies.screening import ScreeningCost, draw_even, search
+from manyheads.bigram.studies.screening import ScreeningCost, draw_uniform_batch, search
 from manyheads.bigram.studies.transfer import TransferCost
+from manyheads.bigram.task import Batch, draw_correlated
 from manyheads.errors import CertificateError
 
 LEAST = 0.795  # recall of a single start without a test: 0.550, 0.875 and 0.963 where 30%, 60% and 100% follow the lags
@@ -220,8 +219,8 @@ def estimates(folder: Path, correlations: list[float], length: int, size: int, s
     for seed in range(seeds):
         rng = np.random.default_rng([seed, length])
         task = bench._task(length, rng)
-        batch = Batch(*draw_even(rng, task, size))
-        settings = TransferSettings(energy=task.transition_energy)
+        batch = Batch(*draw_uniform_batch(rng, task, size))
+        settings = TransferSettings(squared_norm=task.transition_squared_norm)
         tests = [transfer_test(draw_correlated(rng, task, rho), batch, 2, settings=settings) for rho in correlations]
         rows.append([test.correlation for test in tests])
         deviations.append([test.strongest for test in tests])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 
-from manyheads.bigram import draw_batch, draw_task, predict_screening, screen
+from manyheads.bigram import draw_task, predict_screening, screen
 from manyheads.bigram.screening import chi_square, count_pairs, measure_unevenness
-from manyheads.bigram.studies.screening import ScreeningCost, draw_even, found, search
+from manyheads.bigram.studies.screening import ScreeningCost, draw_uniform_batch, ranks_first, search
 from manyheads.bigram.transfer import transfer_scores
 from manyheads.errors import ShapeError, UsageError
 
@@ -36,8 +36,8 @@ def test_the_statistic_is_scipys(rng):
 
 
 def test_all_positions_are_found_and_hardly_another(rng):
-    task = draw_task(rng, 3, 400, 2, energy=0.3)
-    result = screen(*draw_batch(rng, task, 9000), false_alarm=1e-6)
+    task = draw_task(rng, 3, 400, 2, squared_norm=0.3)
+    result = screen(*task.draw(rng, 9000), false_alarm=1e-6)
     np.testing.assert_array_equal(result.top(2), task.positions)
     assert result.found.sum() == 6
     assert sorted(result.positions(0)) == task.positions[0].tolist()
@@ -57,20 +57,20 @@ def test_nothing_is_found_where_nothing_depends(rng):
     assert 0 < share < 0.035
 
 
-def test_sparse_tables_are_not_judged(rng):
+def test_sparse_tables_are_not_tested(rng):
     tokens, queries, targets = rng.integers(0, 20, (600, 5)), rng.integers(0, 20, 600), rng.integers(0, 20, 600)
     result = screen(tokens, queries, targets)
-    assert len(result.unjudged) == 20
+    assert len(result.untested) == 20
     assert not result.found.any()
 
 
-def test_rare_tokens_are_not_judged_by_a_law_that_does_not_hold(rng):
+def test_rare_tokens_are_not_tested_by_a_law_that_does_not_hold(rng):
     law, size = [0.85, 0.075, 0.075], 600
     tokens, targets = rng.choice(3, (size, 40), p=law), rng.choice(3, size, p=law)
     few = screen(tokens, rng.integers(0, 3, size), targets, false_alarm=1e-6)
-    assert len(few.unjudged) == 3
+    assert len(few.untested) == 3
     many = screen(np.tile(tokens, (30, 1)), np.zeros(30 * size, int), np.tile(targets, 30), vocabulary=3)
-    assert len(many.unjudged) == 2  # the two queries that never occur
+    assert len(many.untested) == 2  # the two queries that never occur
 
 
 def test_unevenness_is_the_variance_of_shuffled_tables(rng):
@@ -89,7 +89,7 @@ def test_the_law_of_samples_is_that_of_sampling(rng):
     study = ScreeningCost()
     tasks = [study._task(250, rng) for _ in range(48)]
     figures = [search(rng, task, lambda counts: chi_square(counts)[0][None])[0] for task in tasks]
-    # one search scatters by 0.45 in the logarithm; five deviations of the mean, and two looks for the law itself
+    # one search scatters by 0.45 in the logarithm; five deviations of the mean, and two records for the law itself
     assert abs(np.log(figures).mean() - np.log(predict_screening(tasks[0]))) < 5 * 0.45 / 48**0.5 + 2 * np.log(1.12)
 
 
@@ -105,14 +105,14 @@ def test_the_law_grows_with_the_logarithm_of_the_length():
 
 def test_the_quick_sampler_draws_the_task(rng):
     task = draw_task(rng, 3, 6, 2)
-    tokens, queries, targets = draw_even(rng, task, 60_000)
+    tokens, queries, targets = draw_uniform_batch(rng, task, 60_000)
     law = np.einsum("bm,ibm->bi", task.weights[queries], task.transition[:, _attended(tokens, queries, task)])
     gap = (np.eye(3)[targets] - law)[:, :, None] * np.eye(3)[tokens[:, 0]][:, None, :]
     assert np.abs(gap.sum(0)).max() < 5 * 60_000**0.5 * 0.5
     scores = np.zeros((1, 3, 6))
     np.put_along_axis(scores[0], task.positions, 1.0, 1)
-    assert found(task, scores)[0]
-    assert not found(task, -scores)[0]
+    assert ranks_first(task, scores)[0]
+    assert not ranks_first(task, -scores)[0]
 
 
 def _attended(tokens, queries, task):
@@ -125,7 +125,7 @@ def test_samples_that_are_none_are_refused():
         screen(tokens, few[:1], few)
     with pytest.raises(UsageError, match="from 0 to 1: a vocabulary of 1"):
         screen(tokens, few, few, vocabulary=1)
-    with pytest.raises(UsageError, match="all 2 answers are 0"):
+    with pytest.raises(UsageError, match="all 2 targets are 0"):
         screen(tokens, few, np.zeros(2, int))
     with pytest.raises(UsageError, match="at least one sample"):
         screen(np.zeros((0, 2), int), few[:0], few[:0])

@@ -5,17 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.bigram import (
-    Batch,
-    TransferSettings,
-    draw_batch,
-    draw_correlated,
-    draw_task,
-    predict_transfer,
-    transfer_test,
-)
-from manyheads.bigram.studies.screening import draw_even, search
+from manyheads.bigram import TransferSettings, draw_task, predict_transfer, transfer_test
+from manyheads.bigram.studies.screening import draw_uniform_batch, search
 from manyheads.bigram.studies.transfer import TransferCost
+from manyheads.bigram.task import Batch, draw_correlated
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -26,18 +19,18 @@ def task(rng):
 
 
 def pilot(rng, task, size):
-    return Batch(*draw_even(rng, task, size))
+    return Batch(*draw_uniform_batch(rng, task, size))
 
 
 @pytest.mark.parametrize("rho", [1.0, 0.7, -0.7])
 def test_a_pilot_shows_the_correlation_and_its_sign(rng, task, rho):
     value = draw_correlated(rng, task, rho)
     batch = pilot(rng, task, 8000)
-    for energy in (None, task.transition_energy):
-        test = transfer_test(value, batch, 2, settings=TransferSettings(energy=energy))
+    for squared_norm in (None, task.transition_squared_norm):
+        test = transfer_test(value, batch, 2, settings=TransferSettings(squared_norm=squared_norm))
         assert test.decision == "helps"
         assert test.flip == (rho < 0)
-        # half a pilot: an error of about .03, and .02 more where the energy is estimated
+        # half a pilot: an error of about .03, and .02 more where the squared norm is estimated
         assert abs(test.correlation - rho) < 0.2
         np.testing.assert_array_equal(test.positions, task.positions)
         assert test.samples_range[0] <= test.samples <= test.samples_range[1]
@@ -53,10 +46,10 @@ def test_the_value_may_come_with_its_means(rng, task):
 
 @pytest.mark.parametrize(("length", "size", "rho"), [(100, 400, 0.5), (200, 2000, 0.2), (300, 1000, 0.4)])
 def test_what_helps_has_a_correlation_and_a_finite_number_of_samples(length, size, rho):
-    """Pilots in which one score stands out, but the energy at the picked positions does not exceed its error."""
+    """Pilots in which one score stands out, but the squared norm at the picked positions does not exceed its error."""
     task = draw_task(np.random.default_rng(5001), 4, length, 2)
     value = draw_correlated(np.random.default_rng(6001), task, rho)
-    test = transfer_test(value, draw_batch(np.random.default_rng(7001), task, size), 2)
+    test = transfer_test(value, task.draw(np.random.default_rng(7001), size), 2)
     assert test.strongest > test.threshold
     if test.decision == "helps":
         assert round(test.samples) > 0
@@ -69,13 +62,13 @@ def test_what_helps_has_a_correlation_and_a_finite_number_of_samples(length, siz
 
 
 def test_few_positions_helping_leave_bounds_on_the_correlation():
-    """By the inequality of Cauchy and Schwarz a positive product with P bounds the energy, and rho, from below."""
+    """By Cauchy and Schwarz a positive product with P bounds the squared norm, and rho, from below."""
     sides = []
     for seed in range(12):
         rng = np.random.default_rng([5001, seed])
         task = draw_task(rng, 4, 100, 2)
         value = draw_correlated(rng, task, 0.5)
-        test = transfer_test(value, draw_batch(rng, task, 800), 2)
+        test = transfer_test(value, task.draw(rng, 800), 2)
         if test.decision == "helps":
             assert np.isfinite([test.correlation, test.samples, test.pilot_needed]).all()
             sides.append((test.interval.contains(0.5), test.interval.high == 1.0))
@@ -85,9 +78,9 @@ def test_few_positions_helping_leave_bounds_on_the_correlation():
 
 
 def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_large(rng):
-    task = draw_task(rng, 3, 100, 2, energy=0.3)
+    task = draw_task(rng, 3, 100, 2, squared_norm=0.3)
     value = draw_correlated(rng, task, 0.0)
-    settings = TransferSettings(energy=0.3, least=0.4, level=0.9999)
+    settings = TransferSettings(squared_norm=0.3, least=0.4, level=0.9999)
     small = transfer_test(value, pilot(rng, task, 800), 2, settings=settings)
     assert small.decision == "undecided"
     assert 800 < small.pilot_needed < 20_000
@@ -95,7 +88,7 @@ def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_larg
     assert large.decision == "does not"
     assert abs(large.correlation) < 0.2
     blind = transfer_test(value, pilot(rng, task, 800), 2)
-    assert blind.decision == "undecided"  # without the energy nothing can be excluded
+    assert blind.decision == "undecided"  # without the squared norm nothing can be excluded
 
 
 def test_the_samples_go_like_the_inverse_square_of_the_correlation(rng):
@@ -112,7 +105,7 @@ def test_the_samples_go_like_the_inverse_square_of_the_correlation(rng):
     level = np.mean(logs, 0)
     assert np.ptp(level) < np.log(1.6)
     np.testing.assert_allclose(predicted, np.mean(predicted), atol=2e-3)  # C/rho^2, whatever the rest of the matrix is
-    # 24 searches at three correlations scatter by 0.45 each; five deviations, and two looks
+    # 24 searches at three correlations scatter by 0.45 each; five deviations, and two records
     assert abs(level.mean() - np.mean(predicted)) < 5 * 0.45 / 24**0.5 / 3**0.5 + 2 * np.log(1.12)
 
 
@@ -128,8 +121,8 @@ def test_bad_pilots_and_matrices_are_refused_with_the_figure(rng, task):
         transfer_test(value, batch, 0)
     with pytest.raises(UsageError, match="one query occurs 0 times"):
         transfer_test(value, batch._replace(queries=np.zeros(400, int)), 2)
-    with pytest.raises(UsageError, match="energy=2"):
-        TransferSettings(energy=2.0)
+    with pytest.raises(UsageError, match="squared_norm=2"):
+        TransferSettings(squared_norm=2.0)
 
 
 def test_the_law_agrees_with_its_leading_order(task):
@@ -138,7 +131,7 @@ def test_the_law_agrees_with_its_leading_order(task):
     for length in (500, 50_000, 5_000_000):
         longer = replace(task, length=length)
         extremes = (2 * np.log(3 * length)) ** 0.5 + (2 * np.log(3 * 2)) ** 0.5
-        leading = extremes**2 / task.transition_energy / 0.5**2
+        leading = extremes**2 / task.transition_squared_norm / 0.5**2
         ratios.append(leading / predict_transfer(longer, -3 * task.centred))
     assert ratios[0] == pytest.approx(1.74, abs=0.05)
     assert ratios[2] == pytest.approx(1.41, abs=0.05)
@@ -146,9 +139,9 @@ def test_the_law_agrees_with_its_leading_order(task):
 
 
 def test_a_matrix_that_shows_nothing_has_no_law(rng, task):
-    with pytest.raises(UsageError, match="no correlation"):
+    with pytest.raises(UsageError, match="not correlated"):
         predict_transfer(task, draw_correlated(rng, task, 0.0))
-    with pytest.raises(UsageError, match="no correlation"):
+    with pytest.raises(UsageError, match="not correlated"):
         predict_transfer(task, np.zeros((3, 3)))
     with pytest.raises(ShapeError, match=r"this task needs \(3, 3\)"):
         predict_transfer(task, np.zeros((2, 2)))

@@ -1,15 +1,15 @@
-r"""Screening: the positions that matter, found by counting, without training anything.
+r"""Screening: chi-square tests of independence find the attended positions from samples, without training.
 
-Given the query, the answer is independent of the token at every position but the Q that the query looks at. So every
-pair of query and position is a test of independence on the table of answers against tokens,
+Given the query, the target is independent of the token at every position except the Q attended ones. So every
+pair of query and position is a test of independence on the table of targets against tokens,
 
 .. math:: X_{kt} = n_k\Big(\sum_{y,x}\frac{c_{yx}^2}{r_y s_x} - 1\Big),
 
-chi-square with :math:`(N-1)^2` degrees of freedom where nothing depends, and non-central with
+chi-square with :math:`(N-1)^2` degrees of freedom under independence, and non-central with
 :math:`n_k w^2\sum_{ij}\mu_j\tilde P_{ij}^2/\mu_i` at a position of weight :math:`w`. The largest of T null statistics
 grows like :math:`2\ln T`, so the samples that find all positions grow with the logarithm of the length, where gradient
-training from scratch needs more than T of them: that price belongs to the training, not to the task. The test and its
-law are derived here and are not in the paper, whose task it is: Ren, Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
+training from scratch needs more than T. The test and its number of samples are derived here; the task is that of Ren,
+Wang and Lee (NeurIPS 2024, arXiv 2410.23438).
 """
 
 from __future__ import annotations
@@ -25,68 +25,69 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Integer
     from numpy.typing import ArrayLike
 
     from manyheads.bigram.task import BigramTask
 
-CELLS = 1 << 24  # counters that are held at a time
-ENTRIES = 1 << 24  # token copies that are held at a time
-FEW_SYMBOLS = 16  # up to here comparing with each symbol is quicker than numbering all pairs
-SPARSE = 1.0  # mean count of a table's cell below which its statistic is not judged
-UNEVEN = 0.02  # of the null variance, above that of chi-square, above which it is not judged either
+CELLS = 1 << 24  # counters in memory at a time
+ENTRIES = 1 << 24  # token copies in memory at a time
+FEW_SYMBOLS = 16  # up to here comparing with each symbol is faster than numbering all pairs
+SPARSE = 1.0  # mean count of a table's cell below which its statistic is not tested
+UNEVEN = 0.02  # of the null variance, above that of chi-square, above which it is not tested either
 
 
 @dataclass(frozen=True, eq=False)
 class Screening:
-    """What `screen` found.
+    """Result of `screen`.
 
     Attributes
     ----------
     scores
         X, (N, T): the chi-square statistic of every query and position.
     dof
-        Its degrees of freedom, (N, T): of the answers and tokens that occur.
+        Its degrees of freedom, (N, T): of the targets and tokens that occur.
     thresholds
-        (N, T): what the largest of all N T statistics stays below with probability `1 - false_alarm` if nothing
-        depends on anything. Infinite where the chi-square law says nothing: a table with less than one sample a cell,
-        or with answers and tokens so rare that the null variance is more than 2% above that of chi-square.
+        (N, T): the largest of all N T statistics stays below with probability `1 - false_alarm` if all are independent.
+        Infinite where the chi-square distribution is no valid approximation: a table with less than one sample a cell,
+        or with targets and tokens so rare that the null variance is more than 2% above that of chi-square.
     counts
         Samples of every query, (N,).
     false_alarm
         Probability of one or more false positions, over all tests.
     """
 
-    scores: np.ndarray
-    dof: np.ndarray
-    thresholds: np.ndarray
-    counts: np.ndarray
+    scores: Float[np.ndarray, "query position"]
+    dof: Float[np.ndarray, "query position"]
+    thresholds: Float[np.ndarray, "query position"]
+    counts: Int[np.ndarray, " query"]
     false_alarm: float
 
     @property
-    def found(self) -> np.ndarray:
-        """Which positions stand out, (N, T) of booleans."""
+    def found(self) -> Bool[np.ndarray, "query position"]:
+        """Positions above their threshold, (N, T) of booleans."""
         return self.scores > self.thresholds
 
     @property
-    def unjudged(self) -> np.ndarray:
-        """Queries with too few samples for the chi-square law."""
+    def untested(self) -> Int[np.ndarray, " untested"]:
+        """Queries with too few samples for the chi-square distribution."""
         return np.flatnonzero(np.isinf(self.thresholds).all(1))
 
-    def positions(self, query: int) -> np.ndarray:
-        """Return the positions found for a query, the strongest first."""
+    def positions(self, query: int) -> Int[np.ndarray, " found"]:
+        """Return the positions found for a query, by decreasing statistic."""
         order = np.argsort(-self.scores[query], kind="stable")
         return order[: int(self.found[query].sum())]
 
-    def top(self, count: int) -> np.ndarray:
-        """Return the `count` strongest positions of every query, found or not, (N, count), rising along a row."""
+    def top(self, count: int) -> Int[np.ndarray, "query count"]:
+        """Return the `count` highest positions of every query, significant or not, (N, count), in increasing order."""
         if not 1 <= count <= self.scores.shape[1]:
             raise UsageError(f"count={count}: between 1 and the {self.scores.shape[1]} positions")
         return np.sort(np.argpartition(-self.scores, count - 1, axis=1)[:, :count], axis=1)
 
-    def attention(self) -> np.ndarray:
-        """Return attention to start training from, (N, T) float32: uniform on what was found, else on everything.
+    def attention(self) -> Float[np.ndarray, "query position"]:
+        """Return attention to initialize training, (N, T) float32: uniform on what was found, else on everything.
 
-        Training that starts here has its positions already: it skips the stage whose cost grows with the length.
+        It skips stage one, whose samples grow with the length.
         """
         found = self.found | ~self.found.any(1, keepdims=True)
         return np.asarray(found / found.sum(1, keepdims=True), np.float32)
@@ -94,14 +95,14 @@ class Screening:
 
 @takes_arrays
 def screen(
-    tokens: ArrayLike,
-    queries: ArrayLike,
-    targets: ArrayLike,
+    tokens: Integer[ArrayLike, "batch position"],
+    queries: Integer[ArrayLike, " batch"],
+    targets: Integer[ArrayLike, " batch"],
     *,
     vocabulary: int | None = None,
     false_alarm: float = 0.01,
 ) -> Screening:
-    r"""Find for every query the positions on which the answer depends, by one chi-square test each.
+    r"""Find the positions on which the target of every query depends, by one chi-square test each.
 
     Parameters
     ----------
@@ -121,72 +122,68 @@ def screen(
     Raises
     ------
     ShapeError, UsageError
-        Arrays that do not fit together, no samples, tokens outside the vocabulary, an answer that never changes.
+        Arrays that do not fit together, no samples, tokens outside the vocabulary, a constant target.
 
     Notes
     -----
-    Limits. It sees what a single position says of the answer: two positions that only say something together (an
-    exclusive or) stay invisible. Context tokens that depend on each other, as in text, make positions stand out on
-    which nothing depends directly; `fit_lags` is for those. And it takes :math:`N^2` counters a position: with a large
-    vocabulary the tables are sparse until there are :math:`N^3` samples, and such queries are not judged. With rare
-    tokens it takes more: measured here, tables of 200 samples and three tokens, one of which has 85%, would have made
-    a false position six times as often as `false_alarm` says.
+    The test is marginal: it misses positions that are informative only jointly (an exclusive or). If context tokens
+    depend on each other, as in text, it finds positions without a direct effect; use `fit_lags` there. Tables have
+    :math:`N^2` cells a position: with a large vocabulary they are sparse until there are :math:`N^3` samples, and such
+    queries are not tested. Rare tokens need more: measured here, tables of 200 samples and three tokens, one of which
+    has 85%, exceed `false_alarm` sixfold.
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_batch, draw_task
+    >>> from manyheads.bigram import draw_task
     >>> task = draw_task(np.random.default_rng(0), vocabulary=3, length=200, sparsity=2)
-    >>> found = screen(*draw_batch(np.random.default_rng(1), task, 4000))
+    >>> found = screen(*task.draw(np.random.default_rng(1), 4000))
     >>> bool((found.top(2) == task.positions).all()), int(found.found.sum())
     (True, 6)
     """
-    context, asked, answers, size = check_samples(tokens, queries, targets, vocabulary)
+    context, query_tokens, outcomes, size = check_samples(tokens, queries, targets, vocabulary)
     if not 0 < false_alarm < 1:
-        raise UsageError(f"false_alarm={false_alarm}: a probability between 0 and 1")
-    if answers.min() == answers.max():
-        raise UsageError(f"all {len(answers)} answers are {answers[0]}: nothing can depend on anything")
+        raise UsageError(f"false_alarm={false_alarm}: give a probability between 0 and 1")
+    if outcomes.min() == outcomes.max():
+        raise UsageError(
+            f"all {len(outcomes)} targets are {outcomes[0]}: give samples with two different targets or more"
+        )
     scores, dof, uneven = (np.zeros((size, context.shape[1])) for _ in range(3))
-    for part, counts in count_chunks(context, asked, answers, size):
+    for part, counts in count_chunks(context, query_tokens, outcomes, size):
         scores[:, part], dof[:, part] = chi_square(counts)
         uneven[:, part] = measure_unevenness(counts)
-    samples = np.bincount(asked, minlength=size)
+    samples = np.bincount(query_tokens, minlength=size)
     thresholds = np.full(scores.shape, np.inf)
     levels, where = np.unique(dof, return_inverse=True)
     limit = stats.chi2.isf(false_alarm / scores.size, np.maximum(levels, 1))
-    judged = (samples[:, None] >= SPARSE * (dof**0.5 + 1) ** 2) & (dof > 0) & (uneven <= UNEVEN)
-    thresholds[judged] = limit[where.reshape(dof.shape)][judged]
+    tested = (samples[:, None] >= SPARSE * (dof**0.5 + 1) ** 2) & (dof > 0) & (uneven <= UNEVEN)
+    thresholds[tested] = limit[where.reshape(dof.shape)][tested]
     return Screening(scores, dof, thresholds, samples, false_alarm)
 
 
 def check_samples(
     tokens: ArrayLike, queries: ArrayLike, targets: ArrayLike, vocabulary: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Refuse samples that are none; return tokens, queries, targets and the number of tokens N."""
-    context, asked, answers = np.asarray(tokens), np.asarray(queries), np.asarray(targets)
-    if context.ndim != 2 or asked.shape != answers.shape or asked.shape != context.shape[:1]:
-        raise ShapeError(f"tokens {context.shape}, queries {asked.shape}, targets {answers.shape}: (B, T), (B,), (B,)")
+    """Refuse samples that do not fit together; return tokens, queries, targets and the number of tokens N."""
+    context, query_tokens, outcomes = np.asarray(tokens), np.asarray(queries), np.asarray(targets)
+    if context.ndim != 2 or query_tokens.shape != outcomes.shape or query_tokens.shape != context.shape[:1]:
+        raise ShapeError(
+            f"tokens {context.shape}, queries {query_tokens.shape}, targets {outcomes.shape}: (B, T), (B,), (B,)"
+        )
     if not context.size:
         raise UsageError(f"tokens of shape {context.shape}: at least one sample of one token")
-    if not all(np.issubdtype(array.dtype, np.integer) for array in (context, asked, answers)):
-        raise ShapeError(f"tokens of type {context.dtype}, {asked.dtype}, {answers.dtype}: all three are integers")
-    low, high = (int(end([end(array) for array in (context, asked, answers)])) for end in (np.min, np.max))
+    if not all(np.issubdtype(array.dtype, np.integer) for array in (context, query_tokens, outcomes)):
+        raise ShapeError(
+            f"tokens of type {context.dtype}, {query_tokens.dtype}, {outcomes.dtype}: all three are integers"
+        )
+    low, high = (int(end([end(array) for array in (context, query_tokens, outcomes)])) for end in (np.min, np.max))
     size = high + 1 if vocabulary is None else vocabulary
     if low < 0 or high >= size:
         raise UsageError(f"tokens run from {low} to {high}: a vocabulary of {size} has 0 to {size - 1}")
-    return context, asked.astype(np.int64), answers.astype(np.int64), size
+    return context, query_tokens.astype(np.int64), outcomes.astype(np.int64), size
 
 
 def count_pairs(tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Count answers and tokens for every query and position: (N, T, N, N) int32, answer before token.
-
-    Counts of two sets of samples add up, so a stream of samples needs no more memory than this.
-
-    Examples
-    --------
-    >>> counts = count_pairs(np.array([[0, 1], [1, 1]]), np.array([0, 0]), np.array([1, 0]), 2)
-    >>> counts[0, 0].tolist()  # answer 0 with token 1, answer 1 with token 0
-    [[0, 1], [1, 0]]
-    """
+    """Count targets and tokens for every query and position, (N, T, N, N) int32, target before token; counts add up."""
     length = tokens.shape[1]
     counts = np.zeros((vocabulary, length, vocabulary, vocabulary), np.int32)
     order = np.argsort(queries * vocabulary + targets, kind="stable")
@@ -194,20 +191,20 @@ def count_pairs(tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, vo
         return _count_by_number(tokens[order], queries[order], targets[order], counts)
     groups, starts = np.unique((queries * vocabulary + targets)[order], return_index=True)
     for group, rows in zip(groups, np.split(order, starts[1:]), strict=True):
-        query, answer = divmod(int(group), vocabulary)
+        query, outcome = divmod(int(group), vocabulary)
         for begin in range(0, len(rows), 255):  # so many ones fit a byte
             part = tokens[rows[begin : begin + 255]]
             left = np.full(length, len(part), np.int32)
             for symbol in range(vocabulary - 1):
                 ones = np.add.reduce((part == symbol).view(np.uint8), axis=0, dtype=np.uint8)
-                counts[query, :, answer, symbol] += ones
+                counts[query, :, outcome, symbol] += ones
                 left -= ones
-            counts[query, :, answer, -1] += left
+            counts[query, :, outcome, -1] += left
     return counts
 
 
 def _count_by_number(tokens: np.ndarray, queries: np.ndarray, targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Give every (position, answer, token) a number and count the numbers, some samples at a time."""
+    """Count the numbers of all (position, target, token), some samples at a time."""
     size, length = counts.shape[:2]
     step = max(1, ENTRIES // length)
     for query in np.unique(queries):
@@ -230,7 +227,7 @@ def count_chunks(
 
 
 def chi_square(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the statistic and its degrees of freedom for tables (..., N, N): two arrays (...); empty tables give 0."""
+    """Return the statistic and its degrees of freedom for tables (..., N, N): two arrays (...); 0 for empty tables."""
     rows, columns = counts.sum(-1), counts.sum(-2)
     total = rows.sum(-1)
     inverse = [np.divide(1.0, side, out=np.zeros(side.shape), where=side > 0) for side in (rows, columns)]
@@ -240,18 +237,13 @@ def chi_square(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_unevenness(counts: np.ndarray) -> np.ndarray:
-    r"""Return by which share the null variance of the statistic exceeds that of chi-square, for tables (..., N, N).
+    r"""Return the share by which the null variance of the statistic exceeds that of chi-square, for tables (..., N, N).
 
     .. math:: \frac{(n\sum_y 1/r_y - R^2)(n\sum_x 1/s_x - C^2)}{2n(R-1)(C-1)}
 
     with the sums of R rows and C columns that occur. To leading order in :math:`1/n`, given those sums: Haldane, "The
     mean and variance of chi-squared, when used as a test of homogeneity, when expectations are small", Biometrika
-    1940. Zero for even sums; tables with no degree of freedom give 0.
-
-    Examples
-    --------
-    >>> measure_unevenness(np.array([[[20, 20], [20, 20]], [[97, 1], [1, 1]]])).round(2).tolist()
-    [0.0, 11.05]
+    1940. Zero for even sums and for tables without a degree of freedom.
     """
 
     def spread(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,8 +263,16 @@ def predict_screening(task: BigramTask, probability: float = 0.5) -> float:
               \mathrm d F_d(x)^{T-Q} = \text{probability},\qquad
               \chi^2(P) = \sum_{ij}\frac{\mu_j\tilde P_{ij}^2}{\mu_i},\ d=(N-1)^2,
 
-    with :math:`F_d` the chi-square law and :math:`\chi'^2` the non-central one. Nothing in it is fitted. To leading
-    order :math:`n` is :math:`2\ln T/(\mu_k w^2\chi^2(P))` for long contexts. Derived here; tables are taken to be full.
+    with :math:`F_d` the chi-square distribution and :math:`\chi'^2` the non-central one; no constant is fitted. To
+    leading order :math:`n` is :math:`2\ln T/(\mu_k w^2\chi^2(P))` for long contexts. Derived here, for tables without
+    empty cells.
+
+    Parameters
+    ----------
+    task
+        The task; its length and its smallest weights determine the result.
+    probability
+        That the right positions of all queries come first.
 
     Examples
     --------
@@ -282,8 +282,8 @@ def predict_screening(task: BigramTask, probability: float = 0.5) -> float:
     >>> bool(1 < predict_screening(long) / predict_screening(short) < 2.5)
     True
     """
-    strength = float((task.centred**2 / task.stationary[:, None]).sum(0) @ task.stationary)
-    shift = task.stationary[:, None] * task.weights**2 * strength  # (N, Q), a sample
+    penalty = float((task.centred**2 / task.stationary[:, None]).sum(0) @ task.stationary)
+    shift = task.stationary[:, None] * task.weights**2 * penalty  # (N, Q), a sample
     dof, rest = (task.vocabulary - 1) ** 2, task.length - task.sparsity
 
     def exceed(places: np.ndarray, samples: float) -> np.ndarray:
@@ -298,36 +298,13 @@ def find_least_samples(
     others: int,
     probability: float,
 ) -> float:
-    r"""Return the samples n at which the right positions of every query come first, with a probability.
+    r"""Return the samples n at which the right positions of every query come first, with a probability, to 0.03%.
 
     .. math:: \prod_k\int\prod_m\Pr[X_{km}(n) > x]\,\mathrm d F(x)^R = \text{probability}
 
-    with :math:`X_{km}` the statistic of a right position, and F the law of each of the R others of a query.
-
-    Parameters
-    ----------
-    null
-        The inverse of 1 - F, of probabilities (64,).
-    exceed
-        :math:`\Pr[X_{km}(n) > x]`, (N, Q, 64), of places x, (64,), and samples n; it grows with n.
-    others
-        R; without any, one is taken.
-    probability
-        Above 0 and below 1.
-
-    Returns
-    -------
-    float
-        n, to 0.03%; never below one.
-
-    Examples
-    --------
-    One normal score of mean :math:`0.1\sqrt n` against one of mean zero:
-
-    >>> from scipy.stats import norm
-    >>> found = find_least_samples(norm.isf, lambda x, n: norm.sf(x - 0.1 * n**0.5)[None, None], 1, 0.975)
-    >>> bool(abs(found / (2 * (norm.isf(0.025) / 0.1) ** 2) - 1) < 5e-4)
-    True
+    with the statistic :math:`X_{km}` of a right position, and the distribution F of each of the R `others` of a query.
+    `null` is the inverse of 1 - F, of probabilities (64,); `exceed` returns :math:`\Pr[X_{km}(n) > x]`, (N, Q, 64), for
+    x (64,) and n, and increases with n.
     """
     # Gauss-Legendre on the probability of the null's maximum: u = F(x)^R
     nodes, weights = np.polynomial.legendre.leggauss(64)

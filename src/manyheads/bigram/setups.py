@@ -1,4 +1,4 @@
-"""What the studies of this wing share: their source, the seed of a replicate, descent without noise."""
+"""Shared parts of the studies of this wing: source, seed and task of a replicate, predictions of training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import xarray as xr
 
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
-from manyheads.bigram.theory.signal import SignalPath, SignalSystem, solve_signals
-from manyheads.bigram.training.proximal_sgd import State, StepSettings, start
+from manyheads.bigram.theory.signal import SignalSystem, SignalTrajectory, solve_signals
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
+from manyheads.errors import UsageError
 from manyheads.study import Source
 
 SOURCE = Source(
@@ -28,9 +29,13 @@ SOURCE = Source(
 )
 EXCESS = {"long_name": "excess loss", "units": "1"}
 SUPPORT = {"long_name": "share of queries with the right positions", "units": "1"}
+VALUES = {"long_name": "signal of the values", "units": "1"}
+WEIGHTS = {"long_name": "signal of the attention", "units": "1"}
+EXCESS_AXIS = "excess loss / initial excess loss"
+ROUNDING = 1e-6  # of a ratio of losses: the attention is float32
 
 
-def seed_of(key: jax.Array) -> list[int]:
+def replicate_seed(key: jax.Array) -> list[int]:
     """Return the seed of a replicate's samples: the same in every cell."""
     return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
 
@@ -38,26 +43,34 @@ def seed_of(key: jax.Array) -> list[int]:
 def redraw(task: BigramTask, key: jax.Array) -> BigramTask:
     """Return the task of a replicate: its own transition and positions, the same in every cell, and the given weights.
 
-    All tokens are equally frequent and both energies are those of `task`. The signal system and descent without noise
-    depend on nothing else, so one prediction belongs to all replicates.
+    All tokens are equally frequent and both squared norms are those of `task`. The signal system and training without
+    noise depend on nothing else, so all replicates have one prediction.
     """
-    rng = np.random.default_rng([*seed_of(key), 3])
-    drawn = draw_task(rng, task.vocabulary, task.length, task.sparsity, energy=task.transition_energy)
+    rng = np.random.default_rng([*replicate_seed(key), 3])
+    norm = task.transition_squared_norm
+    drawn = draw_task(rng, task.vocabulary, task.length, task.sparsity, squared_norm=norm)
     return replace(drawn, weights=task.weights)
 
 
 def lengthen(task: BigramTask, length: int) -> BigramTask:
-    """Return the task in a longer context: the same transition and weights, the positions moved apart.
+    """Return the task in a longer context: the same transition and weights, the positions spread in proportion.
 
-    A task drawn anew for every length would differ in its weights, and with them in the bias of a penalty.
+    A task drawn anew for every length has other weights, and with them another bias of a penalty.
     """
     return replace(task, positions=task.positions * (length // task.length), length=length)
 
 
-def scatter(task: BigramTask, length: int, rng: np.random.Generator) -> BigramTask:
+def redraw_positions(task: BigramTask, length: int, rng: np.random.Generator) -> BigramTask:
     """Return the task with the same transition and weights and positions drawn anew for another length."""
     places = [np.sort(rng.choice(length, task.sparsity, replace=False)) for _ in range(task.vocabulary)]
     return replace(task, positions=np.stack(places), length=length)
+
+
+def check_increasing(**named: tuple[float, ...]) -> None:
+    """Refuse an axis of a study with fewer than two values, or values that do not increase."""
+    for name, values in named.items():
+        if len(values) < 2 or list(values) != sorted(set(values)):
+            raise UsageError(f"{name}={values}: give two or more, in increasing order")
 
 
 def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
@@ -69,17 +82,17 @@ def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
     return table.sel(order).transpose(*axes, "replicate", *rest)
 
 
-class Noiseless(NamedTuple):
-    """Excess loss, of that of no knowledge, and the signal of the values, both (steps + 1,)."""
+class NoiselessPath(NamedTuple):
+    """Excess loss over its initial value, and the signal of the values, both (steps + 1,)."""
 
     excess: np.ndarray
     value_signal: np.ndarray
 
 
-def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, steps: int) -> Noiseless:
+def noiseless_descent(task: BigramTask, state: State, settings: StepSettings, steps: int) -> NoiselessPath:
     """Make exact gradient steps with the soft threshold."""
     value, attention = np.array(state.value, float), np.array(state.attention, float)
-    zero, losses, signals = excess(task, *start(task)), [], []
+    zero, losses, signals = excess(task, *initial_state(task)), [], []
     for _ in range(steps + 1):
         losses.append(excess(task, value, attention) / zero)
         signals.append(measure_overlaps(task, value, attention).value_signal)
@@ -87,14 +100,14 @@ def descend_noiselessly(task: BigramTask, state: State, settings: StepSettings, 
         value = value - settings.value_rate * by_value
         attention = attention - settings.attention_rate * by_attention
         attention -= np.clip(attention, -settings.threshold, settings.threshold)
-    return Noiseless(np.array(losses), np.array(signals))
+    return NoiselessPath(np.array(losses), np.array(signals))
 
 
 def predict_signals(
-    task: BigramTask, settings: StepSettings, steps: np.ndarray, start: tuple[float, float] = (0.0, 0.0)
-) -> SignalPath:
-    """Solve the signal system with its noise for descent without penalty, at given numbers of steps."""
-    return solve_signals(signal_system(task, settings), steps, start)
+    task: BigramTask, settings: StepSettings, steps: np.ndarray, init: tuple[float, float] = (0.0, 0.0)
+) -> SignalTrajectory:
+    """Solve the signal system with its noise for training without a penalty, at given numbers of steps."""
+    return solve_signals(signal_system(task, settings), steps, init)
 
 
 def signal_system(task: BigramTask, settings: StepSettings) -> SignalSystem:
@@ -102,14 +115,14 @@ def signal_system(task: BigramTask, settings: StepSettings) -> SignalSystem:
     return SignalSystem.of(task, settings.value_rate, settings.attention_rate, settings.batch)
 
 
-def dressed_excess(task: BigramTask, path: SignalPath) -> np.ndarray:
-    r"""Return the excess loss of signals and noise together, of that of no knowledge.
+def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:
+    r"""Return the excess loss of signals and noise together, over its initial value.
 
-    :math:`(|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P` with the energies of the noise in
+    :math:`(|A|^2K_V - 2\langle Q,A\rangle\alpha_VK_P + |Q|^2K_P) / |Q|^2K_P` with the squared norms of the noise in
     :math:`|A|^2 = \alpha_A^2K_Q + 1/T + E` and :math:`K_V = \alpha_V^2K_P + F`.
     """
-    energy, spread, uniform = task.transition_energy, task.attention_energy, 1 / task.length
-    attention = path.attention_signal**2 * spread + uniform + path.attention_noise
-    values = path.value_signal**2 * energy + path.value_noise
-    overlap = (path.attention_signal * spread + uniform) * path.value_signal * energy
-    return (attention * values - 2 * overlap) / (task.weight_energy * energy) + 1
+    transition, weights, uniform = task.transition_squared_norm, task.attention_squared_norm, 1 / task.length
+    attention = path.attention_signal**2 * weights + uniform + path.attention_noise
+    values = path.value_signal**2 * transition + path.value_noise
+    overlap = (path.attention_signal * weights + uniform) * path.value_signal * transition
+    return (attention * values - 2 * overlap) / (task.weight_squared_norm * transition) + 1

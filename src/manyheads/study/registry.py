@@ -70,15 +70,15 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",
-        "from a start with signal, descent with an l1 penalty needs samples independent of the length",
+        "Initialized with signal, proximal SGD needs samples independent of the length",
     ),
-    "bigram/sample-law": Entry(
-        "manyheads.bigram.studies.sample_law:SampleLaw",
-        "training from scratch needs T ln T samples over the energies and the noise, and a known luck",
+    "bigram/sample-complexity": Entry(
+        "manyheads.bigram.studies.sample_complexity:SampleComplexity",
+        "From scratch the samples grow as T ln T; the share of sign flips is predicted",
     ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",
-        "counting finds the positions of a sparse contextual bigram in O(log T) samples, not poly(T)",
+        "Screening finds the positions of a sparse contextual bigram in O(log T) samples",
     ),
     "bigram/lags": Entry(
         "manyheads.bigram.studies.lags:PlantedLags",
@@ -86,19 +86,19 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/transfer": Entry(
         "manyheads.bigram.studies.transfer:TransferCost",
-        "a value matrix of correlation rho finds the positions in C/rho^2 samples",
+        "A value matrix of correlation rho finds the positions in C/rho^2 samples",
     ),
     "bigram/softmax": Entry(
         "manyheads.bigram.studies.softmax:Softmax",
-        "softmax and linear heads train alike near the start, and end alike where weights are tied",
+        "Softmax and linear heads train alike early, and to the end for equal weights",
     ),
     "bigram/l1-against-sgd": Entry(
         "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
-        "an l1 penalty improves the raw iterate; after rounding plain SGD is right as well",
+        "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too",
     ),
     "bigram/two-stages": Entry(
         "manyheads.bigram.studies.two_stages:TwoStages",
-        "signals grow as the reduced system says; a visible switch; then a penalty removes the noise",
+        "The two-stage algorithm recovers all positions; the refit error is of order 1/n",
     ),
     "joma/invariants": Entry(
         "manyheads.joma.studies.invariants:Invariants",

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manyheads.bigram.engines.generator import draw_at, mix, pick, sample_keys, scramble, thresholds
+from manyheads.bigram.engines.generator import draw_step_batch, mix, pick, sample_keys, scramble, thresholds
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.errors import UsageError
 
@@ -64,7 +64,7 @@ def test_thresholds_of_an_even_law_are_those_of_one_multiplication(tokens, rng):
 
 def test_samples_follow_the_task(seed):
     task = draw_task(np.random.default_rng([seed, 3]), 3, 6, 2, uniform=False)
-    tokens, queries, targets = draw_at(task, 60_000, seed=seed, step=5)
+    tokens, queries, targets = draw_step_batch(task, 60_000, seed=seed, step=5)
     counts = np.bincount(tokens.ravel(), minlength=3)
     assert stats.chisquare(counts, task.stationary * counts.sum()).pvalue > RARELY
     assert stats.chisquare(np.bincount(queries), task.stationary * len(queries)).pvalue > RARELY
@@ -80,11 +80,11 @@ def test_samples_follow_the_task(seed):
 
 def test_a_sample_is_a_function_of_its_number(seed):
     task = draw_task(np.random.default_rng(0), 5, 11, 2)
-    few, many = draw_at(task, 3, seed=seed, step=2), draw_at(task, 7, seed=seed, step=2)
+    few, many = draw_step_batch(task, 3, seed=seed, step=2), draw_step_batch(task, 7, seed=seed, step=2)
     for one, other in zip(few, many, strict=True):
         np.testing.assert_array_equal(one, other[:3])
-    assert (draw_at(task, 7, seed=seed, step=3).tokens != many.tokens).any()
-    assert (draw_at(task, 7, seed=[seed, 1], step=2).tokens != many.tokens).any()
+    assert (draw_step_batch(task, 7, seed=seed, step=3).tokens != many.tokens).any()
+    assert (draw_step_batch(task, 7, seed=[seed, 1], step=2).tokens != many.tokens).any()
 
 
 def test_a_large_vocabulary_takes_two_bytes():
@@ -92,7 +92,7 @@ def test_a_large_vocabulary_takes_two_bytes():
     task = BigramTask(
         np.full((size, size), 1 / size), np.full(size, 1 / size), np.zeros((size, 1), int), np.ones((size, 1)), 4
     )
-    tokens = draw_at(task, 200, seed=0).tokens
+    tokens = draw_step_batch(task, 200, seed=0).tokens
     assert tokens.dtype == np.uint16
     assert tokens.max() > 255
 
@@ -100,4 +100,4 @@ def test_a_large_vocabulary_takes_two_bytes():
 @pytest.mark.parametrize("bad", [{"seed": -1}, {"seed": "x"}, {"seed": 0, "step": -1}, {"seed": 0, "step": 2**32}])
 def test_seeds_and_steps_that_are_none_are_refused(bad):
     with pytest.raises(UsageError):
-        draw_at(draw_task(np.random.default_rng(0), 3, 4, 1), 2, **bad)
+        draw_step_batch(draw_task(np.random.default_rng(0), 3, 4, 1), 2, **bad)

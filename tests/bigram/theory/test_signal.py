@@ -5,8 +5,14 @@ import pytest
 
 from manyheads.bigram.task import draw_task
 from manyheads.bigram.theory.population import excess, gradients
-from manyheads.bigram.theory.signal import SignalSystem, predict_boost, signal_excess, solve_signals
+from manyheads.bigram.theory.signal import SignalSystem, predict_escape, solve_signals
 from manyheads.errors import UsageError
+
+
+def signal_excess(system, value_signal, attention_signal):
+    """Return the excess loss on the plane of the two signals, from the module's text."""
+    valley = system.attention_squared_norm * (1 - value_signal * attention_signal) ** 2
+    return 0.5 * system.transition_squared_norm * (valley + (1 - value_signal) ** 2 / system.length)
 
 
 def descend(task, system, value_signal, attention_signal, steps):
@@ -47,7 +53,7 @@ def test_small_signals_grow_like_hyperbolic_functions():
     assert found.attention_signal[1:] == pytest.approx(drift * (np.cosh(0.01 * found.times[1:]) - 1), rel=1e-4)
 
 
-def test_the_solution_rests_and_the_mirror_point_creeps():
+def test_the_solution_rests_and_the_sign_flipped_point_drifts():
     system = SignalSystem(0.2, 0.4, length=1000, vocabulary=3, value_rate=0.025, attention_rate=0.05)
     rest = solve(system, 1000, (1.0, 1.0))
     assert np.abs(rest.value_signal - 1).max() < 1e-9
@@ -62,8 +68,8 @@ def test_the_solution_rests_and_the_mirror_point_creeps():
     assert losses[-1] > 0.5 * 0.2 / 1000  # above what is left at the end of the branch, K_P / 2T
 
 
-def test_noise_delays_the_boost_and_prevents_it():
-    times = [predict_boost(SignalSystem(0.2, 0.4, 1000, 3, 0.025, 0.05, batch)) for batch in (np.inf, 2000, 20, 10, 1)]
+def test_noise_delays_the_escape_and_prevents_it():
+    times = [predict_escape(SignalSystem(0.2, 0.4, 1000, 3, 0.025, 0.05, batch)) for batch in (np.inf, 2000, 20, 10, 1)]
     assert times == sorted(times)
     assert times[0] < times[1] < 1.05 * times[0]
     assert times[-1] == np.inf
@@ -77,13 +83,13 @@ def test_the_path_with_noise_is_that_of_small_euler_steps():
     state, step = np.zeros(4), 0.1
     for _ in range(10_000):
         v, a, e, f = state
-        energy, values = 1 / 500 + 0.4 * a * a + e, 0.2 * v * v + f
+        norm, values = 1 / 500 + 0.4 * a * a + e, 0.2 * v * v + f
         state = state + step * np.array(
             [
-                0.025 * (0.4 * a + 1 / 500 - energy * v),
+                0.025 * (0.4 * a + 1 / 500 - norm * v),
                 0.05 * (0.2 * v - values * a),
                 -0.1 * values * e + 0.05**2 * 500 * values / 20,
-                -0.05 * energy * f + 0.025**2 * energy * (2 / 3 * 2 - 1 / 3) / 20,
+                -0.05 * norm * f + 0.025**2 * norm * (2 / 3 * 2 - 1 / 3) / 20,
             ]
         )
     found = solve(system, 1000)
@@ -96,6 +102,6 @@ def test_nonsense_is_refused():
         SignalSystem(0.2, 0.4, 1000, 3, 0, 0.05)
     system = SignalSystem(0.2, 0.4, 1000, 3, 0.1, 0.05)
     with pytest.raises(UsageError, match="limit=1"):
-        predict_boost(system, limit=1)
+        predict_escape(system, limit=1)
     with pytest.raises(UsageError, match="each later"):
         solve(system, 0.0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.bigram.engines.generator import draw_at
+from manyheads.bigram.engines.generator import draw_step_batch
 from manyheads.bigram.task import draw_task
 from manyheads.bigram.training.proximal_sgd import Diverged
 from manyheads.bigram.training.softmax import (
@@ -13,8 +13,8 @@ from manyheads.bigram.training.softmax import (
     SoftmaxState,
     as_linear,
     descend_softmax,
-    predict_runner_up,
-    start_softmax,
+    initial_softmax_state,
+    predict_second_weight,
 )
 from manyheads.errors import UsageError
 
@@ -29,7 +29,7 @@ def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
     state = SoftmaxState(task.centred + 0.0, positions, tokens)
     settings = SoftmaxSettings(BATCH, 0.1, 0.2, "constant", token_logits=token_logits)
     after = descend_softmax(task, state, settings, 1, seed=seed, first_step=3)
-    batch, law = draw_at(task, BATCH, seed=seed, step=3), task.stationary
+    batch, law = draw_step_batch(task, BATCH, seed=seed, step=3), task.stationary
 
     def loss(value, positions, tokens):
         logits = positions[batch.queries] + tokens[batch.queries[:, None], batch.tokens]
@@ -50,8 +50,8 @@ def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
 def test_steps_may_be_cut_anywhere(rng, seed):
     task = draw_task(rng, 3, 12, 1)
     settings = SoftmaxSettings(8, 0.1, 0.05, "adam", token_logits=True)
-    whole = descend_softmax(task, start_softmax(task), settings, 6, seed=seed)
-    half = descend_softmax(task, start_softmax(task), settings, 3, seed=seed)
+    whole = descend_softmax(task, initial_softmax_state(task), settings, 6, seed=seed)
+    half = descend_softmax(task, initial_softmax_state(task), settings, 3, seed=seed)
     halves = descend_softmax(task, half, settings, 3, seed=seed, first_step=3)
     for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(halves), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
@@ -92,7 +92,7 @@ def test_the_takeover_leaves_the_second_weight_where_the_closed_form_says(share)
     while first < 0.1:
         second += step * second**2 * (1 - share) / (first * share)
         first *= np.exp(step)
-    assert second == pytest.approx(predict_runner_up(length, share, 1 - share), rel=0.02)
+    assert second == pytest.approx(predict_second_weight(length, share, 1 - share), rel=0.02)
 
 
 def test_bad_requests_are_refused(rng):
@@ -103,8 +103,8 @@ def test_bad_requests_are_refused(rng):
         with pytest.raises(UsageError, match=words):
             SoftmaxSettings(batch, *rates)
     with pytest.raises(UsageError, match="first_step=-1"):
-        descend_softmax(task, start_softmax(task), SoftmaxSettings(8, 0.1, 0.1), 1, seed=0, first_step=-1)
+        descend_softmax(task, initial_softmax_state(task), SoftmaxSettings(8, 0.1, 0.1), 1, seed=0, first_step=-1)
     with pytest.raises(UsageError, match="smaller <= larger"):
-        predict_runner_up(10, 0.3, 0.7)
+        predict_second_weight(10, 0.3, 0.7)
     with pytest.raises(Diverged, match="smaller rates"):
-        descend_softmax(task, start_softmax(task), SoftmaxSettings(8, 1e6, 0.1), 8, seed=0)
+        descend_softmax(task, initial_softmax_state(task), SoftmaxSettings(8, 1e6, 0.1), 8, seed=0)

@@ -1,7 +1,7 @@
-"""Compile kernels with numba when they are first called, and keep them in the user's cache folder.
+"""Numba compilation of kernels on the first call, cached in the user's cache folder.
 
-Kernels are plain functions at module level, which import nothing: without the extra `fast` they are never touched, and
-with it they are compiled once and kept for the processes that follow, under a hash of their source.
+Kernels are plain functions at module level, which import nothing. With the extra `fast` they are compiled once and
+stored for later processes under a hash of their source.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from manyheads._extras import require
 
-# Sums may be reordered and products fused; infinities and NaN stay what they are, because divergence is looked for.
+# Sums may be reordered and products fused; infinities and NaN are preserved for the divergence check.
 FAST = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
 EXACT = {"error_model": "numpy"}
 _lock = threading.RLock()
@@ -25,20 +25,10 @@ _registered: set[Callable[..., Any]] = set()
 
 
 def compile_kernel(entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    """Return `entry` compiled: it releases the interpreter's lock, so that several runs share a process as threads.
+    """Return `entry` compiled; it releases the GIL, so that several runs share a process as threads.
 
-    Parameters
-    ----------
-    entry
-        The function to call from Python. Its own arithmetic keeps to the order it is written in.
-    fast
-        Every function that it or another of them calls; their sums may be reordered. A function that is called by
-        another stands before it.
-
-    Raises
-    ------
-    ExtraMissing
-        The extra `fast` is not installed.
+    `fast` lists every function that it or another of them calls, callees first; their sums may be reordered, those of
+    `entry` not.
     """
     with _lock:
         if entry not in _compiled:
@@ -54,7 +44,7 @@ def compile_kernel(entry: Callable[..., Any], fast: tuple[Callable[..., Any], ..
 
 @contextlib.contextmanager
 def _cache_of(numba: Any, entry: Callable[..., Any], fast: tuple[Callable[..., Any], ...]) -> Iterator[bool]:
-    """Point numba to a folder of the user's cache while it decides where to keep a function; True if there is one."""
+    """Point numba to a folder of the user's cache while it decides where to store a function; True if there is one."""
     modules = {inspect.getmodule(function) for function in (entry, *fast)}
     sources = sorted(inspect.getsource(module) for module in modules if module is not None)
     name = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
@@ -68,7 +58,7 @@ def _cache_of(numba: Any, entry: Callable[..., Any], fast: tuple[Callable[..., A
         folder.mkdir(parents=True, exist_ok=True)
         kept = os.access(folder, os.W_OK)
     except OSError:
-        kept = False  # a home that cannot be written: everything works, only compiling takes longer
+        kept = False  # a read-only home: compilation is repeated in every process
     try:
         if kept:
             numba.config.CACHE_DIR = str(folder)

@@ -1,6 +1,6 @@
-r"""The stochastic gradient step in JAX: runs without the extra `fast`, and is what the compiled kernel must agree with.
+r"""Stochastic gradient step in JAX: the engine without the extra `fast`, and the reference of the compiled kernels.
 
-Per sample :math:`b` with context :math:`x`, query :math:`k` and answer :math:`y`, with :math:`s = 1^\top a^{(k)}`:
+Per sample :math:`b` with context :math:`x`, query :math:`k` and target :math:`y`, with :math:`s = 1^\top a^{(k)}`:
 
 .. math:: \xi_b = \sum_t a^{(k)}_t e_{x_t}, \qquad r_b = \mu + W\xi_b - e_y,
 
@@ -20,23 +20,22 @@ import numpy as np
 
 from manyheads.bigram.engines.generator import QUERY, SLOT, TARGET, mix, pick, sample_keys
 
-FEW = 16  # up to so many tokens comparing with every threshold is faster than searching
-BLOCK = 1 << 22  # words that are drawn at once, 16 MB
-ROUNDS = 100  # every third halves the bracket: 33 halvings, more than the rounding of the threshold asks for
+FEW = 16  # up to this number of tokens comparing with every threshold is faster than searching
+BLOCK = 1 << 22  # words drawn at once, 16 MB
 
 
 class Tables(NamedTuple):
-    """What the step looks up: thresholds of all draws (uint64), positions (N, Q), and the law of the tokens (N,)."""
+    """Thresholds of all draws (uint64), positions (N, Q), and the token distribution (N,)."""
 
     tokens: Any
     slots: Any
     targets: Any
     positions: Any
-    law: Any
+    stationary: Any
 
 
 class Rates(NamedTuple):
-    """Numbers that a compiled step takes as they come."""
+    """Learning rates, soft threshold and divergence limit of a compiled step."""
 
     value: Any
     attention: Any
@@ -47,12 +46,12 @@ class Rates(NamedTuple):
 def sum_gradients(value: Any, attention: Any, tables: Tables, keys: tuple[Any, Any], alive: Any) -> tuple[Any, Any]:
     """Return the sums over a block of samples behind both gradients: (N, N) float64 and (N, T) float32."""
     tokens, queries, targets = draw_block(tables, keys, attention.shape[1])
-    seen = histogram(tokens, attention[queries], len(tables.law)).astype(jnp.float64)  # (b, N)
-    residual = tables.law + seen @ value.T
+    seen = histogram(tokens, attention[queries], len(tables.stationary)).astype(jnp.float64)  # (b, N)
+    residual = tables.stationary + seen @ value.T
     residual = residual.at[jnp.arange(len(targets)), targets].add(-1.0) * alive[:, None]
-    by_value = residual.T @ (seen - seen.sum(1, keepdims=True) * tables.law)
-    pull = jnp.take_along_axis((residual @ value).astype(jnp.float32), tokens, axis=1)  # (b, T)
-    return by_value, jnp.zeros_like(attention).at[queries].add(pull)
+    by_value = residual.T @ (seen - seen.sum(1, keepdims=True) * tables.stationary)
+    at_token = jnp.take_along_axis((residual @ value).astype(jnp.float32), tokens, axis=1)  # (b, T)
+    return by_value, jnp.zeros_like(attention).at[queries].add(at_token)
 
 
 def draw_block(tables: Tables, keys: tuple[Any, Any], length: int) -> tuple[Any, Any, Any]:
@@ -101,51 +100,29 @@ def mean_gradients(value: Any, attention: Any, tables: Tables, roots: Any, step:
     parts = tuple(part.reshape(blocks, size) for part in (first, second, alive))
     (by_value, by_attention), _ = jax.lax.scan(add, start, parts)
     by_attention = by_attention - by_attention.mean(1, keepdims=True)
-    scale = (1 / (batch * tables.law)).astype(jnp.float32)
-    return by_value / (batch * tables.law), by_attention * scale[:, None]
+    scale = (1 / (batch * tables.stationary)).astype(jnp.float32)
+    return by_value / (batch * tables.stationary), by_attention * scale[:, None]
 
 
 def shrink(rows: Any, threshold: Any) -> Any:
-    """Move every entry towards zero by `threshold`; what is smaller becomes zero."""
+    """Soft threshold: move every weight towards zero by `threshold`; smaller ones become zero."""
     return rows - jnp.clip(rows, -threshold, threshold)
 
 
-def shrink_to_sum_one(rows: Any, threshold: Any) -> Any:
-    r"""Return :math:`\arg\min_b \tfrac12|b-a|^2 + \theta|b|_1` over rows that sum to one.
-
-    It is the soft threshold of :math:`a + \nu`, with one :math:`\nu` a row, at which the sum, a rising piecewise linear
-    function of it, is one. Newton's method within a bracket that is halved every third time; float64 inside.
-    """
-    exact, length = rows.astype(jnp.float64), rows.shape[1]
-    middle = (1 - exact.sum(1)) / length
-    tolerance = 1e-12 * (1 + length * threshold)
-
-    def off(shift: Any) -> tuple[Any, Any]:
-        moved = exact + shift[:, None]
-        return shrink(moved, threshold).sum(1) - 1, (jnp.abs(moved) > threshold).sum(1)
-
-    def again(carry: Any) -> Any:
-        number, shift, low, high, _ = carry
-        excess, slope = off(shift)
-        low, high = jnp.where(excess > 0, low, shift), jnp.where(excess > 0, shift, high)
-        newton = shift - excess / jnp.maximum(slope, 1)
-        good = (slope > 0) & (newton > low) & (newton < high) & (number % 3 != 2)
-        done = jnp.abs(excess) <= tolerance
-        moved = jnp.where(done, shift, jnp.where(good, newton, (low + high) / 2))
-        return number + 1, moved, low, high, done.all()
-
-    start = (0, middle, middle - threshold, middle + threshold, jnp.asarray(False))
-    _, shift, *_ = jax.lax.while_loop(lambda carry: (carry[0] < ROUNDS) & ~carry[-1], again, start)
-    return shrink(exact + shift[:, None], threshold).astype(rows.dtype)
-
-
-@partial(jax.jit, static_argnames=("batch", "rule"))
+@partial(jax.jit, static_argnames=("batch", "shrinking"))
 def descend_in_jax(
-    state: tuple[Any, Any], tables: Tables, roots: Any, span: tuple[Any, Any], rates: Rates, *, batch: int, rule: str
+    state: tuple[Any, Any],
+    tables: Tables,
+    roots: Any,
+    span: tuple[Any, Any],
+    rates: Rates,
+    *,
+    batch: int,
+    shrinking: bool,
 ) -> tuple[Any, Any, Any, Any]:
     """Make the steps from `span[0]` on, before `span[1]`; stop where an entry of the value passes `rates.limit`.
 
-    Returns value, attention, the step that was not begun any more, and the largest entry of the value.
+    Returns value, attention, the first step that was not made, and the largest entry of the value.
     """
 
     def step(carry: Any) -> Any:
@@ -153,10 +130,8 @@ def descend_in_jax(
         by_value, by_attention = mean_gradients(value, attention, tables, roots, number.astype(jnp.uint32), batch=batch)
         value = value - rates.value * by_value
         attention = attention - rates.attention.astype(jnp.float32) * by_attention
-        if rule == "shrink":
+        if shrinking:
             attention = shrink(attention, rates.threshold.astype(jnp.float32))
-        elif rule == "shrink_to_sum_one":
-            attention = shrink_to_sum_one(attention, rates.threshold)
         return value, attention, number + 1, jnp.abs(value).max()
 
     def more(carry: Any) -> Any:

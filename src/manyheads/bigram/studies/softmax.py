@@ -1,12 +1,13 @@
-"""`bigram/softmax`: a softmax head starts like a linear one, and ends elsewhere unless the planted weights are tied.
+"""`bigram/softmax`: softmax and linear attention, trained on the same samples, for equal and unequal planted weights.
 
 The same samples train a linear head and three softmax heads: with the rate scaled by the largest weight, with Adam, and
-with logits of tokens beside those of positions. Two positions count for every query, with equal or unequal weights.
+with logits of tokens beside those of positions. Every query attends to two positions, with equal or unequal weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import jax
@@ -14,36 +15,37 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram import setups as shared
-from manyheads.bigram.engines.generator import draw_at
+from manyheads.bigram.engines.generator import draw_step_batch
 from manyheads.bigram.task import BigramTask, draw_task
-from manyheads.bigram.training.proximal_sgd import State, StepSettings, start
-from manyheads.bigram.training.record import record
+from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
+from manyheads.bigram.training.record import record, trajectory
 from manyheads.bigram.training.softmax import (
     SoftmaxSettings,
     SoftmaxState,
     as_linear,
     descend_softmax,
-    predict_runner_up,
-    start_softmax,
+    initial_softmax_state,
+    predict_second_weight,
 )
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Listing, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 HEADS = {"linear": "linear", "softmax": "softmax", "adam": "softmax, Adam", "tokens": "softmax, tokens too"}
-LOOKS = 40
-NEAR = 0.9  # of the loss at the start: what still counts as near it
-HALF = 0.5  # a second weight of at least half its due counts as found
+RECORDS = 40
+NEAR = 0.9  # of the initial loss: the end of the early phase
+HALF = 0.5  # of its planted value: a larger second weight is found
 
 
 @dataclass(frozen=True)
 class Softmax(Study):
-    """Softmax and linear heads train alike near the start; afterwards the largest weight takes all.
+    """Early training and final weights of softmax and linear heads, by the larger of two planted weights.
 
     Attributes
     ----------
     shares
-        Weights of the first of two positions, from .5 (tied) up.
+        Planted weights of the first of two positions, from .5 (equal) up.
     length, vocabulary
         T and N.
     batch, steps
@@ -51,11 +53,11 @@ class Softmax(Study):
     rate
         Growth per step of the linear model; the values of all heads have its rate.
     adam_rate
-        By which Adam moves a logit in a step.
+        Learning rate of Adam for the logits.
     """
 
     name: ClassVar[str] = "bigram/softmax"
-    claim: ClassVar[str] = "softmax and linear heads train alike near the start, and end alike where weights are tied"
+    claim: ClassVar[str] = "Softmax and linear heads train alike early, and to the end for equal weights"
     source: ClassVar = shared.SOURCE
 
     shares: tuple[float, ...] = (0.5, 0.52, 0.62)
@@ -68,9 +70,11 @@ class Softmax(Study):
 
     def __post_init__(self) -> None:
         if len(self.shares) < 2 or self.shares[0] != 0.5 or list(self.shares) != sorted(set(self.shares)):
-            raise UsageError(f"shares={self.shares}: 0.5 first, then larger ones in rising order")
-        if self.shares[-1] >= 0.85 or self.steps < LOOKS:
-            raise UsageError(f"shares={self.shares}, steps={self.steps}: shares below .85, {LOOKS} steps or more")
+            raise UsageError(f"shares={self.shares}: give 0.5 first, then larger ones in increasing order")
+        if self.shares[-1] >= 0.85 or self.steps < RECORDS:
+            raise UsageError(
+                f"shares={self.shares}, steps={self.steps}: give shares below .85, and {RECORDS} steps or more"
+            )
 
     @classmethod
     def full(cls) -> Softmax:
@@ -87,125 +91,150 @@ class Softmax(Study):
         return grid(head=tuple(HEADS), share=self.shares)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the second weight when the first has taken over, and the loss of a head that has only the first."""
+        """Return the second weight when the first has taken over, and the loss of the first position alone."""
         pairs = [(share, 1 - share) for share in self.shares]
-        runner = [predict_runner_up(self.length, *pair) for pair in pairs]
+        runner = [predict_second_weight(self.length, *pair) for pair in pairs]
         alone = [0.0 if larger == smaller else smaller**2 / (larger**2 + smaller**2) for larger, smaller in pairs]
         return xr.Dataset(
             {
-                "runner_up": ("share", runner, {"long_name": "second weight at the takeover", "units": "1"}),
+                "runner_up": (
+                    "share",
+                    runner,
+                    {"long_name": "second weight at the blow-up of the first", "units": "1"},
+                ),
                 "excess": ("share", alone, shared.EXCESS),
             },
             coords={"share": list(self.shares)},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train one head and look at its loss and at its two weights."""
-        seed, head, share = shared.seed_of(key), str(cell["head"]), float(cell["share"])
+        """Train one head and record its loss and its two weights."""
+        seed, head, share = shared.replicate_seed(key), str(cell["head"]), float(cell["share"])
         task = self._task(seed, share)
-        rates = self.rate / task.attention_energy, self.rate / task.transition_energy
+        rates = self.rate / task.attention_squared_norm, self.rate / task.transition_squared_norm
         if head == "linear":
-            looks = _look_linear(task, StepSettings(self.batch, *rates), self.steps, seed)
+            result = _train_linear(task, StepSettings(self.batch, *rates), self.steps, seed)
         else:
             rule, speed = ("adam", self.adam_rate) if head == "adam" else ("scaled", rates[1])
             settings = SoftmaxSettings(self.batch, rates[0], speed, rule, token_logits=head == "tokens")  # type: ignore[arg-type]
-            looks = _look_softmax(task, settings, self.steps, seed)
-        losses, state, by_token = looks
+            result = _train_softmax(task, settings, self.steps, seed)
+        losses, state, by_token = result
         weights = np.take_along_axis(state.attention.astype(float), task.positions, axis=1)  # (N, 2)
         order = np.argsort(-task.weights, axis=1, kind="stable")
         larger, smaller = np.take_along_axis(weights, order, axis=1).T
         if task.weights[0, 0] == task.weights[0, 1]:
             larger, smaller = np.maximum(larger, smaller), np.minimum(larger, smaller)
-        due = task.weights.min(1)
-        samples = np.arange(LOOKS + 1) * (self.steps // LOOKS) * self.batch
+        planted = task.weights.min(1)
+        samples = np.arange(RECORDS + 1) * (self.steps // RECORDS) * self.batch
         return xr.Dataset(
             {
                 "excess": ("progress", losses, shared.EXCESS),
                 "reached": ((), _first_below(losses, samples), {"long_name": "samples to .9", "units": "1"}),
                 "larger": ((), larger.mean(), {"long_name": "first weight", "units": "1"}),
                 "smaller": ((), smaller.mean(), {"long_name": "second weight", "units": "1"}),
-                "found": ((), (smaller > HALF * due).mean(), {"long_name": "second positions found", "units": "1"}),
+                "found": ((), (smaller > HALF * planted).mean(), {"long_name": "second positions found", "units": "1"}),
                 "by_token": ((), by_token, {"long_name": "largest logit of a token", "units": "1"}),
             },
             coords={"progress": ("progress", samples, {"long_name": "samples drawn"})},
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare heads near the start, at the end, and the second weight with the takeover."""
-        reached, found = shared.unstack(trained, "reached"), shared.unstack(trained, "found")
-        smaller, last = shared.unstack(trained, "smaller"), self.shares[-1]
-        final = shared.unstack(trained, "excess").isel(progress=-1)
-        near = np.log2(reached.sel(head="softmax", share=0.5).values / reached.sel(head="linear", share=0.5).values)
-        grain = 1 / (self.vocabulary * 2)
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare heads early in training, at the end, and the second weight with the blow-up of the first."""
+        last = self.shares[-1]
+        unequal = f"q = ({last:g}, {1 - last:g})"
+
+        def early(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            reached = shared.unstack(trained, "reached").sel(share=0.5)
+            return np.log2(reached.sel(head="softmax").values / reached.sel(head="linear").values)
+
+        def against_linear(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            smaller = shared.unstack(trained, "smaller").sel(share=last)
+            return smaller.sel(head="softmax").values / smaller.sel(head="linear").values
+
+        def against_blow_up(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            smaller = shared.unstack(trained, "smaller").sel(head="softmax", share=last)
+            return np.log2(smaller.values / float(predicted["runner_up"].sel(share=last)))
+
+        def final_excess(head: str) -> Measure:
+            return lambda predicted, trained: (
+                shared.unstack(trained, "excess").isel(progress=-1).sel(head=head, share=last).values
+            )
+
+        def alone(predicted: xr.Dataset) -> float:
+            return float(predicted["excess"].sel(share=last))
+
+        def both_found(text: str, head: str, share: float, basis: str) -> Claim:
+            return Claim(
+                text,
+                lambda predicted, trained: shared.unstack(trained, "found").sel(head=head, share=share).values,
+                target=1.0,
+                tolerance=0.5,
+                resolution=1 / (self.vocabulary * 2),
+                basis=f"in more than half of the queries{basis}",
+            )
+
         return (
-            Verdict.from_samples(
-                f"with tied weights softmax and linear heads need as many samples to lose {1 - NEAR:.0%} of the loss",
-                near,
+            Claim(
+                "For equal weights softmax and linear attention need the same samples to reduce the loss by "
+                f"{1 - NEAR:.0%} "
+                "(log2 ratio)",
+                early,
                 target=0.0,
                 tolerance=float(np.log2(1.25)),
-                resolution=1e-6,
-                basis="both obey the same equations while both weights of a row are equal and below one: a quarter is "
-                "room for the finite step, of size eta ln 2, and for noise that parts the two weights",
+                resolution=shared.ROUNDING,
+                basis="both obey the same equations while the weights of a row are equal and below one: a quarter for "
+                "the finite step, of size eta ln 2, and for noise that separates the two weights",
             ),
-            Verdict.from_samples(
-                f"softmax attention learns what linear attention learns: the second weight of {last:g}/{1 - last:g}",
-                smaller.sel(head="softmax", share=last).values / smaller.sel(head="linear", share=last).values,
+            Claim(
+                f"Softmax attention learns the weights of linear attention (ratio of the second ones, {unequal})",
+                against_linear,
                 target=1.0,
                 tolerance=0.5,
                 expected="refuted",
-                basis="half of what the linear head finds, or half more, would still count as alike",
+                basis="a half of the weight of the linear head, either way",
             ),
-            Verdict.from_samples(
-                f"with {last:g}/{1 - last:g} the second weight stays where the takeover leaves it",
-                np.log2(smaller.sel(head="softmax", share=last).values / float(predicted["runner_up"].sel(share=last))),
+            Claim(
+                f"For {unequal} the second softmax weight remains 1/(T(1 - q2/q1)) after the blow-up of the first "
+                "(log2 "
+                "ratio)",
+                against_blow_up,
                 target=0.0,
                 tolerance=2.0,
-                basis="a factor of four: the blow-up is that of constant values, the values grow meanwhile, and after "
-                "it the weight creeps on at a rate of its square",
+                basis="a factor of four: the blow-up is that of constant values, the values grow meanwhile, and "
+                "afterwards the weight grows at a rate of its square",
             ),
-            Verdict.from_samples(
-                f"with {last:g}/{1 - last:g} the softmax head is left with the loss of its first position alone",
-                final.sel(head="softmax", share=last).values,
-                target=float(predicted["excess"].sel(share=last)),
+            Claim(
+                f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone",
+                final_excess("softmax"),
+                target=alone,
                 tolerance=0.1,
-                basis="closed form q2^2/(q1^2 + q2^2); noise of values and attention adds a few hundredths",
+                basis="closed form; noise of values and attention adds a few hundredths",
             ),
-            Verdict.from_samples(
-                "with tied weights the softmax head finds both positions",
-                found.sel(head="softmax", share=0.5).values,
-                target=1.0,
-                tolerance=0.5,
-                resolution=grain,
-                basis=f"in more than half of the queries, a weight above {HALF} of its due",
+            both_found("For equal weights the softmax head finds both positions", "softmax", 0.5, ""),
+            both_found(
+                f"For {unequal} the linear head finds both positions",
+                "linear",
+                last,
+                ", whose weights grow in proportion",
             ),
-            Verdict.from_samples(
-                f"with {last:g}/{1 - last:g} the linear head finds both positions",
-                found.sel(head="linear", share=last).values,
-                target=1.0,
-                tolerance=0.5,
-                resolution=grain,
-                basis="in more than half of the queries: its weights grow in proportion",
+            both_found(
+                f"For {unequal} a softmax head trained by Adam finds both positions",
+                "adam",
+                last,
+                ": Adam moves logits by the sign of their gradient",
             ),
-            Verdict.from_samples(
-                f"with {last:g}/{1 - last:g} a softmax head with Adam finds both positions",
-                found.sel(head="adam", share=last).values,
-                target=1.0,
-                tolerance=0.5,
-                resolution=grain,
-                basis="in more than half of the queries: Adam moves logits by the sign of their gradient, not its size",
-            ),
-            Verdict.from_samples(
-                f"logits of tokens beside those of positions change nothing of that, with {last:g}/{1 - last:g}",
-                final.sel(head="tokens", share=last).values,
-                target=float(predicted["excess"].sel(share=last)),
+            Claim(
+                f"For {unequal} additional logits of tokens do not change the final excess loss of the softmax head",
+                final_excess("tokens"),
+                target=alone,
                 tolerance=0.1,
-                basis="the same closed form, 1 for a head that has learned nothing and 0 for both positions: which "
-                "token stands at a position does not say whether the position counts",
+                basis="the same closed form, 1 without knowledge and 0 for both positions: the token at a "
+                "position does not tell whether the query attends to it",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the loss over samples for the first and the last pair of weights, and where the weights end."""
+        """Show the loss over samples for the first and the last pair of weights, and the final weights."""
         excess = shared.unstack(trained, "excess")
         panels: list[Panel] = []
         for share in (self.shares[0], self.shares[-1]):
@@ -219,7 +248,7 @@ class Softmax(Study):
                 for group, (head, label) in enumerate(HEADS.items())
             )
             title = f"Loss with weights {share:g} and {1 - share:g}"
-            panels.append(Lines(title, "samples drawn", "excess loss, of that at the start", curves, log_y=True))
+            panels.append(Lines(title, "samples drawn", shared.EXCESS_AXIS, curves, log_y=True))
         means = {name: shared.unstack(trained, name).mean("replicate") for name in ("larger", "smaller", "found")}
         rows = tuple(
             (
@@ -231,34 +260,36 @@ class Softmax(Study):
             for share in self.shares
         )
         table = Listing(
-            "Where the two weights end",
+            "Final weights",
             ("head", "planted", "first weight", "second weight", "second positions found"),
             rows,
-            note="Raw weights, means over queries and replicates; the linear head's rows also hold noise and their "
-            "scale is free.",
+            note="Raw weights, means over queries and replicates; those of the linear head include noise and "
+            "have a free scale.",
         )
         return (*panels, table)
 
     def _task(self, seed: list[int], share: float) -> BigramTask:
-        """Return the task of a replicate: all cells have its transition and positions."""
+        """Return the task of a replicate: all cells share its transition and positions."""
         drawn = draw_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)
         return replace(drawn, weights=np.tile([share, 1 - share], (self.vocabulary, 1)))
 
 
-def _look_linear(task: BigramTask, settings: StepSettings, steps: int, seed: Any) -> tuple[np.ndarray, State, float]:
-    seen = record(task, start(task), settings, LOOKS * (steps // LOOKS), LOOKS, seed=seed)
+def _train_linear(task: BigramTask, settings: StepSettings, steps: int, seed: Any) -> tuple[np.ndarray, State, float]:
+    seen = record(task, initial_state(task), settings, RECORDS * (steps // RECORDS), RECORDS, seed=seed)
     return seen.excess, seen.state, 0.0
 
 
-def _look_softmax(
+def _train_softmax(
     task: BigramTask, settings: SoftmaxSettings, steps: int, seed: Any
 ) -> tuple[np.ndarray, State, float]:
-    state, every, losses = start_softmax(task), steps // LOOKS, []
-    probe = draw_at(task, 2048, seed=[*seed, 1])  # other samples than those of the steps
-    zero = _estimate_excess(task, state, probe)
-    for look in range(LOOKS + 1):
-        if look:
-            state = descend_softmax(task, state, settings, every, seed=seed, first_step=(look - 1) * every)
+    init, every, losses = initial_softmax_state(task), steps // RECORDS, []
+
+    def train(state: SoftmaxState, first_step: int) -> SoftmaxState:
+        return descend_softmax(task, state, settings, every, seed=seed, first_step=first_step)
+
+    probe = draw_step_batch(task, 2048, seed=[*seed, 1])  # independent of the samples of the steps
+    zero = _estimate_excess(task, init, probe)
+    for _, state in islice(trajectory(train, init, every), RECORDS + 1):
         losses.append(_estimate_excess(task, state, probe) / zero)
     return np.array(losses), as_linear(state), float(np.abs(state.tokens).max())
 
@@ -276,7 +307,7 @@ def _estimate_excess(task: BigramTask, state: SoftmaxState, probe: Any) -> float
 
 
 def _first_below(losses: np.ndarray, samples: np.ndarray) -> float:
-    """Return the samples at which the loss first passes `NEAR`, between two looks by a straight line."""
+    """Return the samples at which the loss first passes `NEAR`, by linear interpolation."""
     below = np.flatnonzero(losses < NEAR)
     if not below.size:
         return float(samples[-1])

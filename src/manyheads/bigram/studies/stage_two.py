@@ -1,18 +1,18 @@
-r"""`bigram/stage-two`: from a start with some signal, descent with a penalty does not feel the length, without it does.
+r"""`bigram/stage-two`: from an initialization with signal, the samples of proximal SGD are independent of the length.
 
-Both start with four tenths of the solution. Without penalty every position that does not count carries noise, and their
-number is the length. A threshold above the noise of one coordinate keeps them at zero, whatever their number.
+Both runs are initialized with four tenths of the solution. Without a penalty every other position carries noise, and
+their number is the length. A threshold above the noise of one coordinate keeps them at zero at any length.
 
-A threshold that is set once does not stay there. The penalty is smaller where the attention is smaller, and along the
-valley the values make up for it: they grow past the solution, and with them the noise of the attention's gradient.
-What was r standard deviations at the solution is :math:`r/\alpha_V` of them later. Bias shrinks as noise grows, so a
-threshold of 4.2 ends near 2.5, and the loss at long contexts turns up again; the smallest loss of a run comes before.
+A constant threshold decreases in units of the noise: the penalty shrinks the attention, the values compensate along the
+valley :math:`\alpha_A\alpha_V = 1`, and the noise of the attention's gradient grows with them. r standard deviations at
+the solution become :math:`r/\alpha_V`, 4.2 become about 2.5, and the loss at long contexts rises again after its
+minimum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -23,39 +23,36 @@ from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.bigram.training.record import measure_rounded, record
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Lines, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 
-START = 0.4  # of the solution, in values and attention
-LOOKS = 24
-VALUES = {"long_name": "signal of the values", "units": "1"}
+INIT = 0.4  # of the solution, in values and attention
+RECORDS = 24
 METHODS = {"plain": "without penalty", "penalty": "with penalty"}
 
 
 @dataclass(frozen=True)
 class StageTwo(Study):
-    """With a penalty above the noise the loss does not depend on the length; without, it grows with it.
+    """Excess loss of stage two by context length, with and without an l1 penalty.
 
     Attributes
     ----------
     lengths
-        Context lengths T, rising.
+        Context lengths T, increasing.
     vocabulary, sparsity
         N and Q of the task.
     batch, samples
         Of a step, and of a run.
     rate
-        Growth per step: rates are `rate` / K_Q for values and `rate` / K_P for attention.
+        Growth per step: learning rates are `rate` / K_Q for values and `rate` / K_P for attention.
     ratio
         The penalty in standard deviations of one coordinate of the gradient at the solution.
     weight_seed
-        Which weights the positions have; every replicate draws its own transition, positions and samples.
+        Seed of the weights of the positions; every replicate draws its own transition, positions and samples.
     """
 
     name: ClassVar[str] = "bigram/stage-two"
-    claim: ClassVar[str] = (
-        "from a start with signal, descent with an l1 penalty needs samples independent of the length"
-    )
+    claim: ClassVar[str] = "Initialized with signal, proximal SGD needs samples independent of the length"
     source: ClassVar = shared.SOURCE
 
     lengths: tuple[int, ...] = (125, 500, 2000)
@@ -68,10 +65,9 @@ class StageTwo(Study):
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
-            raise UsageError(f"lengths={self.lengths}: two or more, in rising order")
-        if self.samples < self.batch * LOOKS:
-            raise UsageError(f"samples={self.samples}: at least {LOOKS} steps, {LOOKS * self.batch}")
+        shared.check_increasing(lengths=self.lengths)
+        if self.samples < self.batch * RECORDS:
+            raise UsageError(f"samples={self.samples}: give at least {RECORDS} steps, {RECORDS * self.batch}")
 
     @classmethod
     def full(cls) -> StageTwo:
@@ -88,26 +84,25 @@ class StageTwo(Study):
         return grid(descent=tuple(METHODS), length=self.lengths)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the signal system with its noise without penalty, and the noiseless descent with it."""
+        """Return the signal system with noise without a penalty, and noiseless descent with it."""
         found = [self._predict(length) for length in self.lengths]
         curves, signals = (np.stack(part, axis=1) for part in zip(*found, strict=True))
         dims = ("descent", "length", "progress")
         return xr.Dataset(
-            {"excess": (dims, curves, shared.EXCESS), "value_signal": (dims, signals, VALUES)},
+            {"excess": (dims, curves, shared.EXCESS), "value_signal": (dims, signals, shared.VALUES)},
             coords={"descent": list(METHODS), "length": list(self.lengths), "progress": self._progress()},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Descend from the common start and look at the loss and at the rounded answer."""
+        """Train from the common initialization and record the loss, and the support after rounding."""
         task = shared.lengthen(shared.redraw(self._task(self.lengths[0]), key), int(cell["length"]))
         settings = self._settings(task, str(cell["descent"]))
-        steps = self._steps()
-        seen = record(task, _begin(task), settings, steps, LOOKS, seed=shared.seed_of(key))
+        seen = record(task, _init(task), settings, self._steps(), RECORDS, seed=shared.replicate_seed(key))
         rounded = measure_rounded(task, seen.state)
         return xr.Dataset(
             {
                 "excess": ("progress", seen.excess, shared.EXCESS),
-                "value_signal": ("progress", seen.value_signal, VALUES),
+                "value_signal": ("progress", seen.value_signal, shared.VALUES),
                 "nonzero": ("progress", seen.nonzero, {"long_name": "share of positions with attention", "units": "1"}),
                 "support": ((), rounded.support, shared.SUPPORT),
                 "rounded": ((), rounded.excess, shared.EXCESS | {"long_name": "excess loss after rounding"}),
@@ -115,114 +110,109 @@ class StageTwo(Study):
             coords={"progress": ("progress", self._progress(), {"long_name": "samples drawn"})},
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the smallest loss of a run across lengths, and with the signal system."""
-        best = shared.unstack(trained, "excess").min("progress")  # (method, length, replicate)
-        theory = predicted["excess"].min("progress")
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the smallest loss of a run across lengths and methods, and with the predictions."""
         first, last = self.lengths[0], self.lengths[-1]
-        plain, penalty = best.sel(descent="plain"), best.sel(descent="penalty")
-        up = shared.unstack(trained, "value_signal").sel(descent="penalty", length=last).isel(progress=-1)
-        valley = float(predicted["value_signal"].sel(descent="penalty", length=last).isel(progress=-1))
-        expected = float(np.log2(theory.sel(descent="plain", length=last) / theory.sel(descent="plain", length=first)))
+
+        def doublings(method: str) -> Any:
+            def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+                best = _best(trained).sel(descent=method)
+                return np.log2(best.sel(length=last).values / best.sel(length=first).values)
+
+            return measured
+
+        def final_signal(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return shared.unstack(trained, "value_signal").sel(descent="penalty", length=last).isel(progress=-1).values
+
+        def against_plain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            at_last = _best(trained).sel(length=last)
+            return np.log2(at_last.sel(descent="penalty").values / at_last.sel(descent="plain").values)
+
+        def wrong_support(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return 1 - shared.unstack(trained, "support").sel(descent="plain", length=last).values
+
+        def predicted_doublings(predicted: xr.Dataset) -> float:
+            best = predicted["excess"].sel(descent="plain").min("progress")
+            return float(np.log2(best.sel(length=last) / best.sel(length=first)))
+
         return (
-            Verdict.from_samples(
-                f"with the penalty the loss at {last} tokens is that at {first}: doublings in between",
-                np.log2(penalty.sel(length=last).values / penalty.sel(length=first).values),
+            Claim(
+                f"With the penalty the smallest excess loss is the same at T = {first} and T = {last} (in doublings)",
+                doublings("penalty"),
                 target=0.0,
                 tolerance=float(np.log2(1.6)),
-                resolution=1e-6,
-                basis="a factor of 1.6 between the ends: of the energy of thresholded noise, which grows with the "
-                "length as long as the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
+                resolution=shared.ROUNDING,
+                basis="a factor of 1.6 between the ends: of the squared norm of thresholded noise, which grows "
+                "with the length while the threshold is below sqrt(2 ln T) standard deviations, and of two runs' noise",
             ),
-            Verdict.from_samples(
-                f"the penalty moves the values up the valley as descent without noise does: {self.ratio:g} standard "
-                "deviations at the solution are fewer at the end",
-                up.values,
-                target=valley,
-                tolerance=0.1 * valley,
-                basis="a tenth: noise of the attention shortens the values by half of its share of the attention's "
-                "energy, which the threshold keeps to a few percent",
+            Claim(
+                f"With a penalty of {self.ratio:g} standard deviations alpha_V increases as in noiseless descent",
+                final_signal,
+                target=self._valley,
+                tolerance=lambda predicted: 0.1 * self._valley(predicted),
+                basis="a tenth: noise of the attention reduces the values by half of its share of the attention's "
+                "squared norm, a few percent above the threshold",
             ),
-            Verdict.from_samples(
-                f"without it the loss grows from {first} to {last} tokens as the signal system with its noise says, in "
-                "doublings",
-                np.log2(plain.sel(length=last).values / plain.sel(length=first).values),
-                target=expected,
+            Claim(
+                f"Without a penalty the smallest excess loss grows from T = {first} to T = {last} as the signal system "
+                "with noise predicts (in doublings)",
+                doublings("plain"),
+                target=predicted_doublings,
                 tolerance=0.3,
-                resolution=1e-6,
+                resolution=shared.ROUNDING,
                 basis="a quarter of the factor: the smallest of a fluctuating curve lies below its mean's smallest",
             ),
-            Verdict.from_samples(
-                f"at {last} tokens the loss is smaller with the penalty, in doublings",
-                np.log2(penalty.sel(length=last).values / plain.sel(length=last).values),
+            Claim(
+                f"At T = {last} the penalty reduces the smallest excess loss (in doublings)",
+                against_plain,
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
-                resolution=1e-6,
+                resolution=shared.ROUNDING,
                 basis="an inequality: the ratio is below one",
             ),
-            Verdict.from_samples(
-                "with the penalty the loss, not rounded, comes below .035 of that of the start at all lengths",
-                penalty.max("length").values,
+            Claim(
+                "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
+                lambda predicted, trained: _best(trained).sel(descent="penalty").max("length").values,
                 target=0.0,
                 tolerance=(0.0, 0.035),
-                basis=f"noiseless descent with this penalty reaches {float(theory.sel(descent='penalty').max()):.3f} "
-                "at the most; the rest is room for noise on the true positions",
+                basis="the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
             ),
-            Verdict.from_samples(
-                "without penalty the positions cannot be read off",
-                1 - shared.unstack(trained, "support").sel(descent="plain", length=last).values,
+            Claim(
+                "Without a penalty the attended positions are not the largest weights of most queries",
+                wrong_support,
                 target=1.0,
                 tolerance=0.5,
                 resolution=0.5 / self.vocabulary,
                 expected="refuted",
-                basis="one minus the share of queries whose largest entries are the right ones, in more than half",
+                basis="one minus the share of queries with the right largest weights, in more than half",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the smallest loss against the length, and the loss over samples at the longest."""
-        best, theory = shared.unstack(trained, "excess"), predicted["excess"]
-        lowest, lines, longest = best.min("progress"), [], self.lengths[-1]
-        over = []
+        """Show the smallest loss against the length, and loss and signal over samples at the longest."""
+        longest, progress = self.lengths[-1], self._progress()
+        lowest, best = _best(trained), predicted["excess"].min("progress")
+        by_length, over, signals = [], [], []
         for group, (method, label) in enumerate(METHODS.items()):
-            lines.append(spread_curve(self.lengths, lowest.sel(descent=method).values.T, label, group=group))
-            bottom = theory.sel(descent=method).min("progress").values
-            lines.append(spread_curve(self.lengths, bottom, f"{label}, predicted", "predicted", group))
-            rows = best.sel(descent=method, length=longest).transpose("replicate", "progress").values
-            over.append(spread_curve(self._progress(), rows, label, group=group))
-            curve = theory.sel(descent=method, length=longest).values
-            over.append(spread_curve(self._progress(), curve, f"{label}, predicted", "predicted", group))
-        note = (
-            "Raw iterates, not rounded. Dashed: the signal system with its noise, and noiseless descent with penalty."
-        )
-        signals = [
-            curve
-            for group, (method, label) in enumerate(METHODS.items())
-            for curve in (
-                spread_curve(
-                    self._progress(),
-                    shared.unstack(trained, "value_signal")
-                    .sel(descent=method, length=longest)
-                    .transpose("replicate", "progress")
-                    .values,
-                    label,
-                    group=group,
-                ),
-                spread_curve(
-                    self._progress(),
-                    predicted["value_signal"].sel(descent=method, length=longest).values,
-                    f"{label}, predicted",
-                    "predicted",
-                    group,
-                ),
-            )
-        ]
+
+            def both(x: Any, name: str, method: str = method, label: str = label, group: int = group) -> list[Curve]:
+                chosen = {"descent": method, "length": longest}
+                rows = shared.unstack(trained, name).sel(chosen).transpose("replicate", "progress").values
+                theory = spread_curve(x, predicted[name].sel(chosen).values, f"{label}, predicted", "predicted", group)
+                return [spread_curve(x, rows, label, group=group), theory]
+
+            by_length.append(spread_curve(self.lengths, lowest.sel(descent=method).values.T, label, group=group))
+            theory = best.sel(descent=method).values
+            by_length.append(spread_curve(self.lengths, theory, f"{label}, predicted", "predicted", group))
+            over += both(progress, "excess")
+            signals += both(progress, "value_signal")
+        note = "Raw iterates. Dashed: the signal system with noise, and noiseless descent with the penalty."
         return (
             Lines(
                 "Smallest loss of a run",
                 "context length [tokens]",
-                "excess loss, of that at the start of training",
-                tuple(lines),
+                shared.EXCESS_AXIS,
+                tuple(by_length),
                 log_x=True,
                 log_y=True,
                 note=note,
@@ -230,7 +220,7 @@ class StageTwo(Study):
             Lines(
                 f"Over samples, {longest} tokens",
                 "samples drawn",
-                "excess loss, of that at the start of training",
+                shared.EXCESS_AXIS,
                 tuple(over),
                 log_y=True,
                 note=note,
@@ -244,15 +234,17 @@ class StageTwo(Study):
             ),
         )
 
+    def _valley(self, predicted: xr.Dataset) -> float:
+        signal = predicted["value_signal"].sel(descent="penalty", length=self.lengths[-1])
+        return float(signal.isel(progress=-1))
+
     def _predict(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the predicted loss and signal of the values of both methods, (2, looks) each."""
+        """Return the predicted loss and signal of the values of both methods, (2, records) each."""
         task = self._task(length)
-        steps, every = self._steps(), self._steps() // LOOKS
-        path = shared.predict_signals(
-            task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (START, START)
-        )
-        plain = shared.dressed_excess(task, path)
-        penalty = shared.descend_noiselessly(task, _begin(task), self._settings(task, "penalty"), steps)
+        steps, every = self._steps(), self._steps() // RECORDS
+        path = shared.predict_signals(task, self._settings(task, "plain"), np.arange(0, steps + 1, every), (INIT, INIT))
+        plain = shared.excess_with_noise(task, path)
+        penalty = shared.noiseless_descent(task, _init(task), self._settings(task, "penalty"), steps)
         return (
             np.stack([plain, penalty.excess[::every]]),
             np.stack([path.value_signal, penalty.value_signal[::every]]),
@@ -263,18 +255,23 @@ class StageTwo(Study):
         return shared.lengthen(shortest, length)
 
     def _settings(self, task: BigramTask, method: str) -> StepSettings:
-        rates = self.rate / task.attention_energy, self.rate / task.transition_energy
-        strength = self.ratio * (task.transition_energy / self.batch) ** 0.5 if method == "penalty" else 0.0
-        return StepSettings(self.batch, *rates, strength=strength, constrained=False)
+        rates = self.rate / task.attention_squared_norm, self.rate / task.transition_squared_norm
+        penalty = self.ratio * (task.transition_squared_norm / self.batch) ** 0.5 if method == "penalty" else 0.0
+        return StepSettings(self.batch, *rates, penalty=penalty)
 
     def _steps(self) -> int:
-        return LOOKS * (self.samples // (LOOKS * self.batch))
+        return RECORDS * (self.samples // (RECORDS * self.batch))
 
     def _progress(self) -> np.ndarray:
-        return np.arange(LOOKS + 1) * (self._steps() // LOOKS) * self.batch
+        return np.arange(RECORDS + 1) * (self._steps() // RECORDS) * self.batch
 
 
-def _begin(task: BigramTask) -> State:
-    """Return the common start: a part of the solution, without noise."""
+def _best(trained: xr.Dataset) -> xr.DataArray:
+    """Return the smallest loss of every run, (method, length, replicate)."""
+    return shared.unstack(trained, "excess").min("progress")
+
+
+def _init(task: BigramTask) -> State:
+    """Return the common initialization: a part of the solution, without noise."""
     uniform = 1 / task.length
-    return State(START * task.centred, (uniform + START * (task.attention - uniform)).astype(np.float32))
+    return State(INIT * task.centred, (uniform + INIT * (task.attention - uniform)).astype(np.float32))

@@ -1,51 +1,52 @@
-"""`bigram/transfer`: a value matrix of correlation rho saves work in proportion to rho squared, and a pilot says so."""
+"""`bigram/transfer`: samples of transfer by the correlation rho of a pretrained value matrix, and its pilot test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import xarray as xr
 
 from manyheads.bigram.screening import predict_screening
-from manyheads.bigram.setups import SOURCE, scatter
-from manyheads.bigram.studies.screening import GROWTH, draw_even, search
+from manyheads.bigram.setups import SOURCE, check_increasing, redraw_positions, replicate_seed
+from manyheads.bigram.studies.screening import GROWTH, by_replicate, draw_uniform_batch, search
 from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 
 @dataclass(frozen=True)
 class TransferCost(Study):
-    """The samples that a pretrained value matrix needs go like 1/rho^2, and `transfer_test` foretells them.
+    """Samples until the scores of a pretrained value matrix rank all positions first, by correlation and length.
 
     Attributes
     ----------
     correlations
-        Correlations rho with the new task, falling from one.
+        Correlations rho with the new task, decreasing from one.
     lengths
-        Context tokens, rising.
+        Context lengths T, increasing.
     pilot
-        Samples that `transfer_test` sees.
+        Samples of `transfer_test`.
     searches
-        Searches of a replicate; their geometric mean is its figure. The same search at another length sees the same
-        matrices, queries, answers and tokens that count, so that the luck of those does not blur the growth.
+        Searches of a replicate; the figure is their geometric mean. A search has the same matrices, queries, targets
+        and attended tokens at every length: the comparison is paired.
     vocabulary, sparsity
-        Tokens, and positions that each of them looks at.
+        N and Q of the task.
     task
-        Which transition and weights: the number of a draw.
+        Seed of the transition and the weights.
     """
 
     name: ClassVar[str] = "bigram/transfer"
-    claim: ClassVar[str] = "a value matrix of correlation rho finds the positions in C/rho^2 samples"
+    claim: ClassVar[str] = "A value matrix of correlation rho finds the positions in C/rho^2 samples"
     source: ClassVar[Source] = replace(
         SOURCE,
-        locus="abstract: a positive correlation suffices for transfer; the law in rho and the test are derived here",
+        locus="abstract: a positive correlation suffices for transfer; the dependence on rho and the test are "
+        "derived here",
     )
     revision: ClassVar[int] = 2
 
@@ -60,9 +61,8 @@ class TransferCost(Study):
     def __post_init__(self) -> None:
         falling = list(self.correlations) == sorted(set(self.correlations), reverse=True)
         if len(self.correlations) < 2 or not falling or not 0 < self.correlations[-1] < self.correlations[0] <= 1:
-            raise UsageError(f"correlations={self.correlations}: two or more in (0, 1], falling")
-        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
-            raise UsageError(f"lengths={self.lengths}: give two or more, rising")
+            raise UsageError(f"correlations={self.correlations}: two or more in (0, 1], decreasing")
+        check_increasing(lengths=self.lengths)
 
     @classmethod
     def full(cls) -> TransferCost:
@@ -79,7 +79,7 @@ class TransferCost(Study):
         return grid(length=self.lengths)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return C for every length, and what counting without a pretrained matrix needs: closed forms, no constant."""
+        """Return C for every length, and the samples of screening without a pretrained matrix, in closed form."""
         tasks = [self._task(length, np.random.default_rng(0)) for length in self.lengths]
         needed = [predict_transfer(task, task.centred) for task in tasks]
         return xr.Dataset(
@@ -91,104 +91,116 @@ class TransferCost(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Draw samples until the scores of every matrix put all positions first, and test every matrix on a pilot."""
+        """Draw samples until the scores of every matrix rank all positions first, and test every matrix on a pilot."""
         length = int(cell["length"])
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))  # the same at every length
+        rng = np.random.default_rng(replicate_seed(key))  # the same at every length
         figures: list[np.ndarray] = []
-        looked: list[tuple[float, float, float]] = []
-        for turn in rng.spawn(self.searches):
-            places, matrices, told, pilots = turn.spawn(4)
+        tested: list[tuple[float, float, float]] = []
+        for stream in rng.spawn(self.searches):
+            places, matrices, samples, pilots = stream.spawn(4)
             task = self._task(length, places)
             values = np.stack([draw_correlated(matrices, task, rho) for rho in self.correlations])  # (R, N, N)
 
             def score(counts: np.ndarray, values: np.ndarray = values) -> np.ndarray:
                 return np.einsum("ktyx,ryx->rkt", counts, values, optimize=True)
 
-            figures.append(search(told, task, score))
-            looked = looked or self._look(pilots, task, values)  # one pilot a replicate
-        samples = np.exp(np.log(figures).mean(0))
-        estimates, deviations, strongest = np.transpose(looked)
+            figures.append(search(samples, task, score))
+            tested = tested or self._test(pilots, task, values)  # one pilot a replicate
+        needed = np.exp(np.log(figures).mean(0))
+        estimates, deviations, strongest = np.transpose(tested)
         along = "correlation"
         return xr.Dataset(
             {
-                "samples": (along, samples, _label("samples until the scores put all positions first", "samples")),
-                "estimate": (along, estimates, _label("correlation that the pilot shows", "1")),
+                "samples": (along, needed, _label("samples until the scores rank all positions first", "samples")),
+                "estimate": (along, estimates, _label("correlation estimated by the pilot", "1")),
                 "screened": (along, deviations, _label("the same with the right positions", "1")),
                 "strongest": (along, strongest, _label("largest score of the pilot", "standard deviations")),
             },
             coords={along: (along, list(self.correlations), _label("correlation", "1"))},
         )
 
-    def _look(self, rng: np.random.Generator, task: BigramTask, values: np.ndarray) -> list[tuple[float, float, float]]:
-        """Return what a pilot says of every matrix: rho at the picked positions, at the right ones, largest score."""
-        pilot = Batch(*draw_even(rng, task, self.pilot))
-        settings = TransferSettings(energy=task.transition_energy)
+    def _test(self, rng: np.random.Generator, task: BigramTask, values: np.ndarray) -> list[tuple[float, float, float]]:
+        """Return rho at the picked positions, at the right ones, and the largest score of every matrix on a pilot."""
+        pilot = Batch(*draw_uniform_batch(rng, task, self.pilot))
+        settings = TransferSettings(squared_norm=task.transition_squared_norm)
         right = pilot.tokens[np.arange(self.pilot)[:, None], task.positions[pilot.queries]]  # (B, Q)
         found = []
         for value in values:
             test = transfer_test(value, pilot, self.sparsity, settings=settings)
             norm = float(task.stationary @ (value**2).sum(0)) ** 0.5
-            known = float(value[pilot.targets[:, None], right].sum(1).mean()) / norm / task.transition_energy**0.5
+            known = float(value[pilot.targets[:, None], right].sum(1).mean()) / norm / task.transition_squared_norm**0.5
             found.append((test.correlation, known, test.strongest))
         return found
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
+    def claims(self) -> tuple[Claim, ...]:
         """Compare the power of rho, the level C, its growth with the length, and the pilot's estimate."""
-        samples = trained["samples"].transpose("replicate", "cell", "correlation").values
         rho, lengths = np.asarray(self.correlations), np.asarray(self.lengths, float)
-        power = fit_exponent(rho, np.exp(np.log(samples).mean(1)))
-        constant = np.log(samples * rho**2).mean(2)  # (replicates, lengths)
         tasks = [self._task(length, np.random.default_rng(0)) for length in (250, 64_000)]
         ends = [predict_transfer(task, task.centred) for task in tasks]
         allowed = float(np.log(2.5) / np.log(ends[1] / ends[0]))
-        growth = fit_exponent(lengths, np.exp(constant))
-        slope = float(np.polyfit(np.log(lengths), np.log(predicted["constant"].values), 1)[0])
-        estimate = trained["estimate"].transpose("replicate", "cell", "correlation").values
         strong = np.flatnonzero(rho >= 0.5)
-        half = estimate[:, :, strong] / rho[strong]
         error = float(np.sqrt(2 * self.sparsity / self.pilot) * self.vocabulary / rho[strong[-1]])
+
+        def power(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            fit = fit_exponent(rho, np.exp(np.log(by_replicate(trained, "samples")).mean(1)))
+            return fit.exponent, fit.interval
+
+        def constant(trained: xr.Dataset) -> np.ndarray:
+            return np.log(by_replicate(trained, "samples") * rho**2).mean(2)  # (replicates, lengths)
+
+        def level(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return (constant(trained) - np.log(predicted["constant"].values)).mean(1)
+
+        def growth(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            fit = fit_exponent(lengths, np.exp(constant(trained)))
+            return fit.exponent, fit.interval
+
+        def slope(predicted: xr.Dataset) -> float:
+            return float(np.polyfit(np.log(lengths), np.log(predicted["constant"].values), 1)[0])
+
+        def estimate(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return (by_replicate(trained, "estimate")[:, :, strong] / rho[strong]).mean((1, 2))
+
         return (
-            Verdict.from_interval(
-                "the samples go like the inverse square of the correlation",
-                power.interval,
-                figure=power.exponent,
+            Claim(
+                "The samples scale as the inverse square of the correlation (exponent of rho)",
+                power,
                 target=-2.0,
-                tolerance=np.log(1.6) / np.log(rho[0] / rho[-1]),
+                tolerance=float(np.log(1.6) / np.log(rho[0] / rho[-1])),
                 basis="samples times rho^2 within a factor 1.6 from the largest to the smallest correlation",
             ),
-            Verdict.from_samples(
-                "the constant follows from the task: normal scores, nothing fitted",
-                (constant - np.log(predicted["constant"].values)).mean(1),
+            Claim(
+                "The constant C follows from the task without a fit, from normal scores (log ratio)",
+                level,
                 target=0.0,
-                tolerance=2 * np.log(GROWTH),
-                resolution=np.log(GROWTH) / 2,
-                basis="log of measured over predicted: two looks, each 12% more samples than the one before, for "
-                "looking more than once and for scores of few samples that are not normal",
+                tolerance=2 * float(np.log(GROWTH)),
+                resolution=float(np.log(GROWTH)) / 2,
+                basis="two evaluations, each with 12% more samples than the previous one, for repeated evaluation and "
+                "for scores of few samples that are not normal",
             ),
-            Verdict.from_interval(
-                "the constant grows no faster than the logarithm of the length",
-                growth.interval,
-                figure=growth.exponent,
+            Claim(
+                "The constant C grows no faster than the logarithm of the length (log-log slope)",
+                growth,
                 target=slope,
-                tolerance=(float("inf"), (allowed - 1) * slope),
-                basis=f"the law's slope at these lengths, and {allowed:.2f} times as much above: the law grows by "
-                f"{ends[1] / ends[0]:.2f} from 250 to 64,000 tokens, 2.5 is what is allowed",
+                tolerance=lambda predicted: (float("inf"), (allowed - 1) * slope(predicted)),
+                basis=f"the predicted slope at these lengths, and {allowed:.2f} times as much above: the "
+                f"prediction grows by {ends[1] / ends[0]:.2f} from 250 to 64,000 tokens, 2.5 is allowed",
             ),
-            Verdict.from_samples(
-                "a pilot shows the correlation, where it is a half or more",
-                half.mean((1, 2)),
+            Claim(
+                "A pilot estimates correlations of a half or more without bias (estimate over truth)",
+                estimate,
                 target=1.0,
                 tolerance=max(0.1, error),
-                basis="estimate over truth: the standard error of a half pilot at a correlation of a half, at least a "
-                "tenth for positions that the first half picked wrongly",
+                basis="the standard error of a half pilot at a correlation of a half, at least a tenth for wrong "
+                "positions picked by the first half",
             ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show samples against rho, the pilot's estimate, and where counting is cheaper."""
-        samples = trained["samples"].transpose("replicate", "cell", "correlation").values
-        estimate = trained["estimate"].transpose("replicate", "cell", "correlation").values
-        known = trained["screened"].transpose("replicate", "cell", "correlation").values
+        """Show samples against rho, the pilot's estimate, and the correlation at which screening is equal."""
+        samples = by_replicate(trained, "samples")
+        estimate = by_replicate(trained, "estimate")
+        known = by_replicate(trained, "screened")
         rho = np.asarray(self.correlations)
         curves = []
         for place, length in enumerate(self.lengths):
@@ -215,10 +227,10 @@ class TransferCost(Study):
                 tuple(curves),
                 log_x=True,
                 log_y=True,
-                note="Bands reach over replicates. Dashed: C/rho^2 with C from the task, no fitted constant.",
+                note="Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant.",
             ),
             Lines(
-                f"What a pilot of {self.pilot:,} samples says, {self.lengths[last]:,} tokens",
+                f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[last]:,} tokens",
                 "true correlation",
                 "estimated correlation",
                 (
@@ -226,18 +238,20 @@ class TransferCost(Study):
                     spread_curve(rho, known[:, last], "right positions", group=2),
                     Curve(straight, straight, "truth", "reference"),
                 ),
-                note="Bands range over replicates. Grey: the true correlation.",
+                note="Bands: replicates. Grey: the true correlation.",
             ),
             Listing(
-                "Pretrained matrix or plain counting",
-                ("tokens", "samples times rho^2", "law C", "screening without a matrix", "break-even rho"),
+                "Pretrained matrix or screening",
+                ("tokens", "samples times rho^2", "predicted C", "predicted screening", "break-even rho"),
                 rows,
-                note="Below the break-even correlation, counting finds the positions in fewer samples than the matrix.",
+                note="At the break-even correlation both predictions agree; below, that of screening is smaller.",
             ),
         )
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
-        return scatter(draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng)
+        return redraw_positions(
+            draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng
+        )
 
 
 def _label(name: str, units: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-r"""The few numbers that stage one moves: two signals, and the energy of the noise that it puts everywhere else.
+r"""Signal system: two signals and the squared norms of the noise reproduce stage one.
 
 Without noise the weights stay on :math:`W = \alpha_V\tilde P`, :math:`A = 1/T + \alpha_A(Q - 1/T)`, where
 
@@ -9,12 +9,12 @@ Without noise the weights stay on :math:`W = \alpha_V\tilde P`, :math:`A = 1/T +
 
 The plane has two stationary points: :math:`(1, 1)`, the solution, and a saddle at :math:`\alpha_V = 0`,
 :math:`\alpha_A = -1/(TK_Q)`. The hyperbola :math:`\alpha_A\alpha_V = 1` is nearly flat: along it only the drift
-:math:`1/T` moves. Its other branch holds the **mirror point** :math:`(-1, -1)`, whose excess is :math:`2K_P/T` only.
-It is no minimum: there :math:`\dot\alpha_V = 2\eta_V/T`, and a run creeps on along the branch, towards
-:math:`\alpha_V\to0^-`, for a time that grows with T. Its cure is `W -> -W, a -> 2/T - a`.
+:math:`1/T` acts. Its other branch contains the **sign-flipped solution** :math:`(-1, -1)`, whose excess is only
+:math:`2K_P/T`. It is not a minimum: there :math:`\dot\alpha_V = 2\eta_V/T`, and a run drifts along the branch, towards
+:math:`\alpha_V\to0^-`, for a time that grows with T. The map `W -> -W, a -> 2/T - a` corrects it.
 
-**With the noise of batches of B**, at equal frequencies and to leading order in :math:`1/T`, write :math:`E` for the
-energy that noise has put into the attention and :math:`F` for that in the values:
+**With the noise of batches of B**, at equal frequencies and to leading order in :math:`1/T`, let :math:`E` and
+:math:`F` be the squared norms of the noise in the attention and in the values:
 
 .. math::
     \dot\alpha_V &= \eta_V[K_Q\alpha_A + 1/T - |A|^2\alpha_V], \quad |A|^2 = 1/T + K_Q\alpha_A^2 + E, \\
@@ -26,20 +26,20 @@ With :math:`\eta_V = \eta/K_Q`, :math:`\eta_A = \eta/K_P` time counts in units o
 
 .. math:: \kappa_2 = \frac{\eta T}{B K_PK_Q} .
 
-Noise also decides the start. The growing mode is :math:`\alpha_V + \alpha_A + \delta` with
-:math:`\delta = 1/(TK_Q)`, and until it is large the value gradient adds independent kicks that sum up to
+Noise also determines the sign. The growing mode is :math:`\alpha_V + \alpha_A + \delta` with
+:math:`\delta = 1/(TK_Q)`, and until it is large the noise of the value gradient sums up to
 :math:`\delta\rho z` with a normal :math:`z`:
 
 .. math:: \rho^2 = \frac{\kappa_2K_Q}{2N}, \qquad
-          \Pr(\text{the run goes to the mirror side}) = \Phi(-1/\rho) = \Phi\big(-\sqrt{2N/(\kappa_2K_Q)}\big).
+          \Pr(\text{sign-flipped solution}) = \Phi(-1/\rho) = \Phi\big(-\sqrt{2N/(\kappa_2K_Q)}\big).
 
-Everything in this module is derived here but the system without noise, which is that of Ren, Wang and Lee (arXiv
-2410.23438) up to the factor :math:`1/K_Q` of the drift.
+The system without noise is that of Ren, Wang and Lee (arXiv 2410.23438) up to the factor :math:`1/K_Q` of the drift;
+the noise, the sign and the escape time are derived here.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -49,34 +49,28 @@ from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
 from manyheads.errors import CertificateError, UsageError
 
-POINTS = 4096  # at which a boost is looked for, a few hundredths of a time unit apart
+POINTS = 4096  # times of the search for the escape, a few hundredths of a unit apart
 PRECISION = 1e-10
 
 
 @dataclass(frozen=True)
 class SignalSystem:
-    r"""The numbers that the system depends on.
+    r"""Parameters of the signal system.
 
     Attributes
     ----------
-    transition_energy, attention_energy
+    transition_squared_norm, attention_squared_norm
         :math:`K_P` and :math:`K_Q`.
     length, vocabulary
         :math:`T` and :math:`N`.
     value_rate, attention_rate
-        :math:`\eta_V` and :math:`\eta_A`; time counts in steps.
+        Learning rates :math:`\eta_V` and :math:`\eta_A`; time is measured in steps.
     batch
-        Samples of a step, which make the noise; infinite for none.
-
-    Examples
-    --------
-    >>> system = SignalSystem(0.2, 0.5, length=1000, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=10)
-    >>> round(system.growth, 6), round(system.noise_ratio, 6), round(system.mirror_share, 3)
-    (0.01, 10.0, 0.137)
+        Samples of a step, which determine the noise; infinite for none.
     """
 
-    transition_energy: float
-    attention_energy: float
+    transition_squared_norm: float
+    attention_squared_norm: float
     length: int
     vocabulary: int
     value_rate: float
@@ -86,7 +80,7 @@ class SignalSystem:
     def __post_init__(self) -> None:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if wrong := {name: value for name, value in named.items() if not value > 0}:
-            raise UsageError(f"{wrong}: energies, rates, length, vocabulary and batch are positive")
+            raise UsageError(f"{wrong}: give positive squared norms, rates, length, vocabulary and batch")
 
     @classmethod
     def of(
@@ -94,8 +88,8 @@ class SignalSystem:
     ) -> "SignalSystem":
         """Return the system of a task."""
         return cls(
-            task.transition_energy,
-            task.attention_energy,
+            task.transition_squared_norm,
+            task.attention_squared_norm,
             task.length,
             task.vocabulary,
             value_rate,
@@ -106,38 +100,39 @@ class SignalSystem:
     @property
     def growth(self) -> float:
         r"""Rate of the exponential growth of small signals, :math:`\eta = \sqrt{\eta_V\eta_AK_PK_Q}`, per step."""
-        return (self.value_rate * self.attention_rate * self.transition_energy * self.attention_energy) ** 0.5
+        return (
+            self.value_rate * self.attention_rate * self.transition_squared_norm * self.attention_squared_norm
+        ) ** 0.5
 
     @property
     def noise_ratio(self) -> float:
         r"""Noise against signal, :math:`\kappa_2 = \eta T/(BK_PK_Q)`."""
-        return self.growth * self.length / (self.batch * self.transition_energy * self.attention_energy)
+        return self.growth * self.length / (self.batch * self.transition_squared_norm * self.attention_squared_norm)
 
     @property
-    def kick(self) -> float:
-        r"""Standard deviation :math:`\rho` of the sum of early kicks, in units of the drift; for balanced rates."""
-        return (self.noise_ratio * self.attention_energy / (2 * self.vocabulary)) ** 0.5
+    def init_noise(self) -> float:
+        r"""Standard deviation :math:`\rho` of the summed early noise, in units of the drift; for balanced rates."""
+        return (self.noise_ratio * self.attention_squared_norm / (2 * self.vocabulary)) ** 0.5
 
     @property
-    def mirror_share(self) -> float:
-        r"""Share of runs that go to the mirror side, :math:`\Phi(-1/\rho)`, as T grows; for balanced rates."""
-        return float(norm.cdf(-1 / self.kick)) if self.kick else 0.0
+    def flip_probability(self) -> float:
+        r"""Probability of the sign-flipped solution, :math:`\Phi(-1/\rho)`, as T grows; for balanced rates."""
+        return float(norm.cdf(-1 / self.init_noise)) if self.init_noise else 0.0
 
-    def typical_start(self) -> tuple[float, float]:
-        r"""Return the signals from which the median of the runs on the right side starts.
+    def typical_init(self) -> tuple[float, float]:
+        r"""Return effective initial signals, of the median run that reaches the solution.
 
-        The kicks of a run on the right side are a normal :math:`z > -1/\rho`; the median of those is put into
-        :math:`\alpha_V`.
+        Early noise of such a run is a normal :math:`z > -1/\rho`; its median is added to :math:`\alpha_V`.
         """
-        if not self.kick:
+        if not self.init_noise:
             return 0.0, 0.0
-        middle = float(norm.isf(norm.cdf(1 / self.kick) / 2))
-        drift = 1 / (self.length * self.attention_energy)
-        return drift * self.kick * middle * (self.value_rate * self.attention_energy / self.growth), 0.0
+        middle = float(norm.isf(norm.cdf(1 / self.init_noise) / 2))
+        drift = 1 / (self.length * self.attention_squared_norm)
+        return drift * self.init_noise * middle * (self.value_rate * self.attention_squared_norm / self.growth), 0.0
 
 
-class SignalPath(NamedTuple):
-    """The system at given times, float64 arrays of one length; `times` count in steps."""
+class SignalTrajectory(NamedTuple):
+    """The system at given times, float64 arrays of one length; `times` in steps."""
 
     times: np.ndarray
     value_signal: np.ndarray
@@ -147,53 +142,18 @@ class SignalPath(NamedTuple):
 
 
 @takes_arrays
-def signal_excess(system: SignalSystem, value_signal: Any, attention_signal: Any) -> Any:
-    """Return the excess loss on the plane of the two signals.
+def solve_signals(system: SignalSystem, times: np.ndarray, init: tuple[float, float] = (0.0, 0.0)) -> SignalTrajectory:
+    """Solve the system from given signals of values and attention, without initial noise.
 
-    Examples
-    --------
-    >>> system = SignalSystem(0.2, 0.5, length=1000, vocabulary=3, value_rate=1, attention_rate=1)
-    >>> signal_excess(system, 1.0, 1.0), signal_excess(system, -1.0, -1.0)  # the second is 2 K_P / T
-    (0.0, 0.0004)
-    """
-    valley = system.attention_energy * (1 - value_signal * attention_signal) ** 2
-    return 0.5 * system.transition_energy * (valley + (1 - value_signal) ** 2 / system.length)
-
-
-@takes_arrays
-def solve_signals(system: SignalSystem, times: np.ndarray, start: tuple[float, float] = (0.0, 0.0)) -> SignalPath:
-    """Solve the system from given signals.
-
-    Parameters
-    ----------
-    system
-        Energies, rates, noise.
-    times
-        Rising, in steps, (K,); the first is where the system starts.
-    start
-        Signals of values and attention there. Noise has put nothing anywhere yet.
-
-    Raises
-    ------
-    UsageError
-        Times that do not rise.
-    CertificateError
-        The solver did not get to the last time.
-
-    Examples
-    --------
-    >>> system = SignalSystem(0.2, 0.5, length=1000, vocabulary=3, value_rate=0.02, attention_rate=0.05)
-    >>> path = solve_signals(system, np.array([0.0, 200.0, 2000.0]))
-    >>> path.value_signal.round(3).tolist()  # 200 steps: sinh(2) / 500 = .0073
-    [0.0, 0.007, 1.001]
+    `times` (K,) are in steps and increasing; the first is the initial time.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or len(times) < 2 or (np.diff(times) <= 0).any():
         raise UsageError("times: give two or more, each later than the one before")
     found = solve_ivp(
-        partial(_slope, system),
+        partial(_derivative, system),
         (times[0], times[-1]),
-        [*start, 0.0, 0.0],
+        [*init, 0.0, 0.0],
         method="LSODA",  # loud noise makes it stiff
         t_eval=times,
         rtol=PRECISION,
@@ -201,41 +161,28 @@ def solve_signals(system: SignalSystem, times: np.ndarray, start: tuple[float, f
     )
     if not (found.success and np.isfinite(found.y).all()):
         raise CertificateError(
-            "the solver of the signal system stopped before the last time; smaller rates or a shorter time",
+            "the solver of the signal system stopped before the last time: use smaller rates or fewer steps",
             measured=float(found.t[-1]) if found.t.size else float(times[0]),
             threshold=float(times[-1]),
         )
-    return SignalPath(times, *found.y)
+    return SignalTrajectory(times, *found.y)
 
 
-def predict_boost(system: SignalSystem, limit: float = 0.3) -> float:
-    r"""Predict after how many steps a typical run on the right side has :math:`\alpha_A\alpha_V` above a limit.
+def predict_escape(system: SignalSystem, limit: float = 0.3) -> float:
+    r"""Predict the steps after which a typical run has :math:`\alpha_A\alpha_V` above a limit.
 
-    The time of the system is stretched by :math:`\eta/\ln(1+\eta)`, since a step of training multiplies by
-    :math:`1+\eta` what grows like :math:`e^\eta` in the system.
+    Runs that reach the sign-flipped solution are excluded. The time of the system is stretched by
+    :math:`\eta/\ln(1+\eta)`, since a step of training multiplies by :math:`1+\eta` what grows like :math:`e^\eta` in
+    the system. Infinite where noise keeps the product below the limit for :math:`10\,(\ln T + 3)` units of time.
 
-    Returns
-    -------
-    float
-        Steps; infinity where noise keeps the product below the limit for :math:`10\,(\ln T + 3)` units of time.
-
-    Notes
-    -----
-    Measured here against medians over 400 runs of `manyheads.bigram.training.reduced_model` with :math:`\eta = .05`,
-    N = 3 and 10,
-    T = 1,000 and 100,000: within 6% for :math:`\kappa_2\le8.7`, and at 16 within 3% for T = 100,000 and 23% too
+    Measured against medians over 400 runs of `manyheads.bigram.training.reduced_model` with :math:`\eta = .05`, N = 3
+    and 10, T = 1,000 and 100,000: within 6% for :math:`\kappa_2\le8.7`; at 16 within 3% for T = 100,000 and 23% too
     pessimistic for T = 1,000, N = 3.
-
-    Examples
-    --------
-    >>> system = SignalSystem(0.2, 0.5, length=100_000, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=1e5)
-    >>> round(predict_boost(system) * system.growth, 1)  # ln T - .3 while noise is small
-    11.2
     """
     if not 0 < limit < 1:
-        raise UsageError(f"limit={limit}: the product of both signals goes from 0 to 1")
+        raise UsageError(f"limit={limit}: give a product of both signals between 0 and 1")
     horizon = 10 * (np.log(system.length) + 3) / system.growth
-    path = solve_signals(system, np.linspace(0.0, horizon, POINTS), system.typical_start())
+    path = solve_signals(system, np.linspace(0.0, horizon, POINTS), system.typical_init())
     product = path.value_signal * path.attention_signal
     above = np.flatnonzero(product > limit)
     if not above.size:
@@ -247,20 +194,20 @@ def predict_boost(system: SignalSystem, limit: float = 0.3) -> float:
 
 
 def _directions(vocabulary: int) -> float:
-    """Return how much of a batch's scatter of the values is not along the transition, for equal frequencies."""
+    """Return the share of a batch's value noise that is not along the transition, at equal frequencies."""
     return (1 - 1 / vocabulary) * (vocabulary - 1) - 1 / vocabulary
 
 
-def _slope(system: SignalSystem, time: float, state: np.ndarray) -> tuple[float, float, float, float]:
-    """Return the right side; the time does not enter."""
-    value, attention, spread, scatter = state
+def _derivative(system: SignalSystem, time: float, state: np.ndarray) -> tuple[float, float, float, float]:
+    """Return the right-hand side, which does not depend on time."""
+    value, attention, attention_noise, value_noise = state
     share, noise = 1 / system.length, 1 / system.batch
-    energy = share + system.attention_energy * attention**2 + spread  # |A|^2
-    values = system.transition_energy * value**2 + scatter  # K_V
+    norm = share + system.attention_squared_norm * attention**2 + attention_noise  # |A|^2
+    values = system.transition_squared_norm * value**2 + value_noise  # K_V
     value_rate, attention_rate, directions = system.value_rate, system.attention_rate, _directions(system.vocabulary)
     return (
-        value_rate * (system.attention_energy * attention + share - energy * value),
-        attention_rate * (system.transition_energy * value - values * attention),
-        -2 * attention_rate * values * spread + attention_rate**2 * values * noise / share,
-        -2 * value_rate * energy * scatter + value_rate**2 * energy * directions * noise,
+        value_rate * (system.attention_squared_norm * attention + share - norm * value),
+        attention_rate * (system.transition_squared_norm * value - values * attention),
+        -2 * attention_rate * values * attention_noise + attention_rate**2 * values * noise / share,
+        -2 * value_rate * norm * value_noise + value_rate**2 * norm * directions * noise,
     )

@@ -1,13 +1,14 @@
-r"""From a noisy iterate to an answer: which positions count, rounded weights, and least squares on fresh samples.
+r"""Rounding and refit: support of the attention, normalised weights, and least squares on fresh samples.
 
-A trained attention row is right at the few positions that count and noisy everywhere else, and what training finds is
-determined up to a scale: only the product of attention and values is seen. So a run ends in three steps that need
-nothing but samples: drop what is small, make every row sum to one and move the common scale into the values, and fit
-the scale, the values, or values and weights together, to samples that were not seen before. With the positions known,
-the model has a few parameters per query and is linear in the values and in the weights separately.
+A trained attention row is noisy outside its few attended positions, and training determines attention and values up to
+a scale, because only their product enters the loss. A run ends in three steps that use samples only: set small weights
+to zero, normalise every row and move the common scale into the values, and fit the scale, the values, or values and
+weights jointly, to fresh samples. At known positions the model has a few parameters per query and is linear in the
+values and in the weights separately.
 
 Source: rounding is the last step of the algorithm of Ren, Wang and Lee, "Learning and transferring sparse contextual
-bigrams with linear transformers", NeurIPS 2024 (arXiv 2410.23438), in our reading of its abstract; the fits are ours.
+bigrams with linear transformers", NeurIPS 2024 (arXiv 2410.23438), as read from its abstract; the fits are derived
+here.
 """
 
 from __future__ import annotations
@@ -17,52 +18,33 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from manyheads._arrays import as_integers, takes_arrays
-from manyheads.bigram.task import Batch, BigramTask, draw_batch
+from manyheads._arrays import as_integers
+from manyheads.bigram.task import Batch, BigramTask
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.bigram.training.proximal_sgd import State
 
-SHARE = 0.1  # an entry below this share of its row's largest is dropped
+SHARE = 0.1  # weights below this share of their row's largest are dropped
 
 
 class Loss(NamedTuple):
-    """Mean of half the squared error over samples, its standard error, and how many samples."""
+    """Mean of half the squared error over samples, its standard error, and the number of samples."""
 
     mean: float
     error: float
     samples: int
 
 
-@takes_arrays
 def round_attention(state: State, stationary: np.ndarray, share: float = SHARE) -> State:
-    r"""Drop small entries, make every row sum to one, and move the common scale into the values.
+    r"""Set small weights to zero, normalise every row, and move the common scale into the values.
 
-    Entries below `share` of the largest of their row become zero. With :math:`s_k` the sum of what is left, rows are
+    Weights below `share` of the largest of their row become zero. With :math:`s_k` the sum of the rest, rows are
     divided by :math:`s_k` and the values multiplied by :math:`\sum_k \mu_k s_k^2 / \sum_k \mu_k s_k`, the factor that
-    changes the predictions least. A row without a positive entry becomes uniform.
-
-    Parameters
-    ----------
-    state
-        Values (N, N), attention (N, T).
-    stationary
-        :math:`\mu`, (N,).
-    share
-        Between 0 and 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.bigram.training.proximal_sgd import State
-    >>> rough = State(np.eye(2) - 0.5, np.array([[1.2, 0.8, 0.1, -0.1], [0.0, 0.1, 2.0, 0.0]], np.float32))
-    >>> rounded = round_attention(rough, np.full(2, 0.5))
-    >>> rounded.attention.astype(float).round(4).tolist(), rounded.value.round(2).tolist()
-    ([[0.6, 0.4, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]], [[1.0, -1.0], [-1.0, 1.0]])
+    changes the predictions least. A row without a positive weight becomes uniform.
     """
     if not 0 < share < 1:
-        raise UsageError(f"share={share}: what is kept is above this share of a row's largest entry, between 0 and 1")
+        raise UsageError(f"share={share}: give a share of a row's largest weight between 0 and 1")
     attention = np.asarray(state.attention, np.float64)
     top = attention.max(1, keepdims=True)  # (N, 1)
     kept = np.where((attention >= share * top) & (top > 0), attention, 0.0)
@@ -72,23 +54,8 @@ def round_attention(state: State, stationary: np.ndarray, share: float = SHARE) 
     return state._replace(value=scale * np.asarray(state.value), attention=rows.astype(np.float32))
 
 
-@takes_arrays
 def find_support(attention: np.ndarray, sparsity: int | None = None, share: float = SHARE) -> tuple[np.ndarray, ...]:
-    """Return the positions that each query attends to, rising.
-
-    Parameters
-    ----------
-    attention
-        (N, T).
-    sparsity
-        How many a query has: the largest so many. None: all above `share` of the row's largest.
-
-    Examples
-    --------
-    >>> rows = np.array([[0.1, 0.5, 0.0, 0.4], [0.02, 0.0, 1.0, 0.01]])
-    >>> [list(map(int, row)) for row in find_support(rows, 2)], [list(map(int, row)) for row in find_support(rows)]
-    ([[1, 3], [0, 2]], [[0, 1, 3], [2]])
-    """
+    """Return the `sparsity` largest positions of each query, increasing; None: all above `share` of the largest."""
     attention = np.asarray(attention)
     if sparsity is None:
         return tuple(np.flatnonzero(row >= share * row.max()) for row in attention)
@@ -100,7 +67,7 @@ def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:
     seen = np.zeros((len(batch.queries), vocabulary))
     for query in np.unique(batch.queries):
         rows = np.flatnonzero(batch.queries == query)
-        used = np.flatnonzero(attention[query])  # after the proximal stage a few percent
+        used = np.flatnonzero(attention[query])  # a few percent after the proximal stage
         if used.size == 0:
             continue
         tokens = batch.tokens[rows] if used.size == batch.tokens.shape[1] else batch.tokens[np.ix_(rows, used)]
@@ -111,21 +78,8 @@ def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:
     return seen
 
 
-@takes_arrays
 def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
-    r"""Return the mean of :math:`\tfrac12|\mu + W X a^{(k)} - e_y|^2` over samples, with its standard error.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.bigram.training.proximal_sgd import start
-    >>> from manyheads.bigram.task import draw_batch, draw_task
-    >>> task = draw_task(np.random.default_rng(0), 3, 20, 2)
-    >>> batch = draw_batch(np.random.default_rng(1), task, 50)
-    >>> loss = estimate_loss(start(task), task.stationary, batch)
-    >>> round(loss.mean, 6), loss.samples  # at the start everything is predicted by its frequency: (1 - 1/N)/2
-    (0.333333, 50)
-    """
+    r"""Return the mean of :math:`\tfrac12|\mu + W X a^{(k)} - e_y|^2` over samples, with its standard error."""
     batch = Batch(*(as_integers(part, name) for name, part in zip(Batch._fields, batch, strict=True)))
     size = len(batch.queries)
     errors = attend(state.attention, batch, len(stationary)) @ np.asarray(state.value).T + stationary  # (B, N)
@@ -135,13 +89,13 @@ def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
 
 
 @dataclass(frozen=True)
-class Glimpses:
-    """Fresh samples, of which only some positions of each query are kept.
+class SupportSamples:
+    """Fresh samples, reduced to some positions of each query.
 
     Attributes
     ----------
     places
-        (N, C): the positions kept for each query; a query with fewer has the last columns empty (-1).
+        (N, C): the positions kept for each query; -1 in the unused columns of a query with fewer.
     tokens
         (n, C): the tokens there.
     queries, targets
@@ -154,24 +108,15 @@ class Glimpses:
     targets: np.ndarray
 
 
-def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarray, ...], size: int) -> Glimpses:
-    """Draw fresh samples and keep the tokens at some positions of each query.
+def sample_support(
+    rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarray, ...], size: int
+) -> SupportSamples:
+    """Draw fresh samples and keep the tokens at the positions `support` of each query.
 
-    Tokens are independent, so what is not looked at is not drawn: the law of the result is that of whole contexts.
-
-    Parameters
-    ----------
-    rng
-        Where the draws come from.
-    task
-        What is drawn from.
-    support
-        One array of positions a query, each with at least one.
-    size
-        Number of samples.
+    Tokens are independent, so only these and the true positions are drawn: the distribution is that of whole contexts.
     """
     if len(support) != task.vocabulary or not all(len(row) for row in support):
-        raise ShapeError(f"support of {[len(row) for row in support]} positions: one or more for each query")
+        raise ShapeError(f"support of {[len(row) for row in support]} positions: give one or more for each query")
     everything = np.unique(np.concatenate([task.positions.ravel(), *support]))
     small = BigramTask(
         task.transition,
@@ -180,17 +125,16 @@ def glimpse(rng: np.random.Generator, task: BigramTask, support: tuple[np.ndarra
         task.weights,
         len(everything),
     )
-    batch = draw_batch(rng, small, size)
+    batch = small.draw(rng, size)
     places = np.full((task.vocabulary, max(len(row) for row in support)), -1)
     for query, row in enumerate(support):
         places[query, : len(row)] = row
     columns = np.searchsorted(everything, np.maximum(places, 0))[batch.queries]  # (n, C)
-    return Glimpses(places, np.take_along_axis(batch.tokens, columns, 1), batch.queries, batch.targets)
+    return SupportSamples(places, np.take_along_axis(batch.tokens, columns, 1), batch.queries, batch.targets)
 
 
-@takes_arrays
-def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
-    r"""Multiply the values by the one factor that fits fresh samples best: :math:`\sum r\cdot f/\sum f\cdot f`.
+def refit_scale(state: State, stationary: np.ndarray, seen: SupportSamples) -> State:
+    r"""Multiply the values by the least-squares factor on fresh samples, :math:`\sum r\cdot f/\sum f\cdot f`.
 
     Here :math:`f = W X a` and :math:`r = e_y - \mu`.
     """
@@ -198,7 +142,7 @@ def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     size = float((effect**2).sum())
     if size == 0:
         raise CertificateError(
-            "nothing to scale: the network predicts the frequencies whatever it reads; train longer",
+            "nothing to scale: the predictions do not depend on the context; train longer",
             measured=0.0,
             threshold=np.finfo(float).tiny,
         )
@@ -206,32 +150,21 @@ def refit_scale(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
     return state._replace(value=np.asarray(state.value) * (along / size))
 
 
-@takes_arrays
-def refit_values(state: State, stationary: np.ndarray, seen: Glimpses) -> State:
-    r"""Replace the values by the least-squares fit to fresh samples, given the attention.
-
-    With :math:`\phi = X a - (1^\top a)\mu` the values solve :math:`W \sum\phi\phi^\top = \sum (e_y-\mu)\phi^\top`,
-    with :math:`W\mu = 0`; the columns of the answer sum to zero by themselves.
-    """
-    weights = at_places(state.attention, seen)
-    return state._replace(value=_solve_values(weights, stationary, seen))
-
-
-def sift_support(
-    state: State, stationary: np.ndarray, seen: Glimpses, sparsity: int, *, passes: int = 6
+def check_support(
+    state: State, stationary: np.ndarray, seen: SupportSamples, sparsity: int, *, passes: int = 6
 ) -> tuple[np.ndarray, ...]:
-    r"""Return the `sparsity` positions of each query that fresh samples confirm, among those that are shown.
+    r"""Return the `sparsity` positions of each query that fresh samples confirm, among those that they contain.
 
     Tokens are independent, so given the values each weight is estimated alone, by
-    :math:`\hat a_c = \sum r\cdot W e_{x_c} / \sum |W e_{x_c}|^2`; values and weights take turns. The error of a weight
-    is :math:`1/\sqrt{K_V n}` whatever the length. Positions below `SHARE` of the largest are dropped as well.
+    :math:`\hat a_c = \sum r\cdot W e_{x_c} / \sum |W e_{x_c}|^2`; values and weights alternate. The error of a weight
+    is :math:`1/\sqrt{K_V n}` at every length. Positions below `SHARE` of the largest are dropped as well.
     """
     weights = np.maximum(at_places(state.attention, seen), 0.0)
     weights /= np.maximum(weights.sum(1, keepdims=True), np.finfo(float).tiny)
     for _ in range(passes):
         value = _solve_values(weights, stationary, seen)
-        answers = value - stationary @ value  # [y, x] is (e_y - mu) . W e_x
-        matched = answers[seen.targets[:, None], seen.tokens]  # (n, C)
+        scores = value - stationary @ value  # [y, x] is (e_y - mu) . W e_x
+        matched = scores[seen.targets[:, None], seen.tokens]  # (n, C)
         power = (value**2).sum(0)[seen.tokens]
         for query in range(len(weights)):
             rows = seen.queries == query
@@ -245,19 +178,13 @@ def sift_support(
     return tuple(found)
 
 
-@takes_arrays
 def refit_jointly(
-    state: State, stationary: np.ndarray, seen: Glimpses, *, passes: int = 200, tolerance: float = 1e-7
+    state: State, stationary: np.ndarray, seen: SupportSamples, *, passes: int = 200, tolerance: float = 1e-7
 ) -> State:
-    r"""Fit values and weights at the positions seen to fresh samples, by alternating least squares.
+    """Fit values and weights at given positions to fresh samples, by alternating least squares.
 
-    The values are fitted given the weights, then the weights of every query given the values, until no weight moves by
-    more than `tolerance`. Every half step lowers the same loss. Rows are made to sum to one: only the product counts.
-
-    Raises
-    ------
-    CertificateError
-        The weights still move after so many passes: too few samples, or no relation at these positions.
+    Stops when no weight moves by more than `tolerance`. Every half step lowers the same loss. Rows are normalised,
+    since only the product matters. Raises `CertificateError` if the weights have not converged after `passes`.
     """
     vocabulary = len(stationary)
     weights = at_places(state.attention, seen)
@@ -267,12 +194,12 @@ def refit_jointly(
         value = _solve_values(weights, stationary, seen)
         fitted = np.zeros_like(weights)
         gram = value.T @ value  # (N, N)
-        answers = value - stationary @ value  # [y, x] is (e_y - mu) . W e_x
+        scores = value - stationary @ value  # [y, x] is (e_y - mu) . W e_x
         for query in range(vocabulary):
             tokens = seen.tokens[seen.queries == query][:, valid[query]]  # (n_k, C_k)
             targets = seen.targets[seen.queries == query]
             left = gram[tokens[:, :, None], tokens[:, None, :]].sum(0)  # (C_k, C_k)
-            right = answers[targets[:, None], tokens].sum(0)
+            right = scores[targets[:, None], tokens].sum(0)
             fitted[query, valid[query]] = np.linalg.lstsq(left, right, rcond=None)[0]
         sums = fitted.sum(1, keepdims=True)
         if (sums <= 0).any():
@@ -283,7 +210,7 @@ def refit_jointly(
             break
     if moved > tolerance:
         raise CertificateError(
-            f"the weights of {len(seen.queries)} samples do not settle: give more samples, or fit the scale only",
+            f"the weights of {len(seen.queries)} samples do not converge: give more samples, or fit the scale only",
             measured=moved,
             threshold=tolerance,
         )
@@ -293,13 +220,13 @@ def refit_jointly(
     return state._replace(value=_solve_values(weights, stationary, seen), attention=attention)
 
 
-def at_places(attention: np.ndarray, seen: Glimpses) -> np.ndarray:
-    """Return the attention at the positions that samples show, (N, C), zero where a query has none."""
+def at_places(attention: np.ndarray, seen: SupportSamples) -> np.ndarray:
+    """Return the attention at the positions of the samples, (N, C), zero in unused columns."""
     chosen = np.take_along_axis(np.asarray(attention, np.float64), np.maximum(seen.places, 0), 1)
     return np.where(seen.places >= 0, chosen, 0.0)
 
 
-def _features(weights: np.ndarray, seen: Glimpses, vocabulary: int) -> np.ndarray:
+def _features(weights: np.ndarray, seen: SupportSamples, vocabulary: int) -> np.ndarray:
     """Return the attention that each token gets, (n, N)."""
     size = len(seen.queries)
     cells = seen.tokens.astype(np.int64) + vocabulary * np.arange(size)[:, None]
@@ -307,13 +234,13 @@ def _features(weights: np.ndarray, seen: Glimpses, vocabulary: int) -> np.ndarra
     return counted.reshape(size, vocabulary)
 
 
-def _solve_values(weights: np.ndarray, stationary: np.ndarray, seen: Glimpses) -> np.ndarray:
+def _solve_values(weights: np.ndarray, stationary: np.ndarray, seen: SupportSamples) -> np.ndarray:
     """Return the least-squares values given the weights, (N, N)."""
     vocabulary = len(stationary)
-    seen_by = _features(weights, seen, vocabulary)
-    seen_by -= weights.sum(1)[seen.queries][:, None] * stationary
+    features = _features(weights, seen, vocabulary)
+    features -= weights.sum(1)[seen.queries][:, None] * stationary
     sums = np.zeros((vocabulary, vocabulary))
-    np.add.at(sums, seen.targets, seen_by)
-    sums -= np.outer(stationary, seen_by.sum(0))
-    value = np.linalg.lstsq(seen_by.T @ seen_by, sums.T, rcond=None)[0].T
-    return value - np.outer(value @ stationary, np.ones(vocabulary))  # the mean is what mu predicts already
+    np.add.at(sums, seen.targets, features)
+    sums -= np.outer(stationary, features.sum(0))
+    value = np.linalg.lstsq(features.T @ features, sums.T, rcond=None)[0].T
+    return value - np.outer(value @ stationary, np.ones(vocabulary))  # mu predicts the mean already
