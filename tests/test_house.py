@@ -239,3 +239,23 @@ def test_modules_import_each_other_in_no_circle():
     while ends := [name for name in left if not any(name in needs for needs in left.values())]:
         left = {name: needs for name, needs in left.items() if name not in ends}
     assert sorted(left) == []
+
+
+SNAPSHOT = ROOT / "tests/public_names.txt"
+MOST_NAMES = 160
+
+
+def public_names():
+    return sorted(f"{package}.{name}" for package, names in map(stub_names, STUBS) for name in names)
+
+
+def test_public_names_are_those_of_the_snapshot():
+    """A change of the surface shows in the diff of the snapshot, which `python -m tests.test_house` renews."""
+    names = public_names()
+    assert SNAPSHOT.read_text(encoding="utf-8").split() == names, "python -m tests.test_house renews the snapshot"
+    rooms = {path.parent.name for path in STUBS}
+    assert len({name.rpartition(".")[2] for name in names} - rooms) <= MOST_NAMES
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text("\n".join(public_names()) + "\n", encoding="utf-8")
