@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import xarray as xr
 
 from manyheads.bigram.task import BigramTask, draw_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
@@ -71,15 +70,6 @@ def check_increasing(**named: tuple[float, ...]) -> None:
     for name, values in named.items():
         if len(values) < 2 or list(values) != sorted(set(values)):
             raise UsageError(f"{name}={values}: give two or more, in increasing order")
-
-
-def unstack(trained: xr.Dataset, name: str) -> xr.DataArray:
-    """Return a variable over the grid's coordinates instead of over cells, in the order of the cells."""
-    axes = [str(n) for n, c in trained.coords.items() if c.dims == ("cell",) and n != "cell"]
-    table = trained[name].set_index(cell=axes).unstack("cell")
-    order = {axis: list(dict.fromkeys(trained[axis].values.tolist())) for axis in axes}
-    rest = [dim for dim in table.dims if dim not in (*axes, "replicate")]
-    return table.sel(order).transpose(*axes, "replicate", *rest)
 
 
 class NoiselessPath(NamedTuple):

@@ -24,6 +24,7 @@ from manyheads.bigram.training.two_stages import run_stage_one, run_stage_two
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import unstack
 
 DESCENTS = {"sgd": "SGD", "weak": "weak l1", "strong": "strong l1"}
 MOMENTS = {"best": "smallest held-out loss", "last": "end of the budget"}
@@ -156,19 +157,19 @@ class L1AgainstSGD(Study):
             return ratios[np.abs(ratios.mean(1)).argmax()]
 
         def early_gain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            losses = shared.unstack(trained, "excess").sel(moment="best", stage="raw")
+            losses = unstack(trained, "excess").sel(moment="best", stage="raw")
             return self._gain(losses, "strong").sel(batch=largest).values
 
         def final_gain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             return self._gain(_final(trained).sel(stage="raw"), "strong").min("batch").values
 
         def wrong_support(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            support = shared.unstack(trained, "support").sel(descent="sgd", moment="last", stage="rounded")
+            support = unstack(trained, "support").sel(descent="sgd", moment="last", stage="rounded")
             return 1 - support.min("batch").values
 
         def attention_distance(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             chosen = {"descent": "sgd", "moment": "last", "stage": "raw", "batch": smallest}
-            return shared.unstack(trained, "attention_distance").sel(chosen).values
+            return unstack(trained, "attention_distance").sel(chosen).values
 
         def refit_gain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             gain = self._gain(_final(trained).sel(stage="refit"), "strong")
@@ -237,7 +238,7 @@ class L1AgainstSGD(Study):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show four losses against the batch size, and all distances."""
-        excess = shared.unstack(trained, "excess")
+        excess = unstack(trained, "excess")
         panels: list[Panel] = []
         for moment, stage in (("last", "raw"), ("best", "raw"), ("last", "rounded"), ("last", "refit")):
             curves = [
@@ -251,7 +252,7 @@ class L1AgainstSGD(Study):
             title = f"Loss: {STAGES[stage]}, {MOMENTS[moment]}"
             panels.append(Lines(title, "batch size", shared.EXCESS_AXIS, tuple(curves), log_x=True, log_y=True))
         names = ("excess", "value_distance", "attention_distance", "support")
-        tables = {name: shared.unstack(trained, name).median("replicate") for name in names}
+        tables = {name: unstack(trained, name).median("replicate") for name in names}
         rows = tuple(
             (
                 f"{label}, {batch}",
@@ -294,7 +295,7 @@ class L1AgainstSGD(Study):
 
 def _final(trained: xr.Dataset) -> xr.DataArray:
     """Return the excess loss at the end of the budget."""
-    return shared.unstack(trained, "excess").sel(moment="last")
+    return unstack(trained, "excess").sel(moment="last")
 
 
 def _slow(predicted: xr.Dataset) -> list[int]:

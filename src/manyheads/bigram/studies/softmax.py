@@ -31,6 +31,7 @@ from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import unstack
 
 HEADS = {"linear": "linear", "softmax": "softmax", "adam": "softmax, Adam", "tokens": "softmax, tokens too"}
 RECORDS = 40
@@ -144,20 +145,20 @@ class Softmax(Study):
         unequal = f"q = ({last:g}, {1 - last:g})"
 
         def early(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            reached = shared.unstack(trained, "reached").sel(share=0.5)
+            reached = unstack(trained, "reached").sel(share=0.5)
             return np.log2(reached.sel(head="softmax").values / reached.sel(head="linear").values)
 
         def against_linear(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            smaller = shared.unstack(trained, "smaller").sel(share=last)
+            smaller = unstack(trained, "smaller").sel(share=last)
             return smaller.sel(head="softmax").values / smaller.sel(head="linear").values
 
         def against_blow_up(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            smaller = shared.unstack(trained, "smaller").sel(head="softmax", share=last)
+            smaller = unstack(trained, "smaller").sel(head="softmax", share=last)
             return np.log2(smaller.values / float(predicted["runner_up"].sel(share=last)))
 
         def final_excess(head: str) -> Measure:
             return lambda predicted, trained: (
-                shared.unstack(trained, "excess").isel(progress=-1).sel(head=head, share=last).values
+                unstack(trained, "excess").isel(progress=-1).sel(head=head, share=last).values
             )
 
         def alone(predicted: xr.Dataset) -> float:
@@ -166,7 +167,7 @@ class Softmax(Study):
         def both_found(text: str, head: str, share: float, basis: str) -> Claim:
             return Claim(
                 text,
-                lambda predicted, trained: shared.unstack(trained, "found").sel(head=head, share=share).values,
+                lambda predicted, trained: unstack(trained, "found").sel(head=head, share=share).values,
                 target=1.0,
                 tolerance=0.5,
                 resolution=1 / (self.vocabulary * 2),
@@ -235,7 +236,7 @@ class Softmax(Study):
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the loss over samples for the first and the last pair of weights, and the final weights."""
-        excess = shared.unstack(trained, "excess")
+        excess = unstack(trained, "excess")
         panels: list[Panel] = []
         for share in (self.shares[0], self.shares[-1]):
             curves = tuple(
@@ -249,7 +250,7 @@ class Softmax(Study):
             )
             title = f"Loss with weights {share:g} and {1 - share:g}"
             panels.append(Lines(title, "samples drawn", shared.EXCESS_AXIS, curves, log_y=True))
-        means = {name: shared.unstack(trained, name).mean("replicate") for name in ("larger", "smaller", "found")}
+        means = {name: unstack(trained, name).mean("replicate") for name in ("larger", "smaller", "found")}
         rows = tuple(
             (
                 label,

@@ -25,6 +25,7 @@ from manyheads.bigram.training.record import measure_rounded, record
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import unstack
 
 INIT = 0.4  # of the solution, in values and attention
 RECORDS = 24
@@ -122,14 +123,14 @@ class StageTwo(Study):
             return measured
 
         def final_signal(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return shared.unstack(trained, "value_signal").sel(descent="penalty", length=last).isel(progress=-1).values
+            return unstack(trained, "value_signal").sel(descent="penalty", length=last).isel(progress=-1).values
 
         def against_plain(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             at_last = _best(trained).sel(length=last)
             return np.log2(at_last.sel(descent="penalty").values / at_last.sel(descent="plain").values)
 
         def wrong_support(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return 1 - shared.unstack(trained, "support").sel(descent="plain", length=last).values
+            return 1 - unstack(trained, "support").sel(descent="plain", length=last).values
 
         def predicted_doublings(predicted: xr.Dataset) -> float:
             best = predicted["excess"].sel(descent="plain").min("progress")
@@ -197,7 +198,7 @@ class StageTwo(Study):
 
             def both(x: Any, name: str, method: str = method, label: str = label, group: int = group) -> list[Curve]:
                 chosen = {"descent": method, "length": longest}
-                rows = shared.unstack(trained, name).sel(chosen).transpose("replicate", "progress").values
+                rows = unstack(trained, name).sel(chosen).transpose("replicate", "progress").values
                 theory = spread_curve(x, predicted[name].sel(chosen).values, f"{label}, predicted", "predicted", group)
                 return [spread_curve(x, rows, label, group=group), theory]
 
@@ -268,7 +269,7 @@ class StageTwo(Study):
 
 def _best(trained: xr.Dataset) -> xr.DataArray:
     """Return the smallest loss of every run, (method, length, replicate)."""
-    return shared.unstack(trained, "excess").min("progress")
+    return unstack(trained, "excess").min("progress")
 
 
 def _init(task: BigramTask) -> State:
