@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/manyheads"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 STUBS = sorted(PACKAGE.rglob("*.pyi"))
-LONGEST = 450
+LONGEST = 400
 
 # Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
 # room that has no row here) may import the ground alone.

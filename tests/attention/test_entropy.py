@@ -226,12 +226,15 @@ def megabytes(function, *shapes):
     return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes / 1e6
 
 
-def test_sixteen_thousand_tokens_fit_in_thirty_megabytes():
-    """Forward and backward: patterns of 1 GB, of 600 MB for two heads, of 200 MB for 48 with one block each."""
+def test_sixteen_thousand_tokens_fit_in_forty_megabytes():
+    """Forward and backward: patterns of 1 GB, of 600 MB for two heads, of 200 MB for 48 with one block each.
+
+    At most 28 MB as JAX 0.10.2 compiles it, 37 MB as JAX 0.9.2 does.
+    """
     entropy = lambda q: attention_entropy(q, q, mask=causal)[0].sum()  # noqa: E731
-    assert megabytes(entropy, (16384, 8)) < 30
-    assert megabytes(jax.grad(entropy), (16384, 8)) < 30
-    assert megabytes(jax.grad(entropy), (2, 12288, 8)) < 30  # two heads: their mask is one and the same
+    assert megabytes(entropy, (16384, 8)) < 40
+    assert megabytes(jax.grad(entropy), (16384, 8)) < 40
+    assert megabytes(jax.grad(entropy), (2, 12288, 8)) < 40  # two heads: their mask is one and the same
     over_heads = jax.grad(lambda q, k: attention_entropy(q, k)[0].sum())  # the keys are shared
-    assert megabytes(over_heads, (48, 128, 8), (8192, 8)) < 30
+    assert megabytes(over_heads, (48, 128, 8), (8192, 8)) < 40
     assert megabytes(lambda q: jax.scipy.special.entr(jax.nn.softmax(q @ q.T)).sum(), (16384, 8)) > 1000
