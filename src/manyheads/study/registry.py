@@ -82,7 +82,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "bigram/lags": Entry(
         "manyheads.bigram.studies.lags:PlantedLags",
-        "one shared transition finds planted lags of real text where counting lag by lag is misled",
+        "One shared transition finds planted lags of real text; counting lag by lag fails",
     ),
     "bigram/transfer": Entry(
         "manyheads.bigram.studies.transfer:TransferCost",

@@ -50,7 +50,7 @@ class PlantedLags(Study):
 
     name: ClassVar[str] = "bigram/lags"
     revision: ClassVar[int] = 3
-    claim: ClassVar[str] = "one shared transition finds planted lags of real text where counting lag by lag is misled"
+    claim: ClassVar[str] = "One shared transition finds planted lags of real text; counting lag by lag fails"
     source: ClassVar[Source] = replace(
         SOURCE, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
     )

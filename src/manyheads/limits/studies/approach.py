@@ -63,9 +63,7 @@ class Approach(Study):
 
     name: ClassVar[str] = "limits/approach"
     claim: ClassVar[str] = "Loss curves and kernels converge as N, H, L grow; under standard scaling not"
-    source: ClassVar[Source] = bordelon(
-        "figures 6 to 12: training converges as N, H, L grow; the powers are derived here"
-    )
+    source: ClassVar[Source] = bordelon("figures 6 to 12: training converges as N, H, L grow; powers are derived here")
     unread_prediction: ClassVar[str] = "the limit has no closed form: distances are to the largest network"
 
     task: str = "digits"
