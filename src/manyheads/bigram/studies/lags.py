@@ -18,7 +18,8 @@ from manyheads.bigram.setups import SOURCE
 from manyheads.data import load_text
 from manyheads.data.characters import Vocabulary, build_vocabulary
 from manyheads.errors import CertificateError, UsageError
-from manyheads.study import Cell, Curve, Lines, Listing, Source, Study, Verdict, grid
+from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, Picture, spread_curve
 
 REAL_LAGS = 16  # lags of the fit to the text's own next character
@@ -157,56 +158,56 @@ class PlantedLags(Study):
             },
         )
 
-    def compare(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Verdict, ...]:
-        """Compare the share of planted lags that is found, and the losses on the text's own next character."""
-        table = {name: trained[name].transpose("replicate", "cell", ...).values for name in trained.data_vars}
+    def claims(self) -> tuple[Claim, ...]:
+        """Claim the share of planted lags that is found, and the loss on the text's own next character."""
         place = next((number for number, size in enumerate(self.sizes) if size >= ENOUGH), len(self.sizes) - 1)
-        size = self.sizes[place]
+        size, last = self.sizes[place], self.sizes[-1]
         grain = 1 / (2 * self.planted * size)
-        loss = trained["loss"].transpose("replicate", "cell", "model")
-        gap = (loss.sel(model="bigram") - loss.sel(model="fitted")).values[:, -1]
-        return (
-            Verdict.from_samples(
-                f"the fit finds the planted lags at {size:,} samples",
-                table["recall"][:, place],
+
+        def at_size(name: str) -> Measure:
+            return lambda predicted, trained: trained[name].transpose("replicate", "cell", ...).values[:, place]
+
+        def gain(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
+            loss = trained["loss"].isel(cell=-1).transpose("replicate", "model")
+            return (loss.sel(model="bigram") - loss.sel(model="fitted")).values
+
+        found = (
+            Claim(
+                f"The fit finds the planted lags at {size:,} samples (share of the lags)",
+                at_size("recall"),
                 target=1.0,
                 tolerance=(0.02, float("inf")),
                 resolution=grain,
-                basis="98% of the lags, weighted by how often their symbol occurs, is what is required",
+                basis="98% of the lags, weighted by how often their symbol occurs, is required",
             ),
-            Verdict.from_samples(
-                f"counting lag by lag finds them at {size:,} samples as well",
-                table["counted"][:, place],
+            Claim(
+                f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
+                at_size("counted"),
                 target=1.0,
                 tolerance=(0.02, grain),
                 resolution=grain,
                 expected="refuted",
-                basis="the same requirement: text carries every dependence on to other lags, and counting follows it",
+                basis="the same requirement; text carries every dependence on to other lags, and counting follows it",
             ),
-            Verdict.from_samples(
-                "most of the lags that are chosen are planted ones",
-                table["false"][:, place],
+            Claim(
+                "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
+                at_size("false"),
                 target=0.0,
                 tolerance=self.planted / (self.lags - self.planted),
                 resolution=1 / (self.vocabulary * self.lags),
-                basis="share of empty lags that are chosen: at the tolerance they are as many as the planted ones",
-            ),
-            *self._beside_the_bigram(gap),
-        )
-
-    def _beside_the_bigram(self, gap: np.ndarray) -> tuple[Verdict, ...]:
-        """Compare held-out losses where there are samples enough: with few, both tables are about equally unsure."""
-        if self.sizes[-1] < ENOUGH:
-            return ()
-        return (
-            Verdict.from_samples(
-                f"chosen lags predict the next character better than the last one, {self.sizes[-1]:,} samples",
-                gap,
-                target=0.0,
-                tolerance=(0.0, float("inf")),
-                basis="an inequality: the held-out loss of the fit is below that of the bigram table",
+                basis="at the tolerance as many empty lags as planted ones are chosen",
             ),
         )
+        if last < ENOUGH:  # with few samples both tables are about equally uncertain
+            return found
+        beside = Claim(
+            f"The chosen lags predict the next character better than the last character does at {last:,} samples",
+            gain,
+            target=0.0,
+            tolerance=(0.0, float("inf")),
+            basis="an inequality: the held-out loss of the fit is below that of the bigram table",
+        )
+        return (*found, beside)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show recall by size, weights beside mutual information, and losses."""
