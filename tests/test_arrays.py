@@ -270,6 +270,13 @@ def test_lists_of_unequal_lengths_are_refused_by_the_name_of_the_argument(call):
         call([[1.0]], fail=True)
 
 
+@pytest.mark.parametrize("call", [takes_arrays_of_rows, follows_rows])
+def test_complex_numbers_in_lists_are_refused_as_complex_arrays_are(call):
+    for rows in ([1.0, 2j], [[1.0], (2.0, 1 + 0j)]):
+        with pytest.raises(ShapeError, match=r"^rows\[1\].* is complex: this function is real"):
+            call(rows)
+
+
 def test_labelled_arrays_are_taken_by_their_values():
     xarray = pytest.importorskip("xarray")
     values = xarray.DataArray([1.0, 2.0, 4.0], dims="replicate")

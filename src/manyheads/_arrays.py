@@ -15,7 +15,7 @@ What happens to an array:
 NumPy, pandas, xarray, PyTorch        an `ndarray` of native byte order; extended precision becomes float64
 PyTorch on a device, narrow floats    copied to the host; bfloat16 and float8 become float32, which holds them exactly
 JAX                                   unchanged
-masked, complex, objects, text, time  refused, unless the function says that it takes them
+masked, complex, objects, text, time  refused, unless the function says that it takes them; complex numbers in lists too
 PyTorch that requires a gradient      refused: the result would not pass the gradient on
 PyTorch, sparse, quantised, nested    refused, with the call that makes an ordinary tensor of it
 lists of unequal lengths              refused where the function needs an array of them
@@ -71,6 +71,8 @@ def as_native(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
     """
     if type(value) in PLAIN or isinstance(value, type):
         return value
+    if isinstance(value, complex) and "c" not in kinds:
+        raise ShapeError(f"{name} is complex: {REMEDIES['c']}")
     if not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
         return as_native(np.asarray(value), name, kinds) if isinstance(value, memoryview) else value
     if _is_a(value, "jax", "Array"):

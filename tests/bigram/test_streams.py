@@ -53,6 +53,17 @@ def test_a_stream_that_never_changes_says_nothing_of_any_target(rng):
         read_streams(np.zeros(50, int), 2, targets=rng.integers(0, 2, 50))
 
 
+def test_pairs_and_mixed_types_are_labels():
+    pairs = np.empty(6, object)
+    pairs[:] = [("a", 1), ("b", 2), ("c", 3)] * 2
+    assert read_streams(pairs, 2).labels.tolist() == [("a", 1), ("b", 2), ("c", 3)]
+    mixed = read_streams(["a", 1, "1", 2] * 3, 2)
+    assert mixed.labels.tolist() == ["a", 1, "1", 2]
+    assert mixed.symbols[:4].tolist() == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="lags"):
+        read_streams([0, 1, 0, 1], 2.5)
+
+
 def test_arrays_that_are_no_streams_are_refused():
     with pytest.raises(ShapeError, match="row of labels"):
         read_streams(np.zeros((2, 3)), 1)

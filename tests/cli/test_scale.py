@@ -463,9 +463,11 @@ def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
     assert found["decades_over_factor_8"]["interval"] == [None, None]
 
 
-@pytest.mark.parametrize("text", ["1" * 5000, "[" * 100_000, '{"query": true}', "[1]"])
+@pytest.mark.parametrize(
+    "text", ["1" * 5000, "[" * 100_000, '{"query": true}', "[1]", '{"query": 1, "query": 2}', None]
+)
 def test_spreads_that_are_none_are_refused(call, folder, text):
-    (folder / "spreads.json").write_text(text)
+    os.mkfifo(folder / "spreads.json") if text is None else (folder / "spreads.json").write_text(text)
     status, _, err = call("audit", "os:getcwd", "--base", "8,4,2", "--learning-rate", 1, "--stds", "spreads.json")
     assert status == 2
     assert "--stds spreads.json: " in err

@@ -37,6 +37,11 @@ def test_contexts_and_shapes_that_make_no_sense_are_refused(rng):
     task = draw_task(Sizes(), rng)
     with pytest.raises(UsageError, match="frequencies"):
         eqx.tree_at(lambda s: s.contexts, task, 2 * task.contexts).checked()
+    for name, says in (("contexts", "frequencies"), ("queries", "queries holds nan"), ("labels", "labels holds nan")):
+        broken = getattr(task, name).astype(float)
+        broken.flat[0] = np.nan
+        with pytest.raises(UsageError, match=says):
+            eqx.tree_at(lambda s, name=name: getattr(s, name), task, broken).checked()
     with pytest.raises(ShapeError, match="labels"):
         eqx.tree_at(lambda s: s.labels, task, task.labels[:3]).checked()
     with pytest.raises(ShapeError, match="query_embeddings"):

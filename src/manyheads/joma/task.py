@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
-from manyheads._arrays import check_arrays, takes_arrays
+from manyheads._arrays import as_integers, check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
 Attention: TypeAlias = Literal["linear", "exp", "softmax"]
@@ -211,8 +211,9 @@ def _check_values(
             f"embeddings are not orthonormal: [U_C, u]^T [U_C, u] is {error:.3g} from the identity. The theory of "
             "joint dynamics assumes frozen orthonormal embeddings: orthonormalise them (numpy.linalg.qr)"
         )
-    if contexts.min() < 0 or np.abs(contexts.sum(1) - 1).max() > 1e-5:
+    if not (contexts.min() >= 0 and np.abs(contexts.sum(1) - 1).max() <= 1e-5):  # NaN is refused too
         raise UsageError("contexts must be frequencies: nonnegative, with rows that sum to one")
+    queries, labels = as_integers(queries, "queries"), as_integers(labels, "labels")
     if queries.min() < 0 or queries.max() >= query_tokens.shape[1] or labels.min() < 0:
         raise UsageError(f"queries must lie in 0..{query_tokens.shape[1] - 1} and labels must not be negative")
 

@@ -78,8 +78,10 @@ class LagSettings:
             )
         if not 0 < self.held_out < 1:
             raise UsageError(f"held_out={self.held_out}: a share of the samples between 0 and 1")
-        if not 0 < self.false_alarm < 1:
-            raise UsageError(f"false_alarm={self.false_alarm}: a probability between 0 and 1")
+        if not 1e-5 <= self.false_alarm < 1:
+            raise UsageError(
+                f"false_alarm={self.false_alarm}: a probability from 1e-5, which takes 400,000 permutations, to below 1"
+            )
 
 
 DEFAULT = LagSettings()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import as_integers, takes_arrays, takes_labels
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import ShapeError, UsageError, check_integer
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -122,8 +122,7 @@ def read_streams(
     wanted = [_followed(row) for row in rows] if targets is None else _rows(targets, "target")
     if [len(row) for row in rows] != [len(row) for row in wanted]:
         raise ShapeError("targets do not have the shape of the streams: give one target for every symbol")
-    if lags < 1:
-        raise UsageError(f"lags={lags}: at least one, lag 0, which is the symbol itself")
+    lags = check_integer("lags", lags)  # lag 0 is the symbol itself
     ends = np.cumsum([len(row) for row in rows])
     usable = np.concatenate([np.arange(len(row)) for row in rows]) >= lags - 1  # enough history of its own stream
     if targets is None:
@@ -136,8 +135,8 @@ def read_streams(
             f"give fewer than {longest} lags"
         )
     symbols, answers, labels = _number(_join(rows), _join(wanted)[places], vocabulary)
-    _check_change(labels[symbols], "symbols", "no lag says anything")
-    _check_change(labels[answers], "targets", "nothing is left to predict")
+    _check_change(symbols, labels, "symbols", "no lag says anything")
+    _check_change(answers, labels, "targets", "nothing is left to predict")
     return Lagged(symbols, places, answers, lags, len(labels), labels)
 
 
@@ -146,13 +145,22 @@ def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[np.ndarra
     if isinstance(streams, str):
         streams = list(streams)
     several = isinstance(streams, list | tuple) and len(streams) > 0 and np.ndim(streams[0]) > 0
-    rows = [np.asarray(row) for row in (streams if several else [streams])]  # type: ignore[union-attr]
+    rows = [_row(row) for row in (streams if several else [streams])]  # type: ignore[union-attr]
     for row in rows:
         if row.ndim != 1:
             raise ShapeError(f"a {what} of shape {row.shape}: give a row of labels, or a list of such rows")
     if not any(row.size for row in rows):
         raise UsageError(f"the {what} is empty: give labels, such as integers or text")
     return [row for row in rows if row.size]
+
+
+def _row(labels: ArrayLike) -> np.ndarray:
+    """Return labels as an array; of objects where a list mixes text with others, so that 1 and "1" stay two labels."""
+    row = np.asarray(labels)
+    if isinstance(labels, list | tuple) and row.dtype.kind in "SU" and len(set(map(type, labels))) > 1:
+        row = np.empty(len(labels), dtype=object)
+        row[:] = labels
+    return row
 
 
 def _followed(row: np.ndarray) -> np.ndarray:
@@ -195,9 +203,10 @@ def _number(
     return codes[: len(symbols)], codes[len(symbols) :], labels
 
 
-def _check_change(labels: np.ndarray, what: str, why: str) -> None:
-    if (labels == labels[0]).all():
-        raise UsageError(f"all {len(labels)} {what} are {labels[0]}: {why}; give a stream of two symbols or more")
+def _check_change(codes: np.ndarray, labels: np.ndarray, what: str, why: str) -> None:
+    if (codes == codes[0]).all():
+        only = labels[codes[0]]
+        raise UsageError(f"all {len(codes)} {what} are {only}: {why}; give a stream of two symbols or more")
 
 
 @takes_labels

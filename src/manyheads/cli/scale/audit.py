@@ -91,14 +91,16 @@ class Audit(Theory):
 
     def _spreads(self) -> dict[str, float]:
         from manyheads.errors import UsageError
+        from manyheads.models.refusals import CheckpointRefused
+        from manyheads.models.files import read_json
 
         if self.stds is None:
             return {}
         try:
-            found = json.loads(self.stds.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nothing that Python converts
-            raise UsageError(f"--stds {self.stds}: cannot be read as JSON ({error})") from error
-        if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
+            found = read_json(self.stds, follow_links=True)
+        except CheckpointRefused as error:
+            raise UsageError(f"--stds {error}") from error
+        if not all(type(value) in (int, float) for value in found.values()):
             raise UsageError(f'--stds {self.stds}: expected an object from role to number, {{"query": 0.02}}')
         return found
 
