@@ -91,8 +91,8 @@ class Audit(Theory):
 
     def _spreads(self) -> dict[str, float]:
         from manyheads.errors import UsageError
-        from manyheads.models.refusals import CheckpointRefused
         from manyheads.models.files import read_json
+        from manyheads.models.refusals import CheckpointRefused
 
         if self.stds is None:
             return {}
