@@ -9,6 +9,7 @@ from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.scaling import Scaling
 from manyheads.limits.systems.transformers import Updates
 from manyheads.study import Listing, run
+from manyheads.study.contract import Trial, check_captions
 
 STUDY = Scaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))
 
@@ -42,6 +43,7 @@ def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
     assert isinstance(table, Listing)
     assert ("unembedding", "× 0.5   (N^-1 H^-1)", "× 0.5   (N^-1 H^-1)", "× 1") in table.rows
     assert [len(curves) for curves in motions.curves[0]] == [3, 3, 3]
+    check_captions(Trial(STUDY, seed, 4, tmp_path, tree))
 
 
 def test_the_prediction_is_the_table_and_nothing_random(seed):

@@ -145,7 +145,7 @@ def _rows(streams: ArrayLike | Sequence[ArrayLike], what: str) -> list[np.ndarra
     if isinstance(streams, str):
         streams = list(streams)
     several = isinstance(streams, list | tuple) and len(streams) > 0 and np.ndim(streams[0]) > 0
-    rows = [_row(row) for row in (streams if several else [streams])]  # type: ignore[union-attr]
+    rows = [_row(row) for row in (streams if several else [streams])]  # type: ignore[union-attr, arg-type]
     for row in rows:
         if row.ndim != 1:
             raise ShapeError(f"a {what} of shape {row.shape}: give a row of labels, or a list of such rows")
