@@ -101,7 +101,7 @@ def test_what_does_not_do_is_refused_before_work(tmp_path):
         Growth(text=path).inputs()
     with pytest.raises(UsageError, match="samples=10000000"):
         Growth(pieces=10**7).inputs()
-    for wrong, words in (({"key_dims": (4,)}, "two or more"), ({"key_dims": (8, 4)}, "rising"), ({"blocks": 1}, "1")):
+    for wrong, words in (({"key_dims": (4,)}, "at least 2"), ({"key_dims": (8, 4)}, "rising"), ({"blocks": 1}, "1")):
         with pytest.raises(UsageError, match=words):
             Growth(**wrong)
 

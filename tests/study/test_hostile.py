@@ -157,7 +157,7 @@ def test_equal_studies_have_one_identity():
 
 @pytest.mark.parametrize("arguments", [{"seed": 1.0}, {"seed": "1"}, {"replicates": 2.5}])
 def test_numbers_of_another_kind_are_refused(arguments, tmp_path):
-    with pytest.raises(UsageError, match="integers"):
+    with pytest.raises(UsageError, match="an integer"):
         run(Odd(), **arguments, store=tmp_path, progress=False)
     assert run(Odd(), np.int64(1), np.int64(1), store=tmp_path, progress=False).attrs["seed"] == 1
 
