@@ -118,7 +118,7 @@ def initialise_model(
     if missing := sorted({target.role for target in targets if target.initial is None}):
         raise UsageError(
             f"no std is known for the roles {', '.join(missing)}: give BaseHyperparameters(stds={{role: standard "
-            "deviation at the base}})"
+            "deviation at the base})"
         )
     if any(tensor.is_meta for tensor in read.tensors.values()):
         raise UsageError("a model on the device meta holds no numbers: model.to_empty(device=...) first")
