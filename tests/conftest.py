@@ -31,7 +31,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import none
 
 # A change is judged by the same drawn examples as the one before it; new ones are drawn by --hypothesis-profile=fuzz.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -57,6 +58,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """Take what was imported out of the garbage collector's sight: it would be searched at every full collection."""
+    given(none())(lambda _: None)()  # makes Hypothesis' generator, whose referrers it wants to see
     gc.collect()
     gc.freeze()
 
