@@ -1,4 +1,4 @@
-"""What the studies of this wing share: their source."""
+"""Source of the studies."""
 
 from manyheads.study import Source
 

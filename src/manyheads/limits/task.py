@@ -1,4 +1,4 @@
-"""What transformers of every shape learn here: handwritten digits, and the next character of a real text."""
+"""Tasks of the transformers: handwritten digits, and the next character of a real text."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def _compare(trial: Trial) -> tuple[Verdict, ...]:
 
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
-    """Yield data that no theory predicted: settled, blown up, mirrored, shifted, constant, in reverse order."""
+    """Yield data that no theory predicted: settled, blown up, sign-flipped, shifted, constant, in reverse order."""
     import numpy as np
     import xarray as xr
 

@@ -1,4 +1,4 @@
-"""Where units run: in this process, in a local pool of single-threaded processes, or on a dask cluster.
+"""Executors of units: this process, a local pool of single-threaded processes, or a dask cluster.
 
 Any `concurrent.futures.Executor` will do. This module makes the two that the command line offers, with what JAX needs:
 processes are spawned and never forked (a fork after JAX has run hangs), each computes with one thread, shares the

@@ -1,4 +1,4 @@
-"""What long work says while it runs: how much there is, how far it is, on standard error and only there."""
+"""Progress of long work, on standard error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The studies by name: a table of text, so that listing them imports nothing.
 
-The bench knows no theory: it imports the module of a study when the study is named, and not before.
+The bench imports no theory of its own accord: it imports the module of a study when the study is named, and not before.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "limits/lazy-to-rich": Entry(
         "manyheads.limits.studies.lazy_to_rich:LazyToRich",
-        "Feature movement goes as richness squared, from lazy to rich training",
+        "Features move as richness squared up to 0.1, and saturate in rich training",
     ),
     "limits/key-dim-stability": Entry(
         "manyheads.limits.studies.key_dim_stability:KeyDimStability",
@@ -162,7 +162,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "recovery/stages": Entry(
         "manyheads.recovery.studies.stages:Stages",
-        "Each of the six stages lowers the error; practical forms lower it further",
+        "The refined sum and its span lower the error; the joint fit reaches rounding",
     ),
     "recovery/acceptance": Entry(
         "manyheads.recovery.studies.acceptance:Acceptance",

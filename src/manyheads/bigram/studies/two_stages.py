@@ -206,7 +206,7 @@ class TwoStages(Study):
                 basis="one growth time: the logarithm of an initial drift plus normal noise of its size",
             ),
             Claim(
-                "After the escape the noise moves alpha_A along the valley as the signal system predicts",
+                "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
                 lambda predicted, trained: trained["attention_signal"].isel(cell=0, progress=-1).values,
                 target=valley,
                 tolerance=lambda predicted: 0.1 * valley(predicted),

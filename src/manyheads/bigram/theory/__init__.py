@@ -1,1 +1,1 @@
-"""What the theory of sparse contextual bigrams predicts, one idea a file."""
+"""Theory of sparse contextual bigrams, one idea a file."""

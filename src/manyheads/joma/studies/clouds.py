@@ -143,7 +143,7 @@ class Clouds(Study):
                 basis="linear noise; the next order is some hundredths of the distance of the shortest training",
             ),
             Claim(
-                "Its mean square is that of the linear-noise approximation",
+                "The mean square distance of SGD from the flow is that of the linear-noise approximation",
                 size,
                 target=1.0,
                 tolerance=0.3,

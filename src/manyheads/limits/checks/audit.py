@@ -1,4 +1,4 @@
-"""Audits: whether every parameter has the rate, epsilon and decay that it needs, and started where it should.
+"""Audit of the learning rate, epsilon, weight decay and init of every parameter.
 
 The comparison knows no framework: it takes what every parameter needs (`manyheads.limits.parametrization.targets`)
 and what it has. `manyheads.limits.torch.audit` reads the second off a PyTorch model and its optimizer.
@@ -28,7 +28,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class ActualSettings:
-    """What one parameter has; None for what there is none of, or what is not judged.
+    """Settings of one parameter; None if absent or not compared.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ def audit_learning_rates(
     epsilons: Mapping[str, float] | None = None,
     weight_decays: Mapping[str, float] | None = None,
 ) -> Audit:
-    """Compare rates by role, as `optax.multi_transform` takes them, with what the parametrization wants.
+    """Compare rates by role, as `optax.multi_transform` takes them, with what the parametrization prescribes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How training at growing size approaches training at the largest size at hand, and by which power of the size."""
+"""Convergence in size: distance to training at the largest size, as a power of the size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coordinate_check`: whether everything in a network moves by as much at every size, and which module breaks.
+"""Coordinate check: the RMS update of every quantity as a power of N, H or L, against its prescribed exponent.
 
 Networks of several shapes are trained from several seeds. Of every quantity a power of the size is fitted to each seed,
 and its interval is held against the power that a consistent scaling prescribes.
@@ -131,9 +131,9 @@ class CoordinateCheck:
 def required_growth(parametrization: Parametrization) -> dict[str, Power]:
     """Return the power of every quantity that a consistent scaling with these exponents prescribes.
 
-    Outputs, stream and logits move by as much at every size. Queries move by N^(alpha_A - 1), so that a logit, N
-    products of moved queries with keys over N^alpha_A, moves by one: that holds for whatever logit exponent a network
-    has, also where its scheme does not provide for it. In each of L blocks weights move what they compute by
+    The updates of outputs, stream and logits are independent of size. Queries move by N^(alpha_A - 1), so that a
+    logit, N products of moved queries with keys over N^alpha_A, moves by one: that holds for whatever logit exponent a
+    network has, also where its scheme does not provide for it. In each of L blocks weights move what they compute by
     L^(alpha_L - 1), which together move the stream by one; schemes without a depth exponent are asked for one.
 
     Examples

@@ -1,4 +1,4 @@
-"""`transfer_check`: whether the best learning rate stays where it is when the network grows.
+"""Learning-rate transfer check: the optimal learning rate as a power of the size.
 
 For every shape and seed networks are trained over a grid of rates, which is widened where the least loss stands at its
 end; the optimum is the vertex of a parabola through the lowest loss and its neighbours, in the logarithm of the rate.

@@ -1,1 +1,1 @@
-"""What the studies of limits share: plans of sizes, ensembles, distances to a sampled limit."""
+"""Shared parts of the studies of limits: plans of sizes, ensembles, distances to a sampled limit."""

@@ -1,4 +1,4 @@
-"""How logits of single heads are distributed: shares below fixed levels, which are exactly unbiased in any sample.
+"""Distributions of the logits of single heads: shares below fixed levels, which are exactly unbiased in any sample.
 
 Shares below levels of many networks have the mean that infinitely many networks would have; quantiles have not. So two
 distributions are compared by the root mean square difference of their shares over all levels, and noise is taken off

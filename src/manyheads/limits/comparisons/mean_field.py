@@ -1,4 +1,4 @@
-"""What the studies of the mean-field theory share: what is trained, the solved limit, ensembles of networks beside it.
+"""Shared parts of the mean-field studies: what is trained, the solved limit, ensembles of networks beside it.
 
 A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarise` of it, trains networks with
 `train_ensemble`, and measures `distances` between the two. Variables have the same names and dimensions on both sides:

@@ -1,4 +1,4 @@
-"""What is asked of the solver: problems, the branches of a block, how they are sampled, and what it may cost."""
+"""Options of the solver: problems, the branches of a block, their sampling, and limits on the cost."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, final, get_args

@@ -106,7 +106,7 @@ class Parametrization:
         if not 0 < self.richness < float("inf"):
             raise UsageError(f"richness={self.richness}: it is a positive number")
         if self.scheme != "limits" and self.richness != 1:
-            raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} knows no richness")
+            raise UsageError(f"richness={self.richness}: the scheme {self.scheme!r} has no richness")
 
     @classmethod
     def standard(cls, base: Shape, optimizer: Optimizer = "adam") -> Parametrization:

@@ -1,4 +1,4 @@
-r"""How every class of weights scales with N, H, L, as data: initial std, wanted update, size of the gradient.
+r"""Scaling exponents of every class of weights in N, H, L: initial std, prescribed update, size of the gradient.
 
 One table serves both optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
 weight that the forward pass multiplies by (no multiplier beside it):

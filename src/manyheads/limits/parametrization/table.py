@@ -1,4 +1,4 @@
-"""The numbers of a parametrization at one shape: what every class of weights needs, beside what stands at the base."""
+"""Table of a parametrization at one shape, beside the base."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-r"""What every parameter of a model needs: initial std, learning rate, epsilon and weight decay, folding included.
+r"""Parameter targets: initial std, learning rate, epsilon and weight decay, folding included.
 
 A model whose forward pass cannot be changed still multiplies its logits by :math:`N^{-1/2}` and its branches by one.
-A factor c that the parametrization wants in the forward pass is then *folded* into the weight behind it: the model
+A factor c that the parametrization prescribes in the forward pass is then *folded* into the weight behind it: the model
 computes with :math:`W' = c\,W`, whose gradient is 1/c times that of W, so W' follows c W exactly if it starts at c
 times the std and trains with c times Adam's rate and 1/c times its epsilon, or with :math:`c^2` times the rate of
 gradient descent. Decoupled weight decay stays one over the rate. Derived here.
@@ -206,7 +206,7 @@ def forward_multipliers(p: Parametrization, shape: Shape | Sequence[int]) -> For
 
 
 def usual_multipliers(p: Parametrization, shape: Shape) -> ForwardMultipliers:
-    """Return what a model multiplies that knows no parametrization: its logits, by N to the minus 1/2."""
+    """Return the multipliers of a model without a parametrization: its logits, by N to the minus 1/2."""
     return ForwardMultipliers(logit=(shape.key_dim / p.base.key_dim) ** -0.5)
 
 

@@ -278,32 +278,34 @@ class InfiniteDepth(Study):
 
         return [
             Claim(
-                f"{who}: the distance of single ones from the theory at their depth scales as L^0",
+                f"{who}: the distance of single networks from the theory at their depth scales as L^0",
                 width,
                 target=0.0,
                 tolerance=0.25,
                 basis="it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
             ),
             Claim(
-                f"{who}: from L={first} to L={last} their mean changes as the theory predicts (share of it)",
+                f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)",
                 change,
                 target=1.0,
                 tolerance=0.5,
                 basis="half way to networks that do not depend on depth",
             ),
             nearer_claim(
-                f"{who}: their mean is nearer to the continuum at L={last} than at L={first} (log ratio)", approach
+                f"{who}: the mean network is nearer to the continuum at L={last} than at L={first} (log ratio)",
+                approach,
             ),
             Claim(
-                f"{who}: from L={first} to L={last} the learned logits of their mean follow the theory (exponent of "
-                "L left)",
+                f"{who}: from L={first} to L={last} the learned logits of the mean network follow the theory "
+                "(exponent of L left)",
                 learned,
                 target=0.0,
                 tolerance=0.25,
                 basis="corrections of relative size 1/N are those of every depth; half way to a power of 1/2",
             ),
             nearer_claim(
-                f"{who}: at L={last} their mean is nearer to the theory than to that without responses (log ratio)",
+                f"{who}: at L={last} the mean network is nearer to the theory than to the theory without responses "
+                "(log ratio)",
                 control,
             ),
         ]

@@ -81,7 +81,7 @@ class LazyToRich(Study):
     """
 
     name: ClassVar[str] = "limits/lazy-to-rich"
-    claim: ClassVar[str] = "Feature movement goes as richness squared, from lazy to rich training"
+    claim: ClassVar[str] = "Features move as richness squared up to 0.1, and saturate in rich training"
     source: ClassVar[Source] = bordelon("the richness gamma0; the powers are derived here")
 
     task: str = "digits"

@@ -1,4 +1,4 @@
-"""What a PyTorch model multiplies itself, relative to the base: read off its modules, measured, or given."""
+"""Applied factors: multipliers in the forward pass of a PyTorch model, read off its modules, measured, or given."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def audit_model(
     fresh: bool | None = None,
     example: Any = None,
 ) -> Audit:
-    """Compare a PyTorch model and its optimizer with what the parametrization wants.
+    """Compare a PyTorch model and its optimizer with what the parametrization prescribes.
 
     Parameters
     ----------

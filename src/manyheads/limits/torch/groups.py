@@ -49,7 +49,7 @@ def torch_groups(
         Whether branch, logit and output factors go into the weights (True: a model whose forward pass is the usual
         one), or are applied by the model itself (False: all of `forward_multipliers`, such as a model that is written
         for mup). Where they matter, this is measured on the model, except for families whose forward pass is known. A
-        `ForwardMultipliers` says what the model multiplies relative to the base, and is believed.
+        `ForwardMultipliers` says what the model multiplies relative to the base, and is not checked.
     example
         Arguments of a forward pass for that measurement, a tuple or a mapping with at least two sequences; None tries
         token ids.
@@ -134,7 +134,7 @@ def initialise_model(
 
 
 def scale_logits(model: Any, p: Parametrization) -> int:
-    """Let every attention layer of a model of transformers scale its logits as a parametrization wants it.
+    """Let every attention layer of a model of transformers scale its logits as a parametrization prescribes.
 
     Where queries, keys and values share one matrix (GPT-2, GPT-NeoX) the factor cannot be folded into the queries
     alone. The attention modules of transformers 5 keep it as the attribute `scaling`, which is set here. It is not

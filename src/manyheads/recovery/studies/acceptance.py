@@ -168,7 +168,7 @@ class Acceptance(Study):
                 basis="half of the distance from 1 to the power .77 that the law has in the range of use",
             ),
             Claim(
-                "Its slope at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
+                "The slope of the acceptance at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
                 level,
                 target=1.0,
                 tolerance=2 * dimension_correction(1.0, 2, min(self.dims)),

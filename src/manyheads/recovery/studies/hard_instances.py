@@ -1,9 +1,9 @@
 """`recovery/hard-instances`: a student on parity and wave layers, and on ordinary layers of equal size.
 
 The same student, with the same number of heads, as many sequences and the same budget of work, meets a parity layer, a
-wave layer, and for each a planted layer of its size. What makes the hard ones hard is known exactly (their Fourier
-energies); what finds their secret at once is shown beside it, so that the hardness is that of the learner and not of
-the data.
+wave layer, and for each a planted layer of its size. The Fourier weights of the hard layers by degree are known
+exactly, and an algorithm that finds the hidden set is run beside the student, so that the hardness is that of the
+learner and not of the data.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class HardInstances(Study):
                 for name in HARD
             ),
             Claim(
-                "With the same budget it learns every ordinary layer of the same sizes",
+                "With the same budget the student learns every ordinary layer of the same sizes",
                 worst,
                 target=-6.0,
                 tolerance=(float("inf"), 0.0),

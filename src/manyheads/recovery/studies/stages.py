@@ -59,7 +59,7 @@ class Stages(Study):
     """
 
     name: ClassVar[str] = "recovery/stages"
-    claim: ClassVar[str] = "Each of the six stages lowers the error; practical forms lower it further"
+    claim: ClassVar[str] = "The refined sum and its span lower the error; the joint fit reaches rounding"
     revision: ClassVar[int] = 2
     source: ClassVar = SOURCE
     unread_prediction: ClassVar[str] = "stages are compared with each other, and the last one with rounding"

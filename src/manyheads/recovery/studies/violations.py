@@ -204,7 +204,7 @@ class Violations(Study):
         ]
         claims += [
             Claim(
-                f"Before the joint fit the six stages miss the layer: {DEFORMATIONS[name].title}",
+                f"Before the joint fit the six stages do not recover the layer: {DEFORMATIONS[name].title}",
                 before(name),
                 target=math.log10(SETTINGS.enough),
                 tolerance=(0.0, infinite),

@@ -1,4 +1,4 @@
-"""From panels to pictures: matplotlib figures in one style, and SVG text that may stand beside others in one page."""
+"""Drawing of panels: matplotlib figures in one style, and SVG text that may stand beside others in one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From stored units to one labelled tree: ``/predicted``, ``/trained``, ``/verdicts``."""
+"""Assembly of stored units into one labelled tree: ``/predicted``, ``/trained``, ``/verdicts``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half there, and saying clearly what is wrong with a disk or a file."""
+"""Atomic writes, and errors of disks and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run records of where it comes from: the command that runs it again, its class, and versions."""
+"""Provenance of a run: the command that runs it again, its class, and versions."""
 
 from __future__ import annotations
 

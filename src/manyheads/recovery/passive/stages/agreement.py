@@ -1,4 +1,4 @@
-r"""RowCertificates of agreement: rows in which all heads have one softmax vector (stages two and four).
+r"""Row certificates: rows in which all heads have the same softmax vector (stages two and four).
 
 Where all heads put the same weights lambda on the tokens of a row, its label is sum_j lambda_j z_j with z_j = x_j W_S,
 a point of the simplex of the z. Conversely a label in that simplex comes, for projections in general position, from
