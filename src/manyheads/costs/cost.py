@@ -100,7 +100,7 @@ def merge(items: Iterable[Item]) -> tuple[Item, ...]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a computation costs, exactly, under a named convention.
+    """Exact cost of a computation under a named convention.
 
     Costs of the same convention add, and an integer multiplies: `3 * cost` is three calls.
 

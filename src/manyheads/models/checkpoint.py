@@ -69,12 +69,12 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the tensors take, each stored one once."""
+        """Bytes of the tensors, each stored one once."""
         return sum(entry.nbytes for entry in self.entries.values())
 
     @property
     def parameters(self) -> int:
-        """How many numbers are stored: tied weights once, buffers (masks, position indices) included."""
+        """Number of stored values: tied weights once, buffers (masks, position indices) included."""
         return sum(entry.size for entry in self.entries.values())
 
     def entry(self, name: str) -> Entry:

@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Role(StrEnum):
-    """What a weight does in a transformer."""
+    """Role of a weight in a transformer."""
 
     EMBEDDING = "embedding"
     POSITION = "position"

@@ -14,7 +14,7 @@ from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatc
 
 @dataclass(frozen=True, slots=True)
 class ParameterRole:
-    """What one name of a family means.
+    """Meaning of one name of a family.
 
     Attributes
     ----------

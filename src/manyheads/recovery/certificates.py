@@ -150,7 +150,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Verification:
-    """How a recovered layer is verified."""
+    """Settings of the verification of a recovered layer."""
 
     sequences: int = 400  # n, fresh sequences
     confidence: float = 1 - 1e-4  # 1 - delta

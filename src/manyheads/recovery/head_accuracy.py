@@ -27,7 +27,7 @@ NUMBERS = 1 << 23  # numbers of the contributions that are held at once
 
 @dataclass(frozen=True)
 class HeadAccuracy:
-    """How well a head is known."""
+    """Accuracy of one head."""
 
     # Root mean square of its contribution to the answers, relative to the standard deviation of the answers
     share: float

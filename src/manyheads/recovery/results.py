@@ -45,7 +45,7 @@ class StageLog:
 
 @dataclass(frozen=True)
 class Extracted:
-    """What a method of extraction hands over, before it is verified.
+    """Result of a method of extraction, before it is verified.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class Recovery:
 
     @property
     def total(self) -> "Counts":
-        """What was asked of the oracle in all."""
+        """All queries to the oracle."""
         from manyheads.recovery.oracle.oracle import Counts
 
         return sum(self.counts.values(), Counts())

@@ -42,7 +42,7 @@ FLOOR = 1e-7  # of the same kind, for the metric: directions that nothing measur
 
 
 class Form(NamedTuple):
-    """Which parts a layer has besides Theta and W."""
+    """Parts of a layer besides Theta and W."""
 
     key_bias: bool = False
     bias: bool = False

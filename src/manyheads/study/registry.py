@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a study is and what it claims, in one line."""
+    """Place of a study and its claim in one line."""
 
     place: str
     claim: str

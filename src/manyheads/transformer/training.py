@@ -32,7 +32,7 @@ Batches = Callable[[jax.Array], Any]  # key -> batch
 
 
 class Snapshot(NamedTuple):
-    """What a measurement sees between two chunks, on the host."""
+    """State between two chunks, on the host, for a measurement."""
 
     step: int  # steps done
     model: Any

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 
 class LayerRecord(NamedTuple):
-    """What one block computed; in `Record.layers` every array has the depth L in front."""
+    """Activations of one block; in `Record.layers` every array has the depth L in front."""
 
     stream: jax.Array  # (..., T, d) after the block
     queries: jax.Array  # (..., H, T, N)

@@ -111,7 +111,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """Where the alternation stands: A (N, L) with mean row sum one, W (N, N), F by round, the certificate.
+    """State of the alternation: A (N, L) with mean row sum one, W (N, N), F by round, the certificate.
 
     `least` is the least F that was reached from any initial value, None if it is this one.
     """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LagSettings:
-    """How `fit_lags` fits.
+    """Settings of `fit_lags`.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ DEFAULT = LagSettings()
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LagFit:
-    """What `fit_lags` found.
+    """Result of `fit_lags`.
 
     Attributes
     ----------

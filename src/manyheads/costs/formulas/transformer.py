@@ -14,7 +14,7 @@ from manyheads.errors import UsageError, check_integers
 
 @dataclass(frozen=True)
 class Call:
-    """What one call computes: `queries` positions of each of `batch` sequences against `keys` positions."""
+    """Sizes of one call: `queries` positions of each of `batch` sequences against `keys` positions."""
 
     queries: int
     keys: int

@@ -48,7 +48,7 @@ class Fall(NamedTuple):
 
     @property
     def measured(self) -> np.ndarray | tuple[float, Interval]:
-        """What a claim measures: the samples, or the figure and its interval where there are none."""
+        """Measure of a claim: the samples, or the figure and its interval where there are none."""
         return (self.power, self.interval) if self.samples is None else self.samples
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def finite_size_bias(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Growth:
-    """How one quantity grows along one axis, after some steps.
+    """Growth of one quantity along one axis, after some steps.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class CoordinateCheck:
 
     @property
     def broken(self) -> tuple[Growth, ...]:
-        """What certainly does not scale as it should."""
+        """Growths that certainly differ from the prescribed ones."""
         return tuple(growth for growth in self.growths if growth.outcome == "refuted")
 
     @property

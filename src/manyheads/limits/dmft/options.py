@@ -18,7 +18,7 @@ ALIKE = {"gelu": "relu", "tanh": "erf"}  # activations without a closed kernel, 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How sampled branches are sampled, and what a solution may cost.
+    """Sampling of branches, and limits on the cost of a solution.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Sampling:
 @final
 @dataclass(frozen=True)
 class Request:
-    """What is to be solved.
+    """Problem and form of the solution.
 
     Attributes
     ----------

@@ -40,7 +40,7 @@ DIVERGED = 1e6  # outputs beyond so many times the targets are no training
 
 @dataclass(frozen=True)
 class DepthStep:
-    """How a step in depth is taken.
+    """Integration of a step in depth.
 
     Attributes
     ----------

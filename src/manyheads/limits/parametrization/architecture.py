@@ -50,7 +50,7 @@ _NORM = {
 
 @dataclass(frozen=True)
 class Body:
-    """What a configuration says of the blocks."""
+    """Blocks of a model, as its configuration states them."""
 
     shape: Shape  # key dimension, heads, depth
     post_norm: bool  # whether blocks normalise after adding to the stream

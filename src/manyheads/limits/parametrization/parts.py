@@ -75,7 +75,7 @@ class Parameter:
 
     @property
     def start(self) -> Start:
-        """How it starts by default: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
+        """Default init: gains at one, shifts, biases and blank tokens at zero, the rest at random."""
         return init_of(self.parts[0])
 
 

@@ -33,7 +33,7 @@ OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 
 class ScalingExponents(NamedTuple):
-    """How one class of weights scales, in effective form."""
+    """Scaling exponents of one class of weights, in effective form."""
 
     initial: Power
     learning_rate: Power
@@ -41,7 +41,7 @@ class ScalingExponents(NamedTuple):
 
 
 class ClassScales(NamedTuple):
-    """What a class is like under the consistent scaling, in effective form."""
+    """A class under the consistent scaling, in effective form."""
 
     initial: Power
     update: Power

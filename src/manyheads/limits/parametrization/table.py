@@ -17,7 +17,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one class of weights needs at a shape; factors are relative to the base shape, where all are one.
+    """Settings of one class of weights at a shape; factors are relative to the base shape, where all are one.
 
     Attributes
     ----------

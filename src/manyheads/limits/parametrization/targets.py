@@ -36,7 +36,7 @@ QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 
 @dataclass(frozen=True)
 class BaseHyperparameters:
-    """What was tuned at the base shape.
+    """Hyperparameters tuned at the base shape.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ def _is_size(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Factors:
-    """What changes from the base to a shape; one at the base."""
+    """Factors from the base to a shape; one at the base."""
 
     initial: float
     learning_rate: float
@@ -145,7 +145,7 @@ class ForwardMultipliers:
 
 @dataclass(frozen=True)
 class ParameterTarget:
-    """What one parameter needs.
+    """Target settings of one parameter.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class ParameterTarget:
 
     @property
     def start(self) -> Literal["random", "one", "zero"]:
-        """How it starts: a bias at random where it did at the base."""
+        """Init: a bias at random where it was at the base."""
         return "random" if self.parameter.start == "zero" and self.initial else self.parameter.start
 
 

@@ -119,7 +119,7 @@ def train_networks(
 
 @dataclass(frozen=True)
 class _Frame:
-    """What of a problem is compiled in; its arrays and `_numbers` are not."""
+    """Static part of a problem, compiled in; its arrays and `_numbers` are not."""
 
     steps: int
     depth: int

@@ -34,7 +34,7 @@ SEQUENCES, TOKENS = 4, 4
 
 
 class NetworkRecords(NamedTuple):
-    """What is kept of some networks in training; not finite where training diverged.
+    """Record of some networks in training; not finite where training diverged.
 
     Attributes
     ----------

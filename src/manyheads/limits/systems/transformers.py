@@ -39,7 +39,7 @@ BUDGET = 16 * 2**20  # bytes trained side by side: beyond the cache it costs mem
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, beside its learning rate, which is the base's, and its parametrization's optimizer."""
+    """Settings of a training, beside the learning rate, which is the base's, and its parametrization's optimizer."""
 
     steps: int = 100  # updates
     epsilon: float = 1e-8  # adam's at the base
@@ -50,7 +50,7 @@ class Recipe:
 
 
 class Setting(NamedTuple):
-    """What a compiled training is specialised to."""
+    """Static settings of a compiled training."""
 
     config: TransformerConfig
     optimizer: Optimizer

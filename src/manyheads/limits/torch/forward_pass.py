@@ -41,7 +41,7 @@ LARGE = 4.0
 
 @dataclass
 class Measured:
-    """What one multiplier was found to be."""
+    """One measured multiplier."""
 
     values: dict[str, float] = field(default_factory=dict)  # name of a module → number
     unknown: list[str] = field(default_factory=list)  # why there is none: a module or a reason, and what was found

@@ -23,7 +23,7 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is to be read.
+    """Options for reading a model.
 
     Attributes
     ----------

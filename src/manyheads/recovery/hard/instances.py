@@ -65,7 +65,7 @@ class ParitySystem:
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What is certain about a hard layer."""
+    """Known facts of a hard layer."""
 
     # (2|S| + 1,): Fourier energy of the signal at each degree in the 2|S| signs, where the switch is on. Degree 0 is a
     # linear function of the tokens.

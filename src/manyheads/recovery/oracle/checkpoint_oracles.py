@@ -32,7 +32,7 @@ Call = Callable[[Any, Any, Any, Any], Any]  # (sub-module, x, mask, positions) -
 
 @dataclass(frozen=True)
 class Place:
-    """Where a family keeps the attention of a layer and the norm in front of it, and how it calls the attention."""
+    """Place of the attention of a layer and of its norm in a family, and the call of the attention."""
 
     # Paths below the body of the model, `{layer}` for the number; more than one where releases of transformers differ
     attention: tuple[str, ...]

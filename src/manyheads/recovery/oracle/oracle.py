@@ -31,7 +31,7 @@ Read = Literal["last", "all"]
 
 @dataclass(frozen=True)
 class Counts:
-    """What one stage, or all of them, asked of the oracle."""
+    """Queries of one stage, or of all, to the oracle."""
 
     # Sequences, and their tokens
     calls: int = 0
@@ -57,7 +57,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Budget:
-    """What an extraction may ask in all, stored answers included; None is no limit. Seconds are of the clock."""
+    """Budget of an extraction, stored answers included; None is no limit. Seconds are of the clock."""
 
     calls: float | None = None
     tokens: float | None = None
@@ -71,7 +71,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class OracleSettings:
-    """How the oracle is asked."""
+    """Settings of the oracle."""
 
     causal: bool = True  # whether a token attends to itself and to earlier ones only
     residual: bool = False  # whether the function adds its input to what the layer gives; it is subtracted again
@@ -166,13 +166,13 @@ class Oracle:
 
     @property
     def counts(self) -> Mapping[str, Counts]:
-        """What every stage asked, in the order in which the stages first ran."""
+        """Queries of every stage, in the order in which the stages first ran."""
         self._tick("own_seconds")
         return {name: counts for name, counts in self._tallies.items() if counts.calls or name != "other"}
 
     @property
     def total(self) -> Counts:
-        """What all stages asked together."""
+        """Queries of all stages together."""
         return sum(self.counts.values(), Counts())
 
     @contextlib.contextmanager

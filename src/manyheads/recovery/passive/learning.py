@@ -55,7 +55,7 @@ CEILING = 0.5  # share of the labels that noise of unknown size may be
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """What is known of the layer and of its labels, and how they are used.
+    """Known properties of the layer and of its labels, and their use.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class LearningOptions:
 
     @property
     def form(self) -> Form:
-        """Which parts the layer has besides Theta and W."""
+        """Parts of the layer besides Theta and W."""
         return Form(self.key_bias, self.bias, self.causal)
 
 

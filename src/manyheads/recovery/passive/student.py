@@ -37,7 +37,7 @@ NEAR = 1e-3  # what the search leaves to the polish
 
 @dataclass(frozen=True)
 class StudentSettings:
-    """How hard the student tries."""
+    """Budget of the student."""
 
     restarts: int = 6  # random starts, at most, for a number of heads
     evaluations: int = 600  # of the loss and its gradient in the search from one start, at most

@@ -13,7 +13,7 @@ MOST_TRIES = 1000  # largest number of seeds of a method
 
 @dataclass(frozen=True)
 class ExtractionOptions:
-    """What is known of the function, and what an extraction may cost.
+    """Known properties of the function, and the budget of an extraction.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ CHOLESKY = 96  # size from which normal equations are solved one by one, at half
 
 @dataclass(frozen=True)
 class NetDesign:
-    """What was asked: features (n, p), and for each row the shift of all logits and the baseline of all units.
+    """Data of the fit: features (n, p), and for each row the shift of all logits and the baseline of all units.
 
     The unit of head i in row n is sigma(f_n . theta_i - s_n) - b_n. A last feature of ones is an offset. With
     b_n = sigma(-s_n) a head that ignores the tokens has the unit zero: such heads leave the net.

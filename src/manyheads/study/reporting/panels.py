@@ -54,7 +54,7 @@ class Curve:
 
 
 class _Panel:
-    """What every panel has: its kind, by which it is stored."""
+    """Base of the panels: the kind, by which they are stored."""
 
     kind: ClassVar[str]
 

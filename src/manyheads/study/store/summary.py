@@ -11,7 +11,7 @@ from manyheads.study.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Summary:
-    """What the last comparison of a run gave.
+    """Result of the last comparison of a run.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ class MalformedResult(ManyheadsError, TypeError):
 
 @dataclass(frozen=True)
 class Unit:
-    """What is computed, stored and resumed as one.
+    """Unit of work: computed, stored and resumed as one.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is divided into units: all that is needed to put a stored run together again.
+    """Division of a run into units: all that is needed to put a stored run together again.
 
     Parameters
     ----------

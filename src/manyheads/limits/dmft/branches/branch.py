@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BranchInput:
-    """What a branch sees at one moment: correlations below and above, what its weights learned, responses.
+    """Input of a branch at one moment: correlations below and above, what its weights learned, responses.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class BranchInput:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What a branch writes: U (PT, (t + 1) PT) and RO (PT, t PT)."""
+    """Output of a branch: U (PT, (t + 1) PT) and RO (PT, t PT)."""
 
     covariance: np.ndarray
     response: np.ndarray
@@ -60,7 +60,7 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class BackwardOutput:
-    """What a branch sends back: B through initial weights, B that its weights learn from, RB; all (PT, (t + 1) PT)."""
+    """Backward output of a branch: B through initial weights, B for their learning, RB; all (PT, (t + 1) PT)."""
 
     covariance: np.ndarray
     learned: np.ndarray

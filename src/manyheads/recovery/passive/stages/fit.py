@@ -34,7 +34,7 @@ STARTING_SCALES = (1.0, 2.0, 4.0)  # standard deviation of the logits at the sta
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How the heads are sought in the span."""
+    """Settings of the fit in the span."""
 
     form: FitForm = "projection"  # "projection": descents from random starts. "net": random points alone.
     starts: int = 24  # random starts, at most

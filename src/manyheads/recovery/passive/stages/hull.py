@@ -41,7 +41,7 @@ SHOWN = 12  # eigenvalues that are kept
 
 @dataclass(frozen=True)
 class HullSettings:
-    """How certificates are chosen and weighed."""
+    """Choice and weights of the certificates."""
 
     # Rows that are kept, the best ones; None for the larger of 16 d^2 and one in a hundred, at most half of all that
     # qualify

@@ -34,7 +34,7 @@ RefinedForm: TypeAlias = Literal["trimmed", "margin"]
 
 @dataclass(frozen=True)
 class RefinementSettings:
-    """How the sum of projections is refined."""
+    """Settings of the refined sum of projections."""
 
     # "trimmed": one head, fitted to ever fewer rows. "margin": the clearest rows under the nearest point of the hull.
     form: RefinedForm = "trimmed"

@@ -65,7 +65,7 @@ WORK, EXCESS = 1e12, 12.0
 
 @dataclass(frozen=True)
 class BoundedSettings:
-    """What the stages ask."""
+    """Settings of the stages."""
 
     # Queries at every probe, against the d + 1 + m that determine a net; None is 1.2, and 2.5 for noise above 1e-5
     oversampling: float | None = None

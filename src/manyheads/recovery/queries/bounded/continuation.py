@@ -32,7 +32,7 @@ RIDGE = 1e-13  # of the preconditioner, against its own diagonal
 
 @dataclass(frozen=True)
 class _State:
-    """Where the fits of a batch stand."""
+    """State of the fits of a batch."""
 
     slopes: Array  # (b, m, p)
     gates: Array  # (b, n, m)

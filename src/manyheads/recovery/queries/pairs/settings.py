@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """What the stages ask; the default spends calls sparingly, `accurate()` about twice as many.
+    """Settings of the stages; the default spends calls sparingly, `accurate()` about twice as many.
 
     Measured here on random layers (d 768, 12 heads): errors of Theta and W of 8e-10 and 9e-12 with 2413 calls and 21.6
     thousand tokens, of 6e-11 and 2e-12 with 4292 calls and 60 thousand tokens.

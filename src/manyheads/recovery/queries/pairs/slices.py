@@ -28,7 +28,7 @@ MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, o
 
 
 class Stacks(NamedTuple):
-    """What the heads read at all probes."""
+    """Input spaces of the heads at all probes."""
 
     probes: Array  # (b, d), the first is v0
     values: Array  # (m, b, d); a last stack holds what ignores the tokens, where there is such a head

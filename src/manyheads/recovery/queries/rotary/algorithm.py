@@ -38,7 +38,7 @@ FAR = (4, 16, 64, 112)
 
 @dataclass(frozen=True)
 class RotarySettings:
-    """How a layer with rotary positions is asked."""
+    """Settings of the extraction of a layer with rotary positions."""
 
     offsets: int = 16  # offsets 0 .. offsets - 1 at which forms are listed in the result.
     extra: int = 4  # directions, and sketch tokens, beyond the rank
@@ -68,7 +68,7 @@ def extract_rotary(
 
 
 class _Values(NamedTuple):
-    """What the heads read and write: W (m, d, d), their ranks, and a length of tokens at which gates move."""
+    """Input and output spaces of the heads: W (m, d, d), their ranks, and a length of tokens at which gates move."""
 
     projection: Array
     ranks: list[int]

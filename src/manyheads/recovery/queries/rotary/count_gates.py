@@ -34,7 +34,7 @@ MOST = 16  # heads at most: more gates that differ by one number each are not to
 
 @dataclass(frozen=True)
 class CountGate:
-    """What is asked of a direction e: the lengths s (K,) of the token and the numbers n (K,) of zeros before it."""
+    """Queries along a direction e: the lengths s (K,) of the token and the numbers n (K,) of zeros before it."""
 
     scales: Array
     counts: np.ndarray

@@ -38,7 +38,7 @@ def extend(tokens: Array) -> Array:
 
 @dataclass(frozen=True)
 class Spaces:
-    """Where the forms of one head live: L (d + 1, r), K (d, r), orthonormal columns, and the core M at offset 1."""
+    """Spaces of the forms of one head: L (d + 1, r), K (d, r), orthonormal columns, and the core M at offset 1."""
 
     left: Array
     right: Array

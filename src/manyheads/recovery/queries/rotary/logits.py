@@ -51,7 +51,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Reader:
-    """What turns answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
+    """Conversion of answers into logits: the oracle, c (d,), and the projections W (m, d, d)."""
 
     ask: Callable[..., Array]
     bias: Array

@@ -40,7 +40,7 @@ STEP = 0.4  # length of the step to a neighbouring difference, relative to the d
 
 @dataclass(frozen=True)
 class SphereSettings:
-    """How a layer behind a normalisation is asked."""
+    """Settings of the extraction of a layer behind a normalisation."""
 
     extra: int = 4  # differences, and sketch tokens, beyond the rank
     share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated

@@ -63,7 +63,7 @@ class SpherePairs:
 
     @property
     def repeats(self) -> int:
-        """How many times as many queries and copies are asked of answers with noise as of exact ones."""
+        """Factor of queries and copies for answers with noise, relative to exact ones."""
         return 1 if self.noise <= EXACT else 3
 
     def probe(self, direction: Array) -> Array:
