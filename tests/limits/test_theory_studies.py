@@ -68,10 +68,10 @@ def test_a_distance_halves_with_depth_or_does_not(power, outcome, rng):
     assert outcomes(study, predicted, trained, "are independent of depth") == {"holds"}
     assert outcomes(study, predicted, trained, "nearer to the continuum than f(2L)") == {"holds"}  # for either power
     assert outcomes(study, predicted, trained, "as the theory predicts") == {"holds"}
-    assert outcomes(study, predicted, trained, "learned logits of their mean") == {"holds"}
+    assert outcomes(study, predicted, trained, "learned logits of the mean network") == {"holds"}
     uniform = trained["depth"] ** -1.0  # at exponent 1, too, while the theory's logits stay
     assert "refuted" in outcomes(
-        study, predicted, trained.assign(logits=trained["logits"] * uniform), "learned logits of their mean"
+        study, predicted, trained.assign(logits=trained["logits"] * uniform), "learned logits of the mean network"
     )
     assert study.panels(predicted, trained)
 
