@@ -88,8 +88,8 @@ def test_a_budget_that_is_too_small_is_named(rng, seed):
 def test_divergence_is_named(rng, seed):
     task = draw_task(rng, 3, 200, 2)
     first = FirstStage(GUESS, 2, noise_ratio=4.0)
-    second = SecondStage("plain", batch=2, rate=0.5, samples=2000, every=100)
-    with pytest.raises(Diverged, match=r"stage two: lower its rate .* smaller rates"):
+    second = SecondStage("plain", batch=2, growth=0.5, samples=2000, every=100)
+    with pytest.raises(Diverged, match=r"stage two: lower its growth per step .* smaller rates"):
         train_bigram(task, TrainingSettings(first, second, held_out=10), seed=seed, engine="jax")
     with pytest.raises(Diverged, match="stage one: lower noise_ratio") as caught:
         run_stage_one(task, FirstStage(0.99, 2, batch=2, noise_ratio=30.0, switch=1e6), seed=seed, engine="jax")
@@ -107,11 +107,11 @@ def test_divergence_is_named(rng, seed):
         (lambda: FirstStage(0.2, 2, switch=np.nan), "z-scores is 5"),
         (lambda: FirstStage(0.2, 2, extra=np.nan), "from 0 to 10"),
         (lambda: FirstStage(0.2, 2, switch=3.0), "z-scores is 5"),
-        (lambda: FirstStage(0.2, 2, batch=10_000).rate(100), "too fast for gradient flow"),
+        (lambda: FirstStage(0.2, 2, batch=10_000).growth(100), "too fast for gradient flow"),
         (lambda: FirstStage(0.2, 5).squared_norm(5), "fewer positions than"),
         (lambda: SecondStage("other"), "proximal, plain"),
-        (lambda: SecondStage(rate=2.0), "at most a half"),
-        (lambda: SecondStage(rate=np.nan), "at most a half"),
+        (lambda: SecondStage(growth=2.0), "at most a half"),
+        (lambda: SecondStage(growth=np.nan), "at most a half"),
         (lambda: SecondStage(ratio=np.inf), "positive numbers"),
         (lambda: SecondStage(every=2.5), "every=2.5: give a whole number"),
         (lambda: SecondStage(samples=10), "at least 5120"),
@@ -138,5 +138,5 @@ def test_a_strong_penalty_is_warned_of():
 )
 def test_default_settings_exist_for_every_size(rng, vocabulary, length, sparsity):
     settings = TrainingSettings.for_task(draw_task(rng, vocabulary, length, sparsity))
-    assert settings.first.rate(length) <= 0.1 or settings.first.batch == 1
+    assert settings.first.growth(length) <= 0.1 or settings.first.batch == 1
     assert settings.second.shrinkage(settings.first) <= 0.35 * (1 + 1e-9)

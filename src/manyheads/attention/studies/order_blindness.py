@@ -55,11 +55,12 @@ class OrderBlindness(Study):
         Shape of the transformer; the two others have as many weights.
     batch
         Sequences of a step.
-    rate
-        Peak of Adam's learning rate: a linear warm-up over a tenth of the steps, then a half cosine.
+    learning_rate
+        Peak, with Adam: a linear warm-up over a tenth of the steps, then a half cosine.
     """
 
     name: ClassVar[str] = "attention/order-blindness"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Pooling is order-blind, an RNN forgets with distance, attention does neither"
     source: ClassVar[Source] = Source(
         "zaheer2017",
@@ -81,7 +82,7 @@ class OrderBlindness(Study):
     heads: int = 2
     depth: int = 2
     batch: int = 64
-    rate: float = 3e-3
+    learning_rate: float = 3e-3
 
     def __post_init__(self) -> None:
         rising = list(self.lengths) == sorted(set(self.lengths))
@@ -135,7 +136,7 @@ class OrderBlindness(Study):
         for_model, for_batches, for_test = jax.random.split(key, 3)
         model = self._model(str(cell["model"]), length, for_model)
         steps = self._steps(length)
-        optimizer = _optimizer(self.rate, steps)
+        optimizer = _optimizer(self.learning_rate, steps)
         done = train(model, cross_entropy, RecallSource(task, self.batch), optimizer, steps, for_batches)
         tokens, answers, lags = task.draw(for_test, TESTED)
         right = np.asarray(_guess(done.model, tokens) == answers)
@@ -295,9 +296,9 @@ class OrderBlindness(Study):
 
 
 @lru_cache(maxsize=16)
-def _optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+def _optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation:
     """Build one object for equal arguments: training compiles once per optimizer."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10 + 1, steps, 0.05 * rate)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, learning_rate, steps // 10 + 1, steps, 0.05 * learning_rate)
     return optax.adam(schedule, b2=0.99)
 
 

@@ -48,7 +48,7 @@ class L1AgainstSGD(Study):
         T, N and Q of the task.
     samples
         Budget of a run, both stages together.
-    rate
+    growth
         Growth per step, the same at all batch sizes.
     weak, strong
         The penalty, as the share of a weight 1/Q by which it shrinks it at the solution.
@@ -57,6 +57,7 @@ class L1AgainstSGD(Study):
     """
 
     name: ClassVar[str] = "bigram/l1-against-sgd"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too"
     source: ClassVar = shared.SOURCE
 
@@ -65,7 +66,7 @@ class L1AgainstSGD(Study):
     vocabulary: int = 3
     sparsity: int = 2
     samples: int = 262_144
-    rate: float = 0.03
+    growth: float = 0.03
     weak: float = 0.05
     strong: float = 0.2
     weight_seed: int = 0
@@ -74,7 +75,7 @@ class L1AgainstSGD(Study):
         shared.check_increasing(batches=self.batches)
         if not 0 < self.weak < self.strong < 0.5:
             raise UsageError(f"weak={self.weak}, strong={self.strong}: give shares of a weight, 0 < weak < strong < .5")
-        needed = (np.log(self.length) + 1.3) / self.rate * self.batches[-1]
+        needed = (np.log(self.length) + 1.3) / self.growth * self.batches[-1]
         if self.samples < 1.2 * needed:
             raise UsageError(
                 f"samples={self.samples}: give at least {1.2 * needed:.0f}, the plateau escape at a batch of "
@@ -84,12 +85,12 @@ class L1AgainstSGD(Study):
     @classmethod
     def full(cls) -> L1AgainstSGD:
         """Return the study at 5,000 tokens: half an hour with the extra `fast`, many hours without."""
-        return cls(batches=(64, 256), length=5000, samples=1_280_000, rate=0.016)
+        return cls(batches=(64, 256), length=5000, samples=1_280_000, growth=0.016)
 
     @classmethod
     def small(cls) -> L1AgainstSGD:
         """Return the smallest configuration in which every claim can change."""
-        return cls(batches=(64, 128), length=80, samples=18_432, rate=0.05)
+        return cls(batches=(64, 128), length=80, samples=18_432, growth=0.05)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every descent at every batch size."""
@@ -106,7 +107,7 @@ class L1AgainstSGD(Study):
             path = shared.predict_signals(task, self._first(task, batch).steps(self.length), np.array([0.0, steps]))
             losses.append(shared.excess_with_noise(task, path)[-1])
             norm = path.attention_signal**2 * task.attention_squared_norm + 1 / task.length + path.attention_noise
-            renewed.append(self.rate * norm[-1] / task.attention_squared_norm)
+            renewed.append(self.growth * norm[-1] / task.attention_squared_norm)
         step = {"long_name": "share of the values that a step renews", "units": "1"}
         return xr.Dataset(
             {"excess": ("batch", np.array(losses), shared.EXCESS), "renewed": ("batch", np.array(renewed), step)},
@@ -125,7 +126,7 @@ class L1AgainstSGD(Study):
         second = SecondStage(
             kind="proximal" if share else "plain",
             batch=batch,
-            rate=self.rate,
+            growth=self.growth,
             ratio=share * (task.transition_squared_norm * batch) ** 0.5 / self.sparsity or 1.0,
             samples=left,
             every=max(1, left // batch // RECORDS),
@@ -289,7 +290,7 @@ class L1AgainstSGD(Study):
     def _first(self, task: BigramTask, batch: int) -> FirstStage:
         """Return stage one with the study's own growth per step."""
         uniform = 1 / self.sparsity - 1 / self.length
-        noise_ratio = self.rate * self.length / (batch * task.transition_squared_norm * uniform)
+        noise_ratio = self.growth * self.length / (batch * task.transition_squared_norm * uniform)
         return FirstStage(task.transition_squared_norm, self.sparsity, batch, noise_ratio)
 
 

@@ -218,8 +218,8 @@ class ScreeningCost(Study):
     def _train(self, task: BigramTask, seed: int) -> float:
         """Return the samples until training from scratch ranks all positions first, with any sign."""
         stage = self._stage(task)
-        rate = stage.rate(task.length)
-        every = max(1, round(0.1 / rate))
+        growth = stage.growth(task.length)
+        every = max(1, round(0.1 / growth))
         steps, taken = stage.steps(task.length), every
 
         def train(state: State, first_step: int) -> State:
@@ -227,7 +227,7 @@ class ScreeningCost(Study):
 
         try:
             for done, state in trajectory(train, initial_state(task), every):
-                over = done * rate >= PATIENCE * (np.log(task.length) + 1.3)
+                over = done * growth >= PATIENCE * (np.log(task.length) + 1.3)
                 if done and (over or ranks_first(task, np.abs(state.attention - 1 / task.length)[None])[0]):
                     return float(done * stage.batch)
                 taken = done + every

@@ -1,7 +1,8 @@
 """`bigram/softmax`: softmax and linear attention, trained on the same samples, for equal and unequal planted weights.
 
-The same samples train a linear head and three softmax heads: with the rate scaled by the largest weight, with Adam, and
-with logits of tokens beside those of positions. Every query attends to two positions, with equal or unequal weights.
+The same samples train a linear head and three softmax heads: with the learning rate scaled by the largest weight, with
+Adam, and with logits of tokens beside those of positions. Every query attends to two positions, with equal or unequal
+weights.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ class Softmax(Study):
         T and N.
     batch, steps
         Of a run.
-    rate
-        Growth per step of the linear model; the values of all heads have its rate.
-    adam_rate
+    growth
+        Growth per step of the linear model; the values of all heads have its learning rate.
+    adam_learning_rate
         Learning rate of Adam for the logits.
     """
 
     name: ClassVar[str] = "bigram/softmax"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Softmax and linear heads train alike early, and to the end for equal weights"
     source: ClassVar = shared.SOURCE
 
@@ -66,8 +68,8 @@ class Softmax(Study):
     vocabulary: int = 3
     batch: int = 512
     steps: int = 400
-    rate: float = 0.05
-    adam_rate: float = 0.03
+    growth: float = 0.05
+    adam_learning_rate: float = 0.03
 
     def __post_init__(self) -> None:
         if len(self.shares) < 2 or self.shares[0] != 0.5 or list(self.shares) != sorted(set(self.shares)):
@@ -80,7 +82,7 @@ class Softmax(Study):
     @classmethod
     def full(cls) -> Softmax:
         """Return the study at a thousand tokens with twice the batch."""
-        return cls(length=1000, batch=1024, steps=2000, rate=0.02)
+        return cls(length=1000, batch=1024, steps=2000, growth=0.02)
 
     @classmethod
     def small(cls) -> Softmax:
@@ -112,11 +114,11 @@ class Softmax(Study):
         """Train one head and record its loss and its two weights."""
         seed, head, share = shared.replicate_seed(key), str(cell["head"]), float(cell["share"])
         task = self._task(seed, share)
-        rates = self.rate / task.attention_squared_norm, self.rate / task.transition_squared_norm
+        rates = self.growth / task.attention_squared_norm, self.growth / task.transition_squared_norm
         if head == "linear":
             result = _train_linear(task, StepSettings(self.batch, *rates), self.steps, seed)
         else:
-            rule, speed = ("adam", self.adam_rate) if head == "adam" else ("scaled", rates[1])
+            rule, speed = ("adam", self.adam_learning_rate) if head == "adam" else ("scaled", rates[1])
             settings = SoftmaxSettings(self.batch, rates[0], speed, rule, token_logits=head == "tokens")  # type: ignore[arg-type]
             result = _train_softmax(task, settings, self.steps, seed)
         losses, state, by_token = result

@@ -44,8 +44,8 @@ class StageTwo(Study):
         N and Q of the task.
     batch, samples
         Of a step, and of a run.
-    rate
-        Growth per step: learning rates are `rate` / K_Q for values and `rate` / K_P for attention.
+    growth
+        Growth per step: learning rates are `growth` / K_Q for values and `growth` / K_P for attention.
     ratio
         The penalty in standard deviations of one coordinate of the gradient at the solution.
     weight_seed
@@ -53,6 +53,7 @@ class StageTwo(Study):
     """
 
     name: ClassVar[str] = "bigram/stage-two"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Initialized with signal, proximal SGD needs samples independent of the length"
     source: ClassVar = shared.SOURCE
 
@@ -61,7 +62,7 @@ class StageTwo(Study):
     sparsity: int = 2
     batch: int = 4096
     samples: int = 196_608
-    rate: float = 0.2
+    growth: float = 0.2
     ratio: float = 4.2
     weight_seed: int = 0
 
@@ -78,7 +79,7 @@ class StageTwo(Study):
     @classmethod
     def small(cls) -> StageTwo:
         """Return the smallest configuration in which every claim can change."""
-        return cls(lengths=(40, 80), batch=64, samples=1536, rate=0.05, ratio=1.0)
+        return cls(lengths=(40, 80), batch=64, samples=1536, growth=0.05, ratio=1.0)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return both methods at every length."""
@@ -256,7 +257,7 @@ class StageTwo(Study):
         return shared.lengthen(shortest, length)
 
     def _settings(self, task: BigramTask, method: str) -> StepSettings:
-        rates = self.rate / task.attention_squared_norm, self.rate / task.transition_squared_norm
+        rates = self.growth / task.attention_squared_norm, self.growth / task.transition_squared_norm
         penalty = self.ratio * (task.transition_squared_norm / self.batch) ** 0.5 if method == "penalty" else 0.0
         return StepSettings(self.batch, *rates, penalty=penalty)
 

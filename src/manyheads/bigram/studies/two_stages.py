@@ -159,7 +159,7 @@ class TwoStages(Study):
         """Train by the algorithm; the mean excess loss is that of several refits of its raw iterate."""
         growth = self._settings(task).value_rate * task.attention_squared_norm
         first = FirstStage(task.transition_squared_norm, self.sparsity, self.batch, self.noise_ratio)
-        second = SecondStage(batch=self.batch, rate=growth, ratio=self.ratio, samples=self.budget)
+        second = SecondStage(batch=self.batch, growth=growth, ratio=self.ratio, samples=self.budget)
         settings = TrainingSettings(first, second, fresh=self.fresh)
         done = train_bigram(task, settings, seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
         rngs = np.random.default_rng([*seed, 4]).spawn(self.refits)

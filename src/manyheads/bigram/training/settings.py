@@ -26,8 +26,8 @@ Second = Literal["proximal", "plain", "none"]
 class FirstStage:
     r"""Stage one: learning rates from guesses of the squared norms, switch and budget.
 
-    The growth per step is :math:`\eta = \kappa_2\,B K_P K_Q / T` and the rates are :math:`\eta/K_Q` for values and
-    :math:`\eta/K_P` for attention. The samples are close to :math:`T(\ln T + 1.3)/(\kappa_2 K_P K_Q)` up to
+    The growth per step is :math:`\eta = \kappa_2\,B K_P K_Q / T` and the learning rates are :math:`\eta/K_Q` for values
+    and :math:`\eta/K_P` for attention. The samples are close to :math:`T(\ln T + 1.3)/(\kappa_2 K_P K_Q)` up to
     :math:`\kappa_2 = 8`; above, noise dominates (measured here).
 
     Attributes
@@ -37,7 +37,7 @@ class FirstStage:
         growth is wrong by its square root.
     sparsity
         Largest number of attended positions of a query: a fit keeps at most so many, and fewer if samples confirm
-        fewer. As a guess of Q it determines the rates, :math:`K_Q = 1/Q - 1/T`.
+        fewer. As a guess of Q it determines the learning rates, :math:`K_Q = 1/Q - 1/T`.
     batch
         Samples of a step.
     noise_ratio
@@ -81,25 +81,25 @@ class FirstStage:
             )
         return 1 / self.sparsity - 1 / length
 
-    def rate(self, length: int) -> float:
+    def growth(self, length: int) -> float:
         """Return the growth per step."""
-        rate = self.noise_ratio * self.batch * self.transition_squared_norm * self.squared_norm(length) / length
-        if rate > 0.5:
+        growth = self.noise_ratio * self.batch * self.transition_squared_norm * self.squared_norm(length) / length
+        if growth > 0.5:
             raise UsageError(
-                f"a growth of {rate:.2g} per step is too fast for gradient flow: use a batch of at most "
-                f"{max(1, int(self.batch * 0.5 / rate))} at noise_ratio={self.noise_ratio}"
+                f"a growth of {growth:.2g} per step is too fast for gradient flow: use a batch of at most "
+                f"{max(1, int(self.batch * 0.5 / growth))} at noise_ratio={self.noise_ratio}"
             )
-        return rate
+        return growth
 
     def steps(self, length: int) -> StepSettings:
         """Return learning rates and batch of a step."""
-        rate = self.rate(length)
-        return StepSettings(self.batch, rate / self.squared_norm(length), rate / self.transition_squared_norm)
+        growth = self.growth(length)
+        return StepSettings(self.batch, growth / self.squared_norm(length), growth / self.transition_squared_norm)
 
 
 @dataclass(frozen=True)
 class SecondStage:
-    r"""Stage two: kind of step, batch, rate, penalty, budget and early stopping.
+    r"""Stage two: kind of step, batch, growth per step, penalty, budget and early stopping.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class SecondStage:
         "proximal": l1 penalty; "plain": no penalty; "none": no stage two.
     batch
         Samples of a step.
-    rate
+    growth
         Growth per step, as in `FirstStage`.
     ratio
         The penalty in standard deviations of one coordinate of the attention's gradient: :math:`\lambda = r\sigma`.
@@ -120,7 +120,7 @@ class SecondStage:
 
     kind: Second = "proximal"
     batch: int = 1024
-    rate: float = 0.1
+    growth: float = 0.1
     ratio: float = 2.5
     samples: int = 150_000
     every: int = 5
@@ -129,8 +129,10 @@ class SecondStage:
         if self.kind not in ("proximal", "plain", "none"):
             raise UsageError(f"kind={self.kind!r}: use proximal, plain or none")
         _check_counts(batch=self.batch, every=self.every, samples=self.samples)
-        if not 0 < self.rate <= 0.5 or not 0 < self.ratio < math.inf:
-            raise UsageError(f"rate={self.rate}, ratio={self.ratio}: give positive numbers, the rate at most a half")
+        if not 0 < self.growth <= 0.5 or not 0 < self.ratio < math.inf:
+            raise UsageError(
+                f"growth={self.growth}, ratio={self.ratio}: give positive numbers, the growth at most a half"
+            )
         if self.kind != "none" and self.samples < self.batch * self.every:
             raise UsageError(f"samples={self.samples}: give at least {self.batch * self.every}, or kind='none'")
 

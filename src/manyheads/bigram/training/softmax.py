@@ -6,8 +6,9 @@ The linear model trains the weights :math:`a^{(k)}` themselves. Here they are
 
 with logits :math:`\ell` of positions and, optionally, :math:`m` of tokens. With :math:`G` the gradient in :math:`a`,
 the gradient in a logit is :math:`a_t (G_t - \sum_s a_s G_s)`, so a step of size :math:`\eta_\ell` moves the weight by
-:math:`\eta_\ell a_t^2 G_t`. At initialization all :math:`a_t = 1/T` and a constant rate is slower than the linear model
-by :math:`T^2`; the rate :math:`\eta_A/\max_t a_t^2` moves the largest weight exactly as the linear model does.
+:math:`\eta_\ell a_t^2 G_t`. At initialization all :math:`a_t = 1/T` and a constant learning rate is slower than the
+linear model by :math:`T^2`; the learning rate :math:`\eta_A/\max_t a_t^2` moves the largest weight exactly as the
+linear model does.
 
 All other weights move by :math:`a_t^2/\max a^2` of that. A growing weight obeys :math:`\dot a \propto a^2 q`,
 whose solution :math:`1/a = T - c\,q` blows up in finite time, first for the largest :math:`q`; the weight of a second
@@ -16,7 +17,8 @@ position, of :math:`q_2 < q_1`, has then reached only
 .. math:: a_2 = \frac{1}{T\,(1 - q_2/q_1)}.
 
 Logits of tokens are scaled alike, by the largest share :math:`\pi_j \propto \mu_j e^{m_j}` that a token has: a share is
-1/N at initialization and not 1/T, and the rate of the positions would be :math:`(T/N)^2` times too large for them.
+1/N at initialization and not 1/T, and the learning rate of the positions would be :math:`(T/N)^2` times too large for
+them.
 
 So equal weights of a row grow together, and of unequal ones only the largest, for a time that grows with :math:`T`.
 Softmax and linear attention therefore train alike only for equal weights.
@@ -24,7 +26,7 @@ Softmax and linear attention therefore train alike only for equal weights.
 Samples are those of `manyheads.bigram.training.proximal_sgd.descend`: the same seed and step give the same tokens.
 
 Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams with linear transformers", NeurIPS 2024
-(arXiv 2410.23438), compare both by experiment. The scaled rate and the blow-up are derived here.
+(arXiv 2410.23438), compare both by experiment. The scaled learning rate and the blow-up are derived here.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class SoftmaxSettings:
     def __post_init__(self) -> None:
         if self.rule not in ("scaled", "constant", "adam"):
             raise UsageError(f"rule={self.rule!r}: use scaled, constant or adam")
-        self.linear()  # refuses an invalid batch or rate
+        self.linear()  # refuses an invalid batch or learning rate
 
     def linear(self) -> StepSettings:
         """Return the linear model's step of the same batch and rates."""

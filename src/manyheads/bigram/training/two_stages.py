@@ -153,9 +153,9 @@ def flip_signs(state: State) -> State:
 
 def run_stage_one(task: BigramTask, settings: FirstStage, *, seed: Seed, engine: str | None = None) -> StageOneResult:
     """Run stage one to the switch and beyond it for the extra time, and correct the signs."""
-    steps, rate = settings.steps(task.length), settings.rate(task.length)
-    every = max(10, math.ceil(0.25 / rate))  # check each time the signal has grown by a quarter
-    budget = math.ceil(settings.patience * (math.log(task.length) + 1.3) / rate)
+    steps, growth = settings.steps(task.length), settings.growth(task.length)
+    every = max(10, math.ceil(0.25 / growth))  # check each time the signal has grown by a quarter
+    budget = math.ceil(settings.patience * (math.log(task.length) + 1.3) / growth)
     z_score = 0.0
     remedy = (
         f"stage one: lower noise_ratio (now {settings.noise_ratio:g}) or the guess transition_squared_norm "
@@ -171,7 +171,7 @@ def run_stage_one(task: BigramTask, settings: FirstStage, *, seed: Seed, engine:
             high, low = robust_z_scores(state.attention)
             z_score = float((low if is_sign_flipped(state.attention) else high).min())
         if z_score > settings.switch:
-            extra = math.ceil(settings.extra / rate)
+            extra = math.ceil(settings.extra / growth)
             state = train(state, done, extra)
             flipped = is_sign_flipped(state.attention)
             done += extra
@@ -202,7 +202,7 @@ def run_stage_two(
     """Run stage two with early stopping; after every evaluation the penalty is set to `ratio` standard deviations."""
     second, first = settings.second, settings.first
     held_out = task.draw(rng, settings.held_out)
-    rates = (second.rate / first.squared_norm(task.length), second.rate / first.transition_squared_norm)
+    rates = (second.growth / first.squared_norm(task.length), second.growth / first.transition_squared_norm)
 
     def train(state: State, done: int) -> State:
         number, penalty = stage_one.steps + done, 0.0
@@ -210,7 +210,9 @@ def run_stage_two(
             seen = batch_gradients(task, state, second.batch, seed=seed, step=number, engine=engine)
             penalty = second.ratio * estimate_noise(seen.attention, task.stationary)
         step = StepSettings(second.batch, *rates, penalty=penalty)
-        with _remedied(f"stage two: lower its rate (now {second.rate:g}) or raise its batch (now {second.batch})"):
+        with _remedied(
+            f"stage two: lower its growth per step (now {second.growth:g}) or raise its batch (now {second.batch})"
+        ):
             return descend(task, state, step, second.every, seed=seed, first_step=number, engine=engine)
 
     budget = second.every * (second.samples // (second.batch * second.every))
