@@ -8,7 +8,7 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.hard.instances import attention_signal, guarantees, parity_layer, wave_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
@@ -19,7 +19,7 @@ from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Examples
 
-STUDENT = StudentSettings(restarts=1, evaluations=300, polish=PolishSettings(steps=20, inner=60))
+STUDENT = StudentSettings(restarts=1, evaluations=300, refinement=GaussNewtonSettings(steps=20, inner=60))
 MOST_STARTS = 12
 
 

@@ -8,7 +8,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.recovery import LearningOptions, compare_layers, evaluate_layer, learn_layer, planted_layer, sequences
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.passive.student import StudentSettings, fit_student
 from manyheads.recovery.variable_projection import Examples
@@ -47,7 +47,7 @@ def parametric_rate(folder: Path, sigma: float, count: int, dim: int, seeds: int
         layer = planted_layer(rng, dim, 2)
         x, held, fresh = (sequences(rng, n, 2, dim) for n in (count, 500, 4000))
         noisy = [evaluate_layer(layer, part) + sigma * rng.normal(size=part.shape) for part in (x, held)]
-        settings = StudentSettings(polish=PolishSettings(gain=1e-6, inner=100))
+        settings = StudentSettings(refinement=GaussNewtonSettings(gain=1e-6, inner=100))
         examples, held_out = Examples(x, noisy[0]), Examples(held, noisy[1])
         wanted = 1.1 * sigma**2 * noisy[1].size / held_out.power
         fit = fit_student(examples, held_out, 2, rng, wanted=wanted, settings=settings)

@@ -39,17 +39,17 @@ def small(rng):
 def test_the_sums_of_a_round_are_those_of_loops(small, rng):
     data, value, attention = small.data, rng.normal(size=(4, 4)), rng.random((4, 5))
     one = np.eye(4)
-    gram, pull, second, cross = np.zeros((4, 5, 5)), np.zeros((4, 5)), np.zeros((4, 4)), np.zeros((4, 4))
+    gram, correlation, second, cross = np.zeros((4, 5, 5)), np.zeros((4, 5)), np.zeros((4, 4)), np.zeros((4, 4))
     for window, query, target in zip(data.windows, data.queries, data.targets, strict=True):
         rest = one[target] - small.mean
         seen = value @ one[:, window]  # (4, 5)
         gram[query] += seen.T @ seen
-        pull[query] += seen.T @ rest
+        correlation[query] += seen.T @ rest
         hidden = one[:, window] @ attention[query]
         second += np.outer(hidden, hidden) / len(data)
         cross += np.outer(rest, hidden) / len(data)
     for source in (stream_attention_sums, attention_sums):  # by one pass, and from tables
-        for found, exact in zip(source(small, value), (gram, pull), strict=True):
+        for found, exact in zip(source(small, value), (gram, correlation), strict=True):
             np.testing.assert_allclose(found, exact, atol=1e-11)
     for found in (stream_value_sums(small, attention), small.all_pairs.value_sums(attention, small.mean)):
         np.testing.assert_allclose(found[0], second, atol=1e-12)
@@ -61,11 +61,11 @@ def test_tables_of_some_lags_hold_the_sums_at_these_lags(small, rng):
     chosen = list_chosen(attention)
     used = np.take_along_axis(attention, chosen, 1) > 0
     tables, value, rows = PairCounts.of(small.data, chosen, used), rng.normal(size=(4, 4)), np.arange(4)[:, None]
-    gram, pull = stream_attention_sums(small, value)
+    gram, correlation = stream_attention_sums(small, value)
     found = tables.attention_sums(value, small.mean)
     exact = gram[rows[:, :, None], chosen[:, :, None], chosen[:, None, :]] * used[:, :, None] * used[:, None, :]
     np.testing.assert_allclose(found[0], exact, atol=1e-11)
-    np.testing.assert_allclose(found[1], pull[rows, chosen] * used, atol=1e-11)
+    np.testing.assert_allclose(found[1], correlation[rows, chosen] * used, atol=1e-11)
     weights = np.take_along_axis(attention, chosen, 1)
     for one, other in zip(tables.value_sums(weights, small.mean), stream_value_sums(small, attention), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
@@ -88,39 +88,42 @@ def test_the_value_is_stationary_and_zero_where_the_penalty_is_too_large(small, 
     largest = float(np.sum(cross * (root @ cross) / small.frequencies)) ** 0.5
     for load in (0.1 * largest, 0.9 * largest):
         value = solve_value(second, cross, small, load)
-        pull = load * small.covariance @ value * small.frequencies / small.norm(value)
-        np.testing.assert_allclose(value @ second + pull, cross, atol=1e-7 * largest)
+        penalty_gradient = load * small.covariance @ value * small.frequencies / small.norm(value)
+        np.testing.assert_allclose(value @ second + penalty_gradient, cross, atol=1e-7 * largest)
     assert not solve_value(second, cross, small, 1.01 * largest).any()
     np.testing.assert_allclose(solve_value(second, cross, small, 0.0) @ second, cross, rtol=1e-3, atol=1e-3)
 
 
 def test_the_lasso_is_solved_exactly_where_lags_say_almost_the_same(rng):
     factors = rng.normal(size=(40, 30, 1)) + 1e-3 * rng.normal(size=(40, 30, 12))
-    gram, pull = np.einsum("kna,knb->kab", factors, factors), np.einsum("kna->ka", factors) + rng.normal(size=(40, 12))
-    found = solve_attention(gram, pull, np.full(40, 0.1), np.zeros((40, 12)))
+    gram, correlation = (
+        np.einsum("kna,knb->kab", factors, factors),
+        np.einsum("kna->ka", factors) + rng.normal(size=(40, 12)),
+    )
+    found = solve_attention(gram, correlation, np.full(40, 0.1), np.zeros((40, 12)))
     free = rng.random((40, 12)) < 0.5
-    part = solve_attention(gram, pull, np.full(40, 0.1), found, free)
+    part = solve_attention(gram, correlation, np.full(40, 0.1), found, free)
     assert not part[~free].any()
 
     def level(weights):
-        return 0.5 * np.einsum("ka,kab,kb->k", weights, gram, weights) - ((pull - 0.1) * weights).sum(1)
+        return 0.5 * np.einsum("ka,kab,kb->k", weights, gram, weights) - ((correlation - 0.1) * weights).sum(1)
 
     for query in range(40):
         upper = np.linalg.cholesky(gram[query] + 1e-12 * np.trace(gram[query]) * np.eye(12)).T
-        exact, _ = nnls(upper, np.linalg.solve(upper.T, pull[query] - 0.1))
+        exact, _ = nnls(upper, np.linalg.solve(upper.T, correlation[query] - 0.1))
         assert level(found)[query] <= level(exact[None])[query] + 1e-5 * abs(level(exact[None])[query])
 
 
 def test_the_lasso_agrees_with_active_sets(rng):
     factors = rng.normal(size=(3, 12, 6))
-    gram, pull, penalty = np.einsum("kna,knb->kab", factors, factors), 5 * rng.normal(size=(3, 6)), rng.random(3)
-    found = solve_attention(gram, pull, penalty, np.zeros((3, 6)))
+    gram, correlation, penalty = np.einsum("kna,knb->kab", factors, factors), 5 * rng.normal(size=(3, 6)), rng.random(3)
+    found = solve_attention(gram, correlation, penalty, np.zeros((3, 6)))
     for query in range(3):
         upper = np.linalg.cholesky(gram[query]).T
-        exact, _ = nnls(upper, np.linalg.solve(upper.T, pull[query] - penalty[query]))
+        exact, _ = nnls(upper, np.linalg.solve(upper.T, correlation[query] - penalty[query]))
         np.testing.assert_allclose(found[query], exact, atol=1e-6)
-    assert find_violation(gram, pull, penalty, found) < 1e-6
-    assert find_violation(gram, pull, penalty, found + 0.1) > 1e-2
+    assert find_violation(gram, correlation, penalty, found) < 1e-6
+    assert find_violation(gram, correlation, penalty, found + 0.1) > 1e-2
 
 
 def test_the_objective_never_rises_and_its_end_is_certified(rng):

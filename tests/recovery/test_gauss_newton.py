@@ -7,7 +7,7 @@ import scipy.sparse.linalg
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery.gauss_newton import PolishSettings, as_examples, polish, solve_damped
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, as_examples, fit_gauss_newton, solve_damped
 from manyheads.recovery.task import planted_layer, sequences
 from manyheads.recovery.variable_projection import Form, Tangent, stack_theta
 
@@ -118,7 +118,7 @@ def test_the_inner_solve_is_the_damped_least_squares_solution(rng):
 @pytest.mark.parametrize("form", FORMS)
 def test_convergence_is_quadratic_and_ends_at_rounding(rng, form):
     truth, x, y = problem(rng, form, count=300, dim=6)
-    done = polish(moved(rng, truth, 0.02), x, y)
+    done = fit_gauss_newton(moved(rng, truth, 0.02), x, y)
     assert done.converged
     assert done.error < 1e-28
     errors = np.array(done.errors)
@@ -135,7 +135,7 @@ def test_convergence_is_quadratic_and_ends_at_rounding(rng, form):
 def test_with_noise_it_stops_at_the_parametric_rate(rng):
     truth, x, y = problem(rng, {}, count=2000, length=2, dim=5)
     sigma, fresh = 0.1, sequences(rng, 2000, 2, 5, distribution="gaussian")
-    done = polish(moved(rng, truth, 0.05), x, y + sigma * rng.normal(size=y.shape))
+    done = fit_gauss_newton(moved(rng, truth, 0.05), x, y + sigma * rng.normal(size=y.shape))
     squares = ((np.asarray(done.layer(fresh)) - truth(fresh)) ** 2).mean()
     numbers = 2 * 2 * 5**2
     # numbers sigma^2 / labels times chi^2 / numbers with 100 degrees of freedom: beyond [0.55, 1.7] once in 10^4
@@ -149,13 +149,13 @@ def test_weights_decide_which_rows_count(rng):
     spoiled[:40] += 1.0
     weights[:40] = 0.0
     start = moved(rng, truth, 0.02)
-    assert polish(start, x, spoiled, weights=weights).error < 1e-28
-    assert polish(start, x, spoiled).error > 1e-3
+    assert fit_gauss_newton(start, x, spoiled, weights=weights).error < 1e-28
+    assert fit_gauss_newton(start, x, spoiled).error > 1e-3
 
 
 def test_it_says_when_it_did_not_converge(rng):
     truth, x, y = problem(rng, {}, count=300)
-    done = polish(moved(rng, truth, 0.3), x, y, settings=PolishSettings(steps=1))
+    done = fit_gauss_newton(moved(rng, truth, 0.3), x, y, settings=GaussNewtonSettings(steps=1))
     assert not done.converged
     assert len(done.errors) == 2
     assert done.errors[1] < done.errors[0]
@@ -164,7 +164,7 @@ def test_it_says_when_it_did_not_converge(rng):
 def test_equal_heads_are_no_obstacle(rng):
     truth, x, _ = problem(rng, {}, count=300)
     twice = AttentionLayer(np.repeat(truth.theta[:1], 2, 0), truth.projection)
-    assert polish(twice, x, np.asarray(twice(x))).error < 1e-24
+    assert fit_gauss_newton(twice, x, np.asarray(twice(x))).error < 1e-24
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ def test_equal_heads_are_no_obstacle(rng):
 def test_bad_examples_are_refused(rng, change, error, words):
     truth, x, y = problem(rng, {}, count=5)
     with pytest.raises(error, match=words):
-        polish(truth, *change(x, y))
+        fit_gauss_newton(truth, *change(x, y))
 
 
 def test_bad_weights_and_settings_are_refused(rng):
     truth, x, y = problem(rng, {}, count=5)
     with pytest.raises(ShapeError, match="one a row"):
-        polish(truth, x, y, weights=np.ones(5))
+        fit_gauss_newton(truth, x, y, weights=np.ones(5))
     with pytest.raises(UsageError, match="zero or positive"):
-        polish(truth, x, y, weights=-np.ones((5, 3)))
+        fit_gauss_newton(truth, x, y, weights=-np.ones((5, 3)))
     with pytest.raises(UsageError, match="steps"):
-        PolishSettings(steps=0)
+        GaussNewtonSettings(steps=0)

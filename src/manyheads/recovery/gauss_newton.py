@@ -31,8 +31,8 @@ WEAKEST, LIGHT, STRONGEST = 1e-12, 1e-2, 1e6  # damping, in units of the metric'
 
 
 @dataclass(frozen=True)
-class PolishSettings:
-    """When a polish stops."""
+class GaussNewtonSettings:
+    """When Gauss-Newton stops."""
 
     steps: int = 50  # Gauss-Newton steps, at most
     inner: int = 300  # conjugate-gradient iterations of a step, at most
@@ -50,8 +50,8 @@ class PolishSettings:
 
 
 @dataclass(frozen=True)
-class Polished:
-    """A polished layer and how it went."""
+class GaussNewtonFit:
+    """A layer that was fitted and how it went."""
 
     layer: AttentionLayer  # the layer with the smallest error that was reached
     # Relative squared error ||y - F(x)||^2 / ||y||^2, weighted, at the start (projections solved for) and after each
@@ -68,14 +68,14 @@ class Polished:
 
 
 @takes_arrays
-def polish(
+def fit_gauss_newton(
     layer: AttentionLayer,
     x: ArrayLike,
     y: ArrayLike,
     *,
     weights: ArrayLike | None = None,
-    settings: PolishSettings | None = None,
-) -> Polished:
+    settings: GaussNewtonSettings | None = None,
+) -> GaussNewtonFit:
     """Fit a layer to examples by joint least squares, from a start that is near enough.
 
     Minimises ||w^(1/2) o (y - F(x))||^2 over Theta and W, and over the key bias and output bias where `layer` has them;
@@ -89,7 +89,7 @@ def polish(
     examples = as_examples(x, y, Form.of(layer), weights)
     if layer.dim != examples.dim:
         raise ShapeError(f"a layer of dimension {layer.dim} cannot be fitted to tokens of dimension {examples.dim}")
-    return descend(Tangent.at(examples, stack_theta(layer)), settings or PolishSettings())
+    return descend(Tangent.at(examples, stack_theta(layer)), settings or GaussNewtonSettings())
 
 
 def as_examples(x: ArrayLike, y: ArrayLike, form: Form = PLAIN, weights: ArrayLike | None = None) -> Examples:
@@ -135,7 +135,7 @@ def check_range(name: str, values: Array) -> None:
         raise UsageError(f"{name} holds numbers up to {largest:.2g}: scale it to between {1 / LARGE:g} and {LARGE:g}")
 
 
-def descend(here: Tangent, settings: PolishSettings) -> Polished:
+def descend(here: Tangent, settings: GaussNewtonSettings) -> GaussNewtonFit:
     """Take damped Gauss-Newton steps from a start."""
     damping, products, errors = settings.damping, 0, [here.loss]
     accuracy, before = 0.1, np.inf
@@ -146,14 +146,14 @@ def descend(here: Tangent, settings: PolishSettings) -> Polished:
         cosine = slope / max(float(np.linalg.norm(here.residual)), np.finfo(float).tiny)
         converged = here.loss <= settings.tolerance or cosine <= settings.flat
         if converged or len(errors) > settings.steps or damping > STRONGEST:
-            return Polished(here.layer, tuple(errors), products, cosine, converged)
+            return GaussNewtonFit(here.layer, tuple(errors), products, cosine, converged)
         accuracy = float(np.clip(0.5 * (slope / before) ** 2, 1e-10, 0.1))
         before = slope
         while damping <= STRONGEST:
             change, expected, used = solve_damped(here, gradient, damping, accuracy, settings.inner)
             products += used
             if expected <= settings.gain * here.loss and damping <= LIGHT:
-                return Polished(here.layer, tuple(errors), products, cosine, converged=True)
+                return GaussNewtonFit(here.layer, tuple(errors), products, cosine, converged=True)
             there = Tangent.at(here.examples, here.theta + change)
             gain = (here.loss - there.loss) / max(expected, np.finfo(float).tiny)
             if not np.isfinite(there.loss) or gain < 1e-3:

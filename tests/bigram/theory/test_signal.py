@@ -11,8 +11,8 @@ from manyheads.errors import UsageError
 
 def signal_excess(system, value_signal, attention_signal):
     """Return the excess loss on the plane of the two signals, from the module's text."""
-    valley = system.attention_squared_norm * (1 - value_signal * attention_signal) ** 2
-    return 0.5 * system.transition_squared_norm * (valley + (1 - value_signal) ** 2 / system.length)
+    mismatch = system.attention_squared_norm * (1 - value_signal * attention_signal) ** 2
+    return 0.5 * system.transition_squared_norm * (mismatch + (1 - value_signal) ** 2 / system.length)
 
 
 def descend(task, system, value_signal, attention_signal, steps):

@@ -15,7 +15,7 @@ from manyheads.recovery import (
     planted_layer,
     sequences,
 )
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.layers.violations import deformed_layer
 from manyheads.recovery.passive import learning
 from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
@@ -79,7 +79,7 @@ def test_single_precision_is_promoted_and_bears_its_rounding(rng):
 def test_noisy_labels_give_the_heads_and_an_honest_certificate(rng, seed, noise):
     _, x, y = problem(rng, count=700, dim=3)
     noisy = y + 0.1 * rng.normal(size=y.shape)
-    few = StudentSettings(restarts=2, evaluations=100, polish=PolishSettings(steps=8, inner=30))
+    few = StudentSettings(restarts=2, evaluations=100, refinement=GaussNewtonSettings(steps=8, inner=30))
     options = LearningOptions(noise=noise, most_heads=3, student=few)
     found = learn_layer(x, noisy, seed=seed, options=options)
     assert found.heads == 2
@@ -96,7 +96,7 @@ def test_a_mean_that_is_larger_on_unseen_sequences_is_refused(rng, monkeypatch):
     """The held-out examples chose; what they chose must hold of others, though no single sequence is bounded."""
     _, x, y = problem(rng, count=400, dim=3, heads=1)
     noisy = y + 0.1 * rng.normal(size=y.shape)
-    few = StudentSettings(restarts=1, evaluations=60, polish=PolishSettings(steps=5, inner=20))
+    few = StudentSettings(restarts=1, evaluations=60, refinement=GaussNewtonSettings(steps=5, inner=20))
     split = learning._split
 
     def spoiled(*arguments):
@@ -125,7 +125,7 @@ def test_noise_that_nobody_mentioned_is_refused_with_its_size(rng):
 
 def test_another_function_is_refused(rng):
     x = sequences(rng, 300, 3, 4)
-    few = StudentSettings(restarts=1, evaluations=60, polish=PolishSettings(steps=5, inner=30))
+    few = StudentSettings(restarts=1, evaluations=60, refinement=GaussNewtonSettings(steps=5, inner=30))
     options = LearningOptions(most_heads=2, student=few)
     with pytest.raises(NoFit, match="1 to 2 heads"):
         learn_layer(x, np.sin(3 * x @ rng.normal(size=(4, 4))), options=options)

@@ -9,7 +9,7 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.passive.six_stages import learn_in_six_stages
 from manyheads.recovery.passive.stages.acceptance_rate import (
     dimension_correction,
@@ -24,14 +24,16 @@ from manyheads.recovery.refusals import CertificateShortage, EffectiveSumError, 
 from manyheads.recovery.variable_projection import Examples, Tangent
 
 QUICK = StageSettings(
-    refinement=RefinementSettings(sequences=600, steps=4, inner=15), fit=FitSettings(sequences=200), polished=600
+    refinement=RefinementSettings(sequences=600, steps=4, inner=15),
+    fit=FitSettings(sequences=200),
+    joint_fit_sequences=600,
 )
 
 HOPELESS = replace(
     QUICK,
     refinement=RefinementSettings(sequences=300, steps=2, inner=10),
     fit=FitSettings(starts=2, sequences=100),
-    polishing=PolishSettings(steps=2, inner=20),
+    joint_fit=GaussNewtonSettings(steps=2, inner=20),
     most_heads=1,
 )
 
@@ -100,7 +102,7 @@ def test_the_published_forms_find_one_head_and_one_head_is_one(rng):
         assert compare_layers(layer, found.layer).worst < 1e-9
 
 
-def test_a_number_of_heads_that_was_fitted_later_and_better_is_polished_too(rng, monkeypatch):
+def test_a_number_of_heads_that_was_fitted_later_and_better_has_its_joint_fit_too(rng, monkeypatch):
     """The first of two numbers had its joint fit in vain; the second is right, and nothing said it was enough."""
     layer = planted_layer(rng, 4, 2)
     x, y = labelled(rng, layer)

@@ -30,7 +30,7 @@ from manyheads.errors import CertificateError
 
 RIDGE = 1e-6  # of the mean eigenvalue: what never occurs would have undefined columns
 RIDGE_OF_LAGS = 1e-9  # of the largest sum of squares of a query: lags that say the same would have undefined weights
-ALMOST = 1e-9  # slope, as a share of the largest pull, below which a weight stays zero
+ALMOST = 1e-9  # slope, as a share of the largest correlation, below which a weight stays zero
 PIVOTS = 200  # of an exact solution, at most; its end is checked by `find_violation`, not here
 TRIES = 3  # exchanges of all weights at once without progress, before they change one by one
 NULL = 1e-10  # of the largest eigenvalue of Sigma: that of the vector of ones, which is zero up to rounding
@@ -129,13 +129,13 @@ def alternate(problem: Problem, value: np.ndarray, rounds: int, tolerance: float
     attention, violation = np.zeros((size, lags)), np.inf
     objective: list[float] = []
     for turn in range(rounds):
-        gram, pull = attention_sums(problem, value)
+        gram, correlation = attention_sums(problem, value)
         scale = problem.penalties * problem.norm(value)
         if turn:
-            violation = find_violation(gram, pull, scale, attention)
+            violation = find_violation(gram, correlation, scale, attention)
             if violation <= tolerance:
                 break
-        attention = solve_attention(gram, pull, scale, attention)
+        attention = solve_attention(gram, correlation, scale, attention)
         attention, value, level = settle(problem, attention, problem.penalties, most)
         if not value.any():
             return Minimum(np.zeros_like(attention), value, (*objective, problem.unexplained), 0.0)
@@ -169,8 +169,8 @@ def settle(
     value, level = np.zeros((size, size)), problem.unexplained
     for turn in range(rounds):
         if turn:
-            gram, pull = tables.attention_sums(value, problem.mean)
-            weights = solve_attention(gram, pull, penalties * problem.norm(value), weights, free)
+            gram, correlation = tables.attention_sums(value, problem.mean)
+            weights = solve_attention(gram, correlation, penalties * problem.norm(value), weights, free)
         total = float(problem.shares @ weights.sum(1))
         if not total:
             return np.zeros_like(attention), np.zeros((size, size)), problem.unexplained
@@ -240,7 +240,7 @@ def stream_attention_sums(problem: Problem, value: np.ndarray) -> tuple[np.ndarr
     size, lags = problem.data.vocabulary, problem.data.lags
     kernel = value.T @ value  # K
     response = value - problem.mean @ value  # R[y, x]
-    gram, pull = np.zeros((size, lags, lags)), np.zeros((size, lags))
+    gram, correlation = np.zeros((size, lags, lags)), np.zeros((size, lags))
     for block in problem.data.blocks():
         queries = block.queries
         low, high = int(block.places[0]) - lags + 1, int(block.places[-1]) + 1
@@ -255,10 +255,10 @@ def stream_attention_sums(problem: Problem, value: np.ndarray) -> tuple[np.ndarr
                 pairs = np.ascontiguousarray(pairs[:, : lags - lag])
             chosen = sparse.csr_array((members.data, (places - lag)[order], members.indptr), (size, len(part)))
             gram[:, lag, lag:] += (chosen @ pairs)[:, : lags - lag]  # x at `lag` with x at `lag + d`
-            pulls = response[block.targets, block.symbols[block.places - lag]]
-            pull[:, lag] += np.bincount(queries, pulls, minlength=size)
+            products = response[block.targets, block.symbols[block.places - lag]]
+            correlation[:, lag] += np.bincount(queries, products, minlength=size)
     upper = np.triu(np.ones((lags, lags)), 1)
-    return gram + (gram * upper).transpose(0, 2, 1), pull
+    return gram + (gram * upper).transpose(0, 2, 1), correlation
 
 
 def one_hot(symbols: np.ndarray, size: int) -> sparse.csr_array:
@@ -311,7 +311,7 @@ def solve_value(second: np.ndarray, cross: np.ndarray, problem: Problem, load: f
 
 
 def solve_attention(
-    gram: np.ndarray, pull: np.ndarray, penalty: np.ndarray, init: np.ndarray, free: np.ndarray | None = None
+    gram: np.ndarray, correlation: np.ndarray, penalty: np.ndarray, init: np.ndarray, free: np.ndarray | None = None
 ) -> np.ndarray:
     r"""Minimize :math:`\tfrac12 a^\top G a - h^\top a + p\,1^\top a` over :math:`a\ge0`, for all queries at once.
 
@@ -320,7 +320,7 @@ def solve_attention(
 
     Parameters
     ----------
-    gram, pull
+    gram, correlation
         G (N, L, L) and h (N, L), sums over the samples of each query.
     penalty
         p, (N,).
@@ -329,7 +329,7 @@ def solve_attention(
     free
         (N, L): which weights may differ from zero; by default all.
     """
-    target = pull - penalty[:, None]
+    target = correlation - penalty[:, None]
     allowed = np.ones(target.shape, bool) if free is None else free
     diagonal = np.einsum("kll->kl", gram)
     level, slack = RIDGE_OF_LAGS * diagonal.max(1, keepdims=True), ALMOST * np.abs(target).max(1, keepdims=True)
@@ -357,9 +357,9 @@ def solve_attention(
     return attention
 
 
-def find_violation(gram: np.ndarray, pull: np.ndarray, penalty: np.ndarray, attention: np.ndarray) -> float:
+def find_violation(gram: np.ndarray, correlation: np.ndarray, penalty: np.ndarray, attention: np.ndarray) -> float:
     """Return the largest violation of the conditions of `solve_attention`, as a share of the penalty."""
-    slope = pull - penalty[:, None] - np.einsum("kjl,kl->kj", gram, attention)  # minus the gradient
+    slope = correlation - penalty[:, None] - np.einsum("kjl,kl->kj", gram, attention)  # minus the gradient
     violated = np.where(attention > 0, np.abs(slope), np.maximum(slope, 0.0))  # (N, L)
     seen = penalty > 0
     return float((violated[seen] / penalty[seen, None]).max(initial=0.0))

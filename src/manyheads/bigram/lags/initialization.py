@@ -70,7 +70,7 @@ def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, ro
     if not minima:
         raise CertificateError(
             f"no better than unigram: no lag stands out from the noise of {len(problem.data)} samples; give more, or a "
-            f"smaller strength than {problem.strength:.2f}; the largest pull of a lag, in units of its penalty",
+            f"smaller strength than {problem.strength:.2f}; the largest correlation of a lag, in units of its penalty",
             measured=max((_strongest(problem, value) for value in inits), default=0.0),
             threshold=1.0,
         )
@@ -94,10 +94,10 @@ def squared_errors(problem: Problem, minimum: Minimum) -> np.ndarray:
 
 
 def _strongest(problem: Problem, value: np.ndarray) -> float:
-    """Return the largest pull of a lag for a value matrix, in units of its penalty."""
+    """Return the largest correlation of a lag for a value matrix, in units of its penalty."""
     seen = problem.counts > 0
-    pull = attention_sums(problem, value)[1][seen].max(1)
-    return float((pull / problem.penalties[seen]).max()) / problem.norm(value)
+    correlation = attention_sums(problem, value)[1][seen].max(1)
+    return float((correlation / problem.penalties[seen]).max()) / problem.norm(value)
 
 
 def _find_copy(problem: Problem, rounds: int, tolerance: float) -> Minimum | None:

@@ -63,8 +63,8 @@ class PairCounts:
         sums = (self.pairs @ (value.T @ value).ravel()).reshape(-1, size)  # (pairs of lags, N)
         gram = np.zeros((size, most, most))
         gram[:, one, other] = gram[:, other, one] = sums.T
-        pull = (self.answers @ (value - mean @ value).ravel()).reshape(most, size).T
-        return gram, pull
+        correlation = (self.answers @ (value - mean @ value).ravel()).reshape(most, size).T
+        return gram, correlation
 
     def value_sums(self, weights: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return S and C (N, N) for weights (N, M), zero where not `used`."""

@@ -4,9 +4,9 @@ Both runs are initialized with four tenths of the solution. Without a penalty ev
 their number is the length. A threshold above the noise of one coordinate keeps them at zero at any length.
 
 A constant threshold decreases in units of the noise: the penalty shrinks the attention, the values compensate along the
-valley :math:`\alpha_A\alpha_V = 1`, and the noise of the attention's gradient grows with them. r standard deviations at
-the solution become :math:`r/\alpha_V`, 4.2 become about 2.5, and the loss at long contexts rises again after its
-minimum.
+curve of minima :math:`\alpha_A\alpha_V = 1`, and the noise of the attention's gradient grows with them. r standard
+deviations at the solution become :math:`r/\alpha_V`, 4.2 become about 2.5, and the loss at long contexts rises again
+after its minimum.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class StageTwo(Study):
             Claim(
                 f"With a penalty of {self.ratio:g} standard deviations alpha_V increases as in noiseless descent",
                 final_signal,
-                target=self._valley,
-                tolerance=lambda predicted: 0.1 * self._valley(predicted),
+                target=self._final_signal,
+                tolerance=lambda predicted: 0.1 * self._final_signal(predicted),
                 basis="a tenth: noise of the attention reduces the values by half of its share of the attention's "
                 "squared norm, a few percent above the threshold",
             ),
@@ -236,7 +236,7 @@ class StageTwo(Study):
             ),
         )
 
-    def _valley(self, predicted: xr.Dataset) -> float:
+    def _final_signal(self, predicted: xr.Dataset) -> float:
         signal = predicted["value_signal"].sel(descent="penalty", length=self.lengths[-1])
         return float(signal.isel(progress=-1))
 

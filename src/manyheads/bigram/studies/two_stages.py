@@ -1,8 +1,8 @@
 """`bigram/two-stages`: the two-stage algorithm `train_bigram` from scratch, beside plain SGD and the signal system.
 
-Plain SGD continues stage one without a penalty; the signal system with noise predicts its growth, escape and valley.
-The algorithm is trained on samples alone: switch, proximal steps with early stopping, rounding and a refit, whose
-excess loss has a closed form.
+Plain SGD continues stage one without a penalty; the signal system with noise predicts its growth and escape, and the
+minimum after it. The algorithm is trained on samples alone: switch, proximal steps with early stopping, rounding and a
+refit, whose excess loss has a closed form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOW, HIGH = 0.05, 0.3  # signals of the attention between which its growth is me
 
 @dataclass(frozen=True)
 class TwoStages(Study):
-    """Growth, escape and valley of plain SGD, and samples, support and excess loss of the two-stage algorithm.
+    """Growth, escape and minimum of plain SGD, and samples, support and excess loss of the two-stage algorithm.
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class TwoStages(Study):
         def scalar(name: str) -> Any:
             return lambda predicted: float(predicted[name])
 
-        def valley(predicted: xr.Dataset) -> float:
+        def final_signal(predicted: xr.Dataset) -> float:
             return float(predicted["attention_signal"].isel(progress=-1))
 
         def measured(run: str, name: str) -> Measure:
@@ -208,8 +208,8 @@ class TwoStages(Study):
             Claim(
                 "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
                 lambda predicted, trained: trained["attention_signal"].isel(cell=0, progress=-1).values,
-                target=valley,
-                tolerance=lambda predicted: 0.1 * valley(predicted),
+                target=final_signal,
+                tolerance=lambda predicted: 0.1 * final_signal(predicted),
                 basis="a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
             ),
             Claim(

@@ -14,7 +14,7 @@ from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student
 if TYPE_CHECKING:
     from manyheads.recovery.variable_projection import Examples
 
-REACH = 20.0  # how far above its mark a first look may end and still be polished
+REACH = 20.0  # how far above its mark a first look may end and still be refined
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
 HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by less than chance does, is none
 
@@ -41,9 +41,11 @@ def fit_wanted(
     Returns all fits in the order in which they were made; if none reached `wanted`, the best is the last.
     """
     counts, fits = list(counts), []
-    steps = replace(settings.polish, steps=min(12, settings.polish.steps), inner=min(100, settings.polish.inner))
+    steps = replace(
+        settings.refinement, steps=min(12, settings.refinement.steps), inner=min(100, settings.refinement.inner)
+    )
     glance = replace(settings, restarts=1, evaluations=min(GLANCE, settings.evaluations), reach=REACH)
-    doubt = replace(settings, restarts=min(2, settings.restarts), reach=REACH, polish=steps)
+    doubt = replace(settings, restarts=min(2, settings.restarts), reach=REACH, refinement=steps)
     for place, heads in enumerate(counts):
         fits.append(fit_student(examples, held_out, heads, rng, wanted=wanted, settings=glance))
         if fits[-1].held_out_error > wanted:

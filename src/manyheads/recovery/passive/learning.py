@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from manyheads.recovery.passive.stages.settings import StageSettings
 
 Method = Literal["student", "six-stage"]
-SLIGHT = 1e-6  # share of the noise that a further step of a polish must be worth
+SLIGHT = 1e-6  # share of the noise that a further step of the refinement must be worth
 ACCURACY = 200  # sequences on which the contributions of heads are compared
 CEILING = 0.5  # share of the labels that noise of unknown size may be
 
@@ -205,8 +205,10 @@ def _by_student(
     train, held_out, unseen = parts
     student = options.student
     if options.noise:  # what is not worth the noise is not worth the time
-        few = replace(student.polish, gain=max(student.polish.gain, SLIGHT), inner=min(student.polish.inner, 100))
-        student = replace(student, polish=few)
+        few = replace(
+            student.refinement, gain=max(student.refinement.gain, SLIGHT), inner=min(student.refinement.inner, 100)
+        )
+        student = replace(student, refinement=few)
     if options.noise == "estimate" and options.tolerance is None:
         wanted = CEILING
         fits = fit_until_flat(

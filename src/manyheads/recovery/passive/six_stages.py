@@ -111,11 +111,11 @@ def learn_in_six_stages(
         span = span_of(hull)  # stage 5
         bench.fit(span, count)  # stage 6, for this number of heads
         if bench.is_enough():
-            attempt = bench.polish()  # stage 6, for the best number so far
+            attempt = bench.joint_fit()  # stage 6, for the best number so far
             if attempt.error < bench.threshold(settings.tolerance):
                 return bench.recovery(attempt)
     if bench.has_better():
-        attempt = bench.polish()
+        attempt = bench.joint_fit()
         if attempt.error < bench.threshold(settings.tolerance):
             return bench.recovery(attempt)
     raise bench.refusal()

@@ -2,8 +2,8 @@
 
 Random attention matrices, projections solved for inside (variable projection), L-BFGS on the attention matrices alone
 until the fit is near, Gauss-Newton to the end (`manyheads.recovery.gauss_newton`), in float64, and again from another
-random start if that failed. The search sees only some labels a free number; the polish sees them all where the labels
-are noisy, and exact labels need no more. Effort is counted in evaluations, so that a result does not depend on the
+random start if that failed. The search sees only some labels a free number; refinement sees all where the labels are
+noisy, and exact labels need no more. Effort is counted in evaluations, so that a result does not depend on the
 machine's load.
 
 Solving for the projections is what makes the student fast: measured here on layers with 16 dimensions and 12 heads, a
@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from manyheads.errors import UsageError, check_integers
-from manyheads.recovery.gauss_newton import Polished, PolishSettings, descend
+from manyheads.recovery.gauss_newton import GaussNewtonFit, GaussNewtonSettings, descend
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 ENOUGH = 2.0  # labels a free number below which random starts were found to end nowhere (measured here)
-NEAR = 1e-3  # what the search leaves to the polish
+NEAR = 1e-3  # what the search leaves to the refinement
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class StudentSettings:
     patience: int = 40  # a search ends when this many iterations together lowered the loss by less than 2%
     labels: float = 6.0  # labels for each free number (2 d^2 a head) that the search sees, where there are as many
     memory: int = 30  # pairs that L-BFGS remembers
-    reach: float = np.inf  # a search that ended above this multiple of what it should reach is not polished
-    polish: PolishSettings = field(default_factory=PolishSettings)  # when the Gauss-Newton polish stops
+    reach: float = np.inf  # a search that ended above this multiple of what it should reach is not refined
+    refinement: GaussNewtonSettings = field(
+        default_factory=GaussNewtonSettings
+    )  # when the Gauss-Newton refinement stops
 
     def __post_init__(self) -> None:
         check_integers(self, "restarts", "evaluations", "patience", "memory")
@@ -62,11 +64,11 @@ class Fit:
     train_error: float
     held_out_error: float
     restarts: int  # random starts that it took
-    # Evaluations of the loss in the searches, and products with the Jacobian in the polishes, of all starts
+    # Evaluations of the loss in the searches, and products with the Jacobian in the refinements, of all starts
     evaluations: int
     products: int
     seconds: float  # CPU seconds of this process, of all starts
-    converged: bool  # whether the last polish converged
+    converged: bool  # whether the last refinement converged
 
     @property
     def heads(self) -> int:
@@ -95,7 +97,7 @@ def fit_student(
     best fit by held-out error; whether that is good enough is for the caller to ask.
     """
     settings, start = settings or StudentSettings(), time.process_time()
-    best: tuple[Polished, float] | None = None
+    best: tuple[GaussNewtonFit, float] | None = None
     evaluations = products = restarts = 0
     while restarts < settings.restarts:
         restarts += 1
@@ -103,16 +105,18 @@ def fit_student(
         until = max(NEAR, wanted)
         near, used = search(sample, heads, rng, until=until, settings=settings)
         evaluations += used
-        polished = Polished(near.layer, (near.loss,), 0, np.inf, converged=False)
+        refined = GaussNewtonFit(near.layer, (near.loss,), 0, np.inf, converged=False)
         if near.loss <= settings.reach * until:
-            polished = descend(near, settings.polish)
-            products += polished.products
-            if len(sample) < len(examples) and polished.error > 1e3 * settings.polish.tolerance:  # noise averages out
-                polished = descend(Tangent.at(examples, stack_theta(polished.layer)), settings.polish)
-                products += polished.products
-        error = relative_error(polished.layer, held_out)
+            refined = descend(near, settings.refinement)
+            products += refined.products
+            if (
+                len(sample) < len(examples) and refined.error > 1e3 * settings.refinement.tolerance
+            ):  # noise averages out
+                refined = descend(Tangent.at(examples, stack_theta(refined.layer)), settings.refinement)
+                products += refined.products
+        error = relative_error(refined.layer, held_out)
         if best is None or error < best[1]:
-            best = polished, error
+            best = refined, error
         if error <= wanted:
             break
     assert best is not None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
-from manyheads.recovery.gauss_newton import PolishSettings, polish
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 
@@ -65,7 +65,7 @@ def refine_layer(
     count = refinement_size(layer.dim, layer.heads, excess)
     x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
     y = oracle(x, read="all")
-    fitted = polish(layer, x[:count], y[:count], settings=PolishSettings(steps=8, inner=60, flat=1e-4))
+    fitted = fit_gauss_newton(layer, x[:count], y[:count], settings=GaussNewtonSettings(steps=8, inner=60, flat=1e-4))
     before, after = (_unexplained(one, x[count:], y[count:]) for one in (layer, fitted.layer))
     share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
     noise = fitted.error / (1 - share)

@@ -2,8 +2,8 @@
 
 A layer is learned from labels with independent noise. Least squares on p numbers from n labels leaves, to first order
 in the noise, the squared error p sigma^2 / n on fresh sequences, whatever the layer: the parametric rate, which no
-unbiased method can beat. The student starts from random matrices; a polish that starts from the truth shows what the
-labels allow.
+unbiased method can beat. The student starts from random matrices; refinement from the truth shows what the labels
+allow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import PolishSettings, polish
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.passive.student import ENOUGH, StudentSettings, fit_student, free_numbers
@@ -32,7 +32,7 @@ FRESH = 2000  # sequences on which the error is measured
 HELD_OUT = 200  # sequences that choose between starts
 FRESH_ERROR = "squared error on fresh sequences"
 WITHIN = 1.3  # factor within which the rate must be met
-POLISH = PolishSettings(gain=1e-6, inner=100)
+REFINEMENT = GaussNewtonSettings(gain=1e-6, inner=100)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Noise(Study):
 
     name: ClassVar[str] = "recovery/noise"
     claim: ClassVar[str] = "On noisy labels the student attains the parametric rate from random starts"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     source: ClassVar[Source] = replace(SOURCE, locus="noise is not treated there; the parametric rate is classical")
 
     sigmas: tuple[float, ...] = (0.001, 0.01, 0.1, 0.5)
@@ -103,15 +103,15 @@ class Noise(Study):
         share = sigma**2 * held_y.size / held_out.power
         wanted = share * (1 + free_numbers(examples, self.heads) / y.size) * (1 + 5 * (2 / held_y.size) ** 0.5)
         fit = fit_student(
-            examples, held_out, self.heads, for_student, wanted=wanted, settings=StudentSettings(polish=POLISH)
+            examples, held_out, self.heads, for_student, wanted=wanted, settings=StudentSettings(refinement=REFINEMENT)
         )
-        best = polish(layer, x, y, settings=POLISH).layer
+        best = fit_gauss_newton(layer, x, y, settings=REFINEMENT).layer
         truth = evaluate_layer(layer, fresh)
         errors = [float(np.mean((evaluate_layer(found, fresh) - truth) ** 2)) for found in (fit.layer, best)]
         return xr.Dataset(
             {
                 "error": ((), errors[0], label(FRESH_ERROR)),
-                "attainable": ((), errors[1], label(f"{FRESH_ERROR}, polished from the truth")),
+                "attainable": ((), errors[1], label(f"{FRESH_ERROR}, refined from the truth")),
                 "theta": ((), compare_layers(layer, fit.layer).theta, label("relative error of Theta")),
                 "restarts": ((), float(fit.restarts), label("random starts")),
             }
@@ -168,7 +168,7 @@ class Noise(Study):
                 "squared error on fresh sequences",
                 (
                     spread_curve(self.sigmas, table["error"].values, "student", group=0),
-                    spread_curve(self.sigmas, table["attainable"].values, "polished from the truth", group=1),
+                    spread_curve(self.sigmas, table["attainable"].values, "refined from the truth", group=1),
                     spread_curve(self.sigmas, rate[None], "p sigma^2 / n", "predicted", group=0),
                 ),
                 log_x=True,
@@ -181,7 +181,7 @@ class Noise(Study):
                 "squared error / (p sigma^2 / n)",
                 (
                     spread_curve(self.sigmas, table["error"].values / rate, "student", group=0),
-                    spread_curve(self.sigmas, table["attainable"].values / rate, "polished from the truth", group=1),
+                    spread_curve(self.sigmas, table["attainable"].values / rate, "refined from the truth", group=1),
                     spread_curve(self.sigmas, np.ones((1, len(rate))), "the rate", "reference"),
                 ),
                 log_x=True,

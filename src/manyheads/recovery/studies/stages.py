@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import polish
+from manyheads.recovery.gauss_newton import fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.crude_sum import CrudeForm, estimate_crude_sum
 from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
@@ -52,7 +52,7 @@ class Stages(Study):
         Token dimension d and length k.
     count
         Sequences.
-    polished
+    joint_fit_sequences
         Sequences of the joint fit.
     points
         Points of the published form's net.
@@ -60,7 +60,7 @@ class Stages(Study):
 
     name: ClassVar[str] = "recovery/stages"
     claim: ClassVar[str] = "The refined sum and its span lower the error; the joint fit reaches rounding"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     source: ClassVar = SOURCE
     unread_prediction: ClassVar[str] = "stages are compared with each other, and the last one with rounding"
 
@@ -68,7 +68,7 @@ class Stages(Study):
     dim: int = 12
     tokens: int = 2
     count: int = 24_000
-    polished: int = 2000
+    joint_fit_sequences: int = 2000
     points: int = 500
 
     def __post_init__(self) -> None:
@@ -78,12 +78,12 @@ class Stages(Study):
     @classmethod
     def full(cls) -> Stages:
         """Return the study in 16 dimensions with up to four heads."""
-        return cls(heads=(2, 3, 4), dim=16, count=200_000, polished=4000, points=4000)
+        return cls(heads=(2, 3, 4), dim=16, count=200_000, joint_fit_sequences=4000, points=4000)
 
     @classmethod
     def small(cls) -> Stages:
         """Return the smallest configuration in which every claim can change."""
-        return cls((2,), dim=4, count=1200, polished=60, points=5)
+        return cls((2,), dim=4, count=1200, joint_fit_sequences=60, points=5)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return both forms for every number of heads; they see the same layers and examples."""
@@ -108,7 +108,7 @@ class Stages(Study):
         hull = find_hull(data, refined, heads, HullSettings())
         form = FitSettings("net" if published else "projection", points=self.points, good=0.0 if published else 1e-3)
         fit = fit_in_span(span_of(hull), x[:600], y[:600], heads, rng, form)
-        done = polish(fit.layer, x[: self.polished], y[: self.polished])
+        done = fit_gauss_newton(fit.layer, x[: self.joint_fit_sequences], y[: self.joint_fit_sequences])
         held, total = (x[self.count :], y[self.count :]), layer.projection.sum(0)
         values: dict[str, float | np.floating] = {
             "few": np.linalg.norm(few - total) / np.linalg.norm(total),

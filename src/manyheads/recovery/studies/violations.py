@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.diagnostics import assumptions
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import compare_layers
 from manyheads.recovery.layers.violations import DEFORMATIONS, deformed_layer
@@ -42,7 +42,7 @@ FRESH = 2000  # sequences on which everything is tested
 TAUGHT = 2000  # sequences of the student
 RIGHT = -10.0  # log10 of the relative squared error of a layer that is right
 LEAST = 1e-32  # errors below it are rounding, and are drawn there
-SETTINGS = StageSettings(polishing=PolishSettings(steps=30, inner=100), tolerance=1e-12)
+SETTINGS = StageSettings(joint_fit=GaussNewtonSettings(steps=30, inner=100), tolerance=1e-12)
 BROKEN: dict[str, Expected] = {
     "closer-heads": "refuted",
     "cancelled": "holds",
@@ -141,7 +141,7 @@ class Violations(Study):
             self.heads,
             for_student,
             wanted=SETTINGS.tolerance,
-            settings=StudentSettings(restarts=self.restarts, polish=SETTINGS.polishing),
+            settings=StudentSettings(restarts=self.restarts, refinement=SETTINGS.joint_fit),
         )
         warned = {one.name for one in assumptions(layer, inputs).warnings}
         returned = done.layer if done is not None and outcome == "recovered" else None

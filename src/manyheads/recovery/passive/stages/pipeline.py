@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import polish
+from manyheads.recovery.gauss_newton import fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.agreement import RowCertificates
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum
@@ -54,7 +54,7 @@ class SixStageRun:
     noise_share: float  # expected squared noise in the labels as a share of their squares
     log: StageLog = field(default_factory=StageLog)
     fitted: list[Candidate] = field(default_factory=list)
-    polished: dict[int, Candidate] = field(default_factory=dict)
+    joint_fits: dict[int, Candidate] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
     effective: float = 1.0
     _rows: dict[bytes, tuple[list[RowCertificates], float]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class SixStageRun:
 
     def is_enough(self) -> bool:
         """Whether the best fit so far is worth the joint one: it is good, or the last head did not improve it."""
-        best = self.unpolished()
+        best = self.without_joint_fit()
         if not best:
             return False
         last = self.fitted[-1]
@@ -127,25 +127,27 @@ class SixStageRun:
         stalled = last.error > self.settings.gain * before
         return best[0].error < self.threshold(self.settings.enough) or stalled
 
-    def unpolished(self) -> list[Candidate]:
+    def without_joint_fit(self) -> list[Candidate]:
         """Return the fits whose number of heads has had no joint fit, best first."""
-        open_ = [attempt for attempt in self.fitted if attempt.layer.heads not in self.polished]
+        open_ = [attempt for attempt in self.fitted if attempt.layer.heads not in self.joint_fits]
         return sorted(open_, key=lambda attempt: attempt.error)
 
     def has_better(self) -> bool:
         """Whether a number of heads that had no joint fit was, before it, better than all that had one."""
-        tried = [attempt.error for attempt in self.fitted if attempt.layer.heads in self.polished]
-        best = self.unpolished()
+        tried = [attempt.error for attempt in self.fitted if attempt.layer.heads in self.joint_fits]
+        best = self.without_joint_fit()
         return bool(best) and best[0].error < min(tried, default=np.inf)
 
-    def polish(self) -> Candidate:
+    def joint_fit(self) -> Candidate:
         """Fit all matrices of the best fit at once."""
-        attempt = self.unpolished()[0]
+        attempt = self.without_joint_fit()[0]
         with self.log.stage(f"joint fit, heads: {attempt.layer.heads}") as figures:
-            done = polish(attempt.layer, *self._draw(self.settings.polished), settings=self.settings.polishing)
+            done = fit_gauss_newton(
+                attempt.layer, *self._draw(self.settings.joint_fit_sequences), settings=self.settings.joint_fit
+            )
             better = Candidate(done.layer, measure_error(done.layer, *self.held))
             figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
-        self.polished[attempt.layer.heads] = better
+        self.joint_fits[attempt.layer.heads] = better
         return better
 
     def threshold(self, least: float) -> float:
@@ -154,7 +156,7 @@ class SixStageRun:
 
     def best(self) -> Candidate | None:
         """Return the layer with the smallest held-out error."""
-        return min([*self.fitted, *self.polished.values()], key=lambda attempt: attempt.error, default=None)
+        return min([*self.fitted, *self.joint_fits.values()], key=lambda attempt: attempt.error, default=None)
 
     def recovery(self, attempt: Candidate) -> Recovery:
         """Return what an attempt found, with the statement that was checked."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
-from manyheads.recovery.gauss_newton import PolishSettings, polish
+from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.shards import Shards, add_up
 
@@ -120,8 +120,8 @@ def trim_one_head(data: Shards, settings: RefinementSettings) -> Array:
     zero = np.zeros((1, data.dim, data.dim))
     head, weights = AttentionLayer(zero, zero), np.ones(x.shape[:2])
     for share in (*settings.shares, None):
-        limits = PolishSettings(steps=settings.steps, inner=settings.inner, flat=1e-4)
-        head = polish(head, x, y, weights=weights, settings=limits).layer
+        limits = GaussNewtonSettings(steps=settings.steps, inner=settings.inner, flat=1e-4)
+        head = fit_gauss_newton(head, x, y, weights=weights, settings=limits).layer
         if share is not None:
             z = x @ head.projection[0]
             spread = np.sqrt(np.square(z - z.mean(1, keepdims=True)).sum((1, 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manyheads.errors import UsageError, check_integers
-from manyheads.recovery.gauss_newton import PolishSettings
+from manyheads.recovery.gauss_newton import GaussNewtonSettings
 from manyheads.recovery.passive.stages.crude_sum import CrudeForm
 from manyheads.recovery.passive.stages.fit import FitSettings
 from manyheads.recovery.passive.stages.hull import HullSettings
@@ -21,11 +21,11 @@ class StageSettings:
     # Stage three: form "trimmed", or "margin" as published
     refinement: RefinementSettings = field(default_factory=RefinementSettings)
     fit: FitSettings = field(default_factory=FitSettings)  # stage six: form "projection", or "net" as published
-    polishing: PolishSettings = field(default_factory=PolishSettings)  # the joint fit at the end
+    joint_fit: GaussNewtonSettings = field(default_factory=GaussNewtonSettings)  # the joint fit at the end
     most_heads: int = 6  # largest number of heads that is tried
     # Sequences, from the end, that decide the number of heads and whether the answer is right; a tenth of all, at most
     held_out: int = 2000
-    polished: int = 4000  # sequences of the joint fit, at most
+    joint_fit_sequences: int = 4000  # sequences of the joint fit, at most
     # Relative squared error on held-out sequences, before the joint fit, at which a number of heads is taken
     enough: float = 1e-2
     # A further head is expected to reduce that error at least by this factor; where it does not, the best number so far
@@ -36,7 +36,7 @@ class StageSettings:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check_integers(self, "most_heads", "held_out", "polished")
+        check_integers(self, "most_heads", "held_out", "joint_fit_sequences")
         if not self.tolerance > 0 or not self.noise >= 0:
             raise UsageError(f"tolerance={self.tolerance}, noise={self.noise}: positive, and not negative")
 
