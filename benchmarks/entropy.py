@@ -54,7 +54,7 @@ def causal():
     return ours(rule)
 
 
-def materialised_jax():
+def materialized_jax():
     import jax
     import jax.numpy as jnp
 
@@ -66,7 +66,7 @@ def materialised_jax():
     return jnp.asarray, lambda q, k: entropy(q, k).block_until_ready()
 
 
-def materialised_torch(guard=None):
+def materialized_torch(guard=None):
     import torch
 
     torch.set_num_threads(1)
@@ -82,9 +82,9 @@ def materialised_torch(guard=None):
 VARIANTS = {
     "ours": ours,
     "causal": causal,
-    "jax": materialised_jax,
-    "torch": materialised_torch,
-    "torch-eps": lambda: materialised_torch(1e-8),
+    "jax": materialized_jax,
+    "torch": materialized_torch,
+    "torch-eps": lambda: materialized_torch(1e-8),
 }
 
 

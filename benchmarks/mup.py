@@ -26,12 +26,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 
 from manyheads.data import cut_patches, load_digits
-from manyheads.data.digits import normalise
+from manyheads.data.digits import normalize
 from manyheads.limits import (
     BaseHyperparameters,
     Parametrization,
     forward_multipliers,
-    initialise_model,
+    initialize_model,
     torch_groups,
     transfer_check,
 )
@@ -113,7 +113,7 @@ def with_base_shapes(shape):
 
 
 def start_as_mup(model, seed):
-    """Draw as mup does: its own initialiser, from the spreads at the base."""
+    """Draw as mup does: its own initializer, from the spreads at the base."""
     import torch
 
     import mup
@@ -164,7 +164,7 @@ def prepare(theory, shape, rate, seed):
     tuned = BaseHyperparameters(rate, EPSILON, stds=SPREADS)
     if theory == "N, H and L":  # folded into the usual forward pass
         model, p = make(shape, False), Parametrization(base=BASE)
-        initialise_model(p, model, tuned, ROLES, shape, generator=torch.Generator().manual_seed(seed))
+        initialize_model(p, model, tuned, ROLES, shape, generator=torch.Generator().manual_seed(seed))
         return model, torch.optim.Adam(torch_groups(p, model, tuned, ROLES, shape))
     model = with_base_shapes(shape)
     start_as_mup(model, seed)
@@ -179,7 +179,7 @@ def train(theory, shape, rate, seed, steps):
     import torch
 
     digits = load_digits()
-    patches = torch.as_tensor(np.asarray(cut_patches(normalise(digits.images, np.float32), 2)))
+    patches = torch.as_tensor(np.asarray(cut_patches(normalize(digits.images, np.float32), 2)))
     labels = torch.as_tensor(np.asarray(digits.labels), dtype=torch.long)
     rng = np.random.default_rng([seed, 7])
     model, optimizer = prepare(theory, shape, rate, seed)

@@ -26,7 +26,7 @@ TEXT = transformer.TransformerConfig(SHAPE, transformer.TokenInput(5), length=4,
 
 def model():
     scaling = transformer.standard_scaling(SHAPE, TEXT.inputs)
-    return transformer.initialise(TEXT, scaling, jax.random.key(0))
+    return transformer.initialize(TEXT, scaling, jax.random.key(0))
 
 
 def rotary(rng):
@@ -130,7 +130,7 @@ ROWS = {
         fixed(vocabulary=3, context=1),
     ),
     "data.ngram_losses": ({"train": tokens(3, 40), "validation": tokens(3, 20)}, fixed(vocabulary=3, context=1)),
-    "data.digits.normalise": ({"images": some(2, 4, 4)}, fixed()),
+    "data.digits.normalize": ({"images": some(2, 4, 4)}, fixed()),
     "data.characters.split_tokens": ({"tokens": tokens(5, 30)}, fixed()),
     # spectra
     "spectra.coherence": ({"vectors": some(5, 3)}, fixed()),
@@ -361,7 +361,7 @@ EXEMPT = {
     "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
     "limits.Parametrization.optax": OPAQUE,
     "limits.audit_model": OPAQUE,
-    "limits.initialise_model": OPAQUE,
+    "limits.initialize_model": OPAQUE,
     "limits.scale_logits": OPAQUE,
     "limits.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,

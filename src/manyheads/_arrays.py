@@ -17,7 +17,7 @@ PyTorch on a device, narrow floats    copied to the host; bfloat16 and float8 be
 JAX                                   unchanged
 masked, complex, objects, text, time  refused, unless the function says that it takes them; complex numbers in lists too
 PyTorch that requires a gradient      refused: the result would not pass the gradient on
-PyTorch, sparse, quantised, nested    refused, with the call that makes an ordinary tensor of it
+PyTorch, sparse, quantized, nested    refused, with the call that makes an ordinary tensor of it
 lists of unequal lengths              refused where the function needs an array of them
 ====================================  ==================================================================
 """
@@ -255,7 +255,7 @@ def _from_torch(tensor: Any, name: str) -> Any:
         raise ShapeError(f"{name} is a meta tensor, which holds no values: load them first")
     for kind, holds, remedy in (
         ("nested", tensor.is_nested, "to_padded_tensor(0.0)"),
-        ("quantised", tensor.is_quantized, "dequantize()"),
+        ("quantized", tensor.is_quantized, "dequantize()"),
         ("sparse", tensor.layout != torch.strided, "to_dense()"),
     ):
         if holds:

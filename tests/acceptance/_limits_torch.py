@@ -8,18 +8,18 @@ from tests.acceptance._lane import Figure, Measured
 from tests.limits.torch.test_groups import distance_from_mup, folded_curves
 from tests.limits.torch_models import BASE, FAMILIES, build, grown
 
-from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, initialise_model, torch_groups
+from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
 from manyheads.transformer import Shape
 
 TUNED = BaseHyperparameters(learning_rate=1e-3, epsilon=1e-8, weight_decay=0.1)
 
 
 def right_model(p, family, shape, seed):
-    """Return a model of a family that was initialised, and its groups."""
+    """Return a model of a family that was initialized, and its groups."""
     import torch
 
     model = build(family, shape)
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     return model, torch_groups(p, model, TUNED)
 
 

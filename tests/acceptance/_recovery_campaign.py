@@ -21,10 +21,10 @@ def random_functions(folder: Path, functions: int, seed: int) -> Measured:
             row = attempt(kind, DTYPES[turn % len(DTYPES)], BIASES[turn % len(BIASES)], [seed, index])
             rows.append(row)
             print(json.dumps(dataclasses.asdict(row)), file=file, flush=True)
-    return _summarise(rows, seed)
+    return _summarize(rows, seed)
 
 
-def _summarise(rows: list[Row], seed: int) -> Measured:
+def _summarize(rows: list[Row], seed: int) -> Measured:
     accepted = [row for row in rows if row.end == "accepted"]
     wrong = [row for row in rows if is_wrong(row)]
     unnamed = [row for row in rows if row.end == "unnamed"]

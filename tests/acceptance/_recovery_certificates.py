@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 from tests.acceptance._lane import Figure, Measured
-from tests.recovery.mixed_layers import IMPOSSIBLE, KINDS, build, judge, surprise
+from tests.recovery.mixed_layers import IMPOSSIBLE, KINDS, build, run_case, surprise
 
 from manyheads.attention import AttentionLayer, MultiHeadAttention
 
@@ -26,7 +26,7 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
     import optax
 
     from manyheads.data import TextWindows, read_characters
-    from manyheads.transformer import Shape, TransformerConfig, initialise, standard_scaling, train
+    from manyheads.transformer import Shape, TransformerConfig, initialize, standard_scaling, train
     from manyheads.transformer.inputs import TokenInput
     from manyheads.transformer.losses import cross_entropy
 
@@ -41,7 +41,7 @@ def trained_layers(seeds: int, steps: int, snapshots: int) -> list[AttentionLaye
     for seed in range(seeds):
         for_model, for_batches = jax.random.split(jax.random.key(seed))
         done = train(
-            initialise(config, scaling, for_model),
+            initialize(config, scaling, for_model),
             cross_entropy,
             TextWindows(training, 32, 32),
             optimizer,
@@ -80,7 +80,7 @@ def honest_certificates(folder: Path, layers: int, trained: int, steps: int, new
             kind, is_trained = kinds[index % len(kinds)]
             rng = np.random.default_rng([seed, index])
             case = build(kind, rng, DIM, stock[rng.integers(len(stock))] if is_trained else None)
-            outcome = judge(case, index, new)
+            outcome = run_case(case, index, new)
             row = {
                 "kind": f"trained, {kind}" if is_trained else kind,
                 "possible": kind not in IMPOSSIBLE,
@@ -93,7 +93,7 @@ def honest_certificates(folder: Path, layers: int, trained: int, steps: int, new
             }
             outcomes.append(row)
             print(json.dumps(row), file=file, flush=True)
-    return _summarise(outcomes, new, seed)
+    return _summarize(outcomes, new, seed)
 
 
 def _kept_layers(path: Path, seeds: int, steps: int) -> list[AttentionLayer]:
@@ -109,7 +109,7 @@ def _kept_layers(path: Path, seeds: int, steps: int) -> list[AttentionLayer]:
     return [AttentionLayer(*weights, causal=True) for weights in zip(*stacks, strict=True)]
 
 
-def _summarise(outcomes: list[dict[str, Any]], new: int, seed: int) -> Measured:
+def _summarize(outcomes: list[dict[str, Any]], new: int, seed: int) -> Measured:
     stated = [row for row in outcomes if row["error"] is not None]
     # A statement is called false where chance, which the order statistic states exactly, would show so many new
     # sequences beyond the largest error once in 1e7; and every share above eps is counted as it stands.

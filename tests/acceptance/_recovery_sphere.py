@@ -8,7 +8,7 @@ from tests.acceptance._lane import Figure, Measured
 from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.layers.rotary import planted_rotary_layer
-from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary
 from manyheads.recovery.queries.sphere.algorithm import extract_on_sphere
@@ -28,11 +28,11 @@ def behind_a_norm(
             rng = np.random.default_rng([seed, residual])
             layer = gpt_layer(rng, dim, heads)
             gain, shift = np.exp(0.3 * rng.standard_normal(dim)), 0.3 * rng.standard_normal(dim)
-            normalise = Normalisation(norm == "LayerNorm")
-            truth = projected(layer, gain, shift, centred=normalise.centred)
+            normalize = Normalization(norm == "LayerNorm")
+            truth = projected(layer, gain, shift, centred=normalize.centred)
 
-            def block(x, layer=layer, gain=gain, shift=shift, normalise=normalise, residual=residual):
-                y = evaluate_layer(layer, gain * normalise(x) + shift)
+            def block(x, layer=layer, gain=gain, shift=shift, normalize=normalize, residual=residual):
+                y = evaluate_layer(layer, gain * normalize(x) + shift)
                 return x + y if residual else y
 
             oracle = Oracle(block, dim, OracleSettings(residual=residual))

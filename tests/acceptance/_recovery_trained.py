@@ -50,7 +50,7 @@ def extract_one(case: dict[str, Any]) -> dict[str, Any]:
 
     path, layer, through = Path(case["path"]), case["layer"], case["through"]
     oracle = checkpoint_oracle(path, layer, through=through, dtype=case["dtype"])
-    judge = checkpoint_oracle(path, layer, through=through)  # in float64, whatever was asked
+    in_double = checkpoint_oracle(path, layer, through=through)  # in float64, whatever was asked
     options = ExtractionOptions(
         causal=True, residual=oracle.residual, accurate=case["accurate"], dtype=oracle.dtype, tolerance=1e-6
     )
@@ -64,7 +64,7 @@ def extract_one(case: dict[str, Any]) -> dict[str, Any]:
     real = hidden_states(path)[layer] if through == "block" else normed_states(path, layer)
     errors = {}
     for name, x in (("Gaussian", rng.standard_normal((100, 12, oracle.dim))), ("real", real)):
-        answers = judge(x) - (x if oracle.residual else 0)
+        answers = in_double(x) - (x if oracle.residual else 0)
         errors[name] = function_error(lambda _, y=answers: y, found.extracted, x)
     calls = sum(counts.calls for name, counts in found.counts.items() if name not in OWN)
     return {

@@ -1,4 +1,4 @@
-"""Lags of a stream: every sum against loops, every minimisation against another solver, planted lags found."""
+"""Lags of a stream: every sum against loops, every minimization against another solver, planted lags found."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -281,7 +281,7 @@ def figures(cost):
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 2), (5, 5), (3, 6), (6, 3), (1, 4)])
-def test_factorisations_count_what_the_textbook_computes(m, n):
+def test_factorizations_count_what_the_textbook_computes(m, n):
     lu_by_hand(tallied(m, n))
     done = dict(Tallied.done)
     batch = jax.ShapeDtypeStruct((3, m, n), jnp.float32)
@@ -301,7 +301,7 @@ def test_factorisations_count_what_the_textbook_computes(m, n):
         assert counted == (Tallied.done["*"], Tallied.done["/"], 0)
 
 
-def test_linear_systems_cost_their_factorisation_and_their_solves():
+def test_linear_systems_cost_their_factorization_and_their_solves():
     """The sum of k^2 over k < n multiply-adds for an LU, and n (n - 1) for each right-hand side."""
     n = 8
     square, sides = jax.ShapeDtypeStruct((n, n), jnp.float32), jax.ShapeDtypeStruct((n, 3), jnp.float32)

@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from manyheads.data.digits import cut_patches, load_digits, normalise, select_pair
+from manyheads.data.digits import cut_patches, load_digits, normalize, select_pair
 from manyheads.errors import ShapeError, UsageError
 
 
@@ -43,9 +43,9 @@ def test_pair_keeps_order_and_signs():
     assert np.array_equal(pair.labels == 1, digits.labels[kept] == 5)
 
 
-def test_normalise_keeps_the_contrast_between_images():
+def test_normalize_keeps_the_contrast_between_images():
     images = load_digits().images
-    values = normalise(images, np.float32)
+    values = normalize(images, np.float32)
     assert values.dtype == np.float32
     line = np.polyfit(images.ravel().astype(float), values.ravel().astype(float), 1)
     assert np.allclose(np.polyval(line, images), values, atol=1e-5)
@@ -60,4 +60,4 @@ def test_wrong_use_is_refused():
         with pytest.raises(ShapeError, match="patches"):
             cut_patches(images, size)
     with pytest.raises(UsageError, match="equal"):
-        normalise(np.ones((2, 8, 8)))
+        normalize(np.ones((2, 8, 8)))

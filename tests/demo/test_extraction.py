@@ -16,7 +16,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.refusals import VerificationError
 from manyheads.study import check_study, run
 from manyheads.study.tables import dataset
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 SMALL = TextTraining(key_dim=8, heads=2, depth=1, length=16, batch=2, steps=3, snapshots=3)
 
@@ -90,6 +90,6 @@ def test_a_transformer_of_another_form_is_not_asked():
     from manyheads.transformer.shape import Shape
 
     config = TransformerConfig(Shape(2, 2, 1), TokenInput(5), length=3, outputs=5, norm="none")
-    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0), np.float32)
+    model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(0), np.float32)
     with pytest.raises(UsageError, match="pre-norm"):
         block_oracle(model, 0)

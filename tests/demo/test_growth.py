@@ -21,18 +21,18 @@ SMALLEST = replace(SMALL, key_dims=(1, 2), blocks=2)  # the same problem, solved
 
 @pytest.fixture
 def planted(monkeypatch, rng):
-    """Plant blocks that scatter like N^(-1/2) about one of the two courses, with a mean that nears it like 1/N."""
-    courses = SMALL.predict(jax.random.key(0))
-    apart = float(np.sqrt(((courses["output"] - courses["output_without"]) ** 2).mean()))
+    """Plant blocks that scatter like N^(-1/2) about one of the two trajectories, with a mean that nears it like 1/N."""
+    trajectories = SMALL.predict(jax.random.key(0))
+    apart = float(np.sqrt(((trajectories["output"] - trajectories["output_without"]) ** 2).mean()))
 
-    def plant(course):
-        centre = courses[f"output{course}"].values
+    def plant(trajectory):
+        centre = trajectories[f"output{trajectory}"].values
 
         def train_networks(problem, network, seeds, *, chunk):
             assert network.heads == SMALL.heads
             shift = rng.normal(size=centre.shape) / network.key_dim
             scatter = rng.normal(size=(len(seeds), *centre.shape)) * network.key_dim**-0.5
-            dims = ("seed", *courses["output"].dims)
+            dims = ("seed", *trajectories["output"].dims)
             outputs = centre + apart * (0.1 * shift + scatter)
             return xr.Dataset({"output": (dims, outputs), "loss": (("seed", "step"), outputs[..., 0, 0])})
 
@@ -41,9 +41,9 @@ def planted(monkeypatch, rng):
     return plant
 
 
-@pytest.mark.parametrize(("course", "expected"), [("", True), ("_without", False)])
-def test_the_course_that_blocks_follow_is_told_from_the_other(planted, course, expected, seed, tmp_path):
-    planted(course)
+@pytest.mark.parametrize(("trajectory", "expected"), [("", True), ("_without", False)])
+def test_the_trajectory_that_blocks_follow_is_told_from_the_other(planted, trajectory, expected, seed, tmp_path):
+    planted(trajectory)
     tree = run(SMALL, 6, seed, store=tmp_path, progress=False)
     predicted, trained = (tree[name].to_dataset() for name in ("predicted", "trained"))
     verdicts = SMALL.compare(predicted, trained)

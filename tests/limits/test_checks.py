@@ -8,7 +8,7 @@ from manyheads.limits import Parametrization, coordinate_check, transfer_check
 from manyheads.limits.checks import transfer_check as transfer
 from manyheads.limits.checks.axes import shapes_along
 from manyheads.limits.checks.coordinate_check import check_growth, finite_size_bias, least_growth, required_growth
-from manyheads.limits.checks.transfer_check import find_optimum, judge_drift, search_optimum
+from manyheads.limits.checks.transfer_check import decide_drift, find_optimum, search_optimum
 from manyheads.limits.systems.transformers import QUANTITIES
 from manyheads.transformer import Shape
 
@@ -138,11 +138,13 @@ def test_too_few_seeds_are_undecided_and_say_how_many():
 def test_bounds_without_meaning_are_not_printed():
     """Two seeds that are far apart have an interval over dozens of powers of ten."""
     learning_rates = np.array([[1e-3, 1e-3, 1e-3], [1e-3, 1e-2, 2e-1]])
-    found = judge_drift("key_dim", (4, 8, 32), learning_rates)
+    found = decide_drift("key_dim", (4, 8, 32), learning_rates)
     assert found.drift.factor_per_doubling.high > 1e10
     assert "per doubling of N, to which 2 seeds set no bounds), needs" in found.sentence()
     assert "[" not in found.sentence()
-    fallen = judge_drift("key_dim", (4, 8, 32), np.array([[1, 1e-4, 1e-11], [1, 1.1e-4, 1.01e-11], [1, 1e-4, 1.1e-11]]))
+    fallen = decide_drift(
+        "key_dim", (4, 8, 32), np.array([[1, 1e-4, 1e-11], [1, 1.1e-4, 1.01e-11], [1, 1e-4, 1.1e-11]])
+    )
     assert fallen.outcome == "refuted"
     assert "drifts by a factor 2e-04 [" in fallen.sentence()
     assert "0.00" not in fallen.sentence()

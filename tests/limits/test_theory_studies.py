@@ -36,11 +36,11 @@ def in_cells(study, variables):
 def test_a_distance_halves_with_depth_or_does_not(power, outcome, rng):
     study = InfiniteDepth(depths=(4, 8, 16, 32), steps=3, networks=2)
     shape, square = (3, 2, 1), (2, 4, 4)
-    gap, course, logits = (rng.standard_normal(size) for size in (shape, shape, square))
+    gap, trajectory, logits = (rng.standard_normal(size) for size in (shape, shape, square))
 
     def at(cell):
         near = 1 + 1 / cell["depth"]
-        return course + gap * near * cell["depth"] ** -power
+        return trajectory + gap * near * cell["depth"] ** -power
 
     def size(cell):
         return 1.0 if cell["depth_exponent"] == 1 else cell["depth"] ** -power
@@ -61,7 +61,7 @@ def test_a_distance_halves_with_depth_or_does_not(power, outcome, rng):
     )
     both = ("depth_exponent", *out)
     predicted = xr.Dataset(
-        {"continuum": (both, np.stack([course] * 2)), "without": (both, np.stack([course + 9] * 2))},
+        {"continuum": (both, np.stack([trajectory] * 2)), "without": (both, np.stack([trajectory + 9] * 2))},
         coords={"depth_exponent": [1.0, 0.5]},
     )
     assert outcomes(study, predicted, trained, "scales as 1/L") == {outcome}
@@ -122,7 +122,7 @@ def test_motion_grows_like_the_square_of_the_richness_or_does_not(power, outcome
 def test_the_mean_network_nears_infinitely_many_heads_or_does_not(power, spread, outcome, rng):
     study = InfiniteHeads(logit_exponents=(1.0,), steps=3)
     out, square = ("step", "read_out", "class"), (2, 3)
-    course, gap = rng.standard_normal((3, 6, 1)), np.full((3, 6, 1), 0.3)
+    trajectory, gap = rng.standard_normal((3, 6, 1)), np.full((3, 6, 1), 0.3)
 
     def noise(cell, *sizes):
         return 0.4 * cell["heads"] ** -0.5 * rng.standard_normal((64, study.networks, *sizes))
@@ -133,7 +133,10 @@ def test_the_mean_network_nears_infinitely_many_heads_or_does_not(power, spread,
     trained = in_cells(
         study,
         {
-            "output": (("network", *out), lambda cell: course + gap * cell["heads"] ** -power + noise(cell, 3, 6, 1)),
+            "output": (
+                ("network", *out),
+                lambda cell: trajectory + gap * cell["heads"] ** -power + noise(cell, 3, 6, 1),
+            ),
             "logits": (("network", "layer", "pair"), lambda cell: noise(cell, *square)),
             "pooled": (("network", "row", "row_too"), lambda cell: noise(cell, 2, 2)),
             "variance_end": (("network",), variance),
@@ -145,8 +148,8 @@ def test_the_mean_network_nears_infinitely_many_heads_or_does_not(power, spread,
         return {name: (("prediction", "logit_exponent", *dims), drawn)}
 
     predicted = xr.Dataset(
-        draws("output", out, course)
-        | draws("output_without", out, course + 2)
+        draws("output", out, trajectory)
+        | draws("output_without", out, trajectory + 2)
         | draws("logits", ("layer", "pair"), np.zeros(square))
         | draws("pooled", ("row", "row_too"), np.zeros((2, 2)))
         | draws("variance_end", (), 1.0),

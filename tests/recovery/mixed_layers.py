@@ -61,7 +61,7 @@ def attend(layer: AttentionLayer, x: np.ndarray, dtype: Any = np.float64, cap: f
     return y + layer.bias.astype(dtype)
 
 
-def normalise(x: np.ndarray) -> np.ndarray:
+def normalize(x: np.ndarray) -> np.ndarray:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
@@ -188,7 +188,7 @@ def _function(kind: str, rng: np.random.Generator, layer: AttentionLayer) -> Cal
         return lambda x: evaluate_layer(layer, x) + x
     if kind == "LayerNorm":
         gain, shift = np.exp(0.3 * rng.standard_normal(layer.dim)), 0.3 * rng.standard_normal(layer.dim)
-        return lambda x: evaluate_layer(layer, normalise(x) * gain + shift)
+        return lambda x: evaluate_layer(layer, normalize(x) * gain + shift)
     return lambda x: evaluate_layer(layer, x)
 
 
@@ -204,7 +204,7 @@ def surprise(outcome: Outcome) -> float:
     return float(np.prod((new - i) / (outcome.certificate.sequences + new - i)))
 
 
-def judge(case: Case, seed: int, new: int) -> Outcome:
+def run_case(case: Case, seed: int, new: int) -> Outcome:
     """Extract a case, and compare what its certificate states with `new` sequences that nobody has seen."""
     try:
         found = extract_layer(case.function, case.dim, seed=seed, options=case.options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.recovery.mixed_layers import CHANGES, attend, normalise
+from tests.recovery.mixed_layers import CHANGES, attend, normalize
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import CertificateError, ManyheadsError
@@ -84,7 +84,7 @@ def build(kind: str, rng: np.random.Generator, bias: float) -> tuple[Function, i
         return (lambda x: evaluate_layer(layer, x) + x), dim, {"residual": True}
     if kind == "LayerNorm":
         gain, shift = np.exp(0.3 * rng.standard_normal(dim)), 0.3 * rng.standard_normal(dim)
-        return (lambda x: evaluate_layer(layer, normalise(x) * gain + shift)), dim, {}
+        return (lambda x: evaluate_layer(layer, normalize(x) * gain + shift)), dim, {}
     if kind == "window":
         return (lambda x: _windowed(layer, x, 17)), dim, {}
     if kind == "capped logits":

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.recovery.mixed_layers import CHANGES, IMPOSSIBLE, KINDS, Outcome, build, judge, surprise
+from tests.recovery.mixed_layers import CHANGES, IMPOSSIBLE, KINDS, Outcome, build, run_case, surprise
 
 from manyheads.recovery import Certificate
 
@@ -31,7 +31,7 @@ def outcomes(seed):
     kinds += [quick[index % len(quick)] for index in range(LAYERS - len(kinds))]
     streams = np.random.default_rng([seed, 17]).spawn(LAYERS)
     cases = [build(kind, rng, DIM) for kind, rng in zip(kinds, streams, strict=True)]
-    return [judge(hurried(case), seed, NEW) for case in cases]
+    return [run_case(hurried(case), seed, NEW) for case in cases]
 
 
 def hurried(case):

@@ -18,7 +18,7 @@ from manyheads.recovery.summaries import (
     describe_heads,
     free_parameters,
     rank_tolerance,
-    summarise_recovery,
+    summarize_recovery,
 )
 
 
@@ -66,14 +66,14 @@ def test_free_parameters_are_those_of_the_factors(rng):
 
 def test_a_summary_is_json_and_compares_only_what_can_be(rng):
     layer = gpt_layer(rng, 6, 2)
-    summary = summarise_recovery(recovered(layer), layer)
+    summary = summarize_recovery(recovered(layer), layer)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["stages"][0]["figures"] == {"gap": 2.0, "worst": None}
     assert summary["asked"]["calls"] == 403
     assert summary["numbers_per_parameter"] == pytest.approx(412 / summary["parameters"])
     assert summary["against_weights"] == {"heads": 2, "theta": 0, "projection": 0, "key_bias": 0, "bias": 0}
-    assert summarise_recovery(recovered(layer), gpt_layer(rng, 6, 3))["against_weights"] == {"heads": 3}
-    assert summarise_recovery(recovered(layer))["against_weights"] == {}
+    assert summarize_recovery(recovered(layer), gpt_layer(rng, 6, 3))["against_weights"] == {"heads": 3}
+    assert summarize_recovery(recovered(layer))["against_weights"] == {}
 
 
 def test_a_layer_with_positions_is_shown_one_token_back(rng):
@@ -85,7 +85,7 @@ def test_a_layer_with_positions_is_shown_one_token_back(rng):
     query, key = np.append(x[0, 1], 1.0), np.append(other, 1.0)
     expected = query @ one @ key - query @ one @ np.append(np.zeros(8), 1.0)
     assert x[0, 1] @ shown.theta[0] @ other + shown.key_bias[0] @ other == pytest.approx(expected)
-    assert summarise_recovery(recovered(layer), layer)["against_weights"]["theta"] == 0
+    assert summarize_recovery(recovered(layer), layer)["against_weights"]["theta"] == 0
 
 
 def test_pictures_show_every_head_and_what_heads_share(rng):
@@ -106,7 +106,7 @@ def test_pictures_show_every_head_and_what_heads_share(rng):
 
 def test_a_section_says_what_was_asked_stage_by_stage(rng):
     found = recovered(gpt_layer(rng, 6, 2))
-    section = recovery_section(found, summarise_recovery(found) | {"oracle": "a test"})
+    section = recovery_section(found, summarize_recovery(found) | {"oracle": "a test"})
     assert section.title == "2 heads in 6 dimensions, from answers alone"
     assert ("oracle", "a test") in section.facts
     rows = {row[0]: row for row in section.panels[-1].rows}

@@ -168,7 +168,7 @@ def test_drift_verdicts_have_the_error_rates_of_the_rule(rng):
         outcomes[drift] = [test.outcome for test in tests]
     assert outcomes[0.0].count("refuted") <= high_false
     assert outcomes[0.2].count("holds") <= stats.binom.ppf(1 - 1e-5, 300, 0.005)
-    # at this spread the slope has a standard error of 0.02: no drift is mostly recognised
+    # at this spread the slope has a standard error of 0.02: no drift is mostly recognized
     assert outcomes[0.0].count("holds") > 225
 
 

@@ -76,11 +76,11 @@ class Recorded(Averages):
 class RecordedTogether(Recorded):
     """The same, traced."""
 
-    vectorised: ClassVar[bool] = True
+    vectorized: ClassVar[bool] = True
     chunk: ClassVar[int] = 3
 
 
-@pytest.mark.parametrize("study", [Recorded(sizes=(4,)), RecordedTogether(sizes=(4,))], ids=["plain", "vectorised"])
+@pytest.mark.parametrize("study", [Recorded(sizes=(4,)), RecordedTogether(sizes=(4,))], ids=["plain", "vectorized"])
 def test_a_replicate_may_know_its_number(study, seed):
     found = [np.ravel(compute(study, unit, seed)["error"].values) for unit in Layout.of(study).trained(3)]
     np.testing.assert_array_equal(np.concatenate(found), [0.5, 0.25, 0.125])

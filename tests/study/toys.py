@@ -1,4 +1,4 @@
-"""Small studies that the tests of the bench run: vectorised, sampled, ragged, failing."""
+"""Small studies that the tests of the bench run: vectorized, sampled, ragged, failing."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,8 +55,8 @@ class Averages(Study):
 class VectorisedAverages(Averages):
     """The same, several replicates at a time."""
 
-    name: ClassVar[str] = "toy/vectorised-averages"
-    vectorised: ClassVar[bool] = True
+    name: ClassVar[str] = "toy/vectorized-averages"
+    vectorized: ClassVar[bool] = True
     chunk: ClassVar[int] = 3
 
 

@@ -11,8 +11,8 @@ from manyheads.errors import UsageError
 from manyheads.transformer.baselines import (
     BaselineConfig,
     count_baseline,
-    initialise_pooled,
-    initialise_recurrent,
+    initialize_pooled,
+    initialize_recurrent,
     match_hidden,
 )
 from manyheads.transformer.config import TransformerConfig
@@ -20,7 +20,7 @@ from manyheads.transformer.inputs import PatchInput, TokenInput, VectorInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 TOKENS = BaselineConfig(TokenInput(7), outputs=3, width=4, hidden=6, layers=2)
 CONFIGS = [
@@ -29,7 +29,7 @@ CONFIGS = [
     dataclasses.replace(TOKENS, inputs=PatchInput(5), layers=3),
     dataclasses.replace(TOKENS, inputs=VectorInput(4)),
 ]
-INITIALISE = {"pooled": initialise_pooled, "recurrent": initialise_recurrent}
+INITIALIZE = {"pooled": initialize_pooled, "recurrent": initialize_recurrent}
 
 
 def random_input(config, rng):
@@ -65,10 +65,10 @@ def by_loops(kind, model, sequence):
     return state @ w.unembedding
 
 
-@pytest.mark.parametrize("kind", INITIALISE)
+@pytest.mark.parametrize("kind", INITIALIZE)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_forward_equals_loops_and_counts_are_exact(kind, config, seed, rng):
-    model = with_biases(INITIALISE[kind](config, jax.random.key(seed)), rng)
+    model = with_biases(INITIALIZE[kind](config, jax.random.key(seed)), rng)
     x = random_input(config, rng)
     expected = np.array([by_loops(kind, model, sequence) for sequence in x])
     np.testing.assert_allclose(model(x), expected, atol=1e-4 * max(1, np.abs(expected).max()))
@@ -79,9 +79,9 @@ def test_forward_equals_loops_and_counts_are_exact(kind, config, seed, rng):
 def test_pooled_is_blind_to_order_and_recurrent_is_not(config, seed, rng):
     x = random_input(config, rng)
     reversed_ = x[:, ::-1]
-    pooled = with_biases(initialise_pooled(config, jax.random.key(seed)), rng)
+    pooled = with_biases(initialize_pooled(config, jax.random.key(seed)), rng)
     np.testing.assert_allclose(pooled(x), pooled(reversed_), atol=1e-4)
-    recurrent = with_biases(initialise_recurrent(config, jax.random.key(seed)), rng)
+    recurrent = with_biases(initialize_recurrent(config, jax.random.key(seed)), rng)
     assert np.abs(recurrent(x) - recurrent(reversed_)).max() > 1e-3
 
 
@@ -104,10 +104,10 @@ def test_matched_models_have_as_many_weights(width, layers, target):
 def test_three_models_of_the_recall_task_have_equal_sizes(length):
     config = TransformerConfig(Shape(16, 2, 2), TokenInput(17), length, 16, mlp_ratio=2, activation="relu")
     scaling = standard_scaling(config.shape, config.inputs, 2)
-    size = count_weights(jax.eval_shape(lambda key: initialise(config, scaling, key), jax.random.key(0)))
-    for kind in INITIALISE:
+    size = count_weights(jax.eval_shape(lambda key: initialize(config, scaling, key), jax.random.key(0)))
+    for kind in INITIALIZE:
         baseline = match_hidden(BaselineConfig(config.inputs, 16, width=32, hidden=1), size)
-        model = jax.eval_shape(lambda key, b=baseline, k=kind: INITIALISE[k](b, key), jax.random.key(0))
+        model = jax.eval_shape(lambda key, b=baseline, k=kind: INITIALIZE[k](b, key), jax.random.key(0))
         assert abs(count_weights(model) / size - 1) <= 0.01
 
 

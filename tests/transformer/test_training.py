@@ -8,14 +8,14 @@ import pytest
 
 from manyheads.data.recall import Recall, RecallSource
 from manyheads.errors import ShapeError, UsageError
-from manyheads.transformer.baselines import BaselineConfig, PooledMLP, initialise_pooled
+from manyheads.transformer.baselines import BaselineConfig, PooledMLP, initialize_pooled
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import PatchInput, TokenInput
 from manyheads.transformer.losses import accuracy, cross_entropy
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, fit, member_bytes, train, train_ensemble, with_weights
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 SOURCE = RecallSource(Recall(length=3, symbols=2), 32)
 CONFIG = TransformerConfig(Shape(4, 2, 1), TokenInput(3), length=3, outputs=2, mlp_ratio=2, activation="relu")
@@ -25,7 +25,7 @@ STEPS = 60
 
 
 def build(key):
-    return initialise(CONFIG, SCALING, key)
+    return initialize(CONFIG, SCALING, key)
 
 
 def build_small(key):
@@ -34,7 +34,7 @@ def build_small(key):
     With one layer it once had an array without entries, which no map can cut into chunks.
     """
     config = BaselineConfig(TokenInput(3), outputs=2, width=4, hidden=6, layers=1)
-    shapes = jax.eval_shape(lambda key: initialise_pooled(config, key), key).weights
+    shapes = jax.eval_shape(lambda key: initialize_pooled(config, key), key).weights
     draw = np.random.default_rng(0)
     share = jax.random.key_data(key)[-1].astype(jnp.float32) / 2.0**32
     drawn = jax.tree.map(lambda leaf: (0.5 + share) * jnp.asarray(draw.normal(size=leaf.shape), leaf.dtype), shapes)
@@ -145,7 +145,7 @@ def test_a_loss_of_ones_own_trains_patches_in_float64(seed, rng):
     config = TransformerConfig(Shape(2, 2, 1), PatchInput(3), length=2, outputs=1, mlp_ratio=0, norm="none")
     with jax.enable_x64(True):
         x, y = jnp.asarray(rng.normal(size=(6, 2, 3))), jnp.asarray(rng.normal(size=6))
-        model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed), np.float64)
+        model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed), np.float64)
         done = train(model, squared_error, lambda key: (x, y), optax.sgd(1e-3), 5, jax.random.key(seed))
         assert done.model.weights.unembedding.dtype == np.float64
         assert done.losses.dtype == np.float64

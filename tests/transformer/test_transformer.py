@@ -14,7 +14,7 @@ from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import PatchInput, TokenInput, VectorInput
 from manyheads.transformer.scaling import ROLES, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import Transformer, initialise
+from manyheads.transformer.transformer import Transformer, initialize
 from manyheads.transformer.weights import roles, shapes
 
 SHAPE = Shape(key_dim=3, heads=2, depth=2)
@@ -137,7 +137,7 @@ def test_forward_equals_loops(name, rng):
     assert isinstance(outputs, np.ndarray)
     assert outputs.dtype == np.float64
     expected = np.array([by_loops(model, sequence) for sequence in x])
-    # Sums of a few hundred products of order one, amplified by normalisation: 1e-10 leaves four decades.
+    # Sums of a few hundred products of order one, amplified by normalization: 1e-10 leaves four decades.
     np.testing.assert_allclose(outputs, expected, rtol=1e-10, atol=1e-10 * np.abs(expected).max())
 
 
@@ -225,7 +225,7 @@ def test_multiplier_form_equals_effective_form(name, rng):
 def test_roles_cover_every_leaf_and_every_role_is_used():
     everything = dataclasses.replace(BASE, biases=True)
     with jax.enable_x64(True):
-        model = initialise(everything, standard_scaling(SHAPE, BASE.inputs), jax.random.key(0), np.float64)
+        model = initialize(everything, standard_scaling(SHAPE, BASE.inputs), jax.random.key(0), np.float64)
     found = roles(model.weights)
     assert jax.tree.structure(found) == jax.tree.structure(model.weights)
     assert set(jax.tree.leaves(found)) == set(ROLES)
@@ -235,7 +235,7 @@ def test_initial_spread_by_role(seed, rng):
     """Each role's variance against its chi-square interval at 1e-6, ten tests: false alarm 1e-5."""
     config = TransformerConfig(Shape(8, 4, 2), TokenInput(40), length=30, outputs=40, biases=True)
     scaling = random_scaling(rng)
-    model = initialise(config, scaling, jax.random.key(seed))
+    model = initialize(config, scaling, jax.random.key(seed))
     leaves = zip(jax.tree.leaves(roles(model.weights)), jax.tree.leaves(model.weights), strict=True)
     for (path, array), (role, _) in zip(jax.tree_util.tree_leaves_with_path(model.weights), leaves, strict=True):
         name, level = path[-1].name, np.float32(scaling.initial[role])
@@ -251,9 +251,9 @@ def test_initial_spread_by_role(seed, rng):
 
 def test_arrays_are_independent_and_parts_keep_theirs(seed):
     key, scaling = jax.random.key(seed), standard_scaling(SHAPE, BASE.inputs)
-    full = initialise(BASE, scaling, key).weights
+    full = initialize(BASE, scaling, key).weights
     assert not np.array_equal(full.blocks.query, full.blocks.key)
-    fewer = initialise(dataclasses.replace(BASE, mlp_ratio=0, positions="none"), scaling, key).weights
+    fewer = initialize(dataclasses.replace(BASE, mlp_ratio=0, positions="none"), scaling, key).weights
     assert np.array_equal(full.blocks.value, fewer.blocks.value)
     assert np.array_equal(full.unembedding, fewer.unembedding)
 
@@ -294,7 +294,7 @@ def test_one_compilation_serves_all_scalings_and_maps_over_seeds(rng, seed):
     @jax.jit
     def outputs(scaling, keys):
         traces.append(1)
-        return jax.vmap(lambda key: initialise(BASE, scaling, key)(x))(keys)
+        return jax.vmap(lambda key: initialize(BASE, scaling, key)(x))(keys)
 
     keys = jax.random.split(jax.random.key(seed), 3)
     first, second = random_scaling(rng), random_scaling(rng)
@@ -302,7 +302,7 @@ def test_one_compilation_serves_all_scalings_and_maps_over_seeds(rng, seed):
     assert np.abs(outputs(second, keys) - mapped).max() > 1e-6
     assert len(traces) == 1
     for place in range(3):
-        np.testing.assert_allclose(mapped[place], initialise(BASE, first, keys[place])(x), rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(mapped[place], initialize(BASE, first, keys[place])(x), rtol=2e-4, atol=2e-4)
 
 
 def test_wrong_configurations_are_refused():
@@ -321,7 +321,7 @@ def test_wrong_configurations_are_refused():
     with pytest.raises(UsageError, match="missing"):
         Scaling({}, dict.fromkeys(ROLES, 1.0))
     with pytest.raises(UsageError, match="enable_x64"):
-        initialise(BASE, standard_scaling(SHAPE, BASE.inputs), jax.random.key(0), np.float64)
+        initialize(BASE, standard_scaling(SHAPE, BASE.inputs), jax.random.key(0), np.float64)
     for kind, size in ((TokenInput, "vocabulary"), (PatchInput, "dim"), (VectorInput, "dim")):
         with pytest.raises(UsageError, match=size):
             kind(0)
@@ -342,7 +342,7 @@ def test_wrong_inputs_are_refused(rng):
 def test_standard_scaling_starts_with_order_one_logits(seed):
     """Queries, keys and the stream of a wide pre-norm network start with entries of order one."""
     config = TransformerConfig(Shape(32, 8, 1), TokenInput(50), length=16, outputs=50)
-    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
+    model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
     record = model.record(jnp.arange(16)[None])
     # 16 x 256 entries, correlated through one weight matrix of 256^2: spread within 20 % by more than 6 sigma.
     assert np.asarray(record.layers.queries).std() == pytest.approx(1, rel=0.2)
@@ -392,7 +392,7 @@ def test_padding_is_the_shorter_sequence(name, rng):
 
 def test_gradients_stay_finite_where_padding_sees_nothing(rng, seed):
     config = dataclasses.replace(BASE, shape=Shape(2, 1, 1), causal=True, read_out="last", norm="none", mlp_ratio=0)
-    model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
+    model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
     x = jnp.asarray(random_input(config, rng))
     shown = jnp.asarray(np.stack([LEFT, np.zeros(5, bool)]))  # and a sequence without any token
     gradient = jax.grad(lambda weights: Transformer(weights, model.scaling, config)(x, shown).sum())(model.weights)

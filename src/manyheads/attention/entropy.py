@@ -40,7 +40,7 @@ class AttentionStatistics(NamedTuple):
     entropy: "Float[Array, '... n']"
     """-sum p log p in nats; 0 for a row that may attend to nothing."""
     logsumexp: "Float[Array, '... n']"
-    """log sum exp(s), the normaliser; -inf for such a row."""
+    """log sum exp(s), the normalizer; -inf for such a row."""
     max_logit: "Float[Array, '... n']"
     """Largest allowed logit; -inf for such a row."""
     collision: "Float[Array, '... n']"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Integer
     from numpy.typing import ArrayLike
 
-TOLERANCE = 1e-9  # of sums to one; a matrix normalised in double precision is a million times closer
+TOLERANCE = 1e-9  # of sums to one; a matrix normalized in double precision is a million times closer
 LARGEST_VOCABULARY = 1 << 16  # tokens are stored as uint8 or uint16
 
 

@@ -36,7 +36,7 @@ class Target:
     truth: Callable[[], Any] | None = None
     causal: bool | None = None
     residual: bool = False
-    normalised: bool | None = None
+    normalized: bool | None = None
     rotary: bool = False
     dtype: str = "float64"
 
@@ -117,7 +117,7 @@ class Extract:
                 kept = f"answers are kept in {self.store}; run the same command again to resume"
             raise KeyboardInterrupt(kept) from None
         taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - processor}
-        summary = self._summarise(target, found, taken)
+        summary = self._summarize(target, found, taken)
         self._write(target, found, summary)
         if self.json:
             print(json.dumps(summary, indent=1))
@@ -197,7 +197,7 @@ class Extract:
             lambda: true_layer(path, number, through=through),
             oracle.causal,
             oracle.residual,
-            oracle.normalised,
+            oracle.normalized,
             oracle.rotary,
             oracle.dtype,
         )
@@ -216,7 +216,7 @@ class Extract:
             self.oracle,
             causal=getattr(function, "causal", None),
             residual=self.residual or getattr(function, "residual", False),
-            normalised=getattr(function, "normalised", None),
+            normalized=getattr(function, "normalized", None),
             rotary=self.rotary or getattr(function, "rotary", False),
             dtype=getattr(function, "dtype", "float64"),
         )
@@ -227,7 +227,7 @@ class Extract:
         return ExtractionOptions(
             causal=target.causal,
             residual=target.residual,
-            normalised=target.normalised,
+            normalized=target.normalized,
             rotary=target.rotary,
             dtype=target.dtype,
             accurate=self.accurate,
@@ -239,14 +239,14 @@ class Extract:
 
     # Results
 
-    def _summarise(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
+    def _summarize(self, target: Target, found: "Recovery", taken: Mapping[str, float]) -> dict[str, Any]:
         """Return everything that is printed and kept, for JSON."""
-        from manyheads.recovery.summaries import summarise_recovery
+        from manyheads.recovery.summaries import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
         said = {"oracle": target.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
         truth = None if target.truth is None else target.truth()
-        return {**said, **summarise_recovery(found, truth), **taken, "files": files}
+        return {**said, **summarize_recovery(found, truth), **taken, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
         from manyheads.recovery import save_layer

@@ -1,6 +1,6 @@
 """Interrupts during garbage collection, where Python would report and drop the exception.
 
-The collector calls callbacks (JAX registers one), finalisers and those of weak references. During imports it runs so
+The collector calls callbacks (JAX registers one), finalizers and those of weak references. During imports it runs so
 often that one interrupt in ten was lost in JAX's callback alone.
 """
 

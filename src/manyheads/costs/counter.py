@@ -89,7 +89,7 @@ class _Counter:
             work.add(amounts[0], 0, *amounts[1:])
         elif (called := called_program(eqn)) is not None:
             work.absorb(self.program(*called, known, mask))
-        elif (solved := primitives.factorisation(eqn)) is not None:
+        elif (solved := primitives.factorization(eqn)) is not None:
             work.add(*solved)
             self._note_complex(work, eqn)
         elif name in primitives.NOTED:

@@ -123,7 +123,7 @@ def _valid_taps(outputs: int, taps: int, inputs: int, steps: tuple[int, int, int
     return total
 
 
-def factorisation(eqn: Any) -> tuple[str, int, int, int] | None:
+def factorization(eqn: Any) -> tuple[str, int, int, int] | None:
     """Return (row, multiply-adds, divisions, square roots) of an LU, Cholesky or triangular solve, otherwise None.
 
     Column `k` of an m x n LU is divided by its pivot, m - 1 - k numbers, and updates (m - 1 - k)(n - 1 - k) others; a

@@ -70,12 +70,12 @@ def select_pair(digits: Digits, negative: int, positive: int) -> Digits:
 
 
 @takes_arrays
-def normalise(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np.ndarray:
+def normalize(images: np.ndarray, dtype: np.typing.DTypeLike = np.float64) -> np.ndarray:
     """Shift and scale by one mean and one standard deviation for all pixels of all images."""
     values = np.asarray(images, np.float64)
     std = values.std()
     if std == 0:
-        raise UsageError("all pixels are equal: there is nothing to normalise")
+        raise UsageError("all pixels are equal: there is nothing to normalize")
     return ((values - values.mean()) / std).astype(dtype)
 
 

@@ -20,7 +20,7 @@ from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layer
 from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.pictures import layer_panels
 from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
@@ -189,7 +189,7 @@ class BlockOracle:
 
     layer: AttentionLayer
     gain: np.ndarray
-    norm: Normalisation
+    norm: Normalization
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Compute the outputs of sequences (n, k, d)."""
@@ -214,7 +214,7 @@ def block_oracle(model: Transformer, layer: int) -> BlockOracle:
         causal=True,
     )
     gain = scaled("norm", blocks.attention_gain)
-    return BlockOracle(attention.merged(), gain, Normalisation(config.centred, config.epsilon))
+    return BlockOracle(attention.merged(), gain, Normalization(config.centred, config.epsilon))
 
 
 def _figures(oracle: BlockOracle, found: Recovery, seed: int) -> dict[str, float]:

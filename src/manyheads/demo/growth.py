@@ -20,7 +20,7 @@ from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons.mean_field import along, biases, distances, solve_blocks
-from manyheads.limits.comparisons.schemes import bordelon, check_rising
+from manyheads.limits.comparisons.parametrizations import bordelon, check_rising
 from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
@@ -29,7 +29,7 @@ from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
 from manyheads.study.tables import dataset
 
 MEASURED = (("output", ("step", "read_out", "class"), "1"), ("loss", ("step",), "nat"))
-COURSES = {"": "predicted", "_without": "predicted without feedback"}
+TRAJECTORIES = {"": "predicted", "_without": "predicted without response functions"}
 RARER = "□"  # stands for every rarer character
 
 
@@ -56,6 +56,7 @@ class Growth(Study):
     """
 
     name: ClassVar[str] = "demo/growth"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Trained attention blocks approach the infinite-key-dimension limit as N^(-1/2)"
     source: ClassVar[Source] = bordelon("the limit of infinite key dimension; its solution is derived here")
 
@@ -99,8 +100,8 @@ class Growth(Study):
         before, after = self._signs()
         logits = solved.logits.values[-1][..., problem.attention_mask()]
         numbers = {
-            f"{name}{course}": (dims, value, f"{name}, {COURSES[course]}", unit)
-            for course, values in found.items()
+            f"{name}{trajectory}": (dims, value, f"{name}, {TRAJECTORIES[trajectory]}", unit)
+            for trajectory, values in found.items()
             for (name, dims, unit), value in zip(MEASURED, values, strict=True)
         } | {"moved": ((), np.sqrt(np.mean(logits**2)), "rms of the attention logits")}
         texts = {
@@ -173,7 +174,7 @@ class Growth(Study):
         From the limit, of single blocks and of their mean; and of their mean from the limit without response functions.
         """
         values = along(trained, "output", "key_dim")  # (replicates, sizes, networks, step, read_out, class)
-        wanted, without = (predicted[f"output{course}"].values for course in COURSES)
+        wanted, without = (predicted[f"output{trajectory}"].values for trajectory in TRAJECTORIES)
         return distances(values, wanted), biases(values, wanted), biases(values, without)
 
     def _signs(self) -> tuple[list[str], list[str]]:
@@ -189,10 +190,10 @@ class Growth(Study):
         steps = predicted["step"].values
         every = along(trained, "loss", "key_dim")  # (replicates, sizes, networks, step)
         plain = tuple(map(float, steps))
-        loss, without = (tuple(predicted[f"loss{course}"].values.tolist()) for course in COURSES)
-        courses = (
-            Curve(plain, loss, COURSES[""], "predicted", 1),
-            Curve(plain, without, COURSES["_without"], "reference", 2),
+        loss, without = (tuple(predicted[f"loss{trajectory}"].values.tolist()) for trajectory in TRAJECTORIES)
+        trajectories = (
+            Curve(plain, loss, TRAJECTORIES[""], "predicted", 1),
+            Curve(plain, without, TRAJECTORIES["_without"], "reference", 2),
         )
         return Multiples(
             "Training loss",
@@ -200,7 +201,7 @@ class Growth(Study):
             "cross-entropy [nat/character]",
             (
                 tuple(
-                    (spread_curve(steps, every[:, place].reshape(-1, self.steps), "trained blocks"), *courses)
+                    (spread_curve(steps, every[:, place].reshape(-1, self.steps), "trained blocks"), *trajectories)
                     for place in range(len(self.key_dims))
                 ),
             ),
@@ -209,7 +210,7 @@ class Growth(Study):
             log_y=True,
             note=f"Mean of {every.shape[0] * every.shape[2]} blocks of a size, bands range over all of them. The "
             "prediction is computed without training and without fit, and is independent of N and of the number of "
-            "heads. Without feedback: without the response functions of mean-field theory.",
+            "heads. Response functions: how fields react to earlier changes, in mean-field theory.",
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Lines:
@@ -223,14 +224,14 @@ class Growth(Study):
             (
                 spread_curve(sizes, single, "one block", group=0),
                 spread_curve(sizes, near, mean, group=1),
-                spread_curve(sizes, far, f"{mean}, from the prediction without feedback", group=2),
+                spread_curve(sizes, far, f"{mean}, from the prediction without response functions", group=2),
                 Curve(tuple(sizes.tolist()), tuple(guide.tolist()), "falls like N^(-1/2)", "reference"),
             ),
             log_x=True,
             log_y=True,
             note=f"Over all updates and characters; bands range over replicates. From N = {self.key_dims[0]} to "
             f"{self.key_dims[-1]} the distance of one block is multiplied by {_ratio(single)}, that of the mean by "
-            f"{_ratio(near)}, and that of the mean to the prediction without feedback by {_ratio(far)}.",
+            f"{_ratio(near)}, and that of the mean to the prediction without response functions by {_ratio(far)}.",
         )
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:

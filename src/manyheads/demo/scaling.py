@@ -14,7 +14,7 @@ from manyheads.data import TextWindows, read_characters
 from manyheads.demo.text import TextTraining
 from manyheads.joma.text.transformers import character_config
 from manyheads.limits.checks.coordinate_check import TOLERANCE, least_growth, required_growth
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.limits.task import Task
@@ -57,7 +57,7 @@ class Scaling(Study):
 
     name: ClassVar[str] = "demo/scaling"
     claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
-    source: ClassVar[Source] = bordelon("table 1: initial spreads, multipliers and learning rates for Adam")
+    source: ClassVar[Source] = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
     unread_prediction: ClassVar[str] = (
         "the prediction is the table itself; the claims test the growth of the updates that it implies"
     )

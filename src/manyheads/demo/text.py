@@ -29,7 +29,7 @@ from manyheads.study.tables import dataset
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, with_weights
-from manyheads.transformer.transformer import Transformer, initialise
+from manyheads.transformer.transformer import Transformer, initialize
 
 CONTEXTS = (0, 1, 2, 3)  # characters of context of the n-gram models
 SNIPPET = 40  # characters of the validation text whose attention pattern is kept
@@ -201,7 +201,7 @@ class TextTraining(Study):
 
     def _model(self, key: jax.Array, vocabulary: int) -> Transformer:
         config = character_config(Shape(self.key_dim, self.heads, self.depth), vocabulary, self.length)
-        return initialise(config, standard_scaling(config.shape, config.inputs), key)
+        return initialize(config, standard_scaling(config.shape, config.inputs), key)
 
 
 def stored_weights(weights: Any) -> dict[str, tuple[Any, ...]]:

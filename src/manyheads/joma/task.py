@@ -209,7 +209,7 @@ def _check_values(
     if not error <= 64 * len(frame) * np.finfo(tokens.dtype).eps:
         raise UsageError(
             f"embeddings are not orthonormal: [U_C, u]^T [U_C, u] is {error:.3g} from the identity. The theory of "
-            "joint dynamics assumes frozen orthonormal embeddings: orthonormalise them (numpy.linalg.qr)"
+            "joint dynamics assumes frozen orthonormal embeddings: orthonormalize them (numpy.linalg.qr)"
         )
     if not (contexts.min() >= 0 and np.abs(contexts.sum(1) - 1).max() <= 1e-5):  # NaN is refused too
         raise UsageError("contexts must be frequencies: nonnegative, with rows that sum to one")

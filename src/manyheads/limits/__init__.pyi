@@ -17,6 +17,6 @@ from .systems.ensembles import train_networks as train_networks
 from .task import digits_task as digits_task
 from .task import text_task as text_task
 from .torch.audit import audit_model as audit_model
-from .torch.groups import initialise_model as initialise_model
+from .torch.groups import initialize_model as initialize_model
 from .torch.groups import scale_logits as scale_logits
 from .torch.groups import torch_groups as torch_groups

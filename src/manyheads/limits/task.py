@@ -13,7 +13,7 @@ import numpy as np
 
 from manyheads.data import TextWindows, cut_patches, load_digits, load_text
 from manyheads.data.characters import build_vocabulary
-from manyheads.data.digits import normalise
+from manyheads.data.digits import normalize
 from manyheads.data.draws import draw_integers
 from manyheads.errors import UsageError
 from manyheads.transformer.config import TransformerConfig
@@ -66,7 +66,7 @@ def digits_task(batch: int = 16) -> Task:
     """
     _check(batch)
     digits = load_digits()
-    patches = cut_patches(normalise(digits.images, np.float32), PATCH)  # (samples, 16, 4)
+    patches = cut_patches(normalize(digits.images, np.float32), PATCH)  # (samples, 16, 4)
     config = TransformerConfig(Shape(1, 1, 1), PatchInput(patches.shape[-1]), patches.shape[-2], outputs=10)
     return Task(config, ImageBatches(jnp.asarray(patches, jnp.float32), jnp.asarray(digits.labels, jnp.int32), batch))
 

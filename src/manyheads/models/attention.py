@@ -87,7 +87,7 @@ class AttentionConfig:
     norm, norm_eps
         "layer" or "rms", and the number added to the variance or mean square.
     norm_place
-        "pre": the layer reads the normalised stream; "post": the norm follows the residual sum.
+        "pre": the layer reads the normalized stream; "post": the norm follows the residual sum.
     parallel
         Whether attention and MLP of a block read the same stream and are added together (GPT-NeoX).
     """

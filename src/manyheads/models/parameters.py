@@ -120,7 +120,7 @@ def recognize(raw: Mapping[str, Any], names: Iterable[str], path: Path | str = "
             path,
             f"the family {family.model_type} does not explain {len(strangers)} of {len(names)} names: "
             f"{shorten(strangers)}",
-            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantiser renamed the weights",
+            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantizer renamed the weights",
         )
     if absent:
         found = f"the family {family.model_type} also needs {len(absent)} tensors: {', '.join(absent[:5])}"
@@ -184,7 +184,7 @@ def _find_prefix(config: ModelConfig, known: set[str]) -> str:
             config.path,
             f"the family {family.model_type} begins with {' or '.join(anchors.values())}, none of which is among "
             f"{shorten(sorted(known)) or 'no names'}",
-            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantiser renamed the weights",
+            f"{WeightsMismatch.usual}, and that no adapter, wrapper or quantizer renamed the weights",
         )
     return found[0]
 

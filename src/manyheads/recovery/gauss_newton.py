@@ -1,6 +1,6 @@
 """Gauss-Newton refinement of all matrices of a layer, matrix-free, down to rounding or the noise of the labels.
 
-The projections are solved for inside (`manyheads.recovery.variable_projection`). A step solves the linearised
+The projections are solved for inside (`manyheads.recovery.variable_projection`). A step solves the linearized
 problem with
 Levenberg's damping by conjugate gradients, never forming the Jacobian, more accurately the closer it is. With exact
 labels the squared error is squared from step to step and ends at rounding, 1e-29 or below; with labels of independent
@@ -78,7 +78,7 @@ def fit_gauss_newton(
 ) -> GaussNewtonFit:
     """Fit a layer to examples by joint least squares, from a start that is near enough.
 
-    Minimises ||w^(1/2) o (y - F(x))||^2 over Theta and W, and over the key bias and output bias where `layer` has them;
+    Minimizes ||w^(1/2) o (y - F(x))||^2 over Theta and W, and over the key bias and output bias where `layer` has them;
     `causal` is kept. Only the start's Theta and key bias matter, since projections and output bias are solved for.
 
     References
@@ -172,7 +172,7 @@ def descend(here: Tangent, settings: GaussNewtonSettings) -> GaussNewtonFit:
 def solve_damped(
     here: Tangent, gradient: Array, damping: float, accuracy: float, limit: int
 ) -> tuple[Array, float, int]:
-    """Minimise ||r - J p||^2 + damping p.M p over p by conjugate gradients on the least-squares form.
+    """Minimize ||r - J p||^2 + damping p.M p over p by conjugate gradients on the least-squares form.
 
     Preconditioned by the metric M, of which only the inverse is ever applied.
 

@@ -153,7 +153,7 @@ def _table(layer: AttentionLayer, tolerance: float) -> Listing:
 
 
 def recovery_section(found: Recovery, summary: Mapping[str, Any]) -> Section:
-    """Return the chapter of a report on one recovery, from it and its `summarise_recovery`."""
+    """Return the chapter of a report on one recovery, from it and its `summarize_recovery`."""
     asked = summary["asked"]
     facts = {
         "oracle": summary.get("oracle", ""),

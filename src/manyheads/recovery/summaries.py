@@ -61,7 +61,7 @@ def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
     return layer.at_offset(1)
 
 
-def summarise_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | None = None) -> dict[str, Any]:
+def summarize_recovery(found: Recovery, truth: AttentionLayer | RotaryLayer | None = None) -> dict[str, Any]:
     """Return what a recovery found, what it cost and what is known of it, as JSON can hold it."""
     layer = at_offset_one(found.layer)
     tolerance = rank_tolerance(found)

@@ -104,7 +104,7 @@ def golub_kahan(
     rng: np.random.Generator | None = None,
     start: "Float[ArrayLike, ' columns'] | None" = None,
 ) -> Bidiagonal:
-    """Bidiagonalise a matrix by Lanczos steps with full reorthogonalisation.
+    """Bidiagonalize a matrix by Lanczos steps with full reorthogonalization.
 
     Each step costs one product with W and one with Wᵀ, and O(steps · (rows + columns)) for keeping both bases
     orthogonal to rounding (twice is enough: Giraud, Langou and Rozložník 2005).
@@ -146,7 +146,7 @@ def golub_kahan(
     vector, taken = _start(columns, rng, start), steps
     for step in range(steps):
         right[step] = vector
-        image = _orthogonalised(_finite(operator.matvec(vector)), left[:step])
+        image = _orthogonalized(_finite(operator.matvec(vector)), left[:step])
         diagonal[step] = np.linalg.norm(image)
         floor = BREAKDOWN * max(diagonal.max(), beside.max())
         if diagonal[step] <= floor:
@@ -154,7 +154,7 @@ def golub_kahan(
             taken = step + 1
             break
         left[step] = image / diagonal[step]
-        back = _orthogonalised(_finite(operator.rmatvec(left[step])), right[: step + 1])
+        back = _orthogonalized(_finite(operator.rmatvec(left[step])), right[: step + 1])
         beside[step] = np.linalg.norm(back)
         if beside[step] <= floor:
             taken = step + 1
@@ -198,7 +198,7 @@ def _start(columns: int, rng: np.random.Generator | None, start: "ArrayLike | No
     return vector / norm
 
 
-def _orthogonalised(vector: Array, basis: Array) -> Array:
+def _orthogonalized(vector: Array, basis: Array) -> Array:
     for _ in range(2):  # once loses orthogonality in proportion to the condition of the basis, twice does not
         vector = vector - basis.T @ (basis @ vector)
     return vector

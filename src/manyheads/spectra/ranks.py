@@ -323,7 +323,7 @@ def _frobenius_bound(found: Bidiagonal, theta: float, total: float, length: int)
 
 
 def _cholesky_bound(tall: Array, goal: float, total: float) -> float:
-    """`goal` if a factorisation proves σ₁² below it, infinity if it does not."""
+    """`goal` if a factorization proves σ₁² below it, infinity if it does not."""
     # Success proves definiteness up to the first term (Rump 2006); the Gram matrix is known up to the second.
     rows, side = tall.shape
     slack = EPS * ((side + 2) * max(side * goal - total, 0.0) + 2 * rows * total)

@@ -44,7 +44,7 @@ class Study(abc.ABC):
         `predict` is called so many times with independent keys and the results gain a leading dimension `prediction`.
     unread_prediction
         Why the comparison does not use what `predict` returns; empty when it does.
-    vectorised, chunk
+    vectorized, chunk
         True when `train` can be traced by JAX: replicates are then trained `chunk` at a time under `jax.vmap`, and a
         chunk is computed, written and resumed as one.
 
@@ -60,7 +60,7 @@ class Study(abc.ABC):
     revision: ClassVar[int] = 1
     predictions: ClassVar[int | None] = None
     unread_prediction: ClassVar[str] = ""
-    vectorised: ClassVar[bool] = False
+    vectorized: ClassVar[bool] = False
     chunk: ClassVar[int] = 8
 
     @classmethod

@@ -6,5 +6,5 @@ from .scaling import standard_scaling as standard_scaling
 from .shape import Shape as Shape
 from .training import train as train
 from .transformer import Transformer as Transformer
-from .transformer import initialise as initialise
+from .transformer import initialize as initialize
 from .weights import roles as roles

@@ -86,7 +86,7 @@ class PooledMLP(eqx.Module):
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
-    >>> model = initialise_pooled(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model = initialize_pooled(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
     >>> model(jnp.zeros((2, 7), int)).shape
     (2, 3)
     """
@@ -114,7 +114,7 @@ class RecurrentMLP(eqx.Module):
     Examples
     --------
     >>> from manyheads.transformer.inputs import TokenInput
-    >>> model = initialise_recurrent(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
+    >>> model = initialize_recurrent(BaselineConfig(TokenInput(5), outputs=3, width=4, hidden=8), jax.random.key(0))
     >>> model(jnp.zeros((2, 7), int)).shape
     (2, 3)
     """
@@ -138,7 +138,7 @@ class RecurrentMLP(eqx.Module):
         return state @ weights.unembedding
 
 
-def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
+def initialize_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> PooledMLP:
     """Make a pooled MLP: Gaussian weights of variance 2/fan-in before a relu, 1/fan-in elsewhere."""
     layers, hidden = config.layers, config.hidden
     wanted = (
@@ -153,7 +153,7 @@ def initialise_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.f
     return PooledMLP(PooledWeights(embedding, first, deeper, biases, mixing, unembedding), config)
 
 
-def initialise_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
+def initialize_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
     """Make an MLP-RNN: Gaussian weights of variance 1/fan-in, which is the edge between fading and exploding."""
     layers, hidden = config.layers, config.hidden
     wanted = (

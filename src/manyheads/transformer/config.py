@@ -17,7 +17,7 @@ Activation = Literal["gelu", "relu", "erf", "tanh", "silu", "identity"]
 class TransformerConfig:
     r"""Everything about a transformer but its weights and its scales.
 
-    With :math:`\nu` the normalisation, block :math:`l` of a pre-norm transformer is
+    With :math:`\nu` the normalization, block :math:`l` of a pre-norm transformer is
 
     .. math::
         x \leftarrow x + b\,\mathrm{Attention}_l(\nu(x)), \qquad x \leftarrow x + b\,\mathrm{MLP}_l(\nu(x)),
@@ -43,13 +43,13 @@ class TransformerConfig:
     norm
         `"pre"` (and once more before the read-out), `"post"` or `"none"`.
     gains
-        Trained factors in the normalisation.
+        Trained factors in the normalization.
     centred
-        The normalisation subtracts the mean over the stream (LayerNorm) or does not (RMS).
+        The normalization subtracts the mean over the stream (LayerNorm) or does not (RMS).
     epsilon
-        Added to the variance in the normalisation.
+        Added to the variance in the normalization.
     biases
-        Trained shifts in projections, MLP, normalisation (where it has gains) and read-out.
+        Trained shifts in projections, MLP, normalization (where it has gains) and read-out.
     mlp_ratio
         Width of the hidden layer over d; 0 leaves the MLP out.
     activation

@@ -122,12 +122,12 @@ def train(
 
     Examples
     --------
-    >>> from manyheads.transformer.baselines import BaselineConfig, initialise_pooled
+    >>> from manyheads.transformer.baselines import BaselineConfig, initialize_pooled
     >>> from manyheads.transformer.inputs import TokenInput
     >>> from manyheads.transformer.losses import cross_entropy
     >>> from manyheads.data.recall import Recall, RecallSource
     >>> task = Recall(length=2, symbols=2)
-    >>> model = initialise_pooled(BaselineConfig(TokenInput(3), outputs=2, width=8, hidden=8), jax.random.key(0))
+    >>> model = initialize_pooled(BaselineConfig(TokenInput(3), outputs=2, width=8, hidden=8), jax.random.key(0))
     >>> done = train(model, cross_entropy, RecallSource(task, 16), optax.adam(0.01), steps=60, key=jax.random.key(1))
     >>> bool(done.losses[-1] < 0.5 * done.losses[0])
     True

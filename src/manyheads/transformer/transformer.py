@@ -73,7 +73,7 @@ class Transformer(eqx.Module):
     >>> from manyheads.transformer.inputs import TokenInput
     >>> from manyheads.transformer.scaling import Shape, standard_scaling
     >>> config = TransformerConfig(Shape(4, 2, 2), TokenInput(10), length=6, outputs=10, causal=True, read_out="token")
-    >>> model = initialise(config, standard_scaling(config.shape, config.inputs), jax.random.key(0))
+    >>> model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(0))
     >>> model(jnp.zeros((3, 6), int)).shape, model.record(jnp.zeros((3, 6), int)).layers.queries.shape
     ((3, 6, 10), (2, 3, 2, 6, 4))
     """
@@ -152,22 +152,22 @@ class Transformer(eqx.Module):
         pre, post = config.norm == "pre", config.norm == "post"
         gain = _scaled(block.attention_gain, scaling.multiplier["norm"])
         shift = _scaled(block.attention_shift, scaling.multiplier["norm"])
-        z = normalise(stream, gain, shift, config) if pre else stream
+        z = normalize(stream, gain, shift, config) if pre else stream
         layer, pattern = _attend(z, block, scaling, config, padding_mask)
         stream = stream + scaling.branch * layer.attention
-        stream = normalise(stream, gain, shift, config) if post else stream
+        stream = normalize(stream, gain, shift, config) if post else stream
         if block.mlp_in is None:
             return layer._replace(stream=stream), pattern
 
         gain = _scaled(block.mlp_gain, scaling.multiplier["norm"])
         shift = _scaled(block.mlp_shift, scaling.multiplier["norm"])
-        z = normalise(stream, gain, shift, config) if pre else stream
+        z = normalize(stream, gain, shift, config) if pre else stream
         bias = scaling.multiplier["bias"]
         hidden = scaling.multiplier["mlp_in"] * (z @ block.mlp_in)  # (..., T, r d)
         hidden = ACTIVATIONS[config.activation](_shifted(hidden, block.mlp_in_bias, bias))
         mlp = _shifted(scaling.multiplier["mlp_out"] * (hidden @ block.mlp_out), block.mlp_out_bias, bias)
         stream = stream + scaling.branch * mlp
-        stream = normalise(stream, gain, shift, config) if post else stream
+        stream = normalize(stream, gain, shift, config) if post else stream
         return layer._replace(stream=stream, hidden=hidden, mlp=mlp), pattern
 
     def _read_out(self, stream: jax.Array, scaling: Scaling, padding_mask: jax.Array | None) -> jax.Array:
@@ -175,7 +175,7 @@ class Transformer(eqx.Module):
         if config.norm == "pre":
             gain = _scaled(weights.final_gain, scaling.multiplier["final_norm"])
             shift = _scaled(weights.final_shift, scaling.multiplier["final_norm"])
-            stream = normalise(stream, gain, shift, config)
+            stream = normalize(stream, gain, shift, config)
         if config.read_out == "mean":
             stream = stream.mean(-2) if padding_mask is None else _mean_of_tokens(stream, padding_mask)  # (..., d)
         elif config.read_out == "last":
@@ -185,7 +185,7 @@ class Transformer(eqx.Module):
         return scaling.output * outputs
 
 
-def initialise(
+def initialize(
     config: TransformerConfig, scaling: Scaling, key: jax.Array, dtype: "DTypeLike" = jnp.float32
 ) -> Transformer:
     """Make a transformer with fresh weights; a pure function, so that it can be mapped over keys and scalings.
@@ -198,10 +198,10 @@ def initialise(
     return Transformer(draw_weights(config, scaling, key, dtype), scaling, config)
 
 
-def normalise(
+def normalize(
     stream: jax.Array, gain: jax.Array | None, shift: jax.Array | None, config: TransformerConfig
 ) -> jax.Array:
-    r"""Normalise over the width: :math:`(x-\bar x)/\sqrt{\mathrm{var}(x)+\epsilon}`, or without the mean (RMS)."""
+    r"""Normalize over the width: :math:`(x-\bar x)/\sqrt{\mathrm{var}(x)+\epsilon}`, or without the mean (RMS)."""
     if config.centred:
         stream = stream - stream.mean(-1, keepdims=True)
     stream = stream * jax.lax.rsqrt(jnp.square(stream).mean(-1, keepdims=True) + config.epsilon)

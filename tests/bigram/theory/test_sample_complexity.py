@@ -1,4 +1,4 @@
-"""Laws of sample sizes against the systems that they summarise and against draws from the task."""
+"""Laws of sample sizes against the systems that they summarize and against draws from the task."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The signal system against the gradients that it summarises, against closed forms and against simulated runs."""
+"""The signal system against the gradients that it summarizes, against closed forms and against simulated runs."""
 
 import numpy as np
 import pytest

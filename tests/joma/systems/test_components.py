@@ -19,7 +19,7 @@ def test_relaxing_components_are_where_quadrature_says(rng):
 
 def test_softmax_only_changes_the_clock(rng):
     targets = rng.uniform(0.5, 2.5, 5)
-    found = relax(targets, np.array([0.3, 0.5, 0.7, 1.0, 2.0, 5.0]), normalised=True)
+    found = relax(targets, np.array([0.3, 0.5, 0.7, 1.0, 2.0, 5.0]), normalized=True)
     clock = exact_time(targets, found)  # the time of exp attention at which each component is as far
     np.testing.assert_allclose(clock, clock[:, :1] + np.zeros(5), rtol=1e-7)
 

@@ -18,7 +18,7 @@ from manyheads.joma.systems.hidden_neurons import (
 )
 from manyheads.joma.systems.token_hierarchy import HierarchyShape, draw_hierarchy
 from manyheads.transformer.scaling import standard_scaling
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 # That of the contract row, under 64-bit types as there: it is compiled once for both.
 SIZES = HierarchyShape((8, 8, 6), leaves=9)
@@ -53,7 +53,7 @@ def test_a_planted_neuron_is_found_in_its_layer_and_level(rng):
 def test_pooling_leaves_padding_out(seed):
     config = TASK.config
     key = jax.random.key(seed)
-    model = eqx.filter_jit(initialise)(config, standard_scaling(config.shape, config.inputs), key)
+    model = eqx.filter_jit(initialize)(config, standard_scaling(config.shape, config.inputs), key)
     batch = draw_hierarchy(TASK.hierarchy, key).draw(jax.random.key(seed + 1), 12)
     pooled = np.asarray(eqx.filter_jit(pool_neurons)(model, batch)[0])
     row = int(np.asarray(batch.padding_mask).sum(1).argmin())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyheads.joma.text.record import record_statistics
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, standard_scaling
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 
 
@@ -16,7 +16,7 @@ def model(seed):
     config = TransformerConfig(
         Shape(4, 2, 2), TokenInput(50), length=16, outputs=50, causal=True, read_out="token", activation="relu"
     )
-    return eqx.filter_jit(initialise)(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
+    return eqx.filter_jit(initialize)(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
 
 
 def test_entropy_is_that_of_the_recorded_patterns(model, seed):

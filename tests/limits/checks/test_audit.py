@@ -17,11 +17,11 @@ from manyheads.limits import (
     audit_learning_rates,
     audit_model,
     forward_multipliers,
-    initialise_model,
+    initialize_model,
     scale_logits,
     torch_groups,
 )
-from manyheads.limits.checks.audit import ActualSettings, Audit, judge
+from manyheads.limits.checks.audit import ActualSettings, Audit, compare_settings
 from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture, read_body
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES
@@ -76,7 +76,7 @@ def test_a_common_factor_is_told_from_that_of_one_class(shape, names, learning_r
         )
         for target in targets
     }
-    learning_rates = [each for each in judge(targets, settings, TUNED) if each.quantity == "learning_rate"]
+    learning_rates = [each for each in compare_settings(targets, settings, TUNED) if each.quantity == "learning_rate"]
     assert len(learning_rates) == len(targets)
     assert {each.factor for each in learning_rates} == {2.0 if learning_rate is None else 4.0}
     assert {each.meaning.partition(":")[0].partition(";")[0] for each in learning_rates} == {cause}
@@ -132,10 +132,12 @@ def test_planted_mistakes_are_named_with_their_factor():
     name = "transformer.h.0.mlp.c_fc.weight"
     target = next(target for target in targets if target.parameter.name == name)
     tied = role_factors(Parametrization(base=BASE), WIDE)["unembedding"].learning_rate
-    assert all(each.right for each in judge(targets, right(targets), TUNED, tied))
+    assert all(each.right for each in compare_settings(targets, right(targets), TUNED, tied))
 
     def fault(name, settings):
-        (found,) = [each for each in judge(targets, right(targets) | {name: settings}, TUNED, tied) if not each.right]
+        (found,) = [
+            each for each in compare_settings(targets, right(targets) | {name: settings}, TUNED, tied) if not each.right
+        ]
         return found
 
     forgotten = fault(name, ActualSettings(TUNED.learning_rate, target.epsilon, target.weight_decay))
@@ -156,7 +158,9 @@ def test_planted_mistakes_are_named_with_their_factor():
     assert "tied embedding treated twice" in both.meaning
     odd = fault(name, ActualSettings(3 * target.learning_rate, target.epsilon, target.weight_decay))
     assert "another one" in odd.meaning
-    missing = judge(targets, {key: settings for key, settings in right(targets).items() if key != name}, TUNED)
+    missing = compare_settings(
+        targets, {key: settings for key, settings in right(targets).items() if key != name}, TUNED
+    )
     assert [each.meaning for each in missing if not each.right] == ["it is in no group: it is never trained"]
 
 
@@ -170,13 +174,15 @@ def test_spreads_are_judged_by_their_sampling_error(rng):
     for count in (16, 400, 100_000):  # 300 draws at a false-alarm rate of 1e-6
         for _ in range(100):
             std = math.sqrt(np.square(0.1 * rng.normal(size=count)).mean())
-            assert judge([target], {"q": ActualSettings(target.learning_rate, std=std, count=count)}, TUNED)[-1].right
-    wrong = judge([target], {"q": ActualSettings(target.learning_rate, std=0.2, count=400)}, TUNED)[-1]
+            assert compare_settings([target], {"q": ActualSettings(target.learning_rate, std=std, count=count)}, TUNED)[
+                -1
+            ].right
+    wrong = compare_settings([target], {"q": ActualSettings(target.learning_rate, std=0.2, count=400)}, TUNED)[-1]
     assert (wrong.right, wrong.quantity, wrong.factor) == (False, "initial", pytest.approx(2))
     assert "the base's std" in wrong.meaning
-    assert not judge([target], {"q": ActualSettings(target.learning_rate, std=0.1003, count=10_000_000)}, TUNED)[
-        -1
-    ].right
+    assert not compare_settings(
+        [target], {"q": ActualSettings(target.learning_rate, std=0.1003, count=10_000_000)}, TUNED
+    )[-1].right
 
 
 def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
@@ -188,7 +194,7 @@ def test_one_cause_is_one_line_whatever_the_noise_of_the_draw():
     )
     stds = dict(zip(names, (0.2001, 0.1990, 0.5), strict=True))  # wanted is half the base's 0.2
     settings = {name: ActualSettings(1e-3 / 4, std=std, count=400) for name, std in stds.items()}
-    text = str(Audit(judge(targets, settings, TUNED)))
+    text = str(Audit(compare_settings(targets, settings, TUNED)))
     assert "a and 1 more (query): initial is 2 times" in text
     assert "c (query): initial is 5 times" in text
 
@@ -303,7 +309,7 @@ def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
     no_decay = ("norm", "logit_bias", "bias", "final_norm", "unembedding_bias", "embedding_bias")
     p, model = Parametrization(base=BASE), build("vit", WIDE)
     hyperparameters = BaseHyperparameters(1e-3, weight_decay=0.1, no_decay=no_decay)
-    initialise_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
     without = {
         name
         for group in torch_groups(p, model, hyperparameters)
@@ -322,7 +328,7 @@ def test_no_false_alarm_on_right_groups(family, seed):
         for optimizer, kind in (("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
             p = Parametrization(base=BASE, optimizer=optimizer)
             model = build(family, shape)
-            initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(1000 * seed + number))
+            initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(1000 * seed + number))
             groups = torch_groups(p, model, TUNED)
             audit = audit_model(p, model, kind(groups, lr=1.0), TUNED)
             assert audit.passed, str(audit)
@@ -348,7 +354,7 @@ def test_the_models_own_start_is_right_at_the_base_and_wrong_beyond(family, seed
 def test_a_decay_that_should_not_be_is_said_and_is_json():
     target = parameter_targets(Parametrization(base=BASE), gpt2(WIDE), BaseHyperparameters(learning_rate=1e-3))[0]
     settings = {target.parameter.name: ActualSettings(target.learning_rate, target.epsilon, 0.1)}
-    audit = Audit(judge([target], settings, BaseHyperparameters(learning_rate=1e-3)))
+    audit = Audit(compare_settings([target], settings, BaseHyperparameters(learning_rate=1e-3)))
     assert audit.faults[0].factor == math.inf
     assert audit.faults[0].meaning == "it should have none, as at the base"
     assert json.loads(json.dumps(audit.as_dict(), allow_nan=False))["findings"][2]["factor"] is None
@@ -359,7 +365,7 @@ def test_mistakes_planted_in_an_optimizer(seed):
     import torch
 
     p, model = Parametrization(base=BASE), build("qwen2", Shape(8, 8, 3))
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     groups = torch_groups(p, model, TUNED)
     kept = [group for group in groups if group["role"] != "mlp_in"]
     assert {each.role for each in audit_model(p, model, kept, TUNED).faults} == {"mlp_in"}
@@ -392,7 +398,7 @@ def test_a_forgotten_logit_scale_is_found(seed):
     for family in FUSED:
         p, model = Parametrization(base=BASE), build(family, shape)
         scale_logits(model, p)
-        initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+        initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
         groups = torch_groups(p, model, TUNED)
         assert audit_model(p, model, groups, TUNED).passed
         again = build(family, shape)
@@ -447,7 +453,7 @@ def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
             super().__init__(params, {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-6})
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     groups = torch_groups(p, model, TUNED)
     for optimizer in (
         Lion(kept(groups, "eps")),
@@ -473,7 +479,7 @@ def test_groups_by_name_and_a_schedule_of_one_cycle_are_read(seed):
     import torch
 
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     groups = torch_groups(p, model, TUNED)
     named = [{**group, "params": list(zip(group["names"], group["params"], strict=True))} for group in groups]
     assert audit_model(p, model, named, TUNED).passed
@@ -489,7 +495,7 @@ def test_a_trained_model_is_told_from_a_fresh_one_or_one_is_asked(seed):
     import torch
 
     p, model = Parametrization(base=BASE, optimizer="sgd"), build("llama", Shape(8, 8, 2))
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     optimizer = torch.optim.SGD(torch_groups(p, model, TUNED))
     assert audit_model(p, model, optimizer, TUNED).passed
     for tensor in model.parameters():
@@ -583,7 +589,7 @@ def test_spreads_of_biases_are_honoured_by_role_and_by_part(seed):
     stds = dict.fromkeys(("embedding", "positional", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.1)
     stds |= {"unembedding": 0.1, "bias": 0.3, "output_bias": 0.2, "logit_bias": 0.5, "final_shift": 0.4, "norm": 2.0}
     hyperparameters, model = BaseHyperparameters(1e-3, weight_decay=0.1, stds=stds), plain(wide, 7, 6)
-    initialise_model(p, model, hyperparameters, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, hyperparameters, PLAIN, wide, generator=torch.Generator().manual_seed(seed))
     block = model.blocks[0]
     expected = {
         block.value.bias: 0.3,

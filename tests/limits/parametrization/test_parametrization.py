@@ -17,7 +17,7 @@ from manyheads.limits.checks.axes import shapes_along
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, standard_scaling
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.training import with_weights
@@ -135,7 +135,7 @@ def run(p, shape, optimizer, key, steps=6):
 @partial(jax.jit, static_argnums=(0, 3, 5))
 def _train(config, scaling, factors, optimizer, key, steps):
     """Scheme and form are traced: one program for all of them."""
-    model = initialise(config, scaling, key, jnp.float64)
+    model = initialize(config, scaling, key, jnp.float64)
     batch = jax.random.randint(key, (2, 4, 5), 0, 7)
     tx = rescale(optimizer, roles(model.weights), *factors)
 

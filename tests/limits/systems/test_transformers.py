@@ -9,7 +9,7 @@ from tests.limits.adam import adam_steps
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, digits_task, text_task
 from manyheads.limits.systems.transformers import TWINS, Recipe, measure_updates, sweep_losses
-from manyheads.transformer import Shape, initialise
+from manyheads.transformer import Shape, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
 from manyheads.transformer.weights import roles
@@ -37,7 +37,7 @@ def test_motions_are_those_of_a_training_by_hand(task, seed):
 
     config, table = task.config(SHAPE), P.table(SHAPE)
     for_model, for_batches, for_probe = jax.random.split(key, 3)
-    start = initialise(config, P.scaling(SHAPE, config.inputs), for_model)
+    start = initialize(config, P.scaling(SHAPE, config.inputs), for_model)
     numbers = {row.role: (learning_rate * row.learning_rate, 1e-4 * row.epsilon) for row in table.rows}
     batches = [task.batches(jax.random.fold_in(for_batches, step)) for step in range(steps)]
     weights, _ = adam_steps(
@@ -59,7 +59,7 @@ def test_motions_are_those_of_a_training_by_hand(task, seed):
     assert found.logits_start == pytest.approx(rms(a_before), rel=1e-4)
     assert found.head_variance[1] == pytest.approx(a_now.var(axis=2).mean(), rel=1e-3)
     keys = [for_model, *(jax.random.fold_in(for_model, number) for number in range(1, TWINS))]
-    twins = [initialise(config, P.scaling(SHAPE, config.inputs), key).record(probe) for key in keys]
+    twins = [initialize(config, P.scaling(SHAPE, config.inputs), key).record(probe) for key in keys]
     each = [np.einsum("lbhqn,lbhkn->lbhqk", twin.layers.queries, twin.layers.keys) for twin in twins]
     assert found.head_variance_start == pytest.approx(
         logit**2 * np.mean([a.var(axis=2).mean() for a in each]), rel=1e-3
@@ -100,7 +100,7 @@ def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(tas
     assert [name for name, value in found._asdict().items() if value is not None] == ["outputs"]
     config, factors = task.config(SHAPE), p.table(SHAPE).column("learning_rate")
     for_model, for_batches, for_probe = jax.random.split(key, 3)
-    start = initialise(config, p.scaling(SHAPE, config.inputs), for_model)
+    start = initialize(config, p.scaling(SHAPE, config.inputs), for_model)
     batch, probe = task.batches(jax.random.fold_in(for_batches, 0)), task.batches(for_probe)[0]
     gradient = slopes(start, batch)
     moved = jax.tree.map(

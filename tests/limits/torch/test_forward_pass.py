@@ -13,7 +13,7 @@ from manyheads.limits import (
     Parametrization,
     audit_model,
     forward_multipliers,
-    initialise_model,
+    initialize_model,
     torch_groups,
 )
 from manyheads.limits.torch.forward_pass import measure_forward
@@ -139,7 +139,7 @@ def test_multipliers_of_decoders_and_norms_that_hide_them(name, logit, branch, e
 
 
 def refusal(model, roles, shape, p=None, **given):
-    """What an audit, groups and initialisation say alike."""
+    """What an audit, groups and initialization say alike."""
     import torch
 
     p, said = p or Parametrization(base=BASE), []
@@ -147,7 +147,7 @@ def refusal(model, roles, shape, p=None, **given):
     asked = (
         lambda: audit_model(p, model, torch.optim.AdamW(model.parameters()), hyperparameters, roles, shape, **given),
         lambda: torch_groups(p, model, hyperparameters, roles, shape, **given),
-        lambda: initialise_model(p, model, hyperparameters, roles, shape, **given),
+        lambda: initialize_model(p, model, hyperparameters, roles, shape, **given),
     )
     for ask in asked:
         with pytest.raises(UsageError) as caught:
@@ -337,7 +337,7 @@ WITHOUT_SHIFT = {k: v for k, v in PLAIN.items() if k not in ("final_norm.bias", 
 
 
 def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed):
-    """Gemma's: no false alarm, `initialise` leaves them at zero, and with a tied table 1 + w carries the factor."""
+    """Gemma's: no false alarm, `initialize` leaves them at zero, and with a tied table 1 + w carries the factor."""
     import torch
 
     p, hyperparameters = Parametrization(base=BASE), replace(TUNED, stds=SPREADS | {"unembedding": 0.3})
@@ -349,7 +349,7 @@ def test_gains_of_the_form_one_plus_w_start_at_zero_and_train_as_plain_ones(seed
             model.final_norm = _Scaled.norm(HEADS.width)
         else:
             model.final_norm.bias = None
-        initialise_model(p, model, hyperparameters, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
+        initialize_model(p, model, hyperparameters, WITHOUT_SHIFT, HEADS, generator=torch.Generator().manual_seed(seed))
         assert torch.all(model.final_norm.weight == (-0.5 if shifted else 0.5))
         assert audit_model(
             p,
@@ -387,7 +387,7 @@ def test_a_gemma_raises_no_false_alarm(seed):
     audit = audit_model(p, model, optimizer, hyperparameters, roles, BASE)
     assert audit.passed, str(audit)
     stds = dict.fromkeys(("embedding", "query", "key", "value", "output", "mlp_in", "mlp_out"), 0.02)
-    initialise_model(p, model, replace(hyperparameters, stds=stds), roles, BASE)
+    initialize_model(p, model, replace(hyperparameters, stds=stds), roles, BASE)
     assert not any(t.any() for name, t in model.named_parameters() if name.endswith("norm.weight"))
 
 
@@ -414,7 +414,7 @@ def test_a_multiplier_of_the_embeddings_is_folded(seed, tied):
     curves = []
     for factor in (1.0, grown):
         model, roles = with_table(factor, tied)
-        initialise_model(
+        initialize_model(
             p,
             model,
             hyperparameters,

@@ -11,7 +11,7 @@ from manyheads.limits import (
     Parametrization,
     audit_model,
     forward_multipliers,
-    initialise_model,
+    initialize_model,
     scale_logits,
     torch_groups,
 )
@@ -89,7 +89,7 @@ def test_a_factor_whose_weight_is_frozen_is_named(words, carrier, seed):
         assert ("scale_logits(model, parametrization)" in sentence) == (LOGITS in sentence)
     assert not said(freeze(build("llama", BASE), *words))  # where nothing changes
     drawn = build("llama", GROWN)
-    initialise_model(P, drawn, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(P, drawn, TUNED, generator=torch.Generator().manual_seed(seed))
     assert not said(freeze(drawn, *words))
     applied = freeze(build("llama", GROWN), *words)
     scale_logits(applied, P)
@@ -167,8 +167,8 @@ def test_numbers_that_cannot_be_read_hold_nothing():
     assert len(said(freeze(model, "q_proj"))) == 1
     model = freeze(build("llama", Shape(16, 4, 2)), "q_proj")
     for block in model.model.layers:
-        quantised = torch.zeros(block.self_attn.q_proj.weight.shape, dtype=torch.int8)
-        block.self_attn.q_proj.weight = torch.nn.Parameter(quantised, requires_grad=False)
+        quantized = torch.zeros(block.self_attn.q_proj.weight.shape, dtype=torch.int8)
+        block.self_attn.q_proj.weight = torch.nn.Parameter(quantized, requires_grad=False)
     assert len(said(model)) == 1
     for block in model.model.layers:  # floating, and yet no numbers without the scale beside them
         weight = torch.zeros(block.self_attn.q_proj.weight.shape).to(torch.float8_e4m3fn)

@@ -16,13 +16,13 @@ from manyheads.limits import (
     Parametrization,
     audit_model,
     forward_multipliers,
-    initialise_model,
+    initialize_model,
     scale_logits,
     torch_groups,
 )
 from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.torch.groups import ModelOptions, read_model
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
 from manyheads.transformer.weights import roles
@@ -78,7 +78,7 @@ def folded_curves(optimizer, a, c, seed):
     )
     with jax.enable_x64(True):
         key = jax.random.key(seed)
-        model = initialise(config, p.scaling(GROWN, config.inputs), key, jnp.float64)
+        model = initialize(config, p.scaling(GROWN, config.inputs), key, jnp.float64)
         # Biases away from zero: they have to be folded as well.
         weights = jax.tree.map(lambda x: x + 0.01 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), model.weights)
         model = with_weights(model, weights)
@@ -151,7 +151,7 @@ def test_folded_equals_explicit_multipliers(optimizer, tied, seed):
     curves = []
     tokens = torch.randint(VOCABULARY, (4, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     for model, folded in ((usual, True), (explicit, False)):
-        initialise_model(p, model, hyperparameters, names, GROWN, folded, torch.Generator().manual_seed(seed))
+        initialize_model(p, model, hyperparameters, names, GROWN, folded, torch.Generator().manual_seed(seed))
         groups = torch_groups(p, model, hyperparameters, names, GROWN, folded)
         kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
         curves.append(train(model, kind(groups, lr=1.0), tokens, STEPS))
@@ -290,7 +290,7 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
         if own:
             scale_logits(model, p)
         hyperparameters = BaseHyperparameters(3e-3, 1e-4, stds={"query": 0.3, "key": 0.3})
-        initialise_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
+        initialize_model(p, model, hyperparameters, generator=torch.Generator().manual_seed(seed))
         optimizer = torch.optim.AdamW(torch_groups(p, model, hyperparameters), lr=1.0)
         losses = []
         for _ in range(4):
@@ -344,11 +344,11 @@ def test_other_models_are_refused():
         torch_groups(p, torch.nn.Linear(2, 2), TUNED, {"weight": "query"}, BASE)
     small = Parametrization(base=Shape(2, 1, 1))
     with pytest.raises(UsageError, match=r"no std is known for the roles query"):
-        initialise_model(small, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
+        initialize_model(small, torch.nn.Linear(2, 2, bias=False), TUNED, {"weight": "query"}, small.base)
     with torch.device("meta"):
         empty = build("llama", BASE)
     with pytest.raises(UsageError, match=r"holds no numbers.*to_empty"):
-        initialise_model(p, empty, TUNED)
+        initialize_model(p, empty, TUNED)
 
 
 def test_frozen_parameters_wrappers_and_padding(seed):
@@ -363,13 +363,13 @@ def test_frozen_parameters_wrappers_and_padding(seed):
     names = [name for group in torch_groups(p, wrapped, TUNED) for name in group["names"]]
     assert "model.decoder.embed_positions.weight" not in names
     assert len(names) == len(list(model.parameters())) - 1
-    initialise_model(p, wrapped, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, wrapped, TUNED, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(model.model.decoder.embed_positions.weight, before)
     table = model.model.decoder.embed_tokens.weight
     assert not table[1].any()
     assert table[2].any()
     drawn = table.clone()
-    initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+    initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(drawn, table)
 
 
@@ -390,7 +390,7 @@ def test_wrapped_parts_are_looked_through(seed):
     for model in (blocks, body):
         assert scale_logits(model, p) == shape.depth
         assert model.model.layers[1].self_attn.scaling == plainly.model.layers[1].self_attn.scaling
-        initialise_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
+        initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
         groups = torch_groups(p, model, TUNED)
         assert [(group["role"], group["lr"], group["names"]) for group in groups] == expected
         assert audit_model(p, model, torch.optim.AdamW(groups), TUNED).passed

@@ -8,7 +8,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery import ExtractionOptions, checkpoint_oracle, evaluate_layer, extract_layer
 from manyheads.recovery.oracle.checkpoint_layers import true_layer
 from manyheads.recovery.refusals import NotExtractable
-from manyheads.recovery.summaries import summarise_recovery
+from manyheads.recovery.summaries import summarize_recovery
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
@@ -48,7 +48,7 @@ def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
     x = rng.normal(size=(3, 6, SHAPE.width))
     oracle = checkpoint_oracle(path, 1)
     y = oracle(x)
-    assert (oracle.dim, oracle.residual, oracle.normalised, y.dtype) == (SHAPE.width, False, False, np.float64)
+    assert (oracle.dim, oracle.residual, oracle.normalized, y.dtype) == (SHAPE.width, False, False, np.float64)
     assert oracle.rotary == (family in ("llama", "gpt_neox"))
     assert oracle.causal == (family not in ("bert", "vit"))
     truth = true_layer(path, 1)
@@ -62,7 +62,7 @@ def test_a_block_sees_its_tokens_through_the_norm(family, saved, rng):
     path = saved(family)
     x = rng.normal(size=(3, 5, SHAPE.width))
     oracle = checkpoint_oracle(path, 0, through="block")
-    assert (oracle.residual, oracle.normalised) == (True, True)
+    assert (oracle.residual, oracle.normalized) == (True, True)
     centred = x - x.mean(-1, keepdims=True)
     u = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     expected = x + evaluate_layer(true_layer(path, 0, through="block"), u)
@@ -124,9 +124,9 @@ def test_what_transformers_computes_is_extracted_and_its_weights_agree(family, t
             weight.normal_(0.0, 0.25)
     model.save_pretrained(tmp_path)
     oracle = checkpoint_oracle(tmp_path, 1, through=through)
-    said = {name: getattr(oracle, name) for name in ("causal", "residual", "normalised", "rotary")}
+    said = {name: getattr(oracle, name) for name in ("causal", "residual", "normalized", "rotary")}
     found = extract_layer(oracle, oracle.dim, seed=seed, options=ExtractionOptions(**said, verify=100))
-    summary = summarise_recovery(found, true_layer(tmp_path, 1, through=through))
+    summary = summarize_recovery(found, true_layer(tmp_path, 1, through=through))
     assert (summary["heads"], summary["theta_ranks"]) == (4, [8] * 4)
     # Verified to a squared error of 1e-6; weights are less certain than the function where heads are alike.
     assert max(summary["against_weights"][name] for name in ("theta", "projection")) < 1e-3

@@ -21,7 +21,7 @@ def measure(function, rng, residual=False, **known):
     return oracle_noise(Oracle(function, DIM, OracleSettings(residual=residual)), rng, **known)
 
 
-def normalise(x):
+def normalize(x):
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * np.linspace(0.5, 2, DIM) + 0.3
 
@@ -40,7 +40,7 @@ def test_rounding_is_measured(layer, rng, rounded, least, most):
     noise = measure(lambda x: rounded(layer(x)), rng)
     assert least < noise.level < most
     assert noise.repeat == 0
-    assert (noise.causal, noise.positional, noise.normalised, noise.centred) == (True, False, False, False)
+    assert (noise.causal, noise.positional, noise.normalized, noise.centred) == (True, False, False, False)
 
 
 @pytest.mark.parametrize("sigma", [1e-8, 1e-3])
@@ -86,20 +86,20 @@ def test_a_mask_is_found_in_every_precision(rng, dtype):
     assert (noise.causal, noise.positional) == (False, False)
 
 
-def test_a_residual_sum_around_a_normalisation_is_hinted_at(layer, rng):
+def test_a_residual_sum_around_a_normalization_is_hinted_at(layer, rng):
     with pytest.raises(NotALayer, match="say residual=True"):
-        measure(lambda x: x + layer(normalise(x)), rng)
+        measure(lambda x: x + layer(normalize(x)), rng)
 
 
-def test_a_normalisation_in_front_is_found(layer, rng):
-    for function, centred in ((lambda x: layer(normalise(x)), True), (rms, False)):
+def test_a_normalization_in_front_is_found(layer, rng):
+    for function, centred in ((lambda x: layer(normalize(x)), True), (rms, False)):
         noise = measure(lambda x, f=function: x + f(x), rng, residual=True)
-        assert (noise.normalised, noise.centred) == (True, centred)
+        assert (noise.normalized, noise.centred) == (True, centred)
         assert noise.level < 1e-13
 
 
 def rms(x):
-    """Normalise without centring, and read it with a matrix."""
+    """Normalize without centring, and read it with a matrix."""
     normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     return normed @ np.random.default_rng(5).standard_normal((DIM, DIM)) / DIM**0.5
 
@@ -127,7 +127,7 @@ def test_an_mlp_is_no_layer_however_small(layer, rng, size):
 
 def test_an_mlp_behind_a_layernorm_is_no_layer(rng):
     with pytest.raises(NotALayer, match="not affine"):
-        measure(lambda x: mlp(normalise(x)), rng)
+        measure(lambda x: mlp(normalize(x)), rng)
 
 
 def test_a_kink_is_not_taken_for_noise(rng):

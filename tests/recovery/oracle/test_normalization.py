@@ -6,7 +6,7 @@ import pytest
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError
 from manyheads.recovery import compare_layers, evaluate_layer, gpt_layer
-from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.normalization import Normalization, projected
 
 DIM = 7
 
@@ -14,7 +14,7 @@ DIM = 7
 @pytest.mark.parametrize("centred", [True, False])
 def test_the_projected_layer_is_the_same_function(rng, centred):
     layer, gain, shift = gpt_layer(rng, DIM, 2, rank=2), rng.uniform(0.5, 2, DIM), rng.standard_normal(DIM)
-    u = Normalisation(centred, 1e-3)(rng.standard_normal((3, 6, DIM)))
+    u = Normalization(centred, 1e-3)(rng.standard_normal((3, 6, DIM)))
     found = evaluate_layer(projected(layer, gain, shift, centred=centred), u)
     np.testing.assert_allclose(found, evaluate_layer(layer, gain * u + shift), rtol=1e-9, atol=1e-9)
 
@@ -33,9 +33,9 @@ def test_layers_of_the_same_function_have_the_same_projected_form(rng):
     assert compare_layers(one, two).worst < 1e-10
 
 
-def test_normalisation_against_its_definition(rng):
+def test_normalization_against_its_definition(rng):
     x = 3 + 2 * rng.standard_normal((4, DIM))
-    plain, root = Normalisation(True, 0.0)(x), Normalisation(False, 0.5)(x)
+    plain, root = Normalization(True, 0.0)(x), Normalization(False, 0.5)(x)
     np.testing.assert_allclose(plain.mean(-1), 0, atol=1e-12)
     np.testing.assert_allclose(plain.var(-1), 1, rtol=1e-12)
     np.testing.assert_allclose(root[0], x[0] / np.sqrt(np.mean(x[0] ** 2) + 0.5), rtol=1e-12)

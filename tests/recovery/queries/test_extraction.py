@@ -109,7 +109,7 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
     [
         ("slices", "pairs.algorithm.read_sums"),
         ("bounded", "bounded.algorithm.assemble_layer"),
-        ("sphere", "sphere.algorithm.read_normalised_sums"),
+        ("sphere", "sphere.algorithm.read_normalized_sums"),
         ("rotary", "rotary.algorithm.find_counted_heads"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
     [
         (lambda y, x: y.astype(np.float32), {}, "bounded"),
         (lambda y, x: y + x, {"residual": True}, "slices"),
-        (lambda y, x: y, {"normalised": True}, "sphere"),
+        (lambda y, x: y, {"normalized": True}, "sphere"),
         (lambda y, x: y, {"rotary": True}, "rotary"),
     ],
 )
@@ -196,16 +196,16 @@ def test_the_method_follows_what_is_measured_and_said(layer, function, monkeypat
     assert extract_layer(lambda x: wrap(function(x), x), DIM, options=ExtractionOptions(**options)).method == method
 
 
-def test_a_normalisation_is_found_and_answered_for(layer, monkeypatch):
-    def normalise(x):
+def test_a_normalization_is_found_and_answered_for(layer, monkeypatch):
+    def normalize(x):
         return x / np.sqrt((x**2).mean(-1, keepdims=True))
 
     Script(layer, monkeypatch, sphere=[0.0])
     plain = methods.METHODS["sphere"]
-    monkeypatch.setitem(methods.METHODS, "sphere", lambda *a: dataclasses.replace(plain(*a), prepare=normalise))
-    found = extract_layer(lambda x: evaluate_layer(layer, normalise(x)), DIM)
+    monkeypatch.setitem(methods.METHODS, "sphere", lambda *a: dataclasses.replace(plain(*a), prepare=normalize))
+    found = extract_layer(lambda x: evaluate_layer(layer, normalize(x)), DIM)
     assert found.method == "sphere"
-    assert found.noise.normalised
+    assert found.noise.normalized
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_rejection_counts_all_that_was_asked(layer, function, monkeypatch):
     assert len(caught.value.result.tried) == 5
 
 
-@pytest.mark.parametrize("options", [{}, {"normalised": True}, {"rotary": True}])
+@pytest.mark.parametrize("options", [{}, {"normalized": True}, {"rotary": True}])
 def test_a_layer_that_ignores_its_tokens_is_named_by_every_method(options, rng):
     bias = rng.standard_normal(DIM)
     with pytest.raises(NotALayer, match="do not depend on the tokens"):

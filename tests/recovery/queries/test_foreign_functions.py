@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.recovery.mixed_layers import normalise
+from tests.recovery.mixed_layers import normalize
 from tests.recovery.random_functions import BIASES, DTYPES, KINDS, attempt, is_wrong
 
 from manyheads.attention import AttentionLayer
@@ -99,7 +99,7 @@ def test_many_heads_are_refused_before_they_take_minutes(rng):
 def test_a_layernorm_that_is_not_causal_is_a_refusal(rng):
     layer = gpt_layer(rng, 12, 2, causal=False)
     with pytest.raises(NotALayer, match="causal"):
-        extract_layer(lambda x: evaluate_layer(layer, normalise(x)), 12, options=QUIET)
+        extract_layer(lambda x: evaluate_layer(layer, normalize(x)), 12, options=QUIET)
 
 
 def test_a_window_shows_in_long_sequences(rng):

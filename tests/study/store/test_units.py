@@ -30,10 +30,10 @@ def test_keys_are_those_of_the_definition_and_all_different(seed):
 
 
 def test_a_chunk_holds_what_its_replicates_hold_alone(seed):
-    """Vectorised and single training agree to rounding."""
-    vectorised, single = VectorisedAverages(repeats=8), Averages(repeats=8)
-    (chunk,) = (unit for unit in Layout.of(vectorised).trained(3) if unit.cell["size"] == 16)
-    together = compute(vectorised, chunk, seed)
+    """Vectorized and single training agree to rounding."""
+    vectorized, single = VectorisedAverages(repeats=8), Averages(repeats=8)
+    (chunk,) = (unit for unit in Layout.of(vectorized).trained(3) if unit.cell["size"] == 16)
+    together = compute(vectorized, chunk, seed)
     for unit in Layout.of(single).trained(3):
         if unit.cell["size"] == 16:
             alone = compute(single, unit, seed)

@@ -23,12 +23,12 @@ from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, unstack
-from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent
+from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import VectorInput
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 MODELS = {"transformer": "attention block", "recurrent": "Elman network", "pooled": "pooled MLP"}
 LABELS = {
@@ -302,9 +302,9 @@ class Costs(Study):
             config = TransformerConfig(
                 Shape(self.width // self.heads, self.heads, 1), inputs, length, outputs=1, positions="none", gains=False
             )
-            return initialise(config, standard_scaling(config.shape, inputs), key)
+            return initialize(config, standard_scaling(config.shape, inputs), key)
         baseline = BaselineConfig(inputs, 1, self.width, self.width, layers=1 if model == "recurrent" else 2)
-        return (initialise_recurrent if model == "recurrent" else initialise_pooled)(baseline, key)
+        return (initialize_recurrent if model == "recurrent" else initialize_pooled)(baseline, key)
 
     def _halves(self, model: Any, x: jax.Array) -> tuple[float, float]:
         """Time the attention core alone, and the block with its core taken out."""

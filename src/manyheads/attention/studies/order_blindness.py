@@ -24,14 +24,14 @@ from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, Picture, spread_curve
 from manyheads.study.tables import dataset, select_cell, unstack
-from manyheads.transformer.baselines import BaselineConfig, initialise_pooled, initialise_recurrent, match_hidden
+from manyheads.transformer.baselines import BaselineConfig, initialize_pooled, initialize_recurrent, match_hidden
 from manyheads.transformer.config import TransformerConfig
 from manyheads.transformer.inputs import TokenInput
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import count_weights, train
-from manyheads.transformer.transformer import initialise
+from manyheads.transformer.transformer import initialize
 
 MODELS = {"pooled": "pooled MLP", "recurrent": "recurrent network", "transformer": "transformer"}
 TESTED = 8192  # fresh sequences on which a trained network is tested
@@ -290,9 +290,9 @@ class OrderBlindness(Study):
         if kind == "transformer":
             config = self._transformer(length)
             scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
-            return initialise(config, scaling, key)
+            return initialize(config, scaling, key)
         baseline = self._baseline(kind, length)
-        return (initialise_pooled if kind == "pooled" else initialise_recurrent)(baseline, key)
+        return (initialize_pooled if kind == "pooled" else initialize_recurrent)(baseline, key)
 
 
 @lru_cache(maxsize=16)

@@ -231,7 +231,7 @@ class L1AgainstSGD(Study):
                 resolution=shared.ROUNDING,
                 expected="refuted",
                 basis="an inequality between paired runs: relative noise of a true weight grows with the "
-                "values, which a penalty increases along the curve of minima, alpha_A alpha_V = 1, and the noise of SGD "
+                "values, which a penalty increases along the minima alpha_A alpha_V = 1 and the noise of SGD "
                 "decreases; and the penalty shrinks large and small weights by the same amount",
             ),
         )

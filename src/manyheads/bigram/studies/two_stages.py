@@ -241,7 +241,7 @@ class TwoStages(Study):
                 lambda predicted, trained: of("algorithm", "refit")(trained) / float(predicted["refit"]),
                 target=1.0,
                 tolerance=0.25,
-                basis="a quarter: next order in 1/n, rows that are normalised not fitted under a constraint, and "
+                basis="a quarter: next order in 1/n, rows that are normalized not fitted under a constraint, and "
                 "transitions of replicates that share K_P alone",
             ),
         )

@@ -14,7 +14,7 @@ Two engines make the same steps: compiled kernels of the extra `fast` and JAX. T
 agree to rounding as long as the training does not amplify it.
 
 Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams with linear transformers", NeurIPS 2024
-(arXiv 2410.23438), abstract: preconditioned projected gradient steps, then proximal ones. The centred parametrisation,
+(arXiv 2410.23438), abstract: preconditioned projected gradient steps, then proximal ones. The centred parametrization,
 the projections and their order are choices of this library.
 """
 

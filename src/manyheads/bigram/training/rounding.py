@@ -1,8 +1,8 @@
-r"""Rounding and refit: support of the attention, normalised weights, and least squares on fresh samples.
+r"""Rounding and refit: support of the attention, normalized weights, and least squares on fresh samples.
 
 A trained attention row is noisy outside its few attended positions, and training determines attention and values up to
 a scale, because only their product enters the loss. A run ends in three steps that use samples only: set small weights
-to zero, normalise every row and move the common scale into the values, and fit the scale, the values, or values and
+to zero, normalize every row and move the common scale into the values, and fit the scale, the values, or values and
 weights jointly, to fresh samples. At known positions the model has a few parameters per query and is linear in the
 values and in the weights separately.
 
@@ -37,7 +37,7 @@ class Loss(NamedTuple):
 
 
 def round_attention(state: State, stationary: np.ndarray, share: float = SHARE) -> State:
-    r"""Set small weights to zero, normalise every row, and move the common scale into the values.
+    r"""Set small weights to zero, normalize every row, and move the common scale into the values.
 
     Weights below `share` of the largest of their row become zero. With :math:`s_k` the sum of the rest, rows are
     divided by :math:`s_k` and the values multiplied by :math:`\sum_k \mu_k s_k^2 / \sum_k \mu_k s_k`, the factor that
@@ -183,7 +183,7 @@ def refit_jointly(
 ) -> State:
     """Fit values and weights at given positions to fresh samples, by alternating least squares.
 
-    Stops when no weight moves by more than `tolerance`. Every half step lowers the same loss. Rows are normalised,
+    Stops when no weight moves by more than `tolerance`. Every half step lowers the same loss. Rows are normalized,
     since only the product matters. Raises `CertificateError` if the weights have not converged after `passes`.
     """
     vocabulary = len(stationary)

@@ -137,7 +137,7 @@ class SecondStage:
             raise UsageError(f"samples={self.samples}: give at least {self.batch * self.every}, or kind='none'")
 
     @property
-    def penalised(self) -> bool:
+    def penalized(self) -> bool:
         """Whether there is a penalty."""
         return self.kind == "proximal"
 
@@ -172,7 +172,7 @@ class TrainingSettings:
         _check_counts(held_out=self.held_out, fresh=self.fresh)
         if self.held_out < 2:
             raise UsageError(f"held_out={self.held_out}: give at least 2 samples, for a standard error")
-        share = self.second.shrinkage(self.first) if self.second.penalised else 0.0
+        share = self.second.shrinkage(self.first) if self.second.penalized else 0.0
         least = math.ceil(self.second.batch * share**2 - 1e-9)
         if share >= 1:
             raise UsageError(

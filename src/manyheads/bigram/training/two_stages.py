@@ -206,7 +206,7 @@ def run_stage_two(
 
     def train(state: State, done: int) -> State:
         number, penalty = stage_one.steps + done, 0.0
-        if second.penalised:  # estimated on the samples of the next step: no extra ones are drawn
+        if second.penalized:  # estimated on the samples of the next step: no extra ones are drawn
             seen = batch_gradients(task, state, second.batch, seed=seed, step=number, engine=engine)
             penalty = second.ratio * estimate_noise(seen.attention, task.stationary)
         step = StepSettings(second.batch, *rates, penalty=penalty)

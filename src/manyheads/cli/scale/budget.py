@@ -74,12 +74,12 @@ def _training_bytes(task: "Task", shape: "Shape") -> int:
     from manyheads.transformer.losses import cross_entropy
     from manyheads.transformer.scaling import standard_scaling
     from manyheads.transformer.training import member_bytes
-    from manyheads.transformer.transformer import initialise
+    from manyheads.transformer.transformer import initialize
 
     config = task.config(shape)
     scaling = standard_scaling(shape, config.inputs, config.mlp_ratio)
 
     def build(key: Any) -> Any:
-        return initialise(config, scaling, key, jnp.float32)
+        return initialize(config, scaling, key, jnp.float32)
 
     return member_bytes(build, cross_entropy, task.batches, optax.adam(1.0), jax.random.key(0))

@@ -53,7 +53,7 @@ class Clouds(Study):
     name: ClassVar[str] = "joma/clouds"
     claim: ClassVar[str] = "SGD on an isotropic mixture follows theorem 3 up to noise of order n^(-1/2)"
     source: ClassVar[Source] = replace(SOURCE, locus="theorem 3; the fluctuations are derived here")
-    vectorised: ClassVar[bool] = True
+    vectorized: ClassVar[bool] = True
 
     samples: tuple[int, ...] = (4096, 16384, 65536)
     horizon: float = 6.0

@@ -62,7 +62,7 @@ class Invariants(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
     )
-    # Not vectorised: one program per attention and activation serves all cells and replicates, while a vectorised study
+    # Not vectorized: one program per attention and activation serves all cells and replicates, while a vectorized study
     # compiles one per cell, which takes longer than running them.
     activations: tuple[str, ...] = ("identity", "gelu", "relu")
     tokens: int = 12
@@ -110,10 +110,10 @@ class Invariants(Study):
             queries=(1, self.queries),
             contexts=(self.contexts,),
         )
-        normalised = grid(
+        normalized = grid(
             attention=("softmax",), activation=self.activations, queries=(1,), contexts=(1, self.contexts)
         )
-        return diagonal + normalised
+        return diagonal + normalized
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the drift under gradient flow, zero, and its order in the learning rate under gradient descent."""

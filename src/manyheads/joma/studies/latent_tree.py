@@ -53,7 +53,7 @@ class LatentTreeStudy(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 5; the extension to any branching and the control are ours"
     )
-    vectorised: ClassVar[bool] = True
+    vectorized: ClassVar[bool] = True
 
     depth: int = 6
     branching: int = 2

@@ -73,7 +73,7 @@ class Rebound(Study):
     claim: ClassVar[str] = "Attention entropy and stable rank drop, then rebound, as components saturate"
     source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; the conditions are derived here")
     revision: ClassVar[int] = 2
-    # Not vectorised: its flows and networks are compiled once for all cells and replicates.
+    # Not vectorized: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240
     resolution: float = 0.25
     steps: int = 6000

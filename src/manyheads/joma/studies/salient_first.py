@@ -53,7 +53,7 @@ class SalientFirst(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 4; exact time, offset and the law of the squared loss are derived here"
     )
-    vectorised: ClassVar[bool] = True
+    vectorized: ClassVar[bool] = True
 
     targets: tuple[float, float, float] = (1.0, 2.0, 2.5)
     squared_targets: tuple[float, float, float] = (1.0, 1.5, 2.0)

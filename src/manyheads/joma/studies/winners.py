@@ -57,7 +57,7 @@ class Winners(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here"
     )
-    # Not vectorised: one program per attention serves both of its flows and all replicates.
+    # Not vectorized: one program per attention serves both of its flows and all replicates.
     tokens: int = 12
     contexts: int = 40
     records: int = 40

@@ -33,25 +33,25 @@ def relax(
     targets: Float[ArrayLike, " tokens"],
     times: Float[ArrayLike, " times"],
     law: RateLaw = EXP,
-    normalised: Bool[ArrayLike, ""] | bool = False,
+    normalized: Bool[ArrayLike, ""] | bool = False,
 ) -> Float[Array, "times tokens"]:
     r"""Integrate the log deficits of components that relax to their targets, :math:`\dot L = r(\mu(1 - e^{-L}))`.
 
     Targets mu >= 0; a component of target 0 stays at zero. Times rise. Returns ln(1/delta), with v = targets * (1 -
-    exp(-L)), relative accuracy 1e-9 at any size. With `normalised`, traced or not, rates are divided by their mean over
+    exp(-L)), relative accuracy 1e-9 at any size. With `normalized`, traced or not, rates are divided by their mean over
     the components with a target, as in softmax attention.
     """
-    return _followed(_relax, (targets, times, normalised), (law,))
+    return _followed(_relax, (targets, times, normalized), (law,))
 
 
 @partial(jax.jit, static_argnames="law")
-def _relax(targets: jax.Array, times: jax.Array, normalised: jax.Array, law: RateLaw) -> jax.Array:
+def _relax(targets: jax.Array, times: jax.Array, normalized: jax.Array, law: RateLaw) -> jax.Array:
     present = targets > 0
 
     def rates(t: Any, deficit: jax.Array, args: Any) -> jax.Array:
         log_rate = law.log_rate(-targets * jnp.expm1(-deficit), targets, jnp)
         mean = jax.nn.logsumexp(log_rate, where=present) - jnp.log(present.sum())
-        return jnp.where(present, jnp.exp(log_rate - normalised * mean), 0)
+        return jnp.where(present, jnp.exp(log_rate - normalized * mean), 0)
 
     return _solve(rates, jnp.zeros_like(targets), times, (1e-10, 1e-12))
 
@@ -75,18 +75,18 @@ def relax_layer(
 
 
 SWITCHES = {"exp": (1, 0, 1), "softmax": (1, 1, 1), "uniform": (0, 0, 1), "linear": (1, 1, 0)}
-"""Whether attention learns, is normalised, and components saturate: as numbers, so that one compiled program serves
+"""Whether attention learns, is normalized, and components saturate: as numbers, so that one compiled program serves
 all dynamics."""
 
 
 @jax.jit
 def _relax_layer(
-    target: jax.Array, init: jax.Array, times: jax.Array, learns: jax.Array, normalised: jax.Array, saturates: jax.Array
+    target: jax.Array, init: jax.Array, times: jax.Array, learns: jax.Array, normalized: jax.Array, saturates: jax.Array
 ) -> jax.Array:
     def rates(t: Any, weights: jax.Array, args: Any) -> jax.Array:
         z = learns * (weights**2).sum(0) / 2  # (M,)
         mean = jax.nn.logsumexp(z) - jnp.log(z.size)
-        return (target - saturates * weights) * jnp.exp(z - normalised * mean)
+        return (target - saturates * weights) * jnp.exp(z - normalized * mean)
 
     return _solve(rates, init, times, (1e-8, 1e-10))
 
@@ -165,7 +165,7 @@ def _train_components(
         if loss == "squared":
             losses = (h - targets * jnp.exp(targets**2 / 2)) ** 2 / 2
         else:
-            # The maximiser: by the envelope theorem its derivative drops out.
+            # The maximizer: by the envelope theorem its derivative drops out.
             u = jax.lax.stop_gradient(invert_output(h))
             losses = u * h - jnp.expm1(u**2 / 2) - targets * h
         return (seen * losses).sum() / probability

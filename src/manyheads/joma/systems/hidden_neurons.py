@@ -37,7 +37,7 @@ from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import fit, with_weights
-from manyheads.transformer.transformer import Transformer, initialise
+from manyheads.transformer.transformer import Transformer, initialize
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def train_and_score(task: LatentTask, key: jax.Array) -> NeuronScores:
     for_data, for_model, for_batches, for_test, for_permutation = jax.random.split(key, 5)
     hierarchy = draw_hierarchy(task.hierarchy, for_data)
     config = task.config
-    untrained = initialise(config, standard_scaling(config.shape, config.inputs), for_model)
+    untrained = initialize(config, standard_scaling(config.shape, config.inputs), for_model)
 
     optimizer = make_optimizer(task.learning_rate, task.weight_decay)
 

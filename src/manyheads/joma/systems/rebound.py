@@ -108,8 +108,8 @@ def _entropies(logits: jax.Array, present: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="law")
-def _relax_all(targets: jax.Array, clock: jax.Array, normalised: jax.Array, law: RateLaw) -> jax.Array:
-    return jax.vmap(lambda mu: relax(mu, clock, law, normalised))(targets)
+def _relax_all(targets: jax.Array, clock: jax.Array, normalized: jax.Array, law: RateLaw) -> jax.Array:
+    return jax.vmap(lambda mu: relax(mu, clock, law, normalized))(targets)
 
 
 def _fresh_key(rng: np.random.Generator) -> jax.Array:

@@ -48,7 +48,7 @@ class ActualSettings:
 
 @dataclass(frozen=True)
 class Finding:
-    """One number of one parameter that was judged.
+    """One number of one parameter that was compared.
 
     Attributes
     ----------
@@ -70,10 +70,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that was judged, and what was not."""
+    """All numbers that were compared, and those that were not."""
 
     findings: tuple[Finding, ...]  # one for each number of each parameter
-    notes: tuple[str, ...] = field(default=OUTSIDE)  # what was not judged, or is outside the theory
+    notes: tuple[str, ...] = field(default=OUTSIDE)  # what was not compared, or is outside the theory
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -113,7 +113,7 @@ class Audit:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def judge(
+def compare_settings(
     targets: Iterable[ParameterTarget],
     settings: Mapping[str, ActualSettings],
     hyperparameters: BaseHyperparameters,
@@ -122,7 +122,7 @@ def judge(
     """Compare what parameters have with what they need; one that is missing from the settings is never trained.
 
     `tied` is the unembedding's learning rate over the embedding's, by which a tied embedding that was scaled as both is
-    recognised.
+    recognized.
 
     Examples
     --------
@@ -130,7 +130,8 @@ def judge(
     >>> from manyheads.limits.parametrization.targets import Factors
     >>> query = Parameter("q", ("query",))
     >>> target = ParameterTarget(query, "query", Factors(0.5, 0.25, 0.25), None, 0.025, 2.5e-9, 0.0)
-    >>> (finding,) = judge([target], {"q": ActualSettings(learning_rate=0.1)}, BaseHyperparameters(learning_rate=0.1))
+    >>> base = BaseHyperparameters(learning_rate=0.1)
+    >>> (finding,) = compare_settings([target], {"q": ActualSettings(learning_rate=0.1)}, base)
     >>> finding.factor, finding.meaning.partition(":")[0]
     (4.0, "it has the base's learning rate")
     """
@@ -153,7 +154,7 @@ def judge(
                     Finding(name, target.role, quantity, expected, actual, _over(actual, expected), right, words)
                 )
         if own.std is not None and target.initial is not None:
-            findings.append(_judge_start(target, own))
+            findings.append(_compare_init(target, own))
     return tuple(findings)
 
 
@@ -174,7 +175,7 @@ def audit_learning_rates(
     shape
         The shape that is trained.
     learning_rates, epsilons, weight_decays
-        Role → number; what is not given is not judged.
+        Role → number; what is not given is not compared.
     hyperparameters
         What was tuned at the base.
 
@@ -210,10 +211,10 @@ def audit_learning_rates(
         targets.append(ParameterTarget.of(Parameter(row.role, (row.role,)), row.role, factors, None, hyperparameters))
         learning_rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
         settings[row.role] = ActualSettings(learning_rate, epsilon, decay)
-    return Audit(judge(targets, settings, hyperparameters))
+    return Audit(compare_settings(targets, settings, hyperparameters))
 
 
-def _judge_start(target: ParameterTarget, own: ActualSettings) -> Finding:
+def _compare_init(target: ParameterTarget, own: ActualSettings) -> Finding:
     expected, actual = target.initial or 0.0, own.std or 0.0
     right = init_is_right(target.start, expected, actual, own.count, own.rounding)
     factor = _over(actual, expected)

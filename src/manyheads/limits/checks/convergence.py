@@ -44,7 +44,7 @@ class Fall(NamedTuple):
 
     power: float  # the figure; 0 where the distance does not stand out from the noise
     interval: Interval  # at 99%; infinite where the distance does not stand out from the noise
-    samples: np.ndarray | None  # (replicates,) linearised, with the power as their mean; None where nothing stands out
+    samples: np.ndarray | None  # (replicates,) linearized, with the power as their mean; None where nothing stands out
 
     @property
     def measured(self) -> np.ndarray | tuple[float, Interval]:

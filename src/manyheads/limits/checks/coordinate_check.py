@@ -284,7 +284,7 @@ def coordinate_check(
             f"measure returned the same numbers for all of the {len(rows)} seeds: one network would count as several; "
             "draw its weights from the seed"
         )
-    growths = judge_growths(parametrization, axis, sizes, updates, checkpoints, tolerance[axis])
+    growths = decide_growths(parametrization, axis, sizes, updates, checkpoints, tolerance[axis])
     return CoordinateCheck(growths, updates)
 
 
@@ -298,7 +298,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
             raise UsageError(
                 f"measure returned {name} of shape {values.shape}: give one number a checkpoint, ({checkpoints},)"
             )
-    lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see judge_growths
+    lost = np.any([~np.isfinite(values) for values in found.values()], 0)  # diverged: see decide_growths
     for name, values in found.items():
         if (still := values[(values < 0) | ((values == 0) & ~lost)]).size:
             raise UsageError(
@@ -307,7 +307,7 @@ def _check_measured(cell: Mapping[str, Any], where: str, checkpoints: int) -> No
             )
 
 
-def judge_growths(
+def decide_growths(
     parametrization: Parametrization,
     axis: Axis,
     sizes: Sequence[int],
@@ -315,7 +315,7 @@ def judge_growths(
     checkpoints: Sequence[int],
     tolerance: float,
 ) -> tuple[Growth, ...]:
-    """Judge updates, measured already: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
+    """Decide on measured updates: quantity -> (seeds, shapes, checkpoints); all but the last are early ones.
 
     A root mean square holds the limit and, added in square, what is random at finite size: corrections are positive, so
     that right exponents come out lower, by `finite_size_bias` where its correction is the largest, and never higher.

@@ -300,10 +300,10 @@ def transfer_check(
             raise CertificateError(message, measured=error.measured, threshold=error.threshold) from None
 
     optima = np.array([[best(shape, seed) for shape in grown] for seed in seeds])
-    return judge_drift(axis, sizes, optima, allowed)
+    return decide_drift(axis, sizes, optima, allowed)
 
 
-def judge_drift(
+def decide_drift(
     axis: Axis, sizes: Sequence[int], optima: np.ndarray, allowed: float = ALLOWED_DECADES
 ) -> TransferCheck:
     """Test optimal learning rates (seeds, sizes), found already, for a drift along an axis."""

@@ -1,6 +1,6 @@
 """Shared parts of the mean-field studies: what is trained, the solved limit, ensembles of networks beside it.
 
-A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarise` of it, trains networks with
+A study solves a limit with `solve_blocks` (or a solution of its own), keeps `summarize` of it, trains networks with
 `train_ensemble`, and measures `distances` between the two. Variables have the same names and dimensions on both sides:
 `output` (step, read_out, class) over training, and at its end `logits` (layer, sample, token, token_too), mean over
 heads, and `pooled` (read_out, read_out_too).
@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits.comparisons.schemes import TASKS
+from manyheads.limits.comparisons.parametrizations import TASKS
 from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.branch import Branch, BranchProcess
@@ -112,7 +112,7 @@ class SampledHeads(Protocol):
         """Logits of the heads at the last moment, (P, heads, T, T)."""
 
 
-def summarise(solved: Trajectory) -> dict[str, np.ndarray]:
+def summarize(solved: Trajectory) -> dict[str, np.ndarray]:
     """Return the `QUANTITIES` of a solved limit; layers without attention have no logits."""
     logits = np.stack([look["logits"] for look in solved.observables[-1] if "logits" in look])
     return {"output": solved.outputs, "logits": logits, "pooled": solved.pooled[-1]}

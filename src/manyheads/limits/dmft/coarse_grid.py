@@ -15,8 +15,8 @@ gradients, and its limit is exactly that of the recursion with
     g_i = gradients dressed with the mean of c Delta over the interval,    m(n, i) = k for later n.
 
 The tangent kernel K only has to be near: it starts as the lazy one and learns from the outputs found (BFGS, which keeps
-it positive). Where outputs are found beside those foreseen, the steps in between are gone through again with the
-difference spread over them, and what errors then come to more is owed to the next interval. (Derived here.)
+it positive). Where outputs are found beside those predicted, the steps in between are gone through again with the
+difference distributed over them, and what errors then come to more is carried to the next interval. (Derived here.)
 """
 
 from dataclasses import dataclass, replace
@@ -161,20 +161,20 @@ class TimeGrid:
 
 
 def interval_step(
-    problem: Problem, kernel: np.ndarray, output: np.ndarray, steps: range, owed: np.ndarray, drift: np.ndarray
+    problem: Problem, kernel: np.ndarray, output: np.ndarray, steps: range, carried: np.ndarray, drift: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Descend through the steps of an interval with a fixed tangent kernel: f(t+1) = f(t) + eta K c Delta(t) + drift.
 
-    All are vectors (O C,): outputs at the first step, `owed` added to its dressed errors, the drift a step. Returned
+    All are vectors (O C,): outputs at the first step, `carried` added to its dressed errors, the drift a step. Returned
     are the sum of the dressed errors c Delta over the interval and the outputs at its end.
     """
     total = np.zeros_like(output)
     for step in steps:
-        push = dressed_errors(problem, step, output.reshape(problem.flat_targets.shape)).ravel()
+        error = dressed_errors(problem, step, output.reshape(problem.flat_targets.shape)).ravel()
         if step == steps.start:
-            push = push + owed
-        total = total + push
-        output = output + problem.learning_rate * kernel @ push + drift
+            error = error + carried
+        total = total + error
+        output = output + problem.learning_rate * kernel @ error + drift
     return total, output
 
 
@@ -183,12 +183,14 @@ def dressed_errors(problem: Problem, step: int, output: np.ndarray) -> np.ndarra
     return problem.loss_weights[step][:, None] * problem.loss_function.error(problem.flat_targets, output)
 
 
-def bfgs_update(kernel: np.ndarray, taken: np.ndarray, gone: np.ndarray) -> np.ndarray:
-    """Return the BFGS update of a positive kernel, with K taken = gone; unchanged where it would not stay positive."""
-    before = kernel @ taken
-    if not (taken @ gone > 0 and taken @ before > 0):
+def bfgs_update(kernel: np.ndarray, errors: np.ndarray, displacement: np.ndarray) -> np.ndarray:
+    """Return the BFGS update with K errors = displacement; unchanged where the kernel would not stay positive."""
+    before = kernel @ errors
+    if not (errors @ displacement > 0 and errors @ before > 0):
         return kernel
-    change = np.outer(gone, gone) / (taken @ gone) - np.outer(before, before) / (taken @ before)
+    change = np.outer(displacement, displacement) / (errors @ displacement) - np.outer(before, before) / (
+        errors @ before
+    )
     return kernel + change
 
 
@@ -213,9 +215,9 @@ class DressedErrors:
         size = len(self._kernel)
         self._used = np.zeros((len(grid.times), size))  # mean dressed errors that moments stand for
         self._before = np.zeros(size)  # output at the moment before
-        self._output, self._foreseen = np.zeros(size), np.zeros(size)  # at the start of the interval, and at its end
+        self._output, self._predicted = np.zeros(size), np.zeros(size)  # at the start of the interval, and at its end
         self._drift = np.zeros(size)  # what outputs move by a step besides K
-        self._owed = np.zeros(size)  # by the interval before
+        self._carried = np.zeros(size)  # from the interval before
 
     def at(self, moment: int, output: np.ndarray) -> np.ndarray:
         """Return the mean dressed errors (O, C) that a moment stands for, from the outputs (O, C) found there."""
@@ -224,35 +226,35 @@ class DressedErrors:
             return dressed_errors(self._problem, first, output)
         found = output.ravel()
         if moment and self._grid.opening[moment - 1]:  # the middle of an interval
-            self._learn(moment, found)
+            self._update_kernel(moment, found)
             middle = self._grid.times[moment]
-            _, foreseen = self._go(range(first, middle), np.zeros_like(found))
-            self._drift = (found - foreseen) / (middle - first)
+            _, predicted = self._descend(range(first, middle), np.zeros_like(found))
+            self._drift = (found - predicted) / (middle - first)
         else:
             if moment:
-                self._settle(moment, found)
-                self._learn(moment, found)
+                self._correct(moment, found)
+                self._update_kernel(moment, found)
             self._output, self._drift = found, np.zeros_like(found)
-        total, self._foreseen = self._go(range(first, end), self._drift)
+        total, self._predicted = self._descend(range(first, end), self._drift)
         self._before, self._used[moment] = found, total / (end - first)
         return self._used[moment].reshape(output.shape)
 
-    def _go(self, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return interval_step(self._problem, self._kernel, self._output, steps, self._owed, drift)
+    def _descend(self, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return interval_step(self._problem, self._kernel, self._output, steps, self._carried, drift)
 
-    def _settle(self, moment: int, found: np.ndarray) -> None:
-        """Go through the last interval again with what was not foreseen spread over it, and owe the difference."""
+    def _correct(self, moment: int, found: np.ndarray) -> None:
+        """Repeat the last interval with the prediction error distributed over it, and carry the difference."""
         first, end = self._grid.spans[moment - 1]
-        total, _ = self._go(range(first, end), self._drift + (found - self._foreseen) / (end - first))
-        self._owed = total - self._used[moment - 1] * (end - first)
+        total, _ = self._descend(range(first, end), self._drift + (found - self._predicted) / (end - first))
+        self._carried = total - self._used[moment - 1] * (end - first)
 
-    def _learn(self, moment: int, found: np.ndarray) -> None:
-        """Bring the tangent kernel in line with the way that outputs have gone since the moment before (BFGS).
+    def _update_kernel(self, moment: int, found: np.ndarray) -> None:
+        """Bring the tangent kernel in line with the change of the outputs since the moment before (BFGS).
 
         Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
         """
         if np.abs(found - self._before).max() <= QUIET * np.abs(found).max():
             return
         memory = self._grid.memory
-        taken = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
-        self._kernel = bfgs_update(self._kernel, taken, (found - self._before) / self._problem.learning_rate)
+        errors = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
+        self._kernel = bfgs_update(self._kernel, errors, (found - self._before) / self._problem.learning_rate)

@@ -2,14 +2,14 @@
 
 At infinite key dimension and logit exponent 1 attention starts uniform and queries and keys drop out. With J the
 average over the allowed tokens, Phi the kernel of the stream, Gamma_oo' that of the backward variable of two read-outs,
-and hats for what a branch sees (divided by the root mean squares where the problem normalises),
+and hats for what a branch sees (divided by the root mean squares where the problem normalizes),
 
     Phi^0 = X,   Phi^l = Phi^{l-1} + b^2 U^l,   U = J Phi J^T (attention) or <phi phi> (MLP),
     Gamma^B_oo' = R_o^T R_o',   Gamma^{l-1} = Gamma^l + b^2 V^l,   V = J^T Gamma J or <phi' phi'> o Gamma,
     K = R Phi^B R^T + (X, Gamma^0) + (beta0^2 / L) sum_l [ (U^l, Gamma^l) + (Phi^{l-1}, V^l) ],
 
 (A, B) the sum of products of entries; outputs then follow f(t) = eta sum_{t'<t} m(t, t') K c Delta(t'). Without
-normalisation the first step is exact at every richness. Derived here; for pooled attention without an MLP,
+normalization the first step is exact at every richness. Derived here; for pooled attention without an MLP,
 K = Xbar [2 (1 + b^2)^L + 2 beta0^2 (1 + b^2)^{L-1}] with Xbar the pooled Gram matrix.
 """
 
@@ -106,6 +106,6 @@ def ntk_outputs(problem: Problem, activation: str | None = None) -> np.ndarray:
 
 
 def _scale(problem: Problem, stream: np.ndarray) -> np.ndarray | float:
-    """Return the outer product of the root mean squares of tokens, where they are normalised."""
+    """Return the outer product of the root mean squares of tokens, where they are normalized."""
     sizes = np.sqrt(np.diag(stream))
     return np.outer(sizes, sizes) if problem.norm else 1.0

@@ -62,7 +62,7 @@ class Problem:
     loss, read_out
         ``"squared"`` or ``"cross-entropy"``; ``"pool"`` or ``"token"``.
     causal, norm, embedding
-        Whether tokens attend to earlier ones only; whether branches and the read-out see normalised streams (without
+        Whether tokens attend to earlier ones only; whether branches and the read-out see normalized streams (without
         gains); whether W_0 is trained.
     momentum
         mu of heavy-ball momentum: velocity = mu velocity + gradient.
@@ -74,7 +74,7 @@ class Problem:
     ShapeError
         Arrays that do not fit together.
     UsageError
-        A number out of its range, or a token of zeros that is to be normalised.
+        A number out of its range, or a token of zeros that is to be normalized.
 
     Examples
     --------

@@ -12,7 +12,7 @@ b = beta0 L^-alpha_L and the memory m of `Problem`,
     g^{l-1}(t) = g^l(t) + J b [ s^l(t) + sum_{t'<=t} RB^l z^{l-1}(t') + kappa sum_{t'<t} m B^l z^{l-1}(t') ]
                                                                                                        (backward_layer)
 
-where z is the stream, normalised if the problem says so, and J the projector of that normalisation. The covariances U,
+where z is the stream, normalized if the problem says so, and J the projector of that normalization. The covariances U,
 B and responses RO, RB of a layer come from its branches (`branches`). Rows of coefficients on the sources give every
 kernel and every response. Without the sources of the layers the same recursion with midpoint steps solves the ordinary
 differential equation in depth that depth exponent 1 ends in.
@@ -207,7 +207,7 @@ class _Recursion:
         for layer in range(len(self.layers)):
             stream, scale = self.forward_layer(moment, layer, stream)
             scales.append(scale)
-        final, scale = self.normalise(moment, stream)
+        final, scale = self.normalize(moment, stream)
         readout = self.read_out(moment)
         output = self.project(moment, final, scale, readout)
         self.errors[moment.index] = self.dressed_errors(moment.index, output)
@@ -229,7 +229,7 @@ class _Recursion:
         """h^l(t) = h^{l-1}(t) + b [sO^l(t) + sum_{t'<t} (RO^l + kappa m U^l) g^l(t')], and the scale of z^{l-1}."""
         written, correlation = np.zeros_like(stream), self.correlation[layer]
         for sweep in range(self.depth_step.sweeps):
-            z, scale = self.normalise(moment, stream if self.depth_step.sweeps == 1 else stream + written / 2)
+            z, scale = self.normalize(moment, stream if self.depth_step.sweeps == 1 else stream + written / 2)
             row = self.correlate(moment, correlation, self.z[layer], z)
             if sweep == 0:
                 self.result.stream[moment.index, layer] = row[:, moment.now] * np.outer(scale, scale)
@@ -321,15 +321,15 @@ class _Recursion:
         memory = np.repeat(moment.memory, self.problem.rows)
         return self.depth_step.learned * memory * row[:, : moment.lo]
 
-    def normalise(self, moment: _Moment, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Divide every token by its root mean square over neurons, where the problem normalises; return it too."""
+    def normalize(self, moment: _Moment, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Divide every token by its root mean square over neurons, where the problem normalizes; return it too."""
         if not self.problem.norm:
             return stream, np.ones(len(stream))
         scale = np.sqrt((self.sources.covary(stream, moment.hi) * stream).sum(1))
         return stream / scale[:, None], scale
 
     def project_out(self, moment: _Moment, rows: np.ndarray, z: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Send backward rows y through the normalisation: (y - z <z y>) / s."""
+        """Send backward rows y through the normalization: (y - z <z y>) / s."""
         if not self.problem.norm:
             return rows
         along = (self.sources.covary(rows, moment.hi) * z).sum(1)

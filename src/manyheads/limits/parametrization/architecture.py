@@ -53,7 +53,7 @@ class Body:
     """Blocks of a model, as its configuration states them."""
 
     shape: Shape  # key dimension, heads, depth
-    post_norm: bool  # whether blocks normalise after adding to the stream
+    post_norm: bool  # whether blocks normalize after adding to the stream
     fused: bool  # whether queries, keys and values share one matrix
 
 

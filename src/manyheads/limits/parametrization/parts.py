@@ -94,7 +94,7 @@ class Architecture:
     shape: Shape  # key dimension, heads, depth
     parameters: tuple[Parameter, ...]  # one for each parameter, shared ones once
     family: str = ""  # the `model_type` of its configuration, empty for a plain module
-    post_norm: bool = False  # whether blocks normalise after adding to the stream
+    post_norm: bool = False  # whether blocks normalize after adding to the stream
     std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
     open_end: str = field(default="", repr=False)
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)

@@ -50,7 +50,7 @@ def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
 import jax
 import optax
 
-from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialise, roles
+from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, roles
 from manyheads.limits import Parametrization
 
 parametrization = {_constructed(p)}
@@ -59,7 +59,7 @@ shape = {_shown(shape)}
 # Inputs, length and outputs are yours. The stds of the weights, the scale of the logits and the factor of the
 # branches come with the scaling.
 config = TransformerConfig(shape, {_INPUTS}, causal=True, read_out="token")
-model = initialise(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
+model = initialize(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
 
 # For a model of your own: a tree with the name of a role for every weight, in place of roles(model.weights).
 optimizer = parametrization.optax({made}, roles(model.weights), shape)
@@ -142,7 +142,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from manyheads.transformer import Shape
-from manyheads.limits import Parametrization, BaseHyperparameters, initialise_model{imported}, torch_groups
+from manyheads.limits import Parametrization, BaseHyperparameters, initialize_model{imported}, torch_groups
 
 parametrization = {_constructed(parametrization)}
 hyperparameters = BaseHyperparameters(
@@ -153,7 +153,7 @@ hyperparameters = BaseHyperparameters(
 
 # AutoModelForCausalLM and the like make the same model with its head.
 model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
-{scaled}initialise_model(parametrization, model, hyperparameters)
+{scaled}initialize_model(parametrization, model, hyperparameters)
 optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrization, model, hyperparameters))
 '''
 
@@ -277,7 +277,7 @@ def role_of(name):
     return found[0]
 
 
-def initialise(model):
+def initialize(model):
     for name, parameter in model.named_parameters():
         role = role_of(name)
         if role in ("norm", "final_norm"):
@@ -295,6 +295,6 @@ def parameter_groups(model):
     ]
 
 
-model = initialise(Model())
+model = initialize(Model())
 optimizer = torch.optim.<OPTIMIZER>(parameter_groups(model))
 """

@@ -15,7 +15,7 @@ and the softmax logits :math:`N^{-\alpha_A} q\cdot k` let the queries see :math:
 gradient of an attention weight sums N aligned products :math:`e \cdot v`.
 
 Source: Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics" (2024), Table 1, gives the
-rates and multipliers of SGD and Adam; the factorisation into update and gradient, the biases, the gains, epsilon and
+rates and multipliers of SGD and Adam; the factorization into update and gradient, the biases, the gains, epsilon and
 weight decay are derived here.
 """
 

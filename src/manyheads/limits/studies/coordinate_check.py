@@ -14,12 +14,20 @@ from manyheads.limits.checks.axes import LETTERS, Axis, check_rising
 from manyheads.limits.checks.coordinate_check import (
     TOLERANCE,
     Growth,
+    decide_growths,
     finite_size_bias,
-    judge_growths,
     least_growth,
     required_growth,
 )
-from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, scheme_of, task_of
+from manyheads.limits.comparisons.parametrizations import (
+    CONSISTENT,
+    PARAMETRIZATIONS,
+    Plan,
+    bordelon,
+    choose_sizes,
+    parametrization_of,
+    task_of,
+)
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
@@ -77,7 +85,7 @@ class CoordinateCheckStudy(Study):
     task: str = "digits"
     optimizer: Optimizer = "adam"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")
-    schemes: tuple[str, ...] = tuple(SCHEMES)
+    schemes: tuple[str, ...] = tuple(PARAMETRIZATIONS)
     base: tuple[int, int, int] = (8, 4, 2)
     key_dims: tuple[int, ...] = (4, 8, 32)
     heads_counts: tuple[int, ...] = (2, 4, 16)
@@ -132,8 +140,8 @@ class CoordinateCheckStudy(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the exponents that a consistent scaling prescribes, and the lowest that it may show at finite size."""
         found = {
-            "required": [required_growth(scheme_of(name, *self._base)) for name in self.schemes],
-            "least": [least_growth(scheme_of(name, *self._base)) for name in self.schemes],
+            "required": [required_growth(parametrization_of(name, *self._base)) for name in self.schemes],
+            "least": [least_growth(parametrization_of(name, *self._base)) for name in self.schemes],
         }
         texts = {"required": "prescribed exponent", "least": "lowest exponent of a consistent scaling"}
         table = {
@@ -188,9 +196,9 @@ class CoordinateCheckStudy(Study):
         """Return the judged growths of one scheme along one axis."""
         plan = self.plan()
         updates = {name: plan.along(trained, name, scheme, axis) for name in QUANTITIES}
-        parametrization = scheme_of(scheme, *self._base)
+        parametrization = parametrization_of(scheme, *self._base)
         sizes = dict(plan.sizes)[axis]
-        return judge_growths(parametrization, axis, sizes, updates, self._training[2], TOLERANCE[axis])
+        return decide_growths(parametrization, axis, sizes, updates, self._training[2], TOLERANCE[axis])
 
     def _consistent(self, scheme: str, axis: Axis) -> Claim:
         def worst(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
@@ -223,7 +231,7 @@ class CoordinateCheckStudy(Study):
         )
 
     def _queries(self, scheme: str, axis: Axis) -> list[Claim]:
-        required = getattr(required_growth(scheme_of(scheme, *self._base))["query_by_weights"], axis)
+        required = getattr(required_growth(parametrization_of(scheme, *self._base))["query_by_weights"], axis)
         unscaled = scheme == "mup-half-logit" and axis == "key_dim"
         if not (scheme == "limits" or (scheme in CONSISTENT and required) or unscaled):
             return []
@@ -318,7 +326,7 @@ OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25
 
 
 def _who(scheme: str) -> str:
-    return f"{SCHEMES[scheme]} parametrization"
+    return f"{PARAMETRIZATIONS[scheme]} parametrization"
 
 
 def _fitted(growth: Growth) -> tuple[float, Interval]:
@@ -348,7 +356,7 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         place = sizes[axis].index(getattr(plan.base, axis)) if getattr(plan.base, axis) in sizes[axis] else 0
         relative = np.log2(values / values[:, place : place + 1])
         x = np.log2(np.asarray(sizes[axis]) / sizes[axis][place])
-        return spread_curve(x, relative, SCHEMES[scheme], group=list(SCHEMES).index(scheme))
+        return spread_curve(x, relative, PARAMETRIZATIONS[scheme], group=list(PARAMETRIZATIONS).index(scheme))
 
     return Multiples(
         f"Updates after {study._training[2][-1]} steps, relative to the base",
@@ -371,7 +379,7 @@ def _exponents(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
     rows = []
     for scheme, axis in study.plan().pairs():
         last = {g.quantity: g for g in study.growths(trained, scheme, axis) if g.step == study._training[2][-1]}
-        rows.append((SCHEMES[scheme], LETTERS[axis], *(_shown(last[name]) for name in QUANTITIES)))
+        rows.append((PARAMETRIZATIONS[scheme], LETTERS[axis], *(_shown(last[name]) for name in QUANTITIES)))
     return Listing(
         f"Exponents after {study._training[2][-1]} steps, with the half-width of their 99% intervals",
         ("scaling", "axis", "outputs", "stream", "logits", "queries", "values"),

@@ -27,7 +27,7 @@ from manyheads.limits.comparisons.logits_over_heads import (
     exponents_panel,
     variances_panel,
 )
-from manyheads.limits.comparisons.schemes import bordelon, scheme_of, task_of
+from manyheads.limits.comparisons.parametrizations import bordelon, parametrization_of, task_of
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.limits.systems.transformers import Recipe, measure_updates
@@ -104,7 +104,7 @@ class HeadDiversity(Study):
     theory_key_dims
         With gradient descent, as the following: further N at which the limit is solved.
     depth_exponent, norm, richness, momentum
-        Exponent of the branch multiplier, whether streams are normalised, richness and momentum.
+        Exponent of the branch multiplier, whether streams are normalized, richness and momentum.
     networks
         Networks of one replicate.
     oversampling
@@ -273,7 +273,7 @@ class HeadDiversity(Study):
         return found | {name: value[0] for name, value in pooled.items()}
 
     def _train(self, key: jax.Array, exponent: float, size: int) -> dict[str, np.ndarray]:
-        """Train networks by gradient descent in the normalisation of the limit."""
+        """Train networks by gradient descent in the normalization of the limit."""
         heads = self.training.heads
         trained = mean_field.train_ensemble(
             self.problem(), Network(size, heads, exponent), key, self.networks, every_head=True
@@ -286,7 +286,7 @@ class HeadDiversity(Study):
         """Train one transformer on mini-batches."""
         _, heads, depth, steps, learning_rate = self.training
         base = Shape(self.base_key_dim, heads, depth)
-        scheme = scheme_of(SCHEMES[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
+        scheme = parametrization_of(SCHEMES[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
         task = task_of(self.task, BATCHES[self.optimizer][self.task])
         shape = replace(base, key_dim=size)
         wanted = ("logits", "head_variance_start", "head_variance")

@@ -23,7 +23,7 @@ from manyheads.limits.comparisons.mean_field import (
     solve_blocks,
     train_seeds,
 )
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
 from manyheads.limits.dmft.depth import continuum_step
@@ -70,7 +70,7 @@ class InfiniteDepth(Study):
     continuum_cells
         Of the continuum at exponent 1.
     norm, steps, learning_rate, richness
-        Whether streams are normalised, and the training by gradient descent.
+        Whether streams are normalized, and the training by gradient descent.
     networks
         Networks of one replicate.
     """

@@ -17,7 +17,7 @@ from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import distance_claim, nearer_claim, single_network_claim
 from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import Interval, fit_exponent, replicates_to_decide
@@ -65,7 +65,7 @@ class InfiniteHeads(Study):
     depth, depth_exponent
         Blocks, and the exponent of their branch multiplier.
     norm, activation
-        Whether streams are normalised, and the activation of an MLP after every attention, "none" for no MLP: `--norm
+        Whether streams are normalized, and the activation of an MLP after every attention, "none" for no MLP: `--norm
         --activation gelu` is the complete block.
     steps, learning_rate, richness, momentum
         Of the training by gradient descent.
@@ -188,7 +188,7 @@ class InfiniteHeads(Study):
         )
         solved = mean_field.solve_blocks(problem, branches, rng)
         without = mean_field.solve_blocks(problem, few, rng, responses=False)
-        found = mean_field.summarise(solved) | {"output_without": without.outputs}
+        found = mean_field.summarize(solved) | {"output_without": without.outputs}
         for name, looks in zip(ENDS, (solved.observables[0], solved.observables[-1]), strict=True):
             found[name] = np.mean([look["logit_variance"] for look in looks if "logit_variance" in look])
         return found

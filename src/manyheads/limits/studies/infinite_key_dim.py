@@ -16,7 +16,7 @@ from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import DIMS, QUANTITIES
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.statistics import fit_exponent
@@ -37,7 +37,7 @@ class InfiniteKeyDim(Study):
     depth, depth_exponent
         Blocks, and the exponent of their branch multiplier.
     norm
-        Whether streams are normalised.
+        Whether streams are normalized.
     steps, learning_rate, richness, momentum
         Of the training by gradient descent.
     networks
@@ -91,7 +91,7 @@ class InfiniteKeyDim(Study):
         problem = self.problem()
         solved, without = (mean_field.solve_blocks(problem, responses=responses) for responses in (True, False))
         return mean_field.label(
-            mean_field.summarise(solved) | {"output_without": without.outputs},
+            mean_field.summarize(solved) | {"output_without": without.outputs},
             dims=DIMS | {"output_without": DIMS["output"]},
             names=QUANTITIES | {"output_without": "outputs without response functions"},
         )

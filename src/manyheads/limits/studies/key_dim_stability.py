@@ -13,7 +13,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
@@ -47,7 +47,7 @@ class KeyDimStability(Study):
     key_dims, heads_counts
         Sizes N, and numbers of heads H.
     depth, norm
-        Blocks, and whether streams are normalised.
+        Blocks, and whether streams are normalized.
     steps, learning_rate, richness
         Of the training by gradient descent.
     networks

@@ -23,7 +23,7 @@ from manyheads.limits.comparisons.mean_field import (
     solve_blocks,
     train_seeds,
 )
-from manyheads.limits.comparisons.schemes import bordelon
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.systems.ensembles import Network
@@ -73,7 +73,7 @@ class LazyToRich(Study):
     key_dims, heads
         Sizes N, and the number of heads H.
     depth, norm
-        Blocks, and whether streams are normalised.
+        Blocks, and whether streams are normalized.
     steps, learning_rate
         Of the training by gradient descent.
     networks

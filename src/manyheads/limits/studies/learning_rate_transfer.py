@@ -17,12 +17,19 @@ from manyheads.limits.checks.transfer_check import (
     PIECE,
     WIDENINGS,
     TransferCheck,
+    decide_drift,
     final_losses,
-    judge_drift,
     search_optimum,
 )
 from manyheads.limits.comparisons.curves import geometric_curve
-from manyheads.limits.comparisons.schemes import CONSISTENT, SCHEMES, Plan, bordelon, choose_sizes, task_of
+from manyheads.limits.comparisons.parametrizations import (
+    CONSISTENT,
+    PARAMETRIZATIONS,
+    Plan,
+    bordelon,
+    choose_sizes,
+    task_of,
+)
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
@@ -164,9 +171,8 @@ class LearningRateTransfer(Study):
             return middle, interval, found.drift.replicates_needed
 
         return Claim(
-            f"{SCHEMES[scheme]} parametrization: the optimal learning rate changes by at most {ALLOWED_DECADES:g} "
-            "decades "
-            f"over a factor of eight in {LETTERS[axis]}",
+            f"{PARAMETRIZATIONS[scheme]} parametrization: the optimal learning rate changes by at most "
+            f"{ALLOWED_DECADES:g} decades over a factor of eight in {LETTERS[axis]}",
             measure,
             target=0.0,
             tolerance=ALLOWED_DECADES,
@@ -180,8 +186,8 @@ class LearningRateTransfer(Study):
             return middle, Interval(low, high, found.drift.fit.interval.level)
 
         return Claim(
-            f"{SCHEMES[scheme]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} decades over a "
-            f"factor of eight in {LETTERS[axis]}",
+            f"{PARAMETRIZATIONS[scheme]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} "
+            f"decades over a factor of eight in {LETTERS[axis]}",
             measure,
             target=-DRIFTS,
             tolerance=(math.inf, 0.0),
@@ -199,7 +205,7 @@ class LearningRateTransfer(Study):
         is decided by it.
         """
         plan = self.plan()
-        return judge_drift(axis, dict(plan.sizes)[axis], plan.along(trained, "optimal_learning_rate", scheme, axis))
+        return decide_drift(axis, dict(plan.sizes)[axis], plan.along(trained, "optimal_learning_rate", scheme, axis))
 
 
 def _stays(scheme: str, axis: Axis) -> bool:
@@ -241,7 +247,9 @@ def _optima(study: LearningRateTransfer, trained: xr.Dataset) -> tuple[Panel, ..
         curves = []
         for scheme in [name for name, other in plan.pairs() if other == axis]:
             values = plan.along(trained, "optimal_learning_rate", scheme, axis)  # (replicates, sizes)
-            curves.append(geometric_curve(sizes, values, SCHEMES[scheme], list(SCHEMES).index(scheme)))
+            curves.append(
+                geometric_curve(sizes, values, PARAMETRIZATIONS[scheme], list(PARAMETRIZATIONS).index(scheme))
+            )
         panels.append(
             Lines(
                 f"Optimal learning rate along {LETTERS[axis]}",
@@ -266,7 +274,13 @@ def _drifts(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
         best = np.nanmin(np.where(np.isfinite(losses), losses, np.nan), -1).mean(0)
         shown = ", ".join(f"{value:.3f}" for value in best)
         rows.append(
-            (SCHEMES[scheme], LETTERS[axis], f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]", found.sentence(), shown)
+            (
+                PARAMETRIZATIONS[scheme],
+                LETTERS[axis],
+                f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]",
+                found.sentence(),
+                shown,
+            )
         )
     return Listing(
         "Drift of the optimal learning rate",

@@ -1,4 +1,4 @@
-"""Networks of finite size in the setting of the limits: many seeds at once, in the same normalisation as the theory.
+"""Networks of finite size in the setting of the limits: many seeds at once, in the same normalization as the theory.
 
 All weights are of order one and every sum carries its 1/sqrt(width): stream d = N H, logits q . k / N^alpha_A, branches
 times beta0 L^-alpha_L, outputs divided by gamma0 d and centred at the start. Learning rates are eta gamma0^2 d for the
@@ -224,12 +224,12 @@ def _apply(
     rows, tokens = inputs.shape[0] * inputs.shape[1], inputs.shape[1]
     allowed = jnp.tril(jnp.ones((tokens, tokens), bool)) if frame.causal else jnp.ones((tokens, tokens), bool)
 
-    def normalise(stream: Any) -> Any:
+    def normalize(stream: Any) -> Any:
         return stream / jnp.sqrt(jnp.mean(stream**2, -1, keepdims=True)) if frame.norm else stream
 
     def block(stream: Any, layer: Any) -> Any:
         weight, added = layer
-        seen = normalise(stream) / np.sqrt(width)
+        seen = normalize(stream) / np.sqrt(width)
         query, key, value = (jnp.einsum("hnd,ptd->phtn", weight[name], seen) for name in ("query", "key", "value"))
         logits = jnp.einsum("phan,phbn->phab", query, key) / network.key_dim**network.logit_exponent
         pattern = jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf), -1)
@@ -239,7 +239,7 @@ def _apply(
         if network.activation is not None:
             kernels.append(_kernel(after))
             hidden = ACTIVATIONS[network.activation](
-                jnp.einsum("ed,ptd->pte", weight["mlp_in"], normalise(after) / np.sqrt(width))
+                jnp.einsum("ed,ptd->pte", weight["mlp_in"], normalize(after) / np.sqrt(width))
             )
             after = after + branch / np.sqrt(width) * jnp.einsum("de,pte->ptd", weight["mlp_out"], hidden) + added[1]
         return after, (logits.mean(1), logits.var(1).mean(), pattern.mean(1), jnp.stack(kernels), logits)
@@ -248,7 +248,7 @@ def _apply(
     inside = {name: weight for name, weight in weights.items() if name not in ("embedding", "readout")}
     added = levels[1:].reshape(frame.depth, -1, *levels.shape[1:])  # (L, branches of a block, P, T, d)
     stream, (logits, variance, pattern, kernels, heads) = jax.lax.scan(block, stream, (inside, added))
-    final = normalise(stream)
+    final = normalize(stream)
     read = final.reshape(rows, width) if frame.read_out == "token" else final.mean(1)
     output = read @ weights["readout"].T / (numbers["richness"] * width)
     levels = jnp.concatenate([kernels.reshape(-1, rows, rows), _kernel(stream)[None]])

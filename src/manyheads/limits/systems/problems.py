@@ -9,7 +9,7 @@ import numpy as np
 
 from manyheads.data import cut_patches, load_digits, load_text, select_pair
 from manyheads.data.characters import build_vocabulary
-from manyheads.data.digits import normalise
+from manyheads.data.digits import normalize
 from manyheads.errors import UsageError
 from manyheads.limits.dmft.problem import Problem
 
@@ -45,7 +45,7 @@ def digits_problem(samples: int = 4, tests: int = 2, seed: int = 0, **fields: An
     order = np.random.default_rng(seed).permutation(len(pair.labels))
     sides = [order[pair.labels[order] == label] for label in (-1, 1)]
     chosen = np.array([sides[place % 2][place // 2] for place in range(samples + tests)])
-    patches = cut_patches(normalise(pair.images[chosen], np.float64), PATCH)
+    patches = cut_patches(normalize(pair.images[chosen], np.float64), PATCH)
     weights = np.where(np.arange(samples + tests) < samples, 1 / samples, 0.0)
     return Problem(_unit(patches), pair.labels[chosen].astype(np.float64), weights, **fields)
 

@@ -20,7 +20,7 @@ from manyheads.limits.systems.transformers import (
     optimizer_of,
     side_by_side,
 )
-from manyheads.transformer.transformer import Record, Transformer, initialise
+from manyheads.transformer.transformer import Record, Transformer, initialize
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
@@ -123,7 +123,7 @@ def draw_network(config: TransformerConfig, factors: Factors, key: jax.Array) ->
     shape = config.shape
     outside = jax.random.fold_in(jax.random.fold_in(key, shape.key_dim), shape.heads)
     keys = jnp.stack([outside, jax.random.fold_in(outside, shape.depth)])
-    both = jax.vmap(lambda each: initialise(config, factors.scaling, each, jnp.float32).weights)(keys)  # one program
+    both = jax.vmap(lambda each: initialize(config, factors.scaling, each, jnp.float32).weights)(keys)  # one program
     ends, middle = (jax.tree.map(lambda leaf, place=place: leaf[place], both) for place in (0, 1))
     return Transformer(ends._replace(blocks=middle.blocks), factors.scaling, config)
 

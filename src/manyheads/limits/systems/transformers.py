@@ -23,7 +23,7 @@ from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
 from manyheads.transformer.training import fit, member_bytes
-from manyheads.transformer.transformer import Record, Transformer, initialise, normalise
+from manyheads.transformer.transformer import Record, Transformer, initialize, normalize
 from manyheads.transformer.weights import roles
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _sweep(
 ) -> jax.Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
-    model = initialise(setting.config, factors.scaling, for_model, jnp.float32)
+    model = initialize(setting.config, factors.scaling, for_model, jnp.float32)
 
     def member(learning_rate: jax.Array) -> jax.Array:
         tx = optimizer_of(setting, factors, model, learning_rate)
@@ -136,7 +136,7 @@ def side_by_side(setting: Setting, batches: Any, members: int) -> int:
     config = setting.config
     scaling = standard_scaling(config.shape, config.inputs, config.mlp_ratio)
     bytes_each = member_bytes(
-        lambda key: initialise(config, scaling, key, jnp.float32),
+        lambda key: initialize(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
         optax.adam(1.0) if setting.optimizer == "adam" else optax.sgd(1.0),
@@ -222,7 +222,7 @@ def _updates(
     keys = jnp.concatenate([for_model[None], others])
 
     def begin(key: jax.Array) -> tuple[_Start, Any]:
-        model = initialise(config, factors.scaling, key, jnp.float32)
+        model = initialize(config, factors.scaling, key, jnp.float32)
         record = model.record(probe[0])
         return _Start(record.outputs, record.layers.stream[-1], attention_logits(record)), model.weights
 
@@ -289,19 +289,19 @@ def attention_logits(record: Record) -> jax.Array:
 
 
 def _block_inputs(model: Transformer, record: Record) -> jax.Array:
-    """Return what the projections of every block act on: the normalised stream below it."""
+    """Return what the projections of every block act on: the normalized stream below it."""
     below = jnp.concatenate([record.start[None], record.layers.stream[:-1]])
     if model.config.norm != "pre":
         return below
     gain, shift = model.weights.blocks.attention_gain, model.weights.blocks.attention_shift
     factor = model.scaling.multiplier["norm"]
-    each = partial(_normalise_layer, config=model.config, factor=factor)
+    each = partial(_normalize_layer, config=model.config, factor=factor)
     return jax.vmap(each)(below, gain, shift)
 
 
-def _normalise_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
+def _normalize_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:
     scaled = [None if part is None else factor * part for part in (gain, shift)]
-    return normalise(stream, scaled[0], scaled[1], config)
+    return normalize(stream, scaled[0], scaled[1], config)
 
 
 def _rms(array: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.audit import ActualSettings, Audit, Finding, judge
+from manyheads.limits.checks.audit import ActualSettings, Audit, Finding, compare_settings
 from manyheads.limits.parametrization.table import OUTSIDE
 from manyheads.limits.parametrization.targets import (
     BaseHyperparameters,
@@ -76,7 +76,7 @@ def audit_model(
         notes.append(f"rates: {said}, for {hidden}")
     factors = role_factors(p, read.architecture.shape)
     tied = factors["unembedding"].learning_rate / factors["embedding"].learning_rate
-    findings = judge(targets, settings, hyperparameters, tied) + doubled
+    findings = compare_settings(targets, settings, hyperparameters, tied) + doubled
     unknown = sorted({target.role for target in targets if target.initial is None} | random)
     if not fresh:
         notes.append("initial stds: not judged, the weights have been trained")

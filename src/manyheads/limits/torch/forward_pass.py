@@ -168,7 +168,7 @@ class _Probe:
             elif plain in ({"output"}, {"mlp_out"}) and module not in inside:
                 yield module, self._write
             elif own in ({"final_gain"}, {"final_gain", "final_shift"}):
-                yield module, self._normalise
+                yield module, self._normalize
             elif own == {"embedding"} and not self._reads_out(module):
                 yield module, self._embed
 
@@ -234,7 +234,7 @@ class _Probe:
             self.found.branch.unknown.append(f"{self.names[module]} is in no module that holds a whole block")
         return drawn
 
-    def _normalise(self, module: Any, _: Any, output: Any) -> Any:
+    def _normalize(self, module: Any, _: Any, output: Any) -> Any:
         self.last.append(self._random(output))
         return self.last[-1]
 

@@ -111,8 +111,8 @@ def describe_missing_factors(
 def _holds(carrier: FrozenCarrier, tensor: Any) -> bool:
     """Whether a frozen parameter starts with its factor, or is zero; without numbers it does not."""
     start = "random" if carrier.parameter.start == "zero" and carrier.initial else carrier.parameter.start
-    quantised = not tensor.is_floating_point() or tensor.element_size() == 1  # their scale stands elsewhere
-    found = {} if quantised else measure_init(tensor, start, offset=carrier.parameter.offset)
+    quantized = not tensor.is_floating_point() or tensor.element_size() == 1  # their scale stands elsewhere
+    found = {} if quantized else measure_init(tensor, start, offset=carrier.parameter.offset)
     if not found:
         return False
     std, count, rounding = found["std"], found["count"], found["rounding"]

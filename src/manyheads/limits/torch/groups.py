@@ -89,7 +89,7 @@ def torch_groups(
     return list(groups.values())
 
 
-def initialise_model(
+def initialize_model(
     p: Parametrization,
     model: Any,
     hyperparameters: BaseHyperparameters,

@@ -36,7 +36,7 @@ class LayerErrors:
 def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp]:
     r"""Find the order of the recovered heads that fits the planted ones best.
 
-    The permutation minimises :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
+    The permutation minimizes :math:`\sum_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F` (an assignment
     problem, solved exactly). Heads whose attention matrices agree to rounding are ordered by their projections.
 
     Returns the permutation (m,): planted head i is recovered head permutation[i].

@@ -88,7 +88,7 @@ class CheckpointOracle:
         Whether a token attends to itself and to earlier ones only.
     residual
         Whether the input is added to what the layer gives.
-    normalised
+    normalized
         Whether the layer sees its tokens through a LayerNorm.
     rotary
         Whether queries and keys are turned by their positions.
@@ -101,7 +101,7 @@ class CheckpointOracle:
     dim: int
     causal: bool
     residual: bool
-    normalised: bool
+    normalized: bool
     rotary: bool
     dtype: Floats
     about: str
@@ -171,7 +171,7 @@ def checkpoint_oracle(
         dim=facts.width,
         causal=facts.causal,
         residual=through == "block",
-        normalised=through == "block",
+        normalized=through == "block",
         rotary=facts.rotary is not None,
         dtype=dtype,
         about=f"{what} of layer {layer} of {path.name} ({model_type}), in {dtype}",
@@ -202,7 +202,7 @@ def refuse_what_queries_cannot_tell(found: ParameterMap, facts: AttentionConfig,
         return
     if facts.norm_place == "post":
         raise NotExtractable(
-            f"{name} normalises after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
+            f"{name} normalizes after the residual sum, norm(x + attn(x)): the norm hides the length of what it is "
             "given, and its input cannot be subtracted. Ask with through='attention'"
         )
     if facts.rotary is not None:

@@ -49,15 +49,15 @@ class OracleNoise:
     repeat
         Relative difference of two answers to the same question: zero for a function.
     affine
-        What is left of additivity and homogeneity with one token, on the sphere where `normalised`.
+        What is left of additivity and homogeneity with one token, on the sphere where `normalized`.
     order
         What exchanging the earlier tokens changes in the last row; noise, unless `positional`.
     causal
         Whether no row depends on a later token.
-    normalised
-        Whether the function reads its tokens through a normalisation: F(s x) = F(x).
+    normalized
+        Whether the function reads its tokens through a normalization: F(s x) = F(x).
     centred
-        Whether that normalisation subtracts the mean too, as a LayerNorm does: F(x + s 1) = F(x).
+        Whether that normalization subtracts the mean too, as a LayerNorm does: F(x + s 1) = F(x).
     positional
         Whether the last row depends on the order of the earlier tokens.
     dtype
@@ -74,7 +74,7 @@ class OracleNoise:
     affine: float
     order: float
     causal: bool
-    normalised: bool
+    normalized: bool
     centred: bool
     positional: bool
     dtype: str
@@ -83,7 +83,7 @@ class OracleNoise:
 
 
 def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool = False) -> OracleNoise:
-    """Measure the noise of an oracle, and whether it is causal, normalised or positional.
+    """Measure the noise of an oracle, and whether it is causal, normalized or positional.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
     >>> from manyheads.recovery import Oracle, oracle_noise, planted_layer
     >>> rng = np.random.default_rng(0)
     >>> noise = oracle_noise(Oracle.of(planted_layer(rng, 16, 2, causal=True)), rng)
-    >>> noise.level < 1e-14, noise.causal, noise.normalised
+    >>> noise.level < 1e-14, noise.causal, noise.normalized
     (True, True, False)
     """
     with oracle.stage("noise"):
@@ -124,8 +124,8 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         if floor / 5 > LARGEST:
             raise NotALayer(HIDDEN.format(oracle.answer_dtype), measured=floor / 5, threshold=LARGEST)
         least = max(repeat, floor)
-        normalised, centred = _is_normalised(f, least)
-        affine = _check_affine(f, normalised, least)
+        normalized, centred = _is_normalized(f, least)
+        affine = _check_affine(f, normalized, least)
         known = max(min(1e3 * floor, PLAIN), 10 * max(repeat, affine))
         order = f.relative([(1.0, f.rows[:, -1]), (-1.0, f.exchanged[:, -1])])[0]
         later = f.relative([(1.0, f.rows[:, :2]), (-1.0, f.continued[:, :2])])[0]
@@ -143,7 +143,7 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
         affine=affine,
         order=order,
         causal=later <= known,
-        normalised=normalised,
+        normalized=normalized,
         centred=centred,
         positional=order > known,
         dtype=str(oracle.answer_dtype),
@@ -242,24 +242,24 @@ def _rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(x**2)))
 
 
-def _is_normalised(f: _Answers, least: float) -> tuple[bool, bool]:
-    """Tell whether F(3 x) = F(x) and F(x + 2) = F(x), up to the epsilon that a normalisation adds to the variance."""
+def _is_normalized(f: _Answers, least: float) -> tuple[bool, bool]:
+    """Tell whether F(3 x) = F(x) and F(x + 2) = F(x), up to the epsilon that a normalization adds to the variance."""
     if f.oracle.dim <= 4:
         return False, False
     y = f(f.a)
     change = _rms(y - f(-f.a)) / 2
     allowed = max(0.02 * change, 20 * least * max(_rms(y - f.constant), f.size))
-    normalised = change > allowed and _rms(f(3 * f.a) - y) <= allowed
-    return normalised, normalised and _rms(f(f.a + 2) - y) <= allowed
+    normalized = change > allowed and _rms(f(3 * f.a) - y) <= allowed
+    return normalized, normalized and _rms(f(f.a + 2) - y) <= allowed
 
 
-def _check_affine(f: _Answers, normalised: bool, least: float) -> float:
+def _check_affine(f: _Answers, normalized: bool, least: float) -> float:
     """Return what is left of the identities, and refuse what is left of a smooth function."""
     turn = np.array([np.cos(0.1), np.sin(0.1)])
     near_a, near_b = turn[0] * f.a + turn[1] * f.e, turn[0] * f.b + turn[1] * f.f
-    identity = _on_the_sphere if normalised else _anywhere
+    identity = _on_the_sphere if normalized else _anywhere
     level, left = f.relative(identity(f, f.a, f.b))
-    if not normalised:
+    if not normalized:
         zero = f(np.zeros((1, f.oracle.dim)))
         y = f(f.a)
         for s in (0.3, 3.0):

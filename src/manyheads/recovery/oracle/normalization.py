@@ -10,7 +10,7 @@ from manyheads.errors import ShapeError
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """u = (x - mean x) / sqrt(mean (x - mean x)² + epsilon), or without the means.
 
     Attributes
@@ -23,7 +23,7 @@ class Normalisation:
     Examples
     --------
     >>> import numpy as np
-    >>> Normalisation(centred=True, epsilon=0.0)(np.array([1.0, 3.0]))
+    >>> Normalization(centred=True, epsilon=0.0)(np.array([1.0, 3.0]))
     array([-1.,  1.])
     """
 
@@ -32,7 +32,7 @@ class Normalisation:
 
     @takes_arrays
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Normalise tokens (..., d)."""
+        """Normalize tokens (..., d)."""
         x = np.asarray(x, np.float64)
         moved = x - x.mean(-1, keepdims=True) if self.centred else x
         return moved / np.sqrt((moved**2).mean(-1, keepdims=True) + self.epsilon)

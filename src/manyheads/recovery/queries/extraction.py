@@ -60,7 +60,7 @@ def extract_layer(
         Token dimension d.
     method
         "slices" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
-        "sphere" is for functions that normalise their tokens; "rotary" for positions that turn queries and keys.
+        "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys.
         "auto" chooses by what is measured, and the result says which, and why.
     noise
         Relative noise of the answers; None measures it.

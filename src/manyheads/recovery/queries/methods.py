@@ -82,8 +82,8 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
 def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> tuple[str, str]:
     if options.rotary:
         return "rotary", "queries and keys are turned by their positions"
-    if options.normalised or (options.normalised is None and measured.normalised):
-        return "sphere", "the function normalises its tokens"
+    if options.normalized or (options.normalized is None and measured.normalized):
+        return "sphere", "the function normalizes its tokens"
     if level <= EXACT:
         return "slices", f"the relative noise {level:.1g} is at most {EXACT:g}"
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"

@@ -21,8 +21,8 @@ class ExtractionOptions:
         Whether a token attends to itself and to earlier ones only; None finds out.
     residual
         Whether the function adds its input to what the layer gives: x + F(x) or x + F(LN(x)).
-    normalised
-        Whether the function normalises its tokens first, F(LN(x)); None finds out.
+    normalized
+        Whether the function normalizes its tokens first, F(LN(x)); None finds out.
     rotary
         Whether queries and keys are turned by their positions.
     stochastic
@@ -45,7 +45,7 @@ class ExtractionOptions:
 
     causal: bool | None = None
     residual: bool = False
-    normalised: bool | None = None
+    normalized: bool | None = None
     rotary: bool = False
     stochastic: bool = False
     accurate: bool = False

@@ -56,7 +56,7 @@ class Unit:
     cell
         The cell that is trained; None for a draw of the prediction.
     first, last
-        The replicates (or the draw) it covers, both included; equal unless the study is vectorised.
+        The replicates (or the draw) it covers, both included; equal unless the study is vectorized.
     """
 
     cell: Cell | None
@@ -86,7 +86,7 @@ class Layout:
     predictions
         None for a deterministic theory, else the number of independent draws.
     chunk
-        Replicates computed as one; 1 unless the study is vectorised.
+        Replicates computed as one; 1 unless the study is vectorized.
     """
 
     cells: tuple[Cell, ...]
@@ -96,7 +96,7 @@ class Layout:
     @classmethod
     def of(cls, study: Study) -> Layout:
         """Return a study's layout."""
-        return cls(tuple(study.cells()), study.predictions, study.chunk if study.vectorised else 1)
+        return cls(tuple(study.cells()), study.predictions, study.chunk if study.vectorized else 1)
 
     def predicted(self) -> tuple[Unit, ...]:
         """Return the units of the prediction."""
@@ -186,7 +186,7 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     with reproducible():
         if unit.cell is None:
             dataset = _on_host(_refuse_reserved(study.predict(prediction_key(seed, unit.first)), unit), unit)
-        elif study.vectorised:
+        elif study.vectorized:
             dataset = _train_chunk(study, unit, seed)
         else:
             dataset = _on_host(
@@ -195,7 +195,7 @@ def compute(study: Study, unit: Unit, seed: int) -> xr.Dataset:
     times = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     names = {"wall_seconds": "wall time of the replicate", "cpu_seconds": "processor time of the replicate"}
     count = unit.last - unit.first + 1  # a chunk's time is shared out equally
-    dims, shape = (("replicate",), (count,)) if study.vectorised and unit.cell is not None else ((), ())
+    dims, shape = (("replicate",), (count,)) if study.vectorized and unit.cell is not None else ((), ())
     return dataset.assign(
         {
             name: (

@@ -132,7 +132,7 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
         if kind == "perceptron":  # on running means, which at one token are the token
             mean = np.cumsum(x, 1) / np.arange(1, x.shape[1] + 1)[:, None]
             y = x + np.tanh(mean @ gate) * ((mean - x) @ mixing)
-        elif kind == "capped":  # logits through a soft cap: any normalised weights pass S1 to S3
+        elif kind == "capped":  # logits through a soft cap: any normalized weights pass S1 to S3
             logits = np.einsum("nkd,mde,nle->nmkl", x, layer.theta, x)
             mass = np.exp(2 * np.tanh(logits / 2)) * np.tril(np.ones(logits.shape[-2:]))
             y = np.einsum("nmkl,nld,mde->nke", mass / mass.sum(-1, keepdims=True), x, layer.projection)

@@ -1,11 +1,11 @@
-"""Layers behind a normalisation: what is found, against what the layer's weights say it must be."""
+"""Layers behind a normalization: what is found, against what the layer's weights say it must be."""
 
 import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
-from manyheads.recovery.oracle.normalization import Normalisation, projected
+from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.rotary.forms import gap_rank
@@ -18,12 +18,12 @@ EPS = 2e-16
 
 
 class Block:
-    """X + layer(gain * normalise(X) + shift), or without the X."""
+    """X + layer(gain * normalize(X) + shift), or without the X."""
 
     def __init__(self, rng, *, centred=True, epsilon=1e-5, residual=False, change=lambda layer: layer):
         self.layer = change(gpt_layer(rng, DIM, HEADS))
         self.gain, self.shift = rng.uniform(0.6, 1.6, DIM), 0.3 * rng.standard_normal(DIM)
-        self.norm, self.residual = Normalisation(centred, epsilon), residual
+        self.norm, self.residual = Normalization(centred, epsilon), residual
 
     def __call__(self, x):
         y = evaluate_layer(self.layer, self.gain * self.norm(x) + self.shift)
@@ -45,7 +45,7 @@ class Block:
 
 
 @pytest.mark.parametrize("kind", [{}, {"residual": True, "epsilon": 1e-3}, {"centred": False}])
-def test_the_layer_on_normalised_tokens_is_found(rng, kind):
+def test_the_layer_on_normalized_tokens_is_found(rng, kind):
     block = Block(rng, **kind)
     found, oracle = block.extract(rng)
     errors = compare_layers(block.truth, found.layer)
@@ -105,11 +105,11 @@ def test_one_sequence_of_copies_shows_the_heads(rng):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda layer: lambda x: evaluate_layer(layer, x), "no normalisation"),
-        (lambda layer: lambda x: np.tanh(Normalisation()(x) @ layer.projection[0]), "epsilon|affine"),
+        (lambda layer: lambda x: evaluate_layer(layer, x), "no normalization"),
+        (lambda layer: lambda x: np.tanh(Normalization()(x) @ layer.projection[0]), "epsilon|affine"),
         (
             lambda layer: lambda x: evaluate_layer(layer, x / (1 + np.linalg.norm(x, axis=-1, keepdims=True))),
-            "no normalisation",
+            "no normalization",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_running_means_behind_a_norm_are_refused(rng):
     first, second = rng.standard_normal((2, DIM, DIM)) / 4
 
     def function(x):  # affine on one token, and no softmax on two
-        u = Normalisation()(x)
+        u = Normalization()(x)
         moved = np.cumsum(u, axis=1) / np.arange(1, x.shape[1] + 1)[:, None] - u
         return u @ first + np.tanh(3 * moved) @ second
 

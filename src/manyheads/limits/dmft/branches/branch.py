@@ -1,6 +1,6 @@
 """Residual branch: covariances and response functions of what it writes and sends back, row by row in time.
 
-A branch sees Gaussian sources with the covariance H of the (normalised) stream below it and G of the backward variable
+A branch sees Gaussian sources with the covariance H of the (normalized) stream below it and G of the backward variable
 above it, and answers with
 
     U  = <u u'>             covariance of what it writes

@@ -86,7 +86,7 @@ def measure_quality(x: Array, y: Array, total: Array, floor: float) -> Array:
     parts = []
     for begin in range(0, len(x), BLOCK):
         weights, misfit = fit_simplex(x[begin : begin + BLOCK], y[begin : begin + BLOCK], total)
-        parts.append(_penalise(weights, misfit, floor))
+        parts.append(_penalize(weights, misfit, floor))
     return np.concatenate(parts)
 
 
@@ -100,7 +100,7 @@ def certify_rows(x: Array, y: Array, total: Array, floor: float, threshold: floa
     for begin in range(0, len(x), BLOCK):
         tokens = x[begin : begin + BLOCK]
         weights, misfit = fit_simplex(tokens, y[begin : begin + BLOCK], total)
-        quality = _penalise(weights, misfit, floor)
+        quality = _penalize(weights, misfit, floor)
         sequence, row = np.nonzero(quality < threshold)
         trust = (1 - (quality[sequence, row] / threshold) ** 2) ** 2
         parts.append(_equate(tokens[sequence], row, weights[sequence, row], trust))
@@ -114,7 +114,7 @@ def join(parts: list[RowCertificates]) -> RowCertificates:
     )
 
 
-def _penalise(weights: Array, misfit: Array, floor: float) -> Array:
+def _penalize(weights: Array, misfit: Array, floor: float) -> Array:
     share = np.clip(weights.min(-1) / floor - 1, 0, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(share > 0, misfit / share, np.inf)

@@ -7,7 +7,7 @@ all linear in v:
 
 The net that is known at v_0 therefore starts the fit at v_0 + delta for every direction. `fit_nets` forms and solves a
 normal matrix of (heads x features)^2 for every probe, which is right for slices of a few features and too much for all
-d of them. Here the fits share their queries and their normal matrices are near that of v_0, so it is factorised once
+d of them. Here the fits share their queries and their normal matrices are near that of v_0, so it is factorized once
 and preconditions conjugate gradients inside Gauss-Newton, for all directions together: the work of a step is that of a
 few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.
 """
@@ -70,7 +70,7 @@ class Continuation:
         normal = kaufman_normal(design.features, derivative[None], basis[None], reference.values[None])[0]
         self._scale = np.sqrt(np.diag(normal) + RIDGE * np.trace(normal) / len(normal) + TINY)
         normal /= self._scale[:, None] * self._scale
-        self._factor = _factorise(normal)
+        self._factor = _factorize(normal)
 
     def refit(self, answers: Array) -> PairNets:
         """Fit a net to the answers (b, n, D) of every probe, starting from the net at v_0."""
@@ -137,8 +137,8 @@ class Continuation:
         return result
 
 
-def _factorise(normal: Array) -> tuple[Array, bool]:
-    """Factorise a matrix with unit diagonal; the ridge grows until it is definite: it only preconditions."""
+def _factorize(normal: Array) -> tuple[Array, bool]:
+    """Factorize a matrix with unit diagonal; the ridge grows until it is definite: it only preconditions."""
     ridge = RIDGE
     while True:
         try:

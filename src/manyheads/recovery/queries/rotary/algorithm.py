@@ -84,7 +84,7 @@ def _read_linear(oracle: Oracle, noise: float, rng: np.random.Generator, figures
     figures["linear"] = rest = float(np.linalg.norm(oracle(probe, read="last") - expected) / size)
     if rest > max(1e-8, 1e3 * noise):
         raise NotALayer(
-            "the answer to one token is not linear in it: a normalisation in front, or no attention layer",
+            "the answer to one token is not linear in it: a normalization in front, or no attention layer",
             measured=rest,
             threshold=max(1e-8, 1e3 * noise),
         )

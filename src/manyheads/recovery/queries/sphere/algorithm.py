@@ -9,7 +9,7 @@ to functions of the query alone, so what is found is the layer that acts on u,
 
 (`projected`), and epsilon. gamma and delta are not determined by themselves. Behind an RMSNorm, P is the identity.
 
-S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalisation it is. d + 8 calls.
+S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
 S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere_pairs`).
 S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
@@ -26,7 +26,7 @@ from manyheads.recovery.queries.pairs.output_spaces import split_projections
 from manyheads.recovery.queries.pairs.slices import Stacks, find_ranks
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
-from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalised_sums
+from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import NotALayer, RankBudgetError
@@ -40,7 +40,7 @@ STEP = 0.4  # length of the step to a neighbouring difference, relative to the d
 
 @dataclass(frozen=True)
 class SphereSettings:
-    """Settings of the extraction of a layer behind a normalisation."""
+    """Settings of the extraction of a layer behind a normalization."""
 
     extra: int = 4  # differences, and sketch tokens, beyond the rank
     share: float = 0.6  # distinct tokens of a sequence, relative to the most whose weights can be separated
@@ -57,15 +57,15 @@ def extract_on_sphere(
     """Extract a causal layer behind a LayerNorm or RMSNorm that cannot be bypassed."""
     if not oracle.causal:
         raise NotALayer(
-            "a layer behind a normalisation that cannot be bypassed is extracted where it is causal, and this one is "
-            "not: give the function without the normalisation",
+            "a layer behind a normalization that cannot be bypassed is extracted where it is causal, and this one is "
+            "not: give the function without the normalization",
             measured=0.0,
             threshold=1.0,
         )
     settings = settings or SphereSettings()
     log = StageLog(oracle)
     with log.stage("sums") as figures:
-        sums, norm, basis = read_normalised_sums(oracle, oracle.dim, noise, rng)
+        sums, norm, basis = read_normalized_sums(oracle, oracle.dim, noise, rng)
         figures |= {"epsilon": norm.epsilon, "centred": norm.centred}
     few = min(max(4, len(basis) // 4), len(basis) // 2, QUERIES)
     pairs = SpherePairs(oracle, sums, basis[few:], basis[:few], max(noise, EPS))

@@ -1,6 +1,6 @@
-r"""Pairs of normalised tokens with a fixed difference, and copies of the query.
+r"""Pairs of normalized tokens with a fixed difference, and copies of the query.
 
-Behind a normalisation only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the
+Behind a normalization only tokens of norm sqrt d are seen (of mean zero, for a LayerNorm). Two of them have the
 difference v if and only if they are
 
 .. math:: w + v/2, \quad w - v/2, \qquad w \perp v,\ |w|^2 = d - |v|^2/4 .
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manyheads.recovery.oracle.normalization import Normalisation
+from manyheads.recovery.oracle.normalization import Normalization
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import (
     EPS,
@@ -165,7 +165,7 @@ def find_sphere_heads(pairs: SpherePairs, rng: np.random.Generator, tries: int =
         return best
     raise FitError(
         "no pencil of the answers to copies of a query has heads that fit them: the function is no attention layer "
-        "behind a normalisation, or its answers are too noisy",
+        "behind a normalization, or its answers are too noisy",
         measured=residual,
         threshold=allowed,
     )
@@ -206,17 +206,17 @@ def _starts(answers: Array, whole: Array) -> Array:
     return np.array(starts)
 
 
-def read_normalised_sums(
+def read_normalized_sums(
     ask: Callable[..., Array], dim: int, noise: float, rng: np.random.Generator
-) -> tuple[Sums, Normalisation, Array]:
-    r"""Read W_S and c from single tokens of the sphere, and which normalisation stands in front.
+) -> tuple[Sums, Normalization, Array]:
+    r"""Read W_S and c from single tokens of the sphere, and which normalization stands in front.
 
     A LayerNorm does not see x + 1: then tokens have mean zero, otherwise the answers to x and 2 x must agree but for
     epsilon. With a token of mean square one scaled by a small s the answer is smaller by
 
     .. math:: f^2 = s^2 (1 + \epsilon) / (s^2 + \epsilon), \qquad \epsilon = s^2 (1 - f^2) / (f^2 - s^2).
 
-    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalisation; an orthonormal
+    Returns W_S and c, which act on tokens of norm sqrt d (of mean zero, if centred); the normalization; an orthonormal
     basis of the space of the tokens, in random rotation, (d - 1 or d, d).
     """
     radius, small = np.sqrt(dim), np.array([1e-2, 3e-3])
@@ -230,7 +230,7 @@ def read_normalised_sums(
     centred = bool(np.linalg.norm(y[1] - y[0]) < loose * size)
     if np.linalg.norm(y[2] - y[0]) > 0.01 * size:
         raise NotALayer(
-            "twice a token gives another answer than the token: there is no normalisation in front. Extract without",
+            "twice a token gives another answer than the token: there is no normalization in front. Extract without",
             measured=float(np.linalg.norm(y[2] - y[0]) / size),
             threshold=0.01,
         )
@@ -252,8 +252,8 @@ def read_normalised_sums(
     rest = np.linalg.norm(token @ projection + bias - (asked_answer := ask(token[None, None], read="last")[0]))
     if rest > loose * np.linalg.norm(asked_answer - bias):
         raise NotALayer(
-            "the answer to one token on the sphere is not affine in it: no attention layer behind a normalisation",
+            "the answer to one token on the sphere is not affine in it: no attention layer behind a normalization",
             measured=float(rest / np.linalg.norm(asked_answer - bias)),
             threshold=loose,
         )
-    return Sums(projection, bias), Normalisation(centred, float(max(epsilon[1], 0.0))), basis
+    return Sums(projection, bias), Normalization(centred, float(max(epsilon[1], 0.0))), basis

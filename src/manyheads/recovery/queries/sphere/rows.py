@@ -1,4 +1,4 @@
-r"""Query-key circuits from all rows of sequences of normalised tokens, stage S4 on the sphere.
+r"""Query-key circuits from all rows of sequences of normalized tokens, stage S4 on the sphere.
 
 No zero token exists there, so logits and values are taken relative to a base token u0, the first of every sequence:
 

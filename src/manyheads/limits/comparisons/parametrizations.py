@@ -1,4 +1,4 @@
-"""Schemes by name, and plans of networks along N, H and L in which equal networks are trained once."""
+"""Parametrizations by name, and plans of networks along N, H and L in which equal networks are trained once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.study import Cell, Curve, Source
 from manyheads.study.reporting.panels import Multiples
 from manyheads.transformer.shape import Shape
 
-SCHEMES: dict[str, str] = {
+PARAMETRIZATIONS: dict[str, str] = {
     "limits": "limits (1, 1)",
     "half-logit": "limits (1/2, 1)",
     "half-depth": "limits (1, 1/2)",
@@ -27,7 +27,7 @@ SCHEMES: dict[str, str] = {
     "mup-half-logit": "width only (1/2)",
     "standard": "standard",
 }
-"""Names of schemes, as cells and flags have them, and in pictures; in brackets the exponents of logits and of depth."""
+"""Name of a parametrization in cells and flags → label in plots, with the exponents of logits and of depth."""
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
@@ -48,15 +48,15 @@ def bordelon(locus: str) -> Source:
     )
 
 
-def scheme_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
-    """Return a parametrization by its name in `SCHEMES`."""
+def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
+    """Return a parametrization by its name in `PARAMETRIZATIONS`."""
     if name == "standard":
         return Parametrization.standard(base, optimizer)
     if name.startswith("mup"):
         return Parametrization.mup(base, optimizer, 0.5 if name == "mup-half-logit" else 1.0)
     exponents = {"limits": (1.0, 1.0), "half-logit": (0.5, 1.0), "half-depth": (1.0, 0.5)}
     if name not in exponents:
-        raise UsageError(f"scheme {name!r}: choose from {', '.join(SCHEMES)}")
+        raise UsageError(f"scheme {name!r}: choose from {', '.join(PARAMETRIZATIONS)}")
     return Parametrization(*exponents[name], optimizer=optimizer, base=base)
 
 
@@ -80,7 +80,7 @@ def choose_sizes(
 
 @dataclass(frozen=True)
 class Plan:
-    """The networks that a study compares: schemes, a base, and sizes along axes.
+    """The networks that a study compares: parametrizations, a base, and sizes along axes.
 
     Two schemes that give a network the same numbers at a shape train the same network, so it is trained once: at the
     base all of them are one, and schemes that differ in one axis are one along the others.
@@ -103,7 +103,7 @@ class Plan:
                 raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
             check_rising(axis, values)
         for name in self.schemes:
-            scheme_of(name, self.base, self.optimizer)
+            parametrization_of(name, self.base, self.optimizer)
 
     def shapes(self, axis: Axis) -> tuple[Shape, ...]:
         """Return the shapes along one axis."""
@@ -117,7 +117,7 @@ class Plan:
             for name in self.schemes:
                 for shape in self.shapes(axis):
                     own = Cell(scheme=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
-                    marks = _numbers(scheme_of(name, self.base, self.optimizer), shape, self.epsilon)
+                    marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
                     found[name, shape] = first.setdefault((shape, marks), own)
         return found
 
@@ -127,7 +127,7 @@ class Plan:
 
     def train_with(self, cell: Cell) -> tuple[Parametrization, Shape]:
         """Return what a cell stands for."""
-        return scheme_of(str(cell["scheme"]), self.base, self.optimizer), Shape(*_shape(cell))
+        return parametrization_of(str(cell["scheme"]), self.base, self.optimizer), Shape(*_shape(cell))
 
     def along(self, trained: xr.Dataset, name: str, scheme: str, axis: Axis) -> np.ndarray:
         """Return a variable along one axis: (replicates, sizes, ...)."""
@@ -167,7 +167,7 @@ class Plan:
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple(SCHEMES[scheme] for scheme in shown),
+            row_labels=tuple(PARAMETRIZATIONS[scheme] for scheme in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
             note=f"Sizes: {sizes}. {note} A scheme stands only along axes where its networks are its own.",
