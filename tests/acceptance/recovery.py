@@ -6,9 +6,9 @@ from tests.acceptance import (
     _recovery_certificates,
     _recovery_hard,
     _recovery_passive,
-    _recovery_slices,
     _recovery_sphere,
     _recovery_student,
+    _recovery_subspaces,
     _recovery_trained,
 )
 
@@ -18,7 +18,7 @@ FIGURES = [
     *_recovery_certificates.FIGURES,
     *_recovery_hard.FIGURES,
     *_recovery_passive.FIGURES,
-    *_recovery_slices.FIGURES,
+    *_recovery_subspaces.FIGURES,
     *_recovery_sphere.FIGURES,
     *_recovery_student.FIGURES,
     *_recovery_trained.FIGURES,

@@ -29,7 +29,7 @@ def recovered(layer, error=1e-20):
         layer,
         certificate,
         (Stage("sums", {"gap": np.float64(2.0), "worst": np.inf}, 0.1),),
-        "slices",
+        "subspaces",
         counts={"sums": Counts(3, 5, 12, 1.5), "verification": Counts(400, 900, 400)},
         extracted=Extracted(layer),
     )

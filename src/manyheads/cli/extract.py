@@ -64,7 +64,7 @@ class Extract:
     """The function has a residual connection: it adds its input."""
     rotary: Switch = False
     """The function has rotary positions (RoPE)."""
-    method: Literal["auto", "slices", "bounded", "sphere", "rotary"] = "auto"
+    method: Literal["auto", "subspaces", "bounded", "sphere", "rotary"] = "auto"
     """Method of extraction; auto chooses one from measured outputs."""
     accurate: Switch = False
     """Use more queries for more digits."""

@@ -72,17 +72,17 @@ def refusal(kind):
 
 
 def test_a_right_layer_leaves_with_its_evidence(layer, function, monkeypatch):
-    script = Script(layer, monkeypatch, slices=[0.0])
+    script = Script(layer, monkeypatch, subspaces=[0.0])
     found = extract_layer(function, DIM)
     assert found.layer.bias is not None
     assert found.certificate.accepted
     assert found.certificate.sequences == 400
-    assert (found.method, found.heads) == ("slices", 2)
+    assert (found.method, found.heads) == ("subspaces", 2)
     assert "noise" in found.reason
     assert list(found.counts) == ["noise", "asking", "selection", "verification"]
     assert found.total.calls == sum(counts.calls for counts in found.counts.values()) > 423
     assert found.noise.level < 1e-14
-    assert script.runs == [("slices", False)]
+    assert script.runs == [("subspaces", False)]
     assert mh.extract_layer is extract_layer
 
 
@@ -96,7 +96,7 @@ def test_a_right_layer_leaves_with_its_evidence(layer, function, monkeypatch):
     ],
 )
 def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs):
-    script = Script(layer, monkeypatch, slices=list(outcomes))
+    script = Script(layer, monkeypatch, subspaces=list(outcomes))
     found = extract_layer(function, DIM)
     assert found.certificate.accepted
     assert [accurate for _, accurate in script.runs] == [run == "accurate" for run in runs]
@@ -107,7 +107,7 @@ def test_it_tries_again_and_says_so(layer, function, monkeypatch, outcomes, runs
 @pytest.mark.parametrize(
     ("method", "step"),
     [
-        ("slices", "pairs.algorithm.read_sums"),
+        ("subspaces", "subspaces.algorithm.read_sums"),
         ("bounded", "bounded.algorithm.assemble_layer"),
         ("sphere", "sphere.algorithm.read_normalized_sums"),
         ("rotary", "rotary.algorithm.find_counted_heads"),
@@ -126,7 +126,7 @@ def test_what_arithmetic_throws_is_a_refusal_of_every_method(rng, monkeypatch, m
 
 
 def test_what_is_wrong_is_refused_with_what_was_found(layer, function, monkeypatch):
-    Script(layer, monkeypatch, slices=[1.0, 0.1, 0.3, 0.2])
+    Script(layer, monkeypatch, subspaces=[1.0, 0.1, 0.3, 0.2])
     with pytest.raises(VerificationError) as caught:
         extract_layer(function, DIM)
     error = caught.value
@@ -137,21 +137,21 @@ def test_what_is_wrong_is_refused_with_what_was_found(layer, function, monkeypat
 
 
 def test_the_last_refusal_leaves_and_remembers_the_others(layer, function, monkeypatch):
-    Script(layer, monkeypatch, slices=[refusal(FitError), refusal(NotALayer), refusal(FitError)])
+    Script(layer, monkeypatch, subspaces=[refusal(FitError), refusal(NotALayer), refusal(FitError)])
     with pytest.raises(FitError) as caught:
         extract_layer(function, DIM)
     assert [note.split(":")[1] for note in caught.value.__notes__] == [" FitError", " NotALayer"]
 
 
 def test_heads_without_room_go_to_the_bounded_design(layer, function, monkeypatch):
-    script = Script(layer, monkeypatch, slices=[refusal(RankBudgetError)] * 3, bounded=[0.0])
+    script = Script(layer, monkeypatch, subspaces=[refusal(RankBudgetError)] * 3, bounded=[0.0])
     found = extract_layer(function, DIM)
     assert found.method == "bounded"
     assert "not disjoint" in found.reason
-    assert [name for name, _ in script.runs] == ["slices"] * 3 + ["bounded"]
-    Script(layer, monkeypatch, slices=[refusal(RankBudgetError)] * 3)
+    assert [name for name, _ in script.runs] == ["subspaces"] * 3 + ["bounded"]
+    Script(layer, monkeypatch, subspaces=[refusal(RankBudgetError)] * 3)
     with pytest.raises(RankBudgetError):
-        extract_layer(function, DIM, method="slices")
+        extract_layer(function, DIM, method="subspaces")
 
 
 def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch):
@@ -163,9 +163,9 @@ def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch
 
         return dataclasses.replace(found, predict=predict)
 
-    script = Script(layer, monkeypatch, slices=[0.0] * 4)
-    plain = methods.METHODS["slices"]
-    monkeypatch.setitem(methods.METHODS, "slices", lambda *known: almost(plain(*known)))
+    script = Script(layer, monkeypatch, subspaces=[0.0] * 4)
+    plain = methods.METHODS["subspaces"]
+    monkeypatch.setitem(methods.METHODS, "subspaces", lambda *known: almost(plain(*known)))
     with pytest.raises(VerificationError) as caught:
         extract_layer(function, DIM)
     result = caught.value.result
@@ -177,7 +177,7 @@ def test_a_second_certificate_is_drawn_and_no_third(layer, function, monkeypatch
 
 
 def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
-    Script(layer, monkeypatch, slices=[ValueError("operands could not be broadcast together")])
+    Script(layer, monkeypatch, subspaces=[ValueError("operands could not be broadcast together")])
     with pytest.raises(ValueError, match="broadcast"):
         extract_layer(function, DIM)
 
@@ -186,7 +186,7 @@ def test_a_mistake_of_ours_is_no_refusal(layer, function, monkeypatch):
     ("wrap", "options", "method"),
     [
         (lambda y, x: y.astype(np.float32), {}, "bounded"),
-        (lambda y, x: y + x, {"residual": True}, "slices"),
+        (lambda y, x: y + x, {"residual": True}, "subspaces"),
         (lambda y, x: y, {"normalized": True}, "sphere"),
         (lambda y, x: y, {"rotary": True}, "rotary"),
     ],
@@ -253,7 +253,7 @@ def test_a_function_with_a_memory_is_refused(layer, function, monkeypatch):
             asked.append(len(x))
             return function(x) * (1 + 1e-9 * (len(asked) > 12))
 
-        Script(layer, monkeypatch, slices=[outcome] * 3)
+        Script(layer, monkeypatch, subspaces=[outcome] * 3)
         with pytest.raises(NotALayer, match="have changed since"):
             extract_layer(remembering, DIM)
 
@@ -266,7 +266,7 @@ def test_a_rejection_counts_all_that_was_asked(layer, function, monkeypatch):
         asked[:] += len(x), x.shape[0] * x.shape[1]
         return function(x)
 
-    Script(layer, monkeypatch, slices=[0.0, 1.0, 1.0, 1.0])
+    Script(layer, monkeypatch, subspaces=[0.0, 1.0, 1.0, 1.0])
     chosen = iter([0.0, *[1.0] * 3])
     errors = extraction.oracle_errors
 
@@ -297,7 +297,7 @@ def test_a_budget_ends_it(function):
 
 def test_every_method_says_what_it_needs(layer, function):
     found = extract_layer(function, DIM)
-    assert found.method == "slices"
+    assert found.method == "subspaces"
     assert compare_layers(layer, found.layer).worst < 1e-6
     assert found.total.calls < 1000
     again = extract_layer(function, DIM)

@@ -70,7 +70,7 @@ def test_the_student_is_measured_against_what_depends_on_the_tokens(rng):
 def test_heads_of_rank_one_are_found(rng, dim, heads, causal):
     layer = gpt_layer(rng, dim, heads, rank=1, causal=causal)
     found = extracted(layer)
-    assert (found.heads, found.method) == (heads, "slices")
+    assert (found.heads, found.method) == (heads, "subspaces")
     assert compare_layers(layer, found.layer).worst < 1e-5
 
 

@@ -27,7 +27,7 @@ from manyheads.recovery.queries.options import CERTIFICATES, ExtractionOptions
 from manyheads.recovery.refusals import RankBudgetError, RecoveryRefused, VerificationError
 from manyheads.recovery.results import Extracted, Recovery
 
-Method = Literal["auto", "slices", "bounded", "sphere", "rotary"]
+Method = Literal["auto", "subspaces", "bounded", "sphere", "rotary"]
 
 SELECTION = 20  # sequences on which an attempt is judged before the certificate is drawn
 MATRICES = 12  # matrices (d, d) that an extraction holds at least: W_S, its readings, and Theta and W of a head or two
@@ -59,7 +59,7 @@ def extract_layer(
     dim
         Token dimension d.
     method
-        "slices" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
+        "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys.
         "auto" chooses by what is measured, and the result says which, and why.
     noise
@@ -99,7 +99,7 @@ def extract_layer(
     >>> layer = gpt_layer(np.random.default_rng(0), 16, 2)
     >>> found = mh.extract_layer(lambda x: evaluate_layer(layer, x), 16)
     >>> found.heads, found.method, found.certificate.accepted
-    (2, 'slices', True)
+    (2, 'subspaces', True)
     >>> compare_layers(layer, found.layer).theta < 1e-6
     True
 

@@ -14,10 +14,10 @@ from manyheads.recovery.oracle.noise import OracleNoise
 from manyheads.recovery.oracle.oracle import Oracle, OracleSettings
 from manyheads.recovery.queries.bounded.algorithm import BoundedSettings, extract_bounded
 from manyheads.recovery.queries.options import ExtractionOptions
-from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
-from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
+from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
@@ -74,7 +74,7 @@ def plan_attempts(method: str, level: float, measured: OracleNoise, options: Ext
     if method == "rotary" and level < SINGLE:
         reason = "positions that were turned in single precision"
         plan.append(Attempt(method, True, reason, "refused", SINGLE))
-    if method == "slices" and reason != "asked for" and measured.dim <= WIDEST:
+    if method == "subspaces" and reason != "asked for" and measured.dim <= WIDEST:
         plan.append(Attempt("bounded", True, "the output spaces of the heads are not disjoint", "ranks"))
     return plan
 
@@ -85,7 +85,7 @@ def _choose(level: float, measured: OracleNoise, options: ExtractionOptions) -> 
     if options.normalized or (options.normalized is None and measured.normalized):
         return "sphere", "the function normalizes its tokens"
     if level <= EXACT:
-        return "slices", f"the relative noise {level:.1g} is at most {EXACT:g}"
+        return "subspaces", f"the relative noise {level:.1g} is at most {EXACT:g}"
     return "bounded", f"the relative noise {level:.1g} is above {EXACT:g}"
 
 
@@ -108,7 +108,7 @@ class Method:
 Runner = Callable[[Oracle, float, np.random.Generator, bool], Extracted]
 METHODS: Mapping[str, Runner] = MappingProxyType(
     {
-        "slices": Method(extract_by_slices, SliceSettings),
+        "subspaces": Method(extract_by_subspaces, SubspaceSettings),
         "bounded": Method(extract_bounded, BoundedSettings),
         "sphere": Method(extract_on_sphere, SphereSettings),
         "rotary": Method(extract_rotary, RotarySettings),

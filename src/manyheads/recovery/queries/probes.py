@@ -1,6 +1,6 @@
 """Probe-until-complete loop: heads are followed to further probes until their values span their output spaces.
 
-Used by every design with warm starts (`pairs.slices`, `sphere`, `rotary`). Directions are taken in blocks, the network
+Used by every design with warm starts (`subspaces`, `sphere`, `rotary`). Directions are taken in blocks, the network
 known at the reference is fitted along each, and the caller says from the values so far how many more are wanted. Where
 the gates of two heads nearly agree, their values are less certain: rows are weighted by their error.
 """

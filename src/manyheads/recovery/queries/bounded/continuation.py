@@ -6,7 +6,7 @@ all linear in v:
 .. math:: \vartheta_i = (\Theta_i v, \beta_i^\top v), \qquad C_i = W_i^\top v.
 
 The net that is known at v_0 therefore starts the fit at v_0 + delta for every direction. `fit_nets` forms and solves a
-normal matrix of (heads x features)^2 for every probe, which is right for slices of a few features and too much for all
+normal matrix of (heads x features)^2 for every probe, which is right for a few features and too much for all
 d of them. Here the fits share their queries and their normal matrices are near that of v_0, so it is factorized once
 and preconditions conjugate gradients inside Gauss-Newton, for all directions together: the work of a step is that of a
 few matrix products of (rows x features), and the answer is the same least-squares fit. This form is derived here.

@@ -1,7 +1,7 @@
 r"""Extraction of a layer with rotary positions (RoPE).
 
 S0  One-token sequences give c and the sum of the projections. d + 1 calls.
-S1  The count gate at one direction: the heads, and what they read there (`rotary_gates`). About 25 (m + 1) calls.
+S1  The count gate at one direction: the heads, and what they read there (`count_gates`). About 25 (m + 1) calls.
 S2  The same net followed to neighbouring directions, without new unknowns: spaces O_i of the values, and
     W_i = W_S O^+ O_i. (r + few) (2 m + 2) calls.
 S3  Walks through two lists of tokens give all logits of the first offset that its sketches need: 2 d (r + few) / k

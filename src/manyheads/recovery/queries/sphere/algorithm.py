@@ -10,7 +10,7 @@ to functions of the query alone, so what is found is the layer that acts on u,
 (`projected`), and epsilon. gamma and delta are not determined by themselves. Behind an RMSNorm, P is the identity.
 
 S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which normalization it is. d + 8 calls.
-S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere_pairs`).
+S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere.pairs`).
 S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
 S4  Sketches of the attention matrices from all rows of causal sequences (`sphere_rows`).
@@ -22,12 +22,12 @@ import numpy as np
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.pairs.output_spaces import split_projections
-from manyheads.recovery.queries.pairs.slices import Stacks, find_ranks
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, EXACT, Array
 from manyheads.recovery.queries.sphere.pairs import SphereHeads, SpherePairs, find_sphere_heads, read_normalized_sums
 from manyheads.recovery.queries.sphere.rows import SphereRows, choose_base, read_sketches, solve_forms
+from manyheads.recovery.queries.subspaces.head_values import Stacks, find_ranks
+from manyheads.recovery.queries.subspaces.output_spaces import split_projections
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import NotALayer, RankBudgetError
 from manyheads.recovery.results import Extracted, StageLog
@@ -75,7 +75,7 @@ def extract_on_sphere(
     if len(heads.net.values) == 1:
         projection, ranks = sums.projection[None], [int(np.linalg.matrix_rank(sums.projection, rtol=1e-9))]
     else:
-        with log.stage("slices") as figures:
+        with log.stage("values") as figures:
             stacks = _read_stacks(pairs, heads, rng, settings)
             figures |= {"differences": len(stacks.probes), "dropped": stacks.dropped, "halvings": stacks.halvings}
             figures |= {"rank": 0 if stacks.ranks is None else int(stacks.ranks.max())}

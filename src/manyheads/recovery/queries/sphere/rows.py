@@ -7,7 +7,7 @@ No zero token exists there, so logits and values are taken relative to a base to
 
 with M_i = [Theta_i; beta_i^T] and x~ = (x, 1). Sequences are [u0, U_g, A_p, U_g]: few sketch tokens U, fresh tokens A
 that span. Rows of A show M_i on the sketch tokens, the second rows of U show their logits on all of A, and a form of
-smaller rank than the sketch follows from both as in `rotary_forms`. Logits cannot be made small by short tokens; tokens
+smaller rank than the sketch follows from both as in `rotary.forms`. Logits cannot be made small by short tokens; tokens
 are clustered around u0 instead, which shortens x_j - u0, as little as the smallest weight allows. Tokens of U stand
 twice, and share their weight.
 """

@@ -1,4 +1,4 @@
-"""The method by slices, whole: layers of every kind it is made for, counts, accuracy, refusals by name."""
+"""The method by subspaces, whole: layers of every kind it is made for, counts, accuracy, refusals by name."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from manyheads.recovery import Oracle, compare_layers, gpt_layer, planted_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
 from manyheads.recovery.oracle.oracle import OracleSettings
-from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
-from manyheads.recovery.queries.pairs.settings import SliceSettings
+from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 
 EXACT, DIM = 1e-15, 9
@@ -17,7 +17,7 @@ EXACT, DIM = 1e-15, 9
 
 def extract(layer, rng, settings=None):
     oracle = Oracle.of(layer)
-    return extract_by_slices(oracle, EXACT, rng, settings), oracle
+    return extract_by_subspaces(oracle, EXACT, rng, settings), oracle
 
 
 def error(layer, found, rng):
@@ -31,7 +31,7 @@ def test_gpt_shaped_layers_come_back(rng, causal):
     found, _ = extract(layer, rng)
     assert compare_layers(layer, found.layer).worst < 1e-7
     assert error(layer, found, rng) < 1e-14
-    assert [stage.name for stage in found.stages] == ["sums", "pairs", "slices", "subspaces", "rows"]
+    assert [stage.name for stage in found.stages] == ["sums", "pairs", "values", "subspaces", "rows"]
 
 
 def test_d64_h4_within_the_calls_of_the_specification(rng):
@@ -40,12 +40,12 @@ def test_d64_h4_within_the_calls_of_the_specification(rng):
     errors = compare_layers(layer, found.layer)
     assert max(errors.theta, errors.projection) < 1e-8
     assert oracle.total.calls < 700
-    assert {name for name, counts in oracle.counts.items() if counts.calls} == {"sums", "pairs", "slices", "rows"}
+    assert {name for name, counts in oracle.counts.items() if counts.calls} == {"sums", "pairs", "values", "rows"}
 
 
 def test_accurate_settings_spend_more_calls(rng):
     layer = gpt_layer(rng, 24, 3)
-    calls = [extract(layer, rng, settings)[1].total.calls for settings in (None, SliceSettings.accurate())]
+    calls = [extract(layer, rng, settings)[1].total.calls for settings in (None, SubspaceSettings.accurate())]
     assert calls[0] < calls[1]
 
 
@@ -107,14 +107,14 @@ def test_special_heads(rng, kind, heads):
 
 def test_residual_connection_is_taken_off_by_the_oracle(rng):
     layer = gpt_layer(rng, 16, 2)
-    found = extract_by_slices(Oracle.of(layer, residual=True), EXACT, rng)
+    found = extract_by_subspaces(Oracle.of(layer, residual=True), EXACT, rng)
     assert compare_layers(layer, found.layer).worst < 1e-7
 
 
 def test_float32_answers_give_fewer_digits_not_a_wrong_layer(rng):
     layer = gpt_layer(rng, 24, 2, rank=6)
     oracle = Oracle(lambda x: evaluate_layer(layer, x).astype(np.float32), 24, OracleSettings())
-    found = extract_by_slices(oracle, 6e-8, rng, SliceSettings.accurate())
+    found = extract_by_subspaces(oracle, 6e-8, rng, SubspaceSettings.accurate())
     assert found.layer.heads == 2
     assert error(layer, found, rng) < 1e-4
 
@@ -141,5 +141,5 @@ def test_what_is_no_such_layer_is_refused_by_name(rng, kind):
         return y
 
     with pytest.raises(RecoveryRefused) as refused:
-        extract_by_slices(Oracle(function, DIM), EXACT, rng, SliceSettings(tries=2))
+        extract_by_subspaces(Oracle(function, DIM), EXACT, rng, SubspaceSettings(tries=2))
     assert np.isfinite(refused.value.threshold)

@@ -6,7 +6,7 @@ shared keys and values too) is determined by five readings, one file each:
 ====  ==========  ==================================================================  =========================
 S0    `sums`      one token: W_S = sum_i W_i and c                                    d + 1 calls
 S1    `pairs`     pairs at one probe: the number of heads, the share of each          a few m
-S2    `slices`    pairs at r + extra probes: the output space of every head           (r + extra) (m + 4)
+S2    `values`    pairs at r + extra probes: the output space of every head           (r + extra) (m + 4)
 S3    `subspaces` W_i = W_S O^+_i O_i                                                 none
 S4    `rows`      all rows of longer sequences: Theta_i and beta_i                    about (nu / K1) (d / K2)
 ====  ==========  ==================================================================  =========================
@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.oracle.oracle import Oracle
-from manyheads.recovery.queries.pairs.output_spaces import split_projections
-from manyheads.recovery.queries.pairs.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.pairs.rows import Attentions, read_rows
-from manyheads.recovery.queries.pairs.settings import SliceSettings
-from manyheads.recovery.queries.pairs.slices import Stacks, read_slices
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.subspaces.head_values import Stacks, read_head_values
+from manyheads.recovery.queries.subspaces.output_spaces import split_projections
+from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
+from manyheads.recovery.queries.subspaces.rows import Attentions, read_rows
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.results import Extracted, StageLog
 
 Array = NDArray[np.float64]
 
 
-def extract_by_slices(
-    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SliceSettings | None = None
+def extract_by_subspaces(
+    oracle: Oracle, noise: float, rng: np.random.Generator, settings: SubspaceSettings | None = None
 ) -> Extracted:
     """Extract a layer from answers exact to rounding, or nearly so (noise below 1e-9), with O(d) calls."""
-    settings, noise = settings or SliceSettings(), max(noise, EPS)
+    settings, noise = settings or SubspaceSettings(), max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim)
@@ -46,8 +46,8 @@ def extract_by_slices(
         figures |= start.figures()
     if not len(start.net.values):
         return _ignoring_tokens(sums, oracle.causal, log)
-    with log.stage("slices") as figures:
-        stacks = read_slices(pairs, start, rng, settings)
+    with log.stage("values") as figures:
+        stacks = read_head_values(pairs, start, rng, settings)
         figures |= _slice_figures(stacks)
     with log.stage("subspaces") as figures:
         heads = split_projections(sums, stacks)

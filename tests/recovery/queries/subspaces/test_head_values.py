@@ -1,14 +1,14 @@
-"""Slices: what every head reads at every probe, ranks by gap against the predicted noise, guards and refusals."""
+"""Values of the heads: what every head reads at every probe, ranks by gap against the predicted noise, guards and refusals."""
 
 import numpy as np
 import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer
-from manyheads.recovery.queries.pairs.pairs import Pairs, separate_heads
-from manyheads.recovery.queries.pairs.settings import SliceSettings
-from manyheads.recovery.queries.pairs.slices import find_ranks, rank_by_gap, read_slices
 from manyheads.recovery.queries.projection_sum import read_sums
+from manyheads.recovery.queries.subspaces.head_values import find_ranks, rank_by_gap, read_head_values
+from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 
@@ -16,7 +16,7 @@ def sliced(layer, rng):
     oracle = Oracle.of(layer)
     pairs = Pairs(oracle, read_sums(oracle, layer.dim), causal=layer.causal)
     start = separate_heads(pairs, layer.dim, rng, oversampling=1.0, tries=8)
-    return read_slices(pairs, start, rng, SliceSettings())
+    return read_head_values(pairs, start, rng, SubspaceSettings())
 
 
 def test_rows_are_what_the_heads_read(rng):
@@ -65,7 +65,7 @@ def test_probes_that_cannot_be_followed_are_refused(rng):
     other = Oracle.of(gpt_layer(rng, 12, 3))
     wrong = Pairs(other, read_sums(other, 12))
     with pytest.raises(FitError, match="failed their guards") as refused:
-        read_slices(wrong, start, rng, SliceSettings())
+        read_head_values(wrong, start, rng, SubspaceSettings())
     assert refused.value.measured > refused.value.threshold
 
 

@@ -1,4 +1,4 @@
-"""Extraction by slices: random layers of GPT's shape and deformed ones, in calls, errors and CPU seconds."""
+"""Extraction by subspaces: random layers of GPT's shape and deformed ones, in calls, errors and CPU seconds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, compare_layers, gpt_layer
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.queries.pairs.algorithm import extract_by_slices
-from manyheads.recovery.queries.pairs.settings import SliceSettings
+from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import RecoveryRefused
 from manyheads.recovery.results import Extracted
 
@@ -28,8 +28,8 @@ def random_layers(
     for seed in range(seeds):
         layer = gpt_layer(np.random.default_rng([seed, 0]), dim, heads)
         oracle = Oracle.of(layer)
-        settings = SliceSettings.accurate() if accurate else SliceSettings()
-        found = extract_by_slices(oracle, EXACT, np.random.default_rng([seed, 1]), settings)
+        settings = SubspaceSettings.accurate() if accurate else SubspaceSettings()
+        found = extract_by_subspaces(oracle, EXACT, np.random.default_rng([seed, 1]), settings)
         errors, total = compare_layers(layer, found.layer), oracle.total
         rows.append((errors.theta, errors.projection, total.calls, total.tokens, total.numbers, total.own_seconds))
     theta, projection, most, tokens, numbers, own = np.max(rows, axis=0)
@@ -139,16 +139,16 @@ def _extract_deformed(
     layer = deform(kind, gpt_layer(rng, dim, heads), rng)
     oracle = Oracle.of(layer)
     try:
-        return layer, oracle, extract_by_slices(oracle, EXACT, rng)
+        return layer, oracle, extract_by_subspaces(oracle, EXACT, rng)
     except RecoveryRefused as refused:
         return layer, oracle, refused
 
 
 def _random(dim: int, heads: int, required: str, *, accurate: bool = False, **limits: float) -> Figure:
     """Return the figure of a random layer; `limits` are the other arguments of `random_layers`."""
-    name = f"slices-{dim}-{heads}{'-accurate' if accurate else ''}"
+    name = f"subspaces-{dim}-{heads}{'-accurate' if accurate else ''}"
     kind = "accurate" if accurate else "default"
-    claim = f"extraction by slices, random layer d {dim}, {heads} heads, {kind} settings"
+    claim = f"extraction by subspaces, random layer d {dim}, {heads} heads, {kind} settings"
     settings = {"dim": dim, "heads": heads, "accurate": accurate, **limits}
     return Figure(name, claim, required, random_layers, settings)
 
@@ -169,7 +169,7 @@ FIGURES = [
         768, 12, "goal beyond: 1e-10 within 2 x the limit", accurate=True, seeds=1, calls=2.0, error=1e-10, seconds=60
     ),
     Figure(
-        "slices-deformed",
+        "subspaces-deformed",
         "weak, dead, uniform, merged, uneven, nearly collinear heads and shared keys come back; collinear ones refuse",
         "none wrong, function error < 1e-12, all collinear layers refused",
         deformed_layers,

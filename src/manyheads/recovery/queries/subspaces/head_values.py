@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.queries.pairs.pairs import Pairs, Separation
-from manyheads.recovery.queries.pairs.settings import SliceSettings
 from manyheads.recovery.queries.probes import Probed, probe_until
 from manyheads.recovery.queries.sigmoid_network import EPS, PairNets, fit_nets, net_amplification
+from manyheads.recovery.queries.subspaces.pairs import Pairs, Separation
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.queries.warm_start import Followed, follow_nets
 from manyheads.recovery.refusals import FitError
 
@@ -39,7 +39,7 @@ class Stacks(NamedTuple):
     halvings: int  # halvings of steps, all probes together
 
 
-def read_slices(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SliceSettings) -> Stacks:
+def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, settings: SubspaceSettings) -> Stacks:
     """Ask probe after probe until every head's output space is exhausted, or there are d probes.
 
     Spaces that together have more than d dimensions do not determine the projections: then all d probes are asked.

@@ -6,8 +6,8 @@ from scipy.special import expit
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer, planted_layer
-from manyheads.recovery.queries.pairs.pairs import Pairs, find_scale, separate_heads
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
+from manyheads.recovery.queries.subspaces.pairs import Pairs, find_scale, separate_heads
 from manyheads.recovery.refusals import FitError, RecoveryRefused
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.queries.pairs.slices import CLEAR, Stacks
 from manyheads.recovery.queries.projection_sum import Sums
+from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 Array = NDArray[np.float64]

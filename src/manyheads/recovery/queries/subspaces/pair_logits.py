@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import expit
 
-from manyheads.recovery.queries.pairs.output_spaces import Projections
-from manyheads.recovery.queries.pairs.pairs import Pairs
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import Array, read_gates
+from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.subspaces.pairs import Pairs
 
 LOGITS = (1.0, 3.2)
 """Where the 98% quantile of the pilot's logits has to lie: larger ones hide weights, smaller ones drown in noise."""

@@ -5,9 +5,9 @@ import pytest
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Oracle, gpt_layer, planted_layer
-from manyheads.recovery.queries.pairs.output_spaces import Projections
-from manyheads.recovery.queries.pairs.rows import _Reader, _Rows, read_rows
-from manyheads.recovery.queries.pairs.settings import SliceSettings
+from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.subspaces.rows import _Reader, _Rows, read_rows
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 
@@ -31,7 +31,7 @@ def error(found, true):
 def test_attention_matrices_and_key_biases_come_back(rng, causal, direct):
     layer = gpt_layer(rng, 18, 3, causal=causal)
     heads = known(layer, None if direct else 6)
-    found = read_rows(Oracle.of(layer), layer.bias, heads, rng, SliceSettings(), causal=causal)
+    found = read_rows(Oracle.of(layer), layer.bias, heads, rng, SubspaceSettings(), causal=causal)
     assert error(found.theta, layer.theta) < 1e-7
     assert error(found.key_bias, layer.key_bias) < 1e-7
     assert found.ranks.tolist() == [6, 6, 6]
@@ -39,7 +39,7 @@ def test_attention_matrices_and_key_biases_come_back(rng, causal, direct):
 
 def test_full_rank_attention_is_read_from_a_whole_basis(rng):
     layer = planted_layer(rng, 10, 2, causal=True, key_bias=True, bias=True)
-    found = read_rows(Oracle.of(layer), layer.bias, known(layer), rng, SliceSettings())
+    found = read_rows(Oracle.of(layer), layer.bias, known(layer), rng, SubspaceSettings())
     assert error(found.theta, layer.theta) < 1e-8
     assert error(found.key_bias, layer.key_bias) < 1e-8
 
@@ -49,7 +49,7 @@ def test_a_sketch_that_is_too_narrow_is_widened(rng):
     layer = gpt_layer(rng, 24, 2, rank=9)
     projection = gpt_layer(rng, 24, 2, rank=3).projection
     mixed = AttentionLayer(layer.theta, projection, layer.key_bias, layer.bias, causal=True)
-    found = read_rows(Oracle.of(mixed), mixed.bias, known(mixed, 3), rng, SliceSettings())
+    found = read_rows(Oracle.of(mixed), mixed.bias, known(mixed, 3), rng, SubspaceSettings())
     assert found.ranks.tolist() == [9, 9]
     assert error(found.theta, layer.theta) < 1e-7
 
@@ -59,7 +59,7 @@ def test_a_head_without_logits_has_rank_zero(rng):
     theta, beta = layer.theta.copy(), layer.key_bias.copy()
     theta[0], beta[0] = 0, 0
     uniform = AttentionLayer(theta, layer.projection, beta, layer.bias, causal=True)
-    found = read_rows(Oracle.of(uniform), layer.bias, known(uniform, 8), rng, SliceSettings())
+    found = read_rows(Oracle.of(uniform), layer.bias, known(uniform, 8), rng, SubspaceSettings())
     assert found.ranks.tolist() == [0, 8]
     assert np.abs(found.theta[0]).max() == 0
     assert np.abs(found.key_bias[0]).max() < 1e-10
@@ -69,7 +69,7 @@ def test_a_head_without_logits_has_rank_zero(rng):
 def test_weights_are_the_softmax_of_the_layer(rng, direct):
     """Against the softmax itself, with repeated tokens sharing their weight."""
     layer = gpt_layer(rng, 12, 2, bias=False)
-    reader = _Reader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SliceSettings(), True)
+    reader = _Reader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings(), True)
     tokens = np.concatenate([np.zeros((1, 12)), rng.normal(size=(3, 12))])
     tokens = np.concatenate([tokens, tokens[1:2], tokens[:1]])  # 0, a, b, c, a, 0
     rows = [_Rows(2, 2, np.ones(2), 1), _Rows(5, 3, np.array([2.0, 1.0, 1.0]), 2)]
@@ -89,7 +89,7 @@ def test_weights_below_zero_are_refused(rng):
     """Projections of another layer explain no answer."""
     layer, other = gpt_layer(rng, 12, 2), gpt_layer(rng, 12, 2)
     with pytest.raises(FitError):
-        read_rows(Oracle.of(layer), layer.bias, known(other, 6), rng, SliceSettings())
+        read_rows(Oracle.of(layer), layer.bias, known(other, 6), rng, SubspaceSettings())
 
 
 def test_tokens_are_shortened_where_weights_would_hide(rng):
@@ -100,6 +100,6 @@ def test_tokens_are_shortened_where_weights_would_hide(rng):
     theta = layer.theta.copy()
     theta[0] = left @ (singular[:, None] * right)
     spiked = AttentionLayer(theta, layer.projection, layer.key_bias, layer.bias, causal=True)
-    found = read_rows(Oracle.of(spiked), spiked.bias, known(spiked, 6), rng, SliceSettings())
+    found = read_rows(Oracle.of(spiked), spiked.bias, known(spiked, 6), rng, SubspaceSettings())
     assert error(found.theta, theta) < 1e-7
     assert found.smallest > 1e-9

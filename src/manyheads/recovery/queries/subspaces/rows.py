@@ -35,11 +35,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.recovery.queries.pairs.output_spaces import Projections
-from manyheads.recovery.queries.pairs.pair_logits import LOGITS, SMALLEST, PairReader
-from manyheads.recovery.queries.pairs.settings import SliceSettings
-from manyheads.recovery.queries.pairs.slices import rank_by_gap
 from manyheads.recovery.queries.sigmoid_network import EPS
+from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
+from manyheads.recovery.queries.subspaces.output_spaces import Projections
+from manyheads.recovery.queries.subspaces.pair_logits import LOGITS, SMALLEST, PairReader
+from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
 from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
@@ -79,7 +79,7 @@ def read_rows(
     bias: Array,
     heads: Projections,
     rng: np.random.Generator,
-    settings: SliceSettings,
+    settings: SubspaceSettings,
     *,
     causal: bool = True,
     noise: float = 0.0,
@@ -99,7 +99,7 @@ def read_rows(
 
 
 def _read_at(
-    scale: float, reader: "_Reader | PairReader", rng: np.random.Generator, settings: SliceSettings, noise: float
+    scale: float, reader: "_Reader | PairReader", rng: np.random.Generator, settings: SubspaceSettings, noise: float
 ) -> Attentions:
     """Ask tokens of one norm, until the sketch is wide enough for every head."""
     heads, dim = reader.heads, len(reader.bias)
@@ -144,7 +144,7 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
 
 
 def _choose_reader(
-    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SliceSettings, causal: bool
+    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SubspaceSettings, causal: bool
 ) -> "_Reader | PairReader":
     """Return the reader of rows, or that of pairs where rows do not show two weights of every head."""
     count, dim = len(heads.projection), len(bias)
@@ -158,7 +158,7 @@ class _Reader:
     """Asks sequences and turns rows into logits."""
 
     def __init__(
-        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SliceSettings, causal: bool
+        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SubspaceSettings, causal: bool
     ):
         self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, causal
         count, dim = len(heads.projection), len(bias)

@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from manyheads.recovery.queries.pairs.pencils import Pencils, start_net
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
+from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
 from manyheads.recovery.refusals import FitError
 
 Array = NDArray[np.float64]
@@ -205,7 +205,7 @@ def _separate_at(
     if heads * len(queries) > MOST:
         raise FitError(
             f"{heads} heads have {heads * len(queries)} logits in the fit that separates them: its time grows as the "
-            "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.pairs.pairs.MOST",
+            "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.subspaces.pairs.MOST",
             measured=float(heads * len(queries)),
             threshold=float(MOST),
         )

@@ -1,1 +1,0 @@
-"""Extraction from exact answers with O(d) calls, by pairs of tokens."""

@@ -1,0 +1,1 @@
+"""Subspace method: extraction from exact answers with O(d) calls, by the output subspaces of the heads."""
