@@ -1,4 +1,4 @@
-"""Hard layers: their energies, what a student makes of them, and what comes of broken assumptions."""
+"""Hard layers: their Fourier weights, what a student makes of them, and what comes of broken assumptions."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ STUDENT = StudentSettings(restarts=1, evaluations=300, refinement=GaussNewtonSet
 MOST_STARTS = 12
 
 
-def energies(folder: Path, heads: list[int], dims: list[int]) -> Measured:
+def fourier_weights(folder: Path, heads: list[int], dims: list[int]) -> Measured:
     """Transform the signal over every setting of the signs; compare layers of all hidden sets."""
     worst, across = 0.0, 0.0
     for count in heads:
@@ -116,10 +116,10 @@ def broken(folder: Path, names: list[str], dim: int, samples: int, seeds: int) -
 
 FIGURES = [
     Figure(
-        "hard-energies",
-        "Fourier energy of parity layers below degree 2m - 1, by enumeration",
+        "hard-fourier-weights",
+        "Fourier weight of parity layers below degree 2m - 1, by enumeration",
         "below 1e-20 of all, m = 1 to 6; signals of different hidden sets orthogonal to 1e-10",
-        energies,
+        fourier_weights,
         {"heads": [1, 2, 3, 4, 5, 6], "dims": [5, 6]},
     ),
     Figure(

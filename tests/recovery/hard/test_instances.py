@@ -1,4 +1,4 @@
-"""Hard layers keep their guarantees: energies by enumeration, orthogonality, conditions, coverage."""
+"""Hard layers keep their guarantees: weights by enumeration, orthogonality, conditions, coverage."""
 
 import itertools
 import math
@@ -12,8 +12,8 @@ from manyheads.recovery.refusals import IllConditioned
 from manyheads.recovery.task import sequences
 
 
-def enumerated_energies(layer, hidden):
-    """Fourier energy by degree, from every setting of the signs and a fast Walsh-Hadamard transform."""
+def enumerated_weights(layer, hidden):
+    """Fourier weight by degree, from every setting of the signs and a fast Walsh-Hadamard transform."""
     size = len(hidden)
     z = np.array(list(itertools.product([1.0, -1.0], repeat=2 * size)))  # (2^n, n)
     x = np.ones((len(z), 2, layer.dim))
@@ -28,14 +28,14 @@ def enumerated_energies(layer, hidden):
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4])
-def test_all_energy_of_a_parity_layer_lies_at_one_degree(rng, heads):
+def test_all_fourier_weight_of_a_parity_layer_lies_at_one_degree(rng, heads):
     hidden = tuple(1 + rng.permutation(heads + 2)[:heads])
     layer = parity_layer(heads + 3, heads, hidden)
-    energies = enumerated_energies(layer, hidden)
-    assert energies[2 * heads - 1] == pytest.approx(2 / heads)
-    assert np.delete(energies, 2 * heads - 1).sum() < 1e-20 * 2 / heads
+    weights = enumerated_weights(layer, hidden)
+    assert weights[2 * heads - 1] == pytest.approx(2 / heads)
+    assert np.delete(weights, 2 * heads - 1).sum() < 1e-20 * 2 / heads
     found = guarantees(layer, hidden)
-    np.testing.assert_allclose(found.energies, energies, atol=1e-20)
+    np.testing.assert_allclose(found.fourier_weights, weights, atol=1e-20)
     assert found.share_up_to(2 * heads - 2) < 1e-20
     assert found.family == math.comb(heads + 2, heads)
 
@@ -53,7 +53,7 @@ def test_signals_of_different_hidden_sets_are_orthogonal():
     sets = list(itertools.combinations(range(1, dim), heads))
     signals = np.stack([attention_signal(parity_layer(dim, heads, hidden), x).ravel() for hidden in sets])
     gram = signals @ signals.T / len(x)
-    # two rows, switch on in half of the sequences, energy 2/m there
+    # two rows, switch on in half of the sequences, Fourier weight 2/m there
     np.testing.assert_allclose(gram, np.eye(len(sets)) * 2 / heads, atol=1e-12)
     found = guarantees(parity_layer(dim, heads, sets[0]), sets[0])
     assert found.family == len(sets)
@@ -72,10 +72,10 @@ def test_conditions_grow_with_the_heads_and_slopes_may_be_chosen():
 
 
 @pytest.mark.parametrize(("heads", "size", "period"), [(6, 4, 4), (4, 3, 8)])
-def test_energies_of_a_wave_agree_with_enumeration(heads, size, period):
+def test_fourier_weights_of_a_wave_agree_with_enumeration(heads, size, period):
     hidden = tuple(range(1, size + 1))
     layer = wave_layer(size + 2, heads, hidden, period=period)
-    np.testing.assert_allclose(guarantees(layer, hidden).energies, enumerated_energies(layer, hidden), atol=1e-12)
+    np.testing.assert_allclose(guarantees(layer, hidden).fourier_weights, enumerated_weights(layer, hidden), atol=1e-12)
 
 
 @pytest.mark.parametrize("period", [4, 8, 12])
@@ -112,8 +112,8 @@ def test_single_coordinates_do_not_correlate_with_a_wave(rng):
     # at most one on average per entry, so a standard error is at most count^-1/2; 48 entries, 5.5 errors: 2e-6
     correlations = y @ table / count
     assert np.abs(correlations).max() < 5.5 / math.sqrt(count)
-    # and the whole wave is there: the variance is that of its energies beyond degree 0, half of the time
-    expected = guarantees(layer, hidden).energies[1:].sum() / 2
+    # and the whole wave is there: the variance is that of its weights beyond degree 0, half of the time
+    expected = guarantees(layer, hidden).fourier_weights[1:].sum() / 2
     assert np.mean(y**2) == pytest.approx(expected, abs=6 / math.sqrt(count))
 
 

@@ -5,13 +5,13 @@ nothing. Where they differ, what attention adds to the first row is a function o
 
 .. math:: u = \sum_{j \in S} (x_{1j} - x_{2j}) = \sum_{t} z_t, \qquad z = (x_{1j}, -x_{2j})_{j \in S},
 
-a sum of 2|S| signs over a hidden set S of coordinates. A function of such a sum has a Fourier energy at each degree,
+a sum of 2|S| signs over a hidden set S of coordinates. A function of such a sum has a Fourier weight at each degree,
 computed here exactly (`guarantees`). Functions of few coordinates do not correlate with high degrees, and a gradient of
 the squared loss is nothing but correlations of labels with functions that the learner has at the time.
 
 Derived here, after the idea of the hard instances of Chen and Li, whose own constructions differ:
 
-* `parity_layer`: m heads, |S| = m, all energy at degree 2m - 1. Layers with different S have orthogonal signals.
+* `parity_layer`: m heads, |S| = m, all weight at degree 2m - 1. Layers with different S have orthogonal signals.
 * `wave_layer`: a square wave in u whose teeth are the heads. With period 4 it is the parity of all 2|S| signs as far as
   the heads reach; longer periods are learning with rounding, over covariates in {-1, 0, 1}.
 
@@ -67,14 +67,14 @@ class ParitySystem:
 class Guarantees:
     """Known facts of a hard layer."""
 
-    # (2|S| + 1,): Fourier energy of the signal at each degree in the 2|S| signs, where the switch is on. Degree 0 is a
+    # (2|S| + 1,): Fourier weight of the signal at each degree in the 2|S| signs, where the switch is on. Degree 0 is a
     # linear function of the tokens.
-    energies: Array
+    fourier_weights: Array
     family: int  # number of hidden sets of this size: layers that a learner must tell apart
 
     def share_up_to(self, degree: int) -> float:
-        """Share of the energy (degree 0 apart) that lies at degrees 1 to `degree`."""
-        return float(np.sum(self.energies[1 : degree + 1]) / np.sum(self.energies[1:]))
+        """Share of the Fourier weight (degree 0 apart) that lies at degrees 1 to `degree`."""
+        return float(np.sum(self.fourier_weights[1 : degree + 1]) / np.sum(self.fourier_weights[1:]))
 
     def queries(self, tolerance: float) -> float:
         r"""Least number of correlational queries that must be asked, if signals of the family are orthogonal.
@@ -120,11 +120,11 @@ def parity_system(heads: int, slopes: ArrayLike | None = None) -> ParitySystem:
 def parity_layer(
     dim: int, heads: int, hidden: Iterable[int], *, slopes: "Float[ArrayLike, ' m'] | None" = None
 ) -> AttentionLayer:
-    r"""Return a layer whose attention signal has all its Fourier energy at degree 2m - 1.
+    r"""Return a layer whose attention signal has all its Fourier weight at degree 2m - 1.
 
     :math:`\Theta_i = c_i e_0 1_S^\top`, :math:`W_i = w_i e_0 e_0^\top` with c and w from `parity_system`. On two
     Boolean tokens that differ in coordinate 0, attention adds :math:`e_{2m-1}(z)/m` to entry 0 of the first row and
-    its negative to that of the second: energy 2/m, at degree 2m - 1 only. A product of 2m - 1 of the signs names S, so
+    its negative to that of the second: weight 2/m, at degree 2m - 1 only. A product of 2m - 1 of the signs names S, so
     the signals of all :math:`\binom{d-1}{m}` sets are orthogonal.
 
     Parameters
@@ -148,7 +148,7 @@ def parity_layer(
     Examples
     --------
     >>> found = guarantees(parity_layer(8, 2, hidden=(3, 5)), hidden=(3, 5))
-    >>> found.energies.round(12).tolist(), found.family
+    >>> found.fourier_weights.round(12).tolist(), found.family
     ([0.0, 0.0, 0.0, 1.0, 0.0], 21)
     """
     hidden = _check_hidden(dim, hidden)
@@ -195,7 +195,7 @@ def wave_layer(
     Examples
     --------
     >>> found = guarantees(wave_layer(8, 6, hidden=(2, 4, 7)), hidden=(2, 4, 7))
-    >>> found.energies.round(3).tolist()
+    >>> found.fourier_weights.round(3).tolist()
     [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     """
     hidden = _check_hidden(dim, hidden)
@@ -221,11 +221,11 @@ def wave_layer(
 
 
 def guarantees(layer: AttentionLayer, hidden: Iterable[int]) -> Guarantees:
-    r"""Compute the Fourier energies of the signal of a hard layer exactly.
+    r"""Compute the Fourier weights of the signal of a hard layer exactly.
 
     The signal depends on the n = 2\|S\| signs through their sum alone. With f_j its value when j of them are negative
     (one call of the layer each) and the Krawtchouk polynomials
-    :math:`K_k(j) = [t^k]\,(1+t)^{n-j}(1-t)^j`, the energy at degree k is
+    :math:`K_k(j) = [t^k]\,(1+t)^{n-j}(1-t)^j`, the Fourier weight at degree k is
 
     .. math:: \binom{n}{k}^{-1} \Big( 2^{-n} \sum_j \binom{n}{j} K_k(j) f_j \Big)^2 .
 

@@ -68,12 +68,12 @@ class HardInstances(Study):
 
     name: ClassVar[str] = "recovery/hard-instances"
     claim: ClassVar[str] = "A restarted student fits ordinary layers and fails on parity and wave layers"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     source: ClassVar[Source] = replace(
         SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
     )
     unread_prediction: ClassVar[str] = (
-        "the energies say why a layer is hard; what a student leaves unexplained has no closed form"
+        "the Fourier weights say why a layer is hard; what a student leaves unexplained has no closed form"
     )
 
     parity: tuple[int, int] = (16, 4)
@@ -104,19 +104,19 @@ class HardInstances(Study):
         return grid(layer=tuple(LAYERS))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return the Fourier energies of the hard layers' signals, exactly."""
+        """Return the Fourier weights of the hard layers' signals, exactly."""
         rng, found = np.random.default_rng(0), {}
         for name in HARD:
             layer, hidden = self._hard(name, rng)
             found[name] = guarantees(layer, hidden)
-        energies = {
-            f"{name}_energy": (f"{name}_degree", one.energies, label("Fourier energy of the signal"))
+        weights = {
+            f"{name}_weight": (f"{name}_degree", one.fourier_weights, label("Fourier weight of the signal"))
             for name, one in found.items()
         }
         family = [float(one.family) for one in found.values()]
         return xr.Dataset(
             {
-                **energies,
+                **weights,
                 "family": ("hard", family, label("layers that differ by the hidden set alone")),
             },
             coords={"hard": list(found)},
@@ -147,7 +147,11 @@ class HardInstances(Study):
                     _unmask(name, hidden, x, y, for_search),
                     label("hidden set found by the right question"),
                 ),
-                "low_share": ((), _low_share(layer, hidden), label("share of the energy at degrees 1 to 2|S| - 2")),
+                "low_share": (
+                    (),
+                    _low_share(layer, hidden),
+                    label("share of the Fourier weight at degrees 1 to 2|S| - 2"),
+                ),
             }
         )
 
@@ -184,7 +188,7 @@ class HardInstances(Study):
                 basis="log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
             ),
             Claim(
-                f"All Fourier energy of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
+                f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
                 lambda predicted, trained: float(of_cell(trained, "low_share", layer="parity").max()),
                 target=0.0,
                 tolerance=(0.0, 1e-20),
@@ -207,12 +211,12 @@ class HardInstances(Study):
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show learning, energies by degree, and the figures of each layer."""
+        """Show learning, Fourier weights by degree, and the figures of each layer."""
         table = trained.set_index(cell="layer").transpose("cell", "replicate")
-        energies = [
+        weights = [
             Curve(
-                tuple(range(predicted[f"{name}_energy"].size)),
-                tuple(np.maximum(predicted[f"{name}_energy"].values, 1e-32).tolist()),
+                tuple(range(predicted[f"{name}_weight"].size)),
+                tuple(np.maximum(predicted[f"{name}_weight"].values, 1e-32).tolist()),
                 LAYERS[name],
                 "predicted",
                 2 * group,
@@ -224,8 +228,8 @@ class HardInstances(Study):
             Lines(
                 "Where the signal is",
                 "degree in the hidden signs",
-                "Fourier energy",
-                tuple(energies),
+                "Fourier weight",
+                tuple(weights),
                 log_y=True,
                 note="Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens.",
             ),
@@ -307,5 +311,5 @@ def _unmask(name: str, hidden: tuple[int, ...], x: Array, y: Array, rng: np.rand
 
 
 def _low_share(layer: AttentionLayer, hidden: tuple[int, ...]) -> float:
-    """Return the share of a hard layer's energy below the degree of a parity layer's."""
+    """Return the share of a hard layer's Fourier weight below the degree of a parity layer's."""
     return guarantees(layer, hidden).share_up_to(2 * len(hidden) - 2) if hidden else float("nan")

@@ -1,4 +1,4 @@
-"""Values of the heads: what every head reads at every probe, ranks by gap against the predicted noise, guards and refusals."""
+"""Values of the heads: what every head reads at every probe, ranks by gap, guards and refusals."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ S0  Single tokens of the sphere, and short ones: W_S, c, epsilon, and which norm
 S1  Pairs with a fixed difference, copies of the query: all heads from ten sequences (`sphere.pairs`).
 S2  The same queries at other differences, until the output spaces are exhausted. About (r + few) (m + 3) calls.
 S3  Projections from W_S and the output spaces (`subspaces`). No calls.
-S4  Sketches of the attention matrices from all rows of causal sequences (`sphere_rows`).
+S4  Sketches of the attention matrices from all rows of causal sequences (`sphere.rows`).
 """
 
 from dataclasses import dataclass
