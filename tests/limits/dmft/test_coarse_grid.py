@@ -131,12 +131,12 @@ def test_what_was_not_foreseen_is_made_good(rng, monkeypatch):
     for _ in range(3):
         problem = replace(problems(rng, steps=48)["pooled"], norm=False)
         exact = infinite_key_dim(problem)
-        for settled in gaps:
+        for corrected in gaps:
             with monkeypatch.context() as patch:
-                if not settled:
-                    patch.setattr(DressedErrors, "_settle", lambda self, moment, found: None)
+                if not corrected:
+                    patch.setattr(DressedErrors, "_correct", lambda self, moment, found: None)
                 found = infinite_key_dim(problem, every=3)
-            gaps[settled] += rms(found.output - exact.output.sel(step=found.step))
+            gaps[corrected] += rms(found.output - exact.output.sel(step=found.step))
     assert gaps[True] < 0.9 * gaps[False]  # of 14 draws single ones have ratios of 0.24 to 0.82
 
 
