@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.comparisons.parametrizations import PARAMETRIZATIONS, Plan
+from manyheads.limits.comparisons.parametrizations import LABELS, Plan
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.learning_rate_transfer import LearningRateTransfer
 from manyheads.transformer import Shape
@@ -15,17 +15,17 @@ SIZES = (("key_dim", (4, 8, 32)), ("heads", (2, 4, 16)), ("depth", (2, 8, 16)))
 
 
 def test_equal_networks_are_trained_once():
-    plan = Plan(BASE, SIZES, tuple(PARAMETRIZATIONS), "adam")
+    plan = Plan(BASE, SIZES, tuple(LABELS), "adam")
     networks = plan.networks()
-    assert len({networks[name, BASE] for name in PARAMETRIZATIONS}) == 1
+    assert len({networks[name, BASE] for name in LABELS}) == 1
     deep, wide, many = Shape(8, 4, 16), Shape(32, 4, 2), Shape(8, 16, 2)
     assert networks["standard", deep] == networks["mup", deep] == networks["mup-half-logit", deep]
     assert networks["limits", deep] == networks["half-logit", deep] != networks["half-depth", deep]
     assert networks["limits", many] == networks["half-logit", many] == networks["half-depth", many]
-    assert len({networks[name, wide] for name in PARAMETRIZATIONS}) == 5  # a depth exponent is nothing along N
+    assert len({networks[name, wide] for name in LABELS}) == 5  # a depth exponent is nothing along N
     assert len(plan.cells()) == len(set(networks.values())) == 1 + 2 * (5 + 3 + 3)
     # Width alone differs from the limits in Adam's epsilon only, along N and H.
-    small = Plan(BASE, SIZES, tuple(PARAMETRIZATIONS), "adam", epsilon=False).networks()
+    small = Plan(BASE, SIZES, tuple(LABELS), "adam", epsilon=False).networks()
     assert small["mup", wide] == small["limits", wide]
     assert ("standard", "depth") not in plan.pairs()
 

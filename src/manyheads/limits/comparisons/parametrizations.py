@@ -19,7 +19,7 @@ from manyheads.study import Cell, Curve, Source
 from manyheads.study.reporting.panels import Multiples
 from manyheads.transformer.shape import Shape
 
-PARAMETRIZATIONS: dict[str, str] = {
+LABELS: dict[str, str] = {
     "limits": "limits (1, 1)",
     "half-logit": "limits (1/2, 1)",
     "half-depth": "limits (1, 1/2)",
@@ -49,14 +49,14 @@ def bordelon(locus: str) -> Source:
 
 
 def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
-    """Return a parametrization by its name in `PARAMETRIZATIONS`."""
+    """Return a parametrization by its name in `LABELS`."""
     if name == "standard":
         return Parametrization.standard(base, optimizer)
     if name.startswith("mup"):
         return Parametrization.mup(base, optimizer, 0.5 if name == "mup-half-logit" else 1.0)
     exponents = {"limits": (1.0, 1.0), "half-logit": (0.5, 1.0), "half-depth": (1.0, 0.5)}
     if name not in exponents:
-        raise UsageError(f"scheme {name!r}: choose from {', '.join(PARAMETRIZATIONS)}")
+        raise UsageError(f"scheme {name!r}: choose from {', '.join(LABELS)}")
     return Parametrization(*exponents[name], optimizer=optimizer, base=base)
 
 
@@ -167,7 +167,7 @@ class Plan:
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple(PARAMETRIZATIONS[scheme] for scheme in shown),
+            row_labels=tuple(LABELS[scheme] for scheme in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
             note=f"Sizes: {sizes}. {note} A scheme stands only along axes where its networks are its own.",

@@ -22,14 +22,7 @@ from manyheads.limits.checks.convergence import (
     show_distance,
 )
 from manyheads.limits.comparisons.curves import geometric_curve
-from manyheads.limits.comparisons.parametrizations import (
-    CONSISTENT,
-    PARAMETRIZATIONS,
-    Plan,
-    bordelon,
-    choose_sizes,
-    task_of,
-)
+from manyheads.limits.comparisons.parametrizations import CONSISTENT, LABELS, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.trajectories import follow_networks
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
@@ -202,7 +195,7 @@ class Approach(Study):
 
     def _means(self, scheme: str, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift, who = power_of_drift(sizes), f"{PARAMETRIZATIONS[scheme]} parametrization"
+        drift, who = power_of_drift(sizes), f"{LABELS[scheme]} parametrization"
 
         def measure(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             return fall_of_mean(sizes, self.distances(trained, scheme, axis, "loss").mean).measured
@@ -235,7 +228,7 @@ class Approach(Study):
 
         return [
             Claim(
-                f"{PARAMETRIZATIONS[scheme]} parametrization: the std over networks of the {QUANTITIES[quantity]}"
+                f"{LABELS[scheme]} parametrization: the std over networks of the {QUANTITIES[quantity]}"
                 f"{'' if quantity == 'loss' else ' ' + when} "
                 + (f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"),
                 measure(quantity, place),
@@ -322,10 +315,10 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         error = found.mean.std(0, ddof=1) / math.sqrt(len(found.mean)) if len(found.mean) > 1 else 0 * middle
         seen = (middle > 0) & np.isfinite(middle)
         low, high = middle - error, middle + error
-        group = list(PARAMETRIZATIONS).index(scheme)
+        group = list(LABELS).index(scheme)
         ends = [np.sqrt(np.where(seen, np.maximum(v, 0.01 * np.abs(middle)), np.nan)) for v in (middle, low, high)]
         y, below, above = (tuple(v.tolist()) for v in ends)
-        curves.append(Curve(x, y, PARAMETRIZATIONS[scheme], group=group, low=below, high=above))
+        curves.append(Curve(x, y, LABELS[scheme], group=group, low=below, high=above))
         if scheme == "limits":
             floor = np.sqrt(found.scatter.mean(0) / (study.networks * len(found.scatter)))
             curves.append(spread_curve(x, floor, "subtracted noise", "predicted", group))
@@ -351,7 +344,7 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
     for scheme in [name for name, other in plan.pairs() if other == axis and name in CONSISTENT]:
         for quantity, text in QUANTITIES.items():
             scatter = np.sqrt(study.distances(trained, scheme, axis, quantity).scatter)  # (replicates, sizes - 1)
-            label = f"{text}, {PARAMETRIZATIONS[scheme]}"
+            label = f"{text}, {LABELS[scheme]}"
             curves.append(geometric_curve(sizes[:-1], scatter / scatter[:, :1], label, len(curves)))
     effective = effective_sizes(sizes, scatter=True)
     for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
@@ -378,7 +371,7 @@ def _powers(study: Approach, trained: xr.Dataset) -> Panel:
             distances = ", ".join(show_distance(column) for column in found.mean.T)
             singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
             mean, scatter = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
-            who = (PARAMETRIZATIONS[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
+            who = (LABELS[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
             rows.append((*who, distances, str(mean), singles, str(scatter)))
     return Listing(
         "Powers of the size",
@@ -397,7 +390,7 @@ def _logits(study: Approach, trained: xr.Dataset) -> Panel:
         logits = plan.along(trained, "logits", scheme, axis).mean((0, 2))  # (sizes, looks)
         losses = plan.along(trained, "loss", scheme, axis)[..., -max(study.steps // 4, 1) :].mean((0, 2, 3))
         texts = [", ".join(f"{v:.2f}" for v in column) for column in (logits[:, 0], logits[:, -1], losses)]
-        rows.append((PARAMETRIZATIONS[scheme], LETTERS[axis], *texts))
+        rows.append((LABELS[scheme], LETTERS[axis], *texts))
     return Listing(
         "Attention logits and losses",
         ("scaling", "axis", "logits before, by size", "logits after", "loss of the last quarter [nat]"),

@@ -21,7 +21,7 @@ from manyheads.limits.checks.coordinate_check import (
 )
 from manyheads.limits.comparisons.parametrizations import (
     CONSISTENT,
-    PARAMETRIZATIONS,
+    LABELS,
     Plan,
     bordelon,
     choose_sizes,
@@ -85,7 +85,7 @@ class CoordinateCheckStudy(Study):
     task: str = "digits"
     optimizer: Optimizer = "adam"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")
-    schemes: tuple[str, ...] = tuple(PARAMETRIZATIONS)
+    schemes: tuple[str, ...] = tuple(LABELS)
     base: tuple[int, int, int] = (8, 4, 2)
     key_dims: tuple[int, ...] = (4, 8, 32)
     heads_counts: tuple[int, ...] = (2, 4, 16)
@@ -326,7 +326,7 @@ OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25
 
 
 def _who(scheme: str) -> str:
-    return f"{PARAMETRIZATIONS[scheme]} parametrization"
+    return f"{LABELS[scheme]} parametrization"
 
 
 def _fitted(growth: Growth) -> tuple[float, Interval]:
@@ -356,7 +356,7 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         place = sizes[axis].index(getattr(plan.base, axis)) if getattr(plan.base, axis) in sizes[axis] else 0
         relative = np.log2(values / values[:, place : place + 1])
         x = np.log2(np.asarray(sizes[axis]) / sizes[axis][place])
-        return spread_curve(x, relative, PARAMETRIZATIONS[scheme], group=list(PARAMETRIZATIONS).index(scheme))
+        return spread_curve(x, relative, LABELS[scheme], group=list(LABELS).index(scheme))
 
     return Multiples(
         f"Updates after {study._training[2][-1]} steps, relative to the base",
@@ -379,7 +379,7 @@ def _exponents(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
     rows = []
     for scheme, axis in study.plan().pairs():
         last = {g.quantity: g for g in study.growths(trained, scheme, axis) if g.step == study._training[2][-1]}
-        rows.append((PARAMETRIZATIONS[scheme], LETTERS[axis], *(_shown(last[name]) for name in QUANTITIES)))
+        rows.append((LABELS[scheme], LETTERS[axis], *(_shown(last[name]) for name in QUANTITIES)))
     return Listing(
         f"Exponents after {study._training[2][-1]} steps, with the half-width of their 99% intervals",
         ("scaling", "axis", "outputs", "stream", "logits", "queries", "values"),

@@ -22,14 +22,7 @@ from manyheads.limits.checks.transfer_check import (
     search_optimum,
 )
 from manyheads.limits.comparisons.curves import geometric_curve
-from manyheads.limits.comparisons.parametrizations import (
-    CONSISTENT,
-    PARAMETRIZATIONS,
-    Plan,
-    bordelon,
-    choose_sizes,
-    task_of,
-)
+from manyheads.limits.comparisons.parametrizations import CONSISTENT, LABELS, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.transformers import Recipe
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
@@ -171,7 +164,7 @@ class LearningRateTransfer(Study):
             return middle, interval, found.drift.replicates_needed
 
         return Claim(
-            f"{PARAMETRIZATIONS[scheme]} parametrization: the optimal learning rate changes by at most "
+            f"{LABELS[scheme]} parametrization: the optimal learning rate changes by at most "
             f"{ALLOWED_DECADES:g} decades over a factor of eight in {LETTERS[axis]}",
             measure,
             target=0.0,
@@ -186,7 +179,7 @@ class LearningRateTransfer(Study):
             return middle, Interval(low, high, found.drift.fit.interval.level)
 
         return Claim(
-            f"{PARAMETRIZATIONS[scheme]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} "
+            f"{LABELS[scheme]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} "
             f"decades over a factor of eight in {LETTERS[axis]}",
             measure,
             target=-DRIFTS,
@@ -247,9 +240,7 @@ def _optima(study: LearningRateTransfer, trained: xr.Dataset) -> tuple[Panel, ..
         curves = []
         for scheme in [name for name, other in plan.pairs() if other == axis]:
             values = plan.along(trained, "optimal_learning_rate", scheme, axis)  # (replicates, sizes)
-            curves.append(
-                geometric_curve(sizes, values, PARAMETRIZATIONS[scheme], list(PARAMETRIZATIONS).index(scheme))
-            )
+            curves.append(geometric_curve(sizes, values, LABELS[scheme], list(LABELS).index(scheme)))
         panels.append(
             Lines(
                 f"Optimal learning rate along {LETTERS[axis]}",
@@ -275,7 +266,7 @@ def _drifts(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
         shown = ", ".join(f"{value:.3f}" for value in best)
         rows.append(
             (
-                PARAMETRIZATIONS[scheme],
+                LABELS[scheme],
                 LETTERS[axis],
                 f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]",
                 found.sentence(),
