@@ -8,7 +8,7 @@ from tests.acceptance._limits_meanfield import looked, rms, solve
 
 from manyheads.limits import Network, Problem, train_networks
 from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.recursion import Trajectory
+from manyheads.limits.dmft.trajectory import Trajectory
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.exponents import ExponentFit
 

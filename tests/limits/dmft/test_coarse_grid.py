@@ -15,10 +15,12 @@ from manyheads.limits import (
     infinite_key_dim,
     train_networks,
 )
+from manyheads.limits.dmft import coarse_grid, recursion
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.coarse_grid import DressedErrors, TimeGrid
+from manyheads.limits.dmft.coarse_grid import TimeGrid, mean_errors, start_interval
+from manyheads.limits.dmft.depth import finite_depth_step
 from manyheads.limits.dmft.ntk import neural_tangent_kernel
-from manyheads.limits.dmft.recursion import finite_depth_step, solve_recursion
+from manyheads.limits.dmft.recursion import solve_recursion
 
 
 def tokens(rng, samples, length, features=6):
@@ -95,13 +97,13 @@ def test_a_wrong_kernel_is_learned(rng):
     gaps = []
     for guess in (2 * np.diag(np.diag(kernel)), kernel):
         grid = TimeGrid(problem, (1, 1, 1, 1, *(5,) * 12), guess)
-        errors, output, exact, gap = DressedErrors(grid), np.zeros((3, 1)), [np.zeros((3, 1))], []
+        state, output, exact, gap = start_interval(grid), np.zeros((3, 1)), [np.zeros((3, 1))], []
         for _ in range(65):
             exact.append(exact[-1] + learning_rate * kernel @ (shares * (problem.flat_targets - exact[-1])))
         used = np.zeros((len(grid.times), 3, 1))
         for moment, time in enumerate(grid.times):
             output = learning_rate * kernel @ np.tensordot(grid.memory[moment, :moment], used[:moment], 1)
-            used[moment] = errors.at(moment, output)
+            used[moment], state = mean_errors(grid, state, moment, output, used[:moment])
             gap.append(rms(output - exact[time]))
         gaps.append(max(gap))
     assert gaps[0] < 0.02
@@ -115,13 +117,13 @@ def test_noise_of_outputs_that_have_arrived_is_not_learned(rng):
         problem = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=200, learning_rate=0.3)
         kernel, shares = neural_tangent_kernel(problem), problem.loss_weights[0][:, None]
         grid = TimeGrid.of(problem, 9, kernel)
-        errors, used, exact = DressedErrors(grid), np.zeros((len(grid.times), 2, 1)), [np.zeros((2, 1))]
+        state, used, exact = start_interval(grid), np.zeros((len(grid.times), 2, 1)), [np.zeros((2, 1))]
         for _ in range(200):
             exact.append(exact[-1] + problem.learning_rate * kernel @ (shares * (problem.flat_targets - exact[-1])))
         for moment, time in enumerate(grid.times):
             output = problem.learning_rate * kernel @ np.tensordot(grid.memory[moment, :moment], used[:moment], 1)
             output += 1e-6 * rng.standard_normal(output.shape)
-            used[moment] = errors.at(moment, output)
+            used[moment], state = mean_errors(grid, state, moment, output, used[:moment])
             worst = max(worst, float(np.abs(output - exact[time]).max()))
     assert worst < 1e-3  # learned from, noise makes more of six in ten draws, and up to 1e26
 
@@ -134,7 +136,7 @@ def test_what_was_not_foreseen_is_made_good(rng, monkeypatch):
         for corrected in gaps:
             with monkeypatch.context() as patch:
                 if not corrected:
-                    patch.setattr(DressedErrors, "_correct", lambda self, moment, found: None)
+                    patch.setattr(coarse_grid, "_correct", lambda grid, state, moment, found, past: state)
                 found = infinite_key_dim(problem, every=3)
             gaps[corrected] += rms(found.output - exact.output.sel(step=found.step))
     assert gaps[True] < 0.9 * gaps[False]  # of 14 draws single ones have ratios of 0.24 to 0.82
@@ -218,13 +220,13 @@ def test_noise_of_samples_makes_no_grid_finer():
 
 def test_where_longer_intervals_diverge_the_error_is_not_known(rng, monkeypatch):
     problem = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=30, learning_rate=0.1)
-    sound = DressedErrors.at
 
-    def wild(self, moment, output):
-        length = (*self._grid.lengths, 1)[self._grid.intervals[moment]]
-        return sound(self, moment, output) * (1e9 if length > 3 else 1)
+    def wild(grid, state, moment, output, past):
+        length = (*grid.lengths, 1)[grid.intervals[moment]]
+        errors, state = mean_errors(grid, state, moment, output, past)
+        return errors * (1e9 if length > 3 else 1), state
 
-    monkeypatch.setattr(DressedErrors, "at", wild)
+    monkeypatch.setattr(recursion, "mean_errors", wild)
     with pytest.raises(CertificateError, match="longer ones diverge") as caught:
         infinite_key_dim(problem, every=3)
     assert caught.value.partial.sizes["step"] < 30
@@ -238,7 +240,7 @@ def test_where_longer_intervals_diverge_the_error_is_not_known(rng, monkeypatch)
 def test_what_has_no_coarse_grid_is_refused_with_the_way_round(rng):
     problem = problems(rng)["pooled"]
     with pytest.raises(UsageError, match="tangent kernel"):
-        DressedErrors(TimeGrid.of(problem, every=9))
+        start_interval(TimeGrid.of(problem, every=9))
     for wrong in (4, 0, -3, 3.0, np.nan):
         with pytest.raises(UsageError, match=r"odd|an integer"):
             infinite_key_dim(problem, every=wrong)

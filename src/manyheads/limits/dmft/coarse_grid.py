@@ -21,7 +21,7 @@ difference distributed over them, and what errors then come to more is carried t
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -194,67 +194,79 @@ def bfgs_update(kernel: np.ndarray, errors: np.ndarray, displacement: np.ndarray
     return kernel + change
 
 
-@final
-class DressedErrors:
-    """Errors of the outputs times their weights in the loss, moment by moment; means over the interval of a moment.
+class IntervalState(NamedTuple):
+    """What a coarse grid knows of the outputs at one moment; vectors (O C,)."""
+
+    kernel: np.ndarray  # tangent kernel K (O C, O C), as learned so far
+    found: np.ndarray  # outputs at the moment before
+    start: np.ndarray  # outputs at the start of the interval
+    predicted: np.ndarray  # outputs at its end
+    drift: np.ndarray  # what outputs move by a step besides K
+    carried: np.ndarray  # dressed errors, from the interval before
+
+
+def start_interval(grid: TimeGrid) -> IntervalState | None:
+    """Return the state before the first moment; None where all intervals are single steps.
 
     Raises
     ------
     UsageError
         Long intervals without a tangent kernel.
     """
+    longest = max(grid.lengths, default=1)
+    if longest == 1:
+        return None
+    if grid.kernel is None:
+        raise UsageError(f"intervals of {longest} steps: give the tangent kernel at the start")
+    kernel = np.kron(np.asarray(grid.kernel), np.eye(grid.problem.classes))
+    return IntervalState(kernel, *(np.zeros(len(kernel)) for _ in range(5)))
 
-    def __init__(self, grid: TimeGrid):
-        self._grid, self._problem = grid, grid.problem
-        self._long = max(grid.lengths, default=1) > 1
-        if not self._long:
-            return
-        if grid.kernel is None:
-            raise UsageError(f"intervals of {max(grid.lengths)} steps: give the tangent kernel at the start")
-        self._kernel = np.kron(np.asarray(grid.kernel), np.eye(grid.problem.classes))  # K (O C, O C)
-        size = len(self._kernel)
-        self._used = np.zeros((len(grid.times), size))  # mean dressed errors that moments stand for
-        self._before = np.zeros(size)  # output at the moment before
-        self._output, self._predicted = np.zeros(size), np.zeros(size)  # at the start of the interval, and at its end
-        self._drift = np.zeros(size)  # what outputs move by a step besides K
-        self._carried = np.zeros(size)  # from the interval before
 
-    def at(self, moment: int, output: np.ndarray) -> np.ndarray:
-        """Return the mean dressed errors (O, C) that a moment stands for, from the outputs (O, C) found there."""
-        first, end = self._grid.spans[moment]
-        if not self._long:
-            return dressed_errors(self._problem, first, output)
-        found = output.ravel()
-        if moment and self._grid.opening[moment - 1]:  # the middle of an interval
-            self._update_kernel(moment, found)
-            middle = self._grid.times[moment]
-            _, predicted = self._descend(range(first, middle), np.zeros_like(found))
-            self._drift = (found - predicted) / (middle - first)
-        else:
-            if moment:
-                self._correct(moment, found)
-                self._update_kernel(moment, found)
-            self._output, self._drift = found, np.zeros_like(found)
-        total, self._predicted = self._descend(range(first, end), self._drift)
-        self._before, self._used[moment] = found, total / (end - first)
-        return self._used[moment].reshape(output.shape)
+def mean_errors(
+    grid: TimeGrid, state: IntervalState | None, moment: int, output: np.ndarray, past: np.ndarray
+) -> tuple[np.ndarray, IntervalState | None]:
+    """Return the mean dressed errors (O, C) that a moment stands for, and the state after it.
 
-    def _descend(self, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return interval_step(self._problem, self._kernel, self._output, steps, self._carried, drift)
+    `output` (O, C) is what was found at the moment, `past` (t, O, C) the mean errors of the moments before.
+    """
+    first, end = grid.spans[moment]
+    if state is None:
+        return dressed_errors(grid.problem, first, output), None
+    found, past = output.ravel(), past.reshape(moment, output.size)
+    if moment and grid.opening[moment - 1]:  # the middle of an interval
+        state = _update_kernel(grid, state, moment, found, past)
+        middle = grid.times[moment]
+        _, predicted = _descend(grid, state, range(first, middle), np.zeros_like(found))
+        state = state._replace(drift=(found - predicted) / (middle - first))
+    else:
+        if moment:
+            state = _correct(grid, state, moment, found, past)
+            state = _update_kernel(grid, state, moment, found, past)
+        state = state._replace(start=found, drift=np.zeros_like(found))
+    total, predicted = _descend(grid, state, range(first, end), state.drift)
+    return (total / (end - first)).reshape(output.shape), state._replace(found=found, predicted=predicted)
 
-    def _correct(self, moment: int, found: np.ndarray) -> None:
-        """Repeat the last interval with the prediction error distributed over it, and carry the difference."""
-        first, end = self._grid.spans[moment - 1]
-        total, _ = self._descend(range(first, end), self._drift + (found - self._predicted) / (end - first))
-        self._carried = total - self._used[moment - 1] * (end - first)
 
-    def _update_kernel(self, moment: int, found: np.ndarray) -> None:
-        """Bring the tangent kernel in line with the change of the outputs since the moment before (BFGS).
+def _descend(grid: TimeGrid, state: IntervalState, steps: range, drift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Descend from the start of the interval."""
+    return interval_step(grid.problem, state.kernel, state.start, steps, state.carried, drift)
 
-        Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
-        """
-        if np.abs(found - self._before).max() <= QUIET * np.abs(found).max():
-            return
-        memory = self._grid.memory
-        errors = (memory[moment, :moment] - memory[moment - 1, :moment]) @ self._used[:moment]
-        self._kernel = bfgs_update(self._kernel, errors, (found - self._before) / self._problem.learning_rate)
+
+def _correct(grid: TimeGrid, state: IntervalState, moment: int, found: np.ndarray, past: np.ndarray) -> IntervalState:
+    """Repeat the last interval with the prediction error distributed over it, and carry the difference."""
+    first, end = grid.spans[moment - 1]
+    total, _ = _descend(grid, state, range(first, end), state.drift + (found - state.predicted) / (end - first))
+    return state._replace(carried=total - past[-1] * (end - first))
+
+
+def _update_kernel(
+    grid: TimeGrid, state: IntervalState, moment: int, found: np.ndarray, past: np.ndarray
+) -> IntervalState:
+    """Bring the tangent kernel in line with the change of the outputs since the moment before (BFGS).
+
+    Outputs that have arrived move by what is left of their noise, and a kernel learned from that lets them diverge.
+    """
+    if np.abs(found - state.found).max() <= QUIET * np.abs(found).max():
+        return state
+    errors = (grid.memory[moment, :moment] - grid.memory[moment - 1, :moment]) @ past
+    return state._replace(kernel=bfgs_update(state.kernel, errors, (found - state.found) / grid.problem.learning_rate))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.limits.dmft.branches.branch import Branch
+from manyheads.limits.dmft.depth import DepthStep
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import DepthStep
 
 # Multiplications, each with an addition, that one core does in a second: fitted to solutions over 512 rows on one core
 # of a shared AMD EPYC server. Another machine has another figure, by a factor of a few; times below a second are

@@ -8,7 +8,7 @@ import xarray as xr
 from manyheads.limits.dmft.branches.attention_infinite_heads import QUANTILES
 from manyheads.limits.dmft.coarse_grid import TimeGrid
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import Trajectory
+from manyheads.limits.dmft.trajectory import Trajectory
 
 # Dimensions after the step, and what a reader calls it.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -12,11 +12,35 @@ converge like 1/L in steps of Euler, and Richardson's extrapolation 2 f(2L) - f(
 (Derived here.)
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from manyheads.errors import UsageError, check_integer
 from manyheads.limits.dmft.problem import MOST, Problem
-from manyheads.limits.dmft.recursion import DepthStep, Trajectory
+from manyheads.limits.dmft.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class DepthStep:
+    """Integration of a step in depth.
+
+    Attributes
+    ----------
+    sweeps
+        1 evaluates a layer at the stream below it; 2 or more at the middle of its own step (implicit midpoint).
+    """
+
+    step: float  # b, the factor of what a layer writes
+    learned: float  # kappa, the factor of what its weights learn
+    sources: bool = True  # whether layers have Gaussian sources of their own. Infinite depth at exponent 1 has none.
+    sweeps: int = 1
+
+
+def finite_depth_step(problem: Problem) -> DepthStep:
+    """Return the step in depth of a network of finite depth."""
+    scale, depth = problem.learning_rate * problem.richness * problem.branch, float(problem.depth)
+    return DepthStep(
+        step=problem.branch * depth**-problem.depth_exponent, learned=scale * depth ** (problem.depth_exponent - 1)
+    )
 
 
 def continuum_step(problem: Problem, cells: int) -> DepthStep:

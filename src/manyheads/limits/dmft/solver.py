@@ -21,10 +21,11 @@ from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
 from manyheads.limits.dmft.coarse_grid import TimeGrid, check_every
 from manyheads.limits.dmft.cost import CostEstimate
 from manyheads.limits.dmft.dataset import label
-from manyheads.limits.dmft.depth import continuum_step, extrapolate
+from manyheads.limits.dmft.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
 from manyheads.limits.dmft.options import Request, Sampling
 from manyheads.limits.dmft.problem import Problem
-from manyheads.limits.dmft.recursion import DepthStep, Trajectory, finite_depth_step, solve_recursion
+from manyheads.limits.dmft.recursion import solve_recursion
+from manyheads.limits.dmft.trajectory import Trajectory
 from manyheads.study.progress import announce
 
 WORTH_SAYING = 5.0  # seconds from which a solution is announced
