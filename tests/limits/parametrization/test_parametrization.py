@@ -28,7 +28,7 @@ LARGER = Shape(8, 4, 4)
 EXPONENTS = list(product((0.5, 1.0), (0.5, 0.75, 1.0)))
 SIZES = st.integers(1, 64)
 SHAPES = st.builds(Shape, SIZES, SIZES, SIZES)
-LABELS = st.builds(
+PARAMETRIZATIONS = st.builds(
     Parametrization,
     logit_exponent=st.sampled_from([0.5, 1.0]),
     depth_exponent=st.floats(0.5, 1.0),
@@ -72,7 +72,7 @@ def test_the_multiplier_form_is_the_published_table(a, c, optimizer):
     assert found.logit_prefactor * 3**-found.logit_exponent == pytest.approx(3**-a)
 
 
-@given(LABELS)
+@given(PARAMETRIZATIONS)
 def test_nothing_changes_at_the_base(p):
     table = p.table(p.base)
     for row in table.rows:
@@ -83,7 +83,7 @@ def test_nothing_changes_at_the_base(p):
     assert scaling.logit(p.base.key_dim) == pytest.approx(usual.logit(p.base.key_dim))
 
 
-@given(LABELS, SHAPES, SHAPES)
+@given(PARAMETRIZATIONS, SHAPES, SHAPES)
 def test_a_change_of_base_is_a_product(p, middle, target):
     second = Parametrization(p.logit_exponent, p.depth_exponent, 1.0, p.optimizer, middle, p.scheme, p.form)
     there, on, whole = p.table(middle), second.table(target), p.table(target)
@@ -93,7 +93,7 @@ def test_a_change_of_base_is_a_product(p, middle, target):
             assert product_ == pytest.approx(getattr(whole[role], column), rel=1e-9)
 
 
-@given(LABELS, SHAPES)
+@given(PARAMETRIZATIONS, SHAPES)
 def test_every_role_has_a_row_and_rate_times_decay_stays(p, shape):
     table = p.table(shape)
     assert {row.role for row in table.rows} == set(ROLES)
