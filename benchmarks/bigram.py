@@ -46,9 +46,9 @@ REPEATS = {"ours": 60, "threefry": 12, "rbg": 6, "torch": 2}
 def draw_problem(tokens):
     import numpy as np
 
-    from manyheads.bigram import draw_task
+    from manyheads.bigram import draw_bigram_task
 
-    return draw_task(np.random.default_rng(4), tokens, LENGTH, 2)
+    return draw_bigram_task(np.random.default_rng(4), tokens, LENGTH, 2)
 
 
 def ours(tokens):

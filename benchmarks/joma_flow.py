@@ -22,11 +22,11 @@ HORIZON, STEP, REPEATS = 40.0, 0.02, 3
 def draw(activation):
     import numpy as np
 
-    from manyheads.joma.systems.layer import draw_network, draw_upper
-    from manyheads.joma.task import Sizes, UpdateRule, draw_task
+    from manyheads.joma.systems.layer import draw_parameters, draw_upper
+    from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 
     rng, sizes, rule = np.random.default_rng(0), Sizes(), UpdateRule("exp", activation)
-    return draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng), rule
+    return draw_parameters(sizes, rule, rng), draw_joma_task(sizes, rng), draw_upper(sizes, rng), rule
 
 
 def ours(problem):

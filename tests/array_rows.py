@@ -14,10 +14,9 @@ from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.data.characters import Vocabulary
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
-from manyheads.joma.task import Sizes, UpdateRule
-from manyheads.joma.task import draw_task as draw_joma_task
+from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 
-TASK = bigram.draw_task(np.random.default_rng(0), 3, 8, 2)
+TASK = bigram.draw_bigram_task(np.random.default_rng(0), 3, 8, 2)
 LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
 SEQUENCES = recovery.sequences(np.random.default_rng(1), 80, 3, 3)
 SHAPE = transformer.Shape(key_dim=2, heads=2, depth=1)
@@ -187,7 +186,7 @@ ROWS = {
     "bigram.theory.population.measure_overlaps": (WEIGHTS, TASKED),
     "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
-    "joma.Task": (
+    "joma.JomaTask": (
         {
             "contexts": laws(4, 3),
             "queries": tokens(2, 4),
@@ -197,7 +196,7 @@ ROWS = {
         },
         fixed(),
     ),
-    "joma.Task.take": ({"rows": of(np.array([0, 2]))}, fixed(on=draw_joma_task(Sizes(), np.random.default_rng(0)))),
+    "joma.JomaTask.take": ({"rows": of(np.array([0, 2]))}, fixed(on=draw_joma_task(Sizes(), np.random.default_rng(0)))),
     "joma.text.summaries.within_group_spearman": ({"x": some(6), "y": some(6)}, fixed()),
     "joma.drop_and_rise.cross_fitted_rise": ({"curves": some(4, 6)}, fixed()),
     "joma.drop_and_rise.cross_fitted_drop_and_rise": ({"curves": some(4, 6)}, fixed()),

@@ -6,7 +6,7 @@ import numpy as np
 from benchmarks import bigram as benchmark
 from tests.acceptance._lane import Figure, Measured
 
-from manyheads.bigram import draw_task
+from manyheads.bigram import draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, batch_gradients, descend, initial_state
 
 
@@ -33,7 +33,7 @@ def agreement(folder: Path, seeds: int, steps: int, states: float) -> Measured:
     for seed in range(seeds):
         for tokens, uniform in ((3, True), (3, False), (20, True), (20, False)):
             rng = np.random.default_rng([seed, tokens])
-            task = draw_task(rng, tokens, 1000, 2, uniform=uniform)
+            task = draw_bigram_task(rng, tokens, 1000, 2, uniform=uniform)
             value = 0.5 * task.centred
             begin = State(value, initial_state(task).attention)
             one, two = (batch_gradients(task, begin, 64, seed=seed, engine=engine) for engine in ("jax", "numba"))

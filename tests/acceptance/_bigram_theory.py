@@ -11,7 +11,7 @@ from tests.bigram.theory.test_noise import row_coefficients, sample_gradients, s
 from tests.bigram.theory.test_population import enumerate_task
 
 from manyheads.bigram.studies.sample_complexity import SampleComplexity
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.noise import attention_noise
 from manyheads.bigram.theory.population import gradients, measure_overlaps
 from manyheads.bigram.training.proximal_sgd import StepSettings, descend, initial_state
@@ -23,7 +23,7 @@ def population_gradients(folder: Path, count: int, seed: int) -> Measured:
     """Compare with sums over all 2^4 contexts, queries and targets, for random A and random W with W mu = 0."""
     rng, worst = np.random.default_rng(seed), 0.0
     for number in range(count):
-        task = draw_task(rng, 2, 4, 1 + number % 4, uniform=False)
+        task = draw_bigram_task(rng, 2, 4, 1 + number % 4, uniform=False)
         value, attention, mu = rng.standard_normal((2, 2)), rng.standard_normal((2, 4)), task.stationary
         value -= (value @ mu)[:, None]
         value -= value.mean(0)
@@ -39,7 +39,7 @@ def population_gradients(folder: Path, count: int, seed: int) -> Measured:
 def attention_scatter(folder: Path, signals: list[float], draws: int, seed: int) -> Measured:
     """Compare the variance at the positions that do not count with its closed form, over all queries."""
     rng, ratios = np.random.default_rng(seed), []
-    task = draw_task(rng, 4, 40, 2)
+    task = draw_bigram_task(rng, 4, 40, 2)
     outside = task.attention == 0
     for signal in signals:
         value, attention = state_at(task, signal, signal)
@@ -59,7 +59,7 @@ def attention_scatter(folder: Path, signals: list[float], draws: int, seed: int)
 
 def reduced_against_real(folder: Path, length: int, batch: int, real: int, reduced: int, looks: list[int]) -> Measured:
     """Compare medians of the value signal's size and of the attention's squared norm, at the steps of `looks`."""
-    task = draw_task(np.random.default_rng(0), 3, length, 2, squared_norm=0.206)
+    task = draw_bigram_task(np.random.default_rng(0), 3, length, 2, squared_norm=0.206)
     rates = StepSettings(batch, 0.01 / task.attention_squared_norm, 0.01 / task.transition_squared_norm)
     states, runs = [initial_state(task)] * real, initial_runs(task, reduced)
     chain, rng, before, ratios, chances = ReducedChain(task, rates), np.random.default_rng(1), 0, [], []

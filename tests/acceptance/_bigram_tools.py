@@ -20,7 +20,7 @@ from manyheads.bigram import (
     screen,
     transfer_test,
 )
-from manyheads.bigram.lags.alternating_least_squares import Problem, alternate, solve_value, value_sums
+from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, solve_value, value_sums
 from manyheads.bigram.lags.held_out import fit_additive
 from manyheads.bigram.lags.initialization import initial_values, minimize
 from manyheads.bigram.lags.streams import information_of, read_streams
@@ -182,7 +182,7 @@ def periods(folder: Path, firsts: list[int], seeds: int, inits: int) -> Measured
         changed = rng.random(len(period)) < 0.15
         stream = np.where(changed, rng.integers(0, 10, len(period)), period)
         data, _ = read_streams(stream, 24).split(0.2)
-        problem = Problem.of(data, None)
+        problem = LagProblem.of(data, None)
         matrices = fit_additive(data, problem.mean, 8)
         found = minimize(problem, matrices, information_of(data), 60, 0.02)
         residues = [np.tile((np.arange(24) % 8 == residue) / 3, (10, 1)) for residue in range(8)]

@@ -7,7 +7,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.bigram.setups import lengthen
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
 from manyheads.bigram.training.record import record
@@ -22,7 +22,7 @@ def end_to_end(folder: Path, vocabulary: int, length: int, seeds: int, limit: fl
     """Train from nothing on a fresh task for each seed, told a guess of K_P and the number of positions only."""
     losses, right, samples, flipped = [], 0, [], 0
     for seed in range(seeds):
-        task = draw_task(np.random.default_rng([seed, 7]), vocabulary, length, 2)
+        task = draw_bigram_task(np.random.default_rng([seed, 7]), vocabulary, length, 2)
         settings = TrainingSettings(FirstStage(GUESS, 2), SecondStage("none"), fresh=100_000)
         done = train_bigram(task, settings, seed=seed)
         losses.append(excess(task, *done.state) / excess(task, *initial_state(task)))
@@ -52,7 +52,7 @@ def stage_two(folder: Path, lengths: list[int], first: int, seeds: int) -> Measu
     for column, length in enumerate(lengths):
         for number in range(seeds):
             seed = first + number
-            task = lengthen(draw_task(np.random.default_rng([seed, 7]), 3, lengths[0], 2), length)
+            task = lengthen(draw_bigram_task(np.random.default_rng([seed, 7]), 3, lengths[0], 2), length)
             rates = 0.2 / task.attention_squared_norm, 0.2 / task.transition_squared_norm
             begin = (1 / length + 0.4 * (task.attention - 1 / length)).astype(np.float32)
             for row, ratio in enumerate((0.0, 4.2)):

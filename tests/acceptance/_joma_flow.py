@@ -19,8 +19,15 @@ from manyheads.joma.systems.gradient_flow import (
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.task import Sizes, Task, UpdateRule, draw_task
+from manyheads.joma.systems.layer import (
+    CrossEntropy,
+    LayerParameters,
+    attend,
+    draw_parameters,
+    draw_upper,
+    token_weights,
+)
+from manyheads.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.invariants import conserved_quantity, decayed_quantity, per_query_quantity, softmax_relation
 from manyheads.statistics import fit_exponent
 
@@ -28,13 +35,13 @@ SMOOTH = ("identity", "gelu", "square")
 HORIZON = 40.0
 
 
-def draw(rule: UpdateRule, sizes: Sizes, seeds: int) -> tuple[Network, Task, CrossEntropy]:
+def draw(rule: UpdateRule, sizes: Sizes, seeds: int) -> tuple[LayerParameters, JomaTask, CrossEntropy]:
     """Draw one problem for each seed, stacked; call with 64-bit types enabled."""
 
     problems = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        problems.append((draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)))
+        problems.append((draw_parameters(sizes, rule, rng), draw_joma_task(sizes, rng), draw_upper(sizes, rng)))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
 
 
@@ -88,7 +95,7 @@ def events(folder: Path, seeds: int) -> Measured:
         rule = UpdateRule(attention, "relu")
         for seed in range(seeds):
             rng, sizes = np.random.default_rng(seed), Sizes()
-            problem = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+            problem = draw_parameters(sizes, rule, rng), draw_joma_task(sizes, rng), draw_upper(sizes, rng)
             path = adaptive_gradient_flow(*problem, rule, AdaptiveSteps(HORIZON, 10))
             relation = conserved_quantity(rule, path.network.logits, token_weights(problem[1], path.network.weights))
             worst, crossings = max(worst, float(departure(relation[None])[0])), crossings + int(path.crossings)
@@ -154,7 +161,7 @@ def speed(folder: Path, repeats: int) -> Measured:
     seconds = []
     for activation in ("gelu", "relu"):
         rng, sizes, rule = np.random.default_rng(0), Sizes(), UpdateRule("exp", activation)
-        problem = draw_network(sizes, rule, rng), draw_task(sizes, rng), draw_upper(sizes, rng)
+        problem = draw_parameters(sizes, rule, rng), draw_joma_task(sizes, rng), draw_upper(sizes, rng)
         gradient_flow(*problem, rule, FixedSteps.until(HORIZON))
         for _ in range(repeats):
             start = time.process_time()

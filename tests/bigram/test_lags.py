@@ -10,8 +10,8 @@ from scipy.stats import binomtest
 
 from manyheads.bigram import LagSettings, fit_lags, plant_lags
 from manyheads.bigram.lags.alternating_least_squares import (
+    LagProblem,
     Minimum,
-    Problem,
     alternate,
     attended,
     attention_sums,
@@ -33,7 +33,7 @@ from manyheads.errors import CertificateError, ShapeError, UsageError
 def small(rng):
     sessions = [rng.integers(0, 4, size) for size in (60, 80)]
     data = read_streams(sessions, 5, [rng.integers(0, 4, len(session)) for session in sessions], 4)
-    return Problem.of(data, 2.0)
+    return LagProblem.of(data, 2.0)
 
 
 def test_the_sums_of_a_round_are_those_of_loops(small, rng):
@@ -131,7 +131,7 @@ def test_the_objective_never_rises_and_its_end_is_certified(rng):
     table = rng.dirichlet(np.full(5, 0.3), size=5).T
     lags = np.stack([rng.choice(np.arange(1, 10), 2, replace=False) for _ in range(5)])
     targets = plant_lags(rng, stream, table, lags, np.full((5, 2), 0.5))
-    problem = Problem.of(read_streams(stream, 10, targets, 5), None)
+    problem = LagProblem.of(read_streams(stream, 10, targets, 5), None)
     init = solve_value(*stream_value_sums(problem, np.full((5, 10), 0.1)), problem, 0.0)
     done = alternate(problem, init, 100, 0.01)
     assert done.violation <= 0.01

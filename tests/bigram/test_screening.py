@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 
-from manyheads.bigram import draw_task, predict_screening, screen
+from manyheads.bigram import draw_bigram_task, predict_screening, screen
 from manyheads.bigram.screening import chi_square, count_pairs, measure_unevenness
 from manyheads.bigram.studies.screening import ScreeningCost, draw_uniform_batch, ranks_first, search
 from manyheads.bigram.transfer import transfer_scores
@@ -36,7 +36,7 @@ def test_the_statistic_is_scipys(rng):
 
 
 def test_all_positions_are_found_and_hardly_another(rng):
-    task = draw_task(rng, 3, 400, 2, squared_norm=0.3)
+    task = draw_bigram_task(rng, 3, 400, 2, squared_norm=0.3)
     result = screen(*task.draw(rng, 9000), false_alarm=1e-6)
     np.testing.assert_array_equal(result.top(2), task.positions)
     assert result.found.sum() == 6
@@ -104,7 +104,7 @@ def test_the_law_grows_with_the_logarithm_of_the_length():
 
 
 def test_the_quick_sampler_draws_the_task(rng):
-    task = draw_task(rng, 3, 6, 2)
+    task = draw_bigram_task(rng, 3, 6, 2)
     tokens, queries, targets = draw_uniform_batch(rng, task, 60_000)
     law = np.einsum("bm,ibm->bi", task.weights[queries], task.transition[:, _attended(tokens, queries, task)])
     gap = (np.eye(3)[targets] - law)[:, :, None] * np.eye(3)[tokens[:, 0]][:, None, :]

@@ -6,8 +6,8 @@ from scipy import stats
 
 from manyheads.bigram.task import (
     BigramTask,
+    draw_bigram_task,
     draw_correlated,
-    draw_task,
     stationary_distribution,
     typical_squared_norm,
 )
@@ -17,7 +17,7 @@ from manyheads.errors import ShapeError, UsageError
 @pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("vocabulary", [2, 3, 30])
 def test_a_drawn_task_is_one(rng, vocabulary, uniform):
-    task = draw_task(rng, vocabulary, 40, 3, uniform=uniform)
+    task = draw_bigram_task(rng, vocabulary, 40, 3, uniform=uniform)
     law = task.stationary
     assert np.abs(task.transition @ law - law).max() < 1e-12
     assert task.attention.sum(1) == pytest.approx(np.ones(vocabulary))
@@ -32,13 +32,13 @@ def test_a_drawn_task_is_one(rng, vocabulary, uniform):
 
 @pytest.mark.parametrize("squared_norm", [0.01, 0.5])
 def test_every_possible_squared_norm_can_be_drawn(rng, squared_norm):
-    task = draw_task(rng, 4, 40, 2, squared_norm=squared_norm, uniform=False)
+    task = draw_bigram_task(rng, 4, 40, 2, squared_norm=squared_norm, uniform=False)
     assert task.transition_squared_norm == pytest.approx(squared_norm)
 
 
 def test_samples_have_the_law_of_the_task(rng):
     """Chi-squared over (query, token at the position, answer); a correct sampler fails once in 10^6."""
-    task = draw_task(rng, 3, 6, 2, uniform=False)
+    task = draw_bigram_task(rng, 3, 6, 2, uniform=False)
     batch = task.draw(rng, 60_000)
     for position in (task.positions[0, 0], task.positions[1, 1]):
         counts = np.zeros((3, 3, 3))
@@ -53,7 +53,7 @@ def test_samples_have_the_law_of_the_task(rng):
 
 
 def test_a_correlation_is_what_was_asked_for(rng):
-    task = draw_task(rng, 6, 20, 2, uniform=False)
+    task = draw_bigram_task(rng, 6, 20, 2, uniform=False)
     law = task.stationary
     for correlation in (-1, -0.3, 0, 0.7, 1):
         value = draw_correlated(rng, task, correlation)
@@ -106,15 +106,15 @@ def test_what_is_no_task_is_refused(words):
 
 
 def test_other_nonsense_is_refused(rng):
-    task = draw_task(rng, 2, 10, 1)
+    task = draw_bigram_task(rng, 2, 10, 1)
     with pytest.raises(UsageError, match="more than one distribution is stationary"):
         stationary_distribution(np.eye(3))
     with pytest.raises(UsageError, match="unreachable"):
         stationary_distribution([[1, 0.5], [0, 0.5]])
     with pytest.raises(UsageError, match="squared_norm=0"):
-        draw_task(rng, 3, 10, 2, squared_norm=0.9)
+        draw_bigram_task(rng, 3, 10, 2, squared_norm=0.9)
     with pytest.raises(UsageError, match="sparsity=11"):
-        draw_task(rng, 3, 10, 11)
+        draw_bigram_task(rng, 3, 10, 11)
     with pytest.raises(UsageError, match="two tokens"):
         draw_correlated(rng, task, 0.5)
     with pytest.raises(UsageError, match="correlation=nan"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manyheads.bigram import TransferSettings, draw_task, predict_transfer, transfer_test
+from manyheads.bigram import TransferSettings, draw_bigram_task, predict_transfer, transfer_test
 from manyheads.bigram.studies.screening import draw_uniform_batch, search
 from manyheads.bigram.studies.transfer import TransferCost
 from manyheads.bigram.task import Batch, draw_correlated
@@ -14,7 +14,7 @@ from manyheads.errors import ShapeError, UsageError
 
 @pytest.fixture
 def task(rng):
-    drawn = draw_task(rng, 3, 500, 2)
+    drawn = draw_bigram_task(rng, 3, 500, 2)
     return replace(drawn, weights=np.full((3, 2), 0.5))  # a position of little weight may hide in half a pilot
 
 
@@ -47,7 +47,7 @@ def test_the_value_may_come_with_its_means(rng, task):
 @pytest.mark.parametrize(("length", "size", "rho"), [(100, 400, 0.5), (200, 2000, 0.2), (300, 1000, 0.4)])
 def test_what_helps_has_a_correlation_and_a_finite_number_of_samples(length, size, rho):
     """Pilots in which one score stands out, but the squared norm at the picked positions does not exceed its error."""
-    task = draw_task(np.random.default_rng(5001), 4, length, 2)
+    task = draw_bigram_task(np.random.default_rng(5001), 4, length, 2)
     value = draw_correlated(np.random.default_rng(6001), task, rho)
     test = transfer_test(value, task.draw(np.random.default_rng(7001), size), 2)
     assert test.strongest > test.threshold
@@ -66,7 +66,7 @@ def test_few_positions_helping_leave_bounds_on_the_correlation():
     sides = []
     for seed in range(12):
         rng = np.random.default_rng([5001, seed])
-        task = draw_task(rng, 4, 100, 2)
+        task = draw_bigram_task(rng, 4, 100, 2)
         value = draw_correlated(rng, task, 0.5)
         test = transfer_test(value, task.draw(rng, 800), 2)
         if test.decision == "helps":
@@ -78,7 +78,7 @@ def test_few_positions_helping_leave_bounds_on_the_correlation():
 
 
 def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_large(rng):
-    task = draw_task(rng, 3, 100, 2, squared_norm=0.3)
+    task = draw_bigram_task(rng, 3, 100, 2, squared_norm=0.3)
     value = draw_correlated(rng, task, 0.0)
     settings = TransferSettings(squared_norm=0.3, least=0.4, level=0.9999)
     small = transfer_test(value, pilot(rng, task, 800), 2, settings=settings)

@@ -10,12 +10,12 @@ from scipy.special import logsumexp
 
 from manyheads.demo import growth
 from manyheads.demo.chapters import CHAPTERS, Scene
-from manyheads.demo.growth import RARER, Growth
+from manyheads.demo.growth import RARER, DemoGrowth
 from manyheads.errors import UsageError
 from manyheads.study import Cell, check_study, run
 from manyheads.study.reporting.panels import Multiples
 
-SMALL = Growth(key_dims=(2, 32), heads=1, pieces=2, length=3, vocabulary=5, steps=6, blocks=8)
+SMALL = DemoGrowth(key_dims=(2, 32), heads=1, pieces=2, length=3, vocabulary=5, steps=6, blocks=8)
 SMALLEST = replace(SMALL, key_dims=(1, 2), blocks=2)  # the same problem, solved by the same programs
 
 
@@ -78,7 +78,7 @@ def test_what_is_trained_is_one_block_on_pieces_of_the_text(seed):
 def test_pieces_are_shown_as_they_stand_in_the_text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("abc d\n" * 200)
-    predicted = Growth(text=path, pieces=3, length=7, vocabulary=6, steps=2).predict(jax.random.key(0))
+    predicted = DemoGrowth(text=path, pieces=3, length=7, vocabulary=6, steps=2).predict(jax.random.key(0))
     shown = "".join("abc·d¶"[place % 6] for place in range(20))
     for before, after in zip(predicted["before"].values, predicted["after"].values, strict=True):
         assert str(before + after).replace(RARER, "d") in shown  # of six characters five are told apart
@@ -87,7 +87,7 @@ def test_pieces_are_shown_as_they_stand_in_the_text(tmp_path):
 def test_a_text_of_one_character_is_learned(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a" * 700)
-    study = Growth(text=path)
+    study = DemoGrowth(text=path)
     study.inputs()
     predicted = study.predict(jax.random.key(0))
     assert float(predicted["loss"][-1]) < float(predicted["loss"][0]) / 4
@@ -98,14 +98,14 @@ def test_what_does_not_do_is_refused_before_work(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("short " * 50)
     with pytest.raises(UsageError, match="30 held-out characters"):
-        Growth(text=path).inputs()
+        DemoGrowth(text=path).inputs()
     with pytest.raises(UsageError, match="samples=10000000"):
-        Growth(pieces=10**7).inputs()
+        DemoGrowth(pieces=10**7).inputs()
     for wrong, words in (({"key_dims": (4,)}, "at least 2"), ({"key_dims": (8, 4)}, "rising"), ({"blocks": 1}, "1")):
         with pytest.raises(UsageError, match=words):
-            Growth(**wrong)
+            DemoGrowth(**wrong)
 
 
 def test_it_is_a_chapter_of_the_demo():
     (chapter,) = [chapter for chapter in CHAPTERS if "infinite key dimension" in chapter.title]
-    assert chapter.study(Scene(None, {})) == Growth()
+    assert chapter.study(Scene(None, {})) == DemoGrowth()

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from manyheads.demo.chapters import CHAPTERS, Scene
-from manyheads.demo.rebound import Rebound
+from manyheads.demo.rebound import DemoRebound
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.study import check_study, run
@@ -16,7 +16,7 @@ from manyheads.study.runner import UnitFailed
 
 @pytest.fixture(scope="module")
 def study(trained):
-    return Rebound(finished=Path(trained.attrs["path"]) / "run.json")
+    return DemoRebound(finished=Path(trained.attrs["path"]) / "run.json")
 
 
 def test_it_reads_the_trainings_seed_by_seed(trained, study, seed, tmp_path, monkeypatch):
@@ -42,11 +42,11 @@ def test_each_layer_gets_the_verdict_of_its_own_curve(rng):
         coords={"step": np.arange(5), "layer": [0, 1]},
     )
     levels = xr.Dataset({"uniform": 3.1, "random_rank": 30.0})
-    verdicts = Rebound().compare(levels, trained)
+    verdicts = DemoRebound().compare(levels, trained)
     assert [verdict.outcome for verdict in verdicts] == ["holds", "refuted", "refuted", "holds", "holds", "holds"]
     assert all(verdict.claim.startswith(f"Layer {n // 3}: ") for n, verdict in enumerate(verdicts))
     assert verdicts[4].figure == pytest.approx(1.0, abs=0.05)
-    assert len(Rebound().panels(levels, trained)) == 3
+    assert len(DemoRebound().panels(levels, trained)) == 3
 
 
 def test_other_trainings_are_refused_by_name(study, seed, tmp_path):
@@ -62,11 +62,11 @@ def test_the_demo_hands_its_trainings_on(trained):
     made = chapter.study(Scene(None, {"demo/text": Path(trained.attrs["path"])}))
     assert made.finished.is_file()
     assert chapter.replicates <= first.replicates
-    assert chapter.study(Scene(None, {})) == Rebound()
+    assert chapter.study(Scene(None, {})) == DemoRebound()
 
 
 def test_a_run_of_another_study_is_refused(study, seed, tmp_path):
     other = run(study, 2, seed, store=tmp_path, progress=False)
-    wrong = Rebound(finished=Path(other.attrs["path"]) / "run.json")
+    wrong = DemoRebound(finished=Path(other.attrs["path"]) / "run.json")
     with pytest.raises(UsageError, match="holds a run of demo/rebound"):
         wrong.inputs()

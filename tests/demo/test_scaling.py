@@ -6,12 +6,12 @@ import pytest
 
 from manyheads.demo import scaling
 from manyheads.demo.chapters import CHAPTERS, Scene
-from manyheads.demo.scaling import Scaling
+from manyheads.demo.scaling import DemoScaling
 from manyheads.limits.systems.transformers import Updates
 from manyheads.study import Listing, run
 from manyheads.study.contract import Trial, check_captions
 
-STUDY = Scaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))
+STUDY = DemoScaling(key_dim=4, heads=2, depth=1, length=8, batch=2, steps=(1, 3))
 
 
 @pytest.fixture
@@ -57,4 +57,4 @@ def test_it_is_a_chapter_of_the_demo():
     studies = {
         chapter.study.__name__: chapter.study(Scene(None, {})) for chapter in CHAPTERS if "larger" in chapter.title
     }
-    assert [type(study) for study in studies.values()] == [Scaling]
+    assert [type(study) for study in studies.values()] == [DemoScaling]

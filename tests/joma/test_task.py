@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.joma.task import Sizes, UpdateRule, draw_task
+from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 
 
 def test_draws_keep_the_assumptions_in_double_precision(rng):
-    task = draw_task(Sizes(queries=3), rng)
+    task = draw_joma_task(Sizes(queries=3), rng)
     frame = np.concatenate([task.token_embeddings, task.query_embeddings], axis=1)
     assert frame.dtype == np.float64
     assert np.abs(frame.T @ frame - np.eye(15)).max() < 1e-13
@@ -21,12 +21,12 @@ def test_contexts_have_the_dirichlet_variance(rng):
     # Var x_m = (1/M)(1 - 1/M)/(M + 1): the mean over 48,000 entries is within 5% but for a chance far below 1e-6.
     sizes = Sizes(tokens=12, contexts=4000)
     expected = (1 / 12) * (11 / 12) / 13
-    assert abs(draw_task(sizes, rng).contexts.var(0).mean() / expected - 1) < 0.05
+    assert abs(draw_joma_task(sizes, rng).contexts.var(0).mean() / expected - 1) < 0.05
 
 
 @pytest.mark.parametrize("name", ["token_embeddings", "query_embeddings"])
 def test_embeddings_that_are_not_orthonormal_are_refused_by_name(rng, name):
-    task = draw_task(Sizes(queries=2), rng)
+    task = draw_joma_task(Sizes(queries=2), rng)
     skewed = getattr(task, name) + 0.01 * rng.normal(size=getattr(task, name).shape)
     arrays = {field: getattr(task, field) for field in task.__dataclass_fields__}
     with pytest.raises(UsageError, match="not orthonormal"):
@@ -34,7 +34,7 @@ def test_embeddings_that_are_not_orthonormal_are_refused_by_name(rng, name):
 
 
 def test_contexts_and_shapes_that_make_no_sense_are_refused(rng):
-    task = draw_task(Sizes(), rng)
+    task = draw_joma_task(Sizes(), rng)
     with pytest.raises(UsageError, match="frequencies"):
         eqx.tree_at(lambda s: s.contexts, task, 2 * task.contexts).checked()
     for name, says in (("contexts", "frequencies"), ("queries", "queries holds nan"), ("labels", "labels holds nan")):

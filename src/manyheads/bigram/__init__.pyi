@@ -7,7 +7,7 @@ from .screening import Screening as Screening
 from .screening import predict_screening as predict_screening
 from .screening import screen as screen
 from .task import BigramTask as BigramTask
-from .task import draw_task as draw_task
+from .task import draw_bigram_task as draw_bigram_task
 from .training.two_stages import train_bigram as train_bigram
 from .transfer import TransferSettings as TransferSettings
 from .transfer import TransferTest as TransferTest

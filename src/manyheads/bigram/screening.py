@@ -134,8 +134,8 @@ def screen(
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_task
-    >>> task = draw_task(np.random.default_rng(0), vocabulary=3, length=200, sparsity=2)
+    >>> from manyheads.bigram import draw_bigram_task
+    >>> task = draw_bigram_task(np.random.default_rng(0), vocabulary=3, length=200, sparsity=2)
     >>> found = screen(*task.draw(np.random.default_rng(1), 4000))
     >>> bool((found.top(2) == task.positions).all()), int(found.found.sum())
     (True, 6)
@@ -276,9 +276,9 @@ def predict_screening(task: BigramTask, probability: float = 0.5) -> float:
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_task
+    >>> from manyheads.bigram import draw_bigram_task
     >>> rng = np.random.default_rng
-    >>> short, long = (draw_task(rng(0), 3, length, 2) for length in (250, 64_000))
+    >>> short, long = (draw_bigram_task(rng(0), 3, length, 2) for length in (250, 64_000))
     >>> bool(1 < predict_screening(long) / predict_screening(short) < 2.5)
     True
     """

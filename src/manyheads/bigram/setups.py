@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.bigram.theory.signal import SignalSystem, SignalTrajectory, solve_signals
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
@@ -47,7 +47,7 @@ def redraw(task: BigramTask, key: jax.Array) -> BigramTask:
     """
     rng = np.random.default_rng([*replicate_seed(key), 3])
     norm = task.transition_squared_norm
-    drawn = draw_task(rng, task.vocabulary, task.length, task.sparsity, squared_norm=norm)
+    drawn = draw_bigram_task(rng, task.vocabulary, task.length, task.sparsity, squared_norm=norm)
     return replace(drawn, weights=task.weights)
 
 

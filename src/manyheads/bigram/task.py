@@ -148,7 +148,7 @@ class BigramTask:
 
         Examples
         --------
-        >>> batch = draw_task(np.random.default_rng(0), 3, 10, 2).draw(np.random.default_rng(1), 4)
+        >>> batch = draw_bigram_task(np.random.default_rng(0), 3, 10, 2).draw(np.random.default_rng(1), 4)
         >>> batch.tokens.shape, str(batch.tokens.dtype), batch.queries.shape, batch.targets.shape
         ((4, 10), 'uint8', (4,), (4,))
         """
@@ -253,7 +253,7 @@ def typical_squared_norm(vocabulary: int) -> float:
     return 2.4 * (1 - 1 / vocabulary) / (vocabulary + 5)
 
 
-def draw_task(
+def draw_bigram_task(
     rng: np.random.Generator,
     vocabulary: int,
     length: int,
@@ -286,7 +286,7 @@ def draw_task(
 
     Examples
     --------
-    >>> task = draw_task(np.random.default_rng(0), vocabulary=3, length=100, sparsity=2)
+    >>> task = draw_bigram_task(np.random.default_rng(0), vocabulary=3, length=100, sparsity=2)
     >>> round(task.transition_squared_norm, 6), task.stationary.round(6).tolist()
     (0.2, [0.333333, 0.333333, 0.333333])
     """

@@ -152,9 +152,9 @@ def transfer_test(
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_task
+    >>> from manyheads.bigram import draw_bigram_task
     >>> from manyheads.bigram.task import draw_correlated
-    >>> task = draw_task(np.random.default_rng(0), 3, 500, 2)
+    >>> task = draw_bigram_task(np.random.default_rng(0), 3, 500, 2)
     >>> old = draw_correlated(np.random.default_rng(1), task, -0.8)
     >>> found = transfer_test(old, task.draw(np.random.default_rng(2), 4000), 2)
     >>> found.decision, found.flip, bool(found.interval.contains(-0.8))
@@ -355,9 +355,9 @@ def predict_transfer(task: BigramTask, value: Float[ArrayLike, "token token"], p
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_task
+    >>> from manyheads.bigram import draw_bigram_task
     >>> from manyheads.bigram.task import draw_correlated
-    >>> task = draw_task(np.random.default_rng(0), 3, 4000, 2)
+    >>> task = draw_bigram_task(np.random.default_rng(0), 3, 4000, 2)
     >>> old = [draw_correlated(np.random.default_rng(1), task, rho) for rho in (1.0, 0.5)]
     >>> round(predict_transfer(task, old[1]) / predict_transfer(task, old[0]), 1)
     4.0

@@ -45,9 +45,9 @@ def _text(scene: Scene) -> Study:
 
 
 def _rebound(scene: Scene) -> Study:
-    from manyheads.demo.rebound import Rebound
+    from manyheads.demo.rebound import DemoRebound
 
-    return Rebound(finished=_trainings(scene))
+    return DemoRebound(finished=_trainings(scene))
 
 
 def _extraction(scene: Scene) -> Study:
@@ -77,15 +77,15 @@ def _lags(scene: Scene) -> Study:
 
 
 def _scaling(scene: Scene) -> Study:
-    from manyheads.demo.scaling import Scaling
+    from manyheads.demo.scaling import DemoScaling
 
-    return Scaling(text=scene.text)
+    return DemoScaling(text=scene.text)
 
 
 def _growth(scene: Scene) -> Study:
-    from manyheads.demo.growth import Growth
+    from manyheads.demo.growth import DemoGrowth
 
-    return Growth(text=scene.text)
+    return DemoGrowth(text=scene.text)
 
 
 CHAPTERS: tuple[Chapter, ...] = (

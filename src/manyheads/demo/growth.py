@@ -34,7 +34,7 @@ RARER = "□"  # stands for every rarer character
 
 
 @dataclass(frozen=True)
-class Growth(Study):
+class DemoGrowth(Study):
     """Blocks of causal attention trained on a few pieces of text, and their infinite limit.
 
     Attributes

@@ -38,7 +38,7 @@ THEORY = {
 
 
 @dataclass(frozen=True)
-class Rebound(Study):
+class DemoRebound(Study):
     """Drop and rebound of attention entropy and stable rank, by layer, in runs of `demo/text`.
 
     Attributes

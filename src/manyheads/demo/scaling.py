@@ -38,7 +38,7 @@ STORED = {"learning_rate": "rate"}
 
 
 @dataclass(frozen=True)
-class Scaling(Study):
+class DemoScaling(Study):
     """RMS updates of the demo's transformer and of one with twice its heads and depth, scaled and unscaled.
 
     Attributes

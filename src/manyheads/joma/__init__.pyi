@@ -1,7 +1,7 @@
 from .drop_and_rise import replicated_drop_and_rise as replicated_drop_and_rise
-from .task import Task as Task
+from .task import JomaTask as JomaTask
 from .task import UpdateRule as UpdateRule
-from .task import draw_task as draw_task
+from .task import draw_joma_task as draw_joma_task
 from .theory.gaussian_mixture import expected_gradient as expected_gradient
 from .theory.invariants import conserved_quantity as conserved_quantity
 from .theory.latent_tree import predict_cooccurrence as predict_cooccurrence

@@ -129,7 +129,7 @@ class UpdateRule(eqx.Module):
         return ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
 
 
-class Task(eqx.Module):
+class JomaTask(eqx.Module):
     """N samples and the frozen embeddings.
 
     Attributes
@@ -151,7 +151,7 @@ class Task(eqx.Module):
 
     Examples
     --------
-    >>> task = draw_task(Sizes(), np.random.default_rng(0))
+    >>> task = draw_joma_task(Sizes(), np.random.default_rng(0))
     >>> task.contexts.shape, task.token_embeddings.shape
     ((40, 12), (24, 12))
     >>> eqx.tree_at(lambda s: s.token_embeddings, task, 2 * task.token_embeddings).checked()
@@ -169,7 +169,7 @@ class Task(eqx.Module):
     def __check_init__(self) -> None:
         self.checked()
 
-    def checked(self) -> Task:
+    def checked(self) -> JomaTask:
         """Check the assumptions and return the task; call it after replacing an array."""
         samples, tokens = _shape(self.contexts, 2, "contexts (N, M)")
         width, embedded = _shape(self.token_embeddings, 2, "token_embeddings (d, M)")
@@ -189,10 +189,10 @@ class Task(eqx.Module):
         return self
 
     @takes_arrays
-    def take(self, rows: Int[ArrayLike, " batch"]) -> Task:
+    def take(self, rows: Int[ArrayLike, " batch"]) -> JomaTask:
         """Select samples by row; the embeddings stay."""
         parts = (self.contexts[rows], self.queries[rows], self.labels[rows])
-        return Task(*parts, self.token_embeddings, self.query_embeddings)
+        return JomaTask(*parts, self.token_embeddings, self.query_embeddings)
 
 
 def _shape(array: Any, dimensions: int, name: str) -> tuple[int, ...]:
@@ -218,10 +218,10 @@ def _check_values(
         raise UsageError(f"queries must lie in 0..{query_tokens.shape[1] - 1} and labels must not be negative")
 
 
-def draw_task(sizes: Sizes, rng: np.random.Generator) -> Task:
+def draw_joma_task(sizes: Sizes, rng: np.random.Generator) -> JomaTask:
     """Draw contexts, queries and labels, each uniform, and a random orthonormal frame of embeddings, in float64."""
     frame = np.linalg.qr(rng.normal(size=(sizes.width, sizes.tokens + sizes.queries)))[0]
-    return Task(
+    return JomaTask(
         rng.dirichlet(np.ones(sizes.tokens), sizes.contexts),
         rng.integers(sizes.queries, size=sizes.contexts),
         rng.integers(sizes.classes, size=sizes.contexts),

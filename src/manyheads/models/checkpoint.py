@@ -11,7 +11,7 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.models.files import read_json
-from manyheads.models.header import Entry
+from manyheads.models.header import TensorEntry
 from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused
 from manyheads.models.tensor_file import TensorFile, unknown_name
 
@@ -38,7 +38,7 @@ class Checkpoint:
     path, files, config
         As given.
     entries
-        Name → `Entry` (dtype, shape, bytes), file after file in the order of each file.
+        Name → `TensorEntry` (dtype, shape, bytes), file after file in the order of each file.
     aliases
         Name that was left out on saving because it shared its memory → name that holds the values. Only what the
         metadata of a file states; see `manyheads.models.parameters.recognize` for weights that the configuration ties.
@@ -49,7 +49,7 @@ class Checkpoint:
         self.files = tuple(files)
         self.config = None if config is None else MappingProxyType(dict(config))
         self._file_of = {name: file for file in self.files for name in file.entries}
-        self.entries: Mapping[str, Entry] = MappingProxyType(
+        self.entries: Mapping[str, TensorEntry] = MappingProxyType(
             {name: entry for file in self.files for name, entry in file.entries.items()}
         )
         # The library that writes safetensors from PyTorch drops shared tensors and notes {dropped: kept}.
@@ -77,7 +77,7 @@ class Checkpoint:
         """Number of stored values: tied weights once, buffers (masks, position indices) included."""
         return sum(entry.size for entry in self.entries.values())
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return dtype, shape and bytes of a tensor, or of the one that an alias stands for.
 
         Raises

@@ -52,7 +52,7 @@ DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor as the header describes it.
 
     Attributes
@@ -79,7 +79,7 @@ class Entry:
         return math.prod(self.shape)
 
 
-def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+def read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """Read and check the header of a file of `size` bytes.
 
     Parameters
@@ -121,7 +121,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_LIMIT
 
 
-def _entry(name: str, fields: Any, data_start: int, path: Path) -> Entry:
+def _entry(name: str, fields: Any, data_start: int, path: Path) -> TensorEntry:
     """Check one entry by itself."""
     who = f"tensor {name[:120]!r}"
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
@@ -149,10 +149,10 @@ def _entry(name: str, fields: Any, data_start: int, path: Path) -> Entry:
         raise FileDamaged(
             path, f"{who}: {dtype} of shape {shape} takes {needed:,} bytes, its offsets span {end - begin:,}"
         )
-    return Entry(name, dtype, tuple(shape), data_start + begin, needed)
+    return TensorEntry(name, dtype, tuple(shape), data_start + begin, needed)
 
 
-def _check_tiling(entries: list[Entry], data_start: int, size: int, path: Path) -> None:
+def _check_tiling(entries: list[TensorEntry], data_start: int, size: int, path: Path) -> None:
     """Check that the tensors, sorted by offset, cover the data exactly once."""
     reached = data_start
     for entry in entries:

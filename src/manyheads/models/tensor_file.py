@@ -18,7 +18,7 @@ import numpy as np
 
 from manyheads.errors import ShapeError, UsageError
 from manyheads.models.files import open_regular, seal
-from manyheads.models.header import DTYPES, Entry, read_header
+from manyheads.models.header import DTYPES, TensorEntry, read_header
 from manyheads.models.refusals import FileChanged, FileDamaged
 
 CHUNK = 1 << 20
@@ -40,7 +40,7 @@ class TensorFile:
     path
         The file.
     entries
-        Name → `Entry` (dtype, shape, bytes), in the order of the file.
+        Name → `TensorEntry` (dtype, shape, bytes), in the order of the file.
     metadata
         The table of strings that the file carries.
 
@@ -74,7 +74,7 @@ class TensorFile:
             status = os.fstat(file.fileno())
             entries, metadata = read_header(file, status.st_size, self.path)
         self._seal = seal(status)
-        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        self.entries: Mapping[str, TensorEntry] = MappingProxyType(entries)
         self.metadata: Mapping[str, str] = MappingProxyType(metadata)
 
     @property
@@ -124,7 +124,7 @@ class TensorFile:
             digest.update(self._read(entry.offset + done, min(CHUNK, entry.nbytes - done)).data)
         return digest.hexdigest()
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return what the header says about a tensor."""
         try:
             return self.entries[name]
@@ -157,7 +157,7 @@ def unknown_name(path: Path, name: str, names: Iterable[str]) -> str:
     return f"{path} holds no tensor {name[:200]!r}; " + (f"near it: {', '.join(near)}" if near else "see .names")
 
 
-def _runs(rows: slice | Sequence[int] | np.ndarray, entry: Entry) -> list[tuple[int, int]]:
+def _runs(rows: slice | Sequence[int] | np.ndarray, entry: TensorEntry) -> list[tuple[int, int]]:
     """Turn a choice of rows into the consecutive runs (start, stop) to read."""
     if not entry.shape:
         raise UsageError(f"tensor {entry.name!r} is a scalar and has no rows")

@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from manyheads.bigram.engines.generator import draw_step_batch, mix, pick, sample_keys, scramble, thresholds
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.errors import UsageError
 
 RARELY = 1e-5  # chance of a false alarm of each statistical test below
@@ -63,7 +63,7 @@ def test_thresholds_of_an_even_law_are_those_of_one_multiplication(tokens, rng):
 
 
 def test_samples_follow_the_task(seed):
-    task = draw_task(np.random.default_rng([seed, 3]), 3, 6, 2, uniform=False)
+    task = draw_bigram_task(np.random.default_rng([seed, 3]), 3, 6, 2, uniform=False)
     tokens, queries, targets = draw_step_batch(task, 60_000, seed=seed, step=5)
     counts = np.bincount(tokens.ravel(), minlength=3)
     assert stats.chisquare(counts, task.stationary * counts.sum()).pvalue > RARELY
@@ -79,7 +79,7 @@ def test_samples_follow_the_task(seed):
 
 
 def test_a_sample_is_a_function_of_its_number(seed):
-    task = draw_task(np.random.default_rng(0), 5, 11, 2)
+    task = draw_bigram_task(np.random.default_rng(0), 5, 11, 2)
     few, many = draw_step_batch(task, 3, seed=seed, step=2), draw_step_batch(task, 7, seed=seed, step=2)
     for one, other in zip(few, many, strict=True):
         np.testing.assert_array_equal(one, other[:3])
@@ -100,4 +100,4 @@ def test_a_large_vocabulary_takes_two_bytes():
 @pytest.mark.parametrize("bad", [{"seed": -1}, {"seed": "x"}, {"seed": 0, "step": -1}, {"seed": 0, "step": 2**32}])
 def test_seeds_and_steps_that_are_none_are_refused(bad):
     with pytest.raises(UsageError):
-        draw_step_batch(draw_task(np.random.default_rng(0), 3, 4, 1), 2, **bad)
+        draw_step_batch(draw_bigram_task(np.random.default_rng(0), 3, 4, 1), 2, **bad)

@@ -7,7 +7,7 @@ import pytest
 from manyheads.bigram.engines import kernels
 from manyheads.bigram.engines.compiling import compile_kernel
 from manyheads.bigram.engines.generator import draw_step_batch, sample_keys, scramble
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import (
     Diverged,
     State,
@@ -34,7 +34,7 @@ TASKS = [
 
 
 def problem(rng, tokens, length, uniform):
-    task = draw_task(rng, tokens, length, 2, uniform=uniform)
+    task = draw_bigram_task(rng, tokens, length, 2, uniform=uniform)
     value = rng.normal(size=(tokens, tokens)) * 0.3
     value -= (value @ task.stationary)[:, None]
     return task, State(value, rng.dirichlet(np.ones(length), tokens).astype(np.float32))
@@ -83,7 +83,7 @@ def test_states_agree_after_tens_of_steps(rng, seed, tokens, penalty):
 
 
 def test_runs_share_a_process_as_threads(rng):
-    task = draw_task(rng, 3, 200, 2)
+    task = draw_bigram_task(rng, 3, 200, 2)
     settings = StepSettings(32, 0.02, 0.02)
 
     def run(seed):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise, attention_noise
 from manyheads.errors import UsageError
 
@@ -43,7 +43,7 @@ def sample_gradients(task, value, attention, batch):
 
 @pytest.mark.parametrize("signal", [0.1, 0.5, 1.0])
 def test_attention_scatter_is_that_of_single_samples(rng, signal):
-    task = draw_task(rng, 4, 40, 2, uniform=False)
+    task = draw_bigram_task(rng, 4, 40, 2, uniform=False)
     value, attention = state_at(task, signal, signal)
     batch = task.draw(rng, 60_000)
     pulled, _ = sample_gradients(task, value, attention, batch)
@@ -60,7 +60,7 @@ def test_attention_scatter_is_that_of_single_samples(rng, signal):
 
 
 def test_value_scatter_is_that_of_single_samples(rng):
-    task = draw_task(rng, 4, 40, 2)
+    task = draw_bigram_task(rng, 4, 40, 2)
     for signal, tolerance in ((0.0, 0.03), (0.7, 0.08)):  # to leading order in the weights: exact at the start
         value, attention = state_at(task, signal, signal)
         _, scattered = sample_gradients(task, value, attention, task.draw(rng, 60_000))
@@ -70,7 +70,7 @@ def test_value_scatter_is_that_of_single_samples(rng):
 
 
 def test_draws_have_the_covariance_they_state(rng):
-    task = draw_task(rng, 3, 30, 2, uniform=False)
+    task = draw_bigram_task(rng, 3, 30, 2, uniform=False)
     value, attention = state_at(task, 0.8, 0.6)
     value = value + 0.2 * (rng.standard_normal((3, 3)) @ (np.eye(3) - task.stationary[:, None]))
     rows = row_coefficients(task, attention)
@@ -89,7 +89,7 @@ def test_draws_have_the_covariance_they_state(rng):
 
 
 def test_without_attention_there_is_no_noise(rng):
-    task = draw_task(rng, 3, 30, 2)
+    task = draw_bigram_task(rng, 3, 30, 2)
     value, attention = state_at(task, 0.8, 0.6)
     rows = row_coefficients(task, attention)
     some = type(rows)(*(np.stack([part, 0 * part]) for part in rows))  # two runs, the second without attention
@@ -99,6 +99,6 @@ def test_without_attention_there_is_no_noise(rng):
 
 
 def test_an_empty_batch_is_refused(rng):
-    task = draw_task(rng, 3, 30, 2)
+    task = draw_bigram_task(rng, 3, 30, 2)
     with pytest.raises(UsageError, match="batch=0"):
         ValueNoise(task, 0)

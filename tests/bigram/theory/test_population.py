@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.errors import ShapeError
 
@@ -33,7 +33,7 @@ def enumerate_task(task, full_value, attention, centred=False):
 
 @pytest.fixture
 def task(rng):
-    return draw_task(rng, 2, 4, 2, uniform=False)
+    return draw_bigram_task(rng, 2, 4, 2, uniform=False)
 
 
 def bayes_loss(task):
@@ -70,7 +70,7 @@ def test_descended_gradients_are_the_preconditioned_projected_ones(task, rng):
 
 
 def test_gradients_are_differences_of_the_excess(rng):
-    task = draw_task(rng, 4, 9, 2, uniform=False)
+    task = draw_bigram_task(rng, 4, 9, 2, uniform=False)
     mu = task.stationary
     value, attention = rng.standard_normal((4, 4)), rng.standard_normal((4, 9))
     value -= (value @ mu)[:, None]
@@ -92,7 +92,7 @@ def test_bayes_loss_is_what_enumeration_gives_at_the_solution(task):
 
 
 def test_overlaps_are_one_at_the_solution_and_zero_at_the_start(rng):
-    task = draw_task(rng, 4, 9, 2, uniform=False)
+    task = draw_bigram_task(rng, 4, 9, 2, uniform=False)
     at_end = measure_overlaps(task, task.centred, task.attention)
     assert at_end.value_signal == pytest.approx(1)
     assert at_end.attention_signal == pytest.approx(1)

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 from tests.bigram.theory.test_noise import row_coefficients
 
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.noise import ValueNoise
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.theory.sample_complexity import balanced_settings, refit_excess, stage_one_samples
@@ -16,7 +16,7 @@ from manyheads.errors import UsageError
 
 
 def test_the_rates_make_the_growth_that_the_ratio_asks_for(rng):
-    task = draw_task(rng, 4, 5000, 3)
+    task = draw_bigram_task(rng, 4, 5000, 3)
     settings = balanced_settings(task, 32, noise_ratio=5.0)
     system = SignalSystem.of(task, settings.value_rate, settings.attention_rate, 32)
     assert system.noise_ratio == pytest.approx(5.0)
@@ -25,7 +25,7 @@ def test_the_rates_make_the_growth_that_the_ratio_asks_for(rng):
 
 def test_the_law_of_stage_one_is_the_system_within_a_fifth(rng):
     for length in (1000, 100_000):
-        task = draw_task(rng, 3, length, 2)
+        task = draw_bigram_task(rng, 3, length, 2)
         for ratio in (2.0, 4.0, 8.0):
             settings = balanced_settings(task, 16, noise_ratio=ratio)
             steps = predict_escape(SignalSystem.of(task, settings.value_rate, settings.attention_rate, 16))
@@ -34,7 +34,7 @@ def test_the_law_of_stage_one_is_the_system_within_a_fifth(rng):
 
 def test_the_flip_probability_follows_from_the_noise_of_the_first_step(rng):
     """Draw the gradient noise of untrained weights and sum it as the growing mode does."""
-    task = draw_task(rng, 3, 1000, 2)
+    task = draw_bigram_task(rng, 3, 1000, 2)
     settings = balanced_settings(task, 20, noise_ratio=6.0)
     growth = settings.attention_rate * task.transition_squared_norm
     rows = row_coefficients(task, np.full((3, 1000), 1 / 1000))
@@ -50,7 +50,7 @@ def test_the_flip_probability_follows_from_the_noise_of_the_first_step(rng):
 
 def test_the_excess_of_a_refit_is_that_of_least_squares(rng):
     """The mean of 50 fits has a standard error of sqrt(2 / 17 parameters / 50), 5%: five of them."""
-    task = draw_task(rng, 4, 30, 3)
+    task = draw_bigram_task(rng, 4, 30, 3)
     even = State(np.zeros((4, 4)), (task.attention > 0) / np.float32(3))
     found = []
     for _ in range(50):
@@ -60,7 +60,7 @@ def test_the_excess_of_a_refit_is_that_of_least_squares(rng):
 
 
 def test_nonsense_is_refused_with_figures(rng):
-    task = draw_task(rng, 3, 500, 2)
+    task = draw_bigram_task(rng, 3, 500, 2)
     with pytest.raises(UsageError, match="noise_ratio=9: the scaling law holds"):
         stage_one_samples(task, 9.0)
     with pytest.raises(UsageError, match="grows by"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.population import excess, gradients
 from manyheads.bigram.theory.signal import SignalSystem, predict_escape, solve_signals
 from manyheads.errors import UsageError
@@ -31,7 +31,7 @@ def solve(system, last, start=(0.0, 0.0)):
 
 
 def test_the_plane_is_kept_and_the_system_is_the_descent(rng):
-    task = draw_task(rng, 3, 50, 2, uniform=False)
+    task = draw_bigram_task(rng, 3, 50, 2, uniform=False)
     system = SignalSystem.of(task, 0.02, 0.03)
     start = tuple(rng.uniform(-1, 1, 2))
     value, attention = descend(task, system, *start, 200)

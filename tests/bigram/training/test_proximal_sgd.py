@@ -10,7 +10,7 @@ import pytest
 
 from manyheads.bigram.engines import reference
 from manyheads.bigram.engines.generator import draw_step_batch
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import (
     Diverged,
     State,
@@ -26,7 +26,7 @@ PLAIN = StepSettings(batch=24, value_rate=0.05, attention_rate=0.03)
 
 
 def problem(rng, tokens=4, length=30, uniform=False):
-    task = draw_task(rng, tokens, length, 2, uniform=uniform)
+    task = draw_bigram_task(rng, tokens, length, 2, uniform=uniform)
     value = rng.normal(size=(tokens, tokens)) * 0.3
     return task, State(value, rng.dirichlet(np.ones(length), tokens).astype(np.float32))
 
@@ -121,7 +121,7 @@ def test_descending_in_two_parts_is_descending_once(rng, seed):
 
 
 def test_the_projection_keeps_sums_and_the_state_given(rng):
-    task = draw_task(rng, 4, 30, 2, uniform=False)
+    task = draw_bigram_task(rng, 4, 30, 2, uniform=False)
     before = initial_state(task)
     after = descend(task, before, PLAIN, 30, seed=0, engine="jax")
     assert not before.value.any()

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from tests.bigram.theory.test_noise import row_coefficients
 
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.noise import ValueNoise, attention_noise
 from manyheads.bigram.theory.population import gradients, measure_overlaps
 from manyheads.bigram.theory.sample_complexity import balanced_settings
@@ -31,7 +31,7 @@ def descend_densely(task, state, settings, steps, rng):
 
 def test_the_reduced_chain_has_the_law_of_the_dense_one(rng):
     """Two-sample tests of both signals and the square norm; a correct chain fails once in 10^5."""
-    task = draw_task(rng, 3, 12, 2)
+    task = draw_bigram_task(rng, 3, 12, 2)
     settings = balanced_settings(task, 4, noise_ratio=1.0)
     steps = 25
     chain, state = ReducedChain(task, settings), initial_runs(task, 3000)
@@ -47,7 +47,7 @@ def test_the_reduced_chain_has_the_law_of_the_dense_one(rng):
 
 def test_plateau_escapes_and_flips_are_those_of_the_signal_system(rng):
     """Median time within a tenth, share of flips within six standard errors of 400 runs."""
-    task = draw_task(rng, 3, 100_000, 2)
+    task = draw_bigram_task(rng, 3, 100_000, 2)
     batch = 20_000
     settings = balanced_settings(task, batch, noise_ratio=5.0)
     escape = find_escape(task, settings, 400, rng, most_steps=800)
@@ -59,7 +59,7 @@ def test_plateau_escapes_and_flips_are_those_of_the_signal_system(rng):
 
 
 def test_runs_without_escape_have_an_outcome(rng):
-    task = draw_task(rng, 3, 1000, 2)
+    task = draw_bigram_task(rng, 3, 1000, 2)
     budget = find_escape(task, balanced_settings(task, 64, noise_ratio=1.0), 3, rng, most_steps=2)
     assert budget.outcome.tolist() == ["budget"] * 3
     assert not budget.steps.any()
@@ -68,7 +68,7 @@ def test_runs_without_escape_have_an_outcome(rng):
 
 
 def test_nonsense_is_refused(rng):
-    task, short = draw_task(rng, 3, 50, 2), draw_task(rng, 3, 4, 2)
+    task, short = draw_bigram_task(rng, 3, 50, 2), draw_bigram_task(rng, 3, 4, 2)
     with pytest.raises(UsageError, match="three others or more"):
         initial_runs(short, 1)
     with pytest.raises(UsageError, match="runs=0"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.bigram.theory.test_population import bayes_loss
 
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.training.proximal_sgd import State, initial_state
 from manyheads.bigram.training.rounding import (
@@ -21,7 +21,7 @@ from manyheads.errors import CertificateError, ShapeError, UsageError
 
 @pytest.fixture
 def task(rng):
-    return draw_task(rng, 4, 30, 2)
+    return draw_bigram_task(rng, 4, 30, 2)
 
 
 def test_the_estimated_loss_is_the_exact_one(rng, task):

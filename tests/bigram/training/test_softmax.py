@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.bigram.engines.generator import draw_step_batch
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import Diverged
 from manyheads.bigram.training.softmax import (
     SoftmaxSettings,
@@ -23,7 +23,7 @@ BATCH = 64  # one of four queries is missing in one of 10^7 batches; the same sh
 
 @pytest.mark.parametrize("token_logits", [False, True])
 def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
-    task = draw_task(rng, 4, 12, 2)
+    task = draw_bigram_task(rng, 4, 12, 2)
     positions = rng.standard_normal((4, 12)).astype(np.float32)
     tokens = rng.standard_normal((4, 4)).astype(np.float32) * token_logits
     state = SoftmaxState(task.centred + 0.0, positions, tokens)
@@ -48,7 +48,7 @@ def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
 
 
 def test_steps_may_be_cut_anywhere(rng, seed):
-    task = draw_task(rng, 3, 12, 1)
+    task = draw_bigram_task(rng, 3, 12, 1)
     settings = SoftmaxSettings(8, 0.1, 0.05, "adam", token_logits=True)
     whole = descend_softmax(task, initial_softmax_state(task), settings, 6, seed=seed)
     half = descend_softmax(task, initial_softmax_state(task), settings, 3, seed=seed)
@@ -59,7 +59,7 @@ def test_steps_may_be_cut_anywhere(rng, seed):
 
 def test_the_scaled_rate_moves_the_largest_weight_as_the_linear_model_does(rng, seed):
     """With a small rate the largest weight moves by -eta (G - a.G), whatever its size."""
-    task = draw_task(rng, 4, 12, 2)
+    task = draw_bigram_task(rng, 4, 12, 2)
     logits = np.zeros((4, 12), np.float32)
     logits[:, 0] = 3.0
     state = SoftmaxState(task.centred + 0.0, logits, np.zeros((4, 4), np.float32))
@@ -71,7 +71,7 @@ def test_the_scaled_rate_moves_the_largest_weight_as_the_linear_model_does(rng, 
 
 
 def test_logits_of_tokens_are_scaled_by_the_largest_share_of_a_token(rng, seed):
-    task = draw_task(rng, 4, 12, 2)
+    task = draw_bigram_task(rng, 4, 12, 2)
     logits = rng.standard_normal((4, 4)).astype(np.float32)
     state = SoftmaxState(task.centred + 0.0, np.zeros((4, 12), np.float32), logits)
     one, two = (
@@ -96,7 +96,7 @@ def test_the_takeover_leaves_the_second_weight_where_the_closed_form_says(share)
 
 
 def test_bad_requests_are_refused(rng):
-    task = draw_task(rng, 3, 12, 1)
+    task = draw_bigram_task(rng, 3, 12, 1)
     with pytest.raises(UsageError, match="scaled, constant or adam"):
         SoftmaxSettings(8, 0.1, 0.1, "other")
     for batch, rates, words in ((0, (0.1, 0.1), "batch=0"), (8, (-1.0, 0.1), "value_rate=-1"), (8, (0, np.inf), "inf")):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.bigram.task import draw_task
+from manyheads.bigram.task import draw_bigram_task
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.training.proximal_sgd import Diverged, State, batch_gradients, initial_state
 from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
@@ -24,7 +24,7 @@ GUESS = 0.15  # of K_P, which is .2: nothing here is told the truth
 @pytest.mark.parametrize("kind", ["none", "proximal"])
 def test_from_scratch_to_all_positions(rng, seed, kind):
     """Stage one fires at eight standard deviations; with 20,000 fresh samples a wrong position is 10 away."""
-    task = draw_task(rng, 3, 200, 2)
+    task = draw_bigram_task(rng, 3, 200, 2)
     second = SecondStage(kind, batch=1024, samples=40_960, every=5)
     settings = TrainingSettings(FirstStage(GUESS, 2, noise_ratio=4.0), second, held_out=500, fresh=20_000)
     done = train_bigram(task, settings, seed=seed, engine="jax")
@@ -38,7 +38,7 @@ def test_from_scratch_to_all_positions(rng, seed, kind):
 
 
 def test_a_run_is_a_function_of_its_seed(rng, seed):
-    task = draw_task(rng, 3, 200, 2)
+    task = draw_bigram_task(rng, 3, 200, 2)
     settings = FirstStage(GUESS, 2, noise_ratio=4.0)
     one, two, other = (run_stage_one(task, settings, seed=number, engine="jax") for number in (seed, seed, seed + 1))
     np.testing.assert_array_equal(one.state.attention, two.state.attention)
@@ -46,7 +46,7 @@ def test_a_run_is_a_function_of_its_seed(rng, seed):
 
 
 def test_the_sign_flipped_solution_predicts_alike_and_is_detected(rng):
-    task = draw_task(rng, 3, 400, 2)
+    task = draw_bigram_task(rng, 3, 400, 2)
     noise = 1e-3 * rng.standard_normal((3, 400))
     right = State(task.centred, (task.attention + noise).astype(np.float32))
     turned = flip_signs(right)
@@ -70,7 +70,7 @@ def test_z_scores_do_not_depend_on_the_size_of_the_noise(rng):
 
 def test_the_noise_is_that_of_the_closed_form(rng, seed):
     """Off the true positions the variance is K_V / B up to the tokens that the residual shares: within a quarter."""
-    task = draw_task(rng, 3, 600, 2)
+    task = draw_bigram_task(rng, 3, 600, 2)
     state = State(task.centred, initial_state(task).attention)
     seen = batch_gradients(task, state, 512, seed=seed, engine="jax")
     expected = (task.transition_squared_norm / 512) ** 0.5
@@ -78,7 +78,7 @@ def test_the_noise_is_that_of_the_closed_form(rng, seed):
 
 
 def test_a_budget_that_is_too_small_is_named(rng, seed):
-    task = draw_task(rng, 3, 200, 2)
+    task = draw_bigram_task(rng, 3, 200, 2)
     with pytest.raises(SwitchNotReached, match="no weight is significant") as caught:
         run_stage_one(task, FirstStage(GUESS, 2, noise_ratio=4.0, switch=200.0, patience=0.5), seed=seed, engine="jax")
     assert caught.value.threshold == 200.0
@@ -86,7 +86,7 @@ def test_a_budget_that_is_too_small_is_named(rng, seed):
 
 
 def test_divergence_is_named(rng, seed):
-    task = draw_task(rng, 3, 200, 2)
+    task = draw_bigram_task(rng, 3, 200, 2)
     first = FirstStage(GUESS, 2, noise_ratio=4.0)
     second = SecondStage("plain", batch=2, growth=0.5, samples=2000, every=100)
     with pytest.raises(Diverged, match=r"stage two: lower its growth per step .* smaller rates"):
@@ -137,6 +137,6 @@ def test_a_strong_penalty_is_warned_of():
     ("vocabulary", "length", "sparsity"), [(3, 40, 2), (20, 5000, 2), (10, 500, 4), (50, 100_000, 1)]
 )
 def test_default_settings_exist_for_every_size(rng, vocabulary, length, sparsity):
-    settings = TrainingSettings.for_task(draw_task(rng, vocabulary, length, sparsity))
+    settings = TrainingSettings.for_task(draw_bigram_task(rng, vocabulary, length, sparsity))
     assert settings.first.growth(length) <= 0.1 or settings.first.batch == 1
     assert settings.second.shrinkage(settings.first) <= 0.35 * (1 + 1e-9)

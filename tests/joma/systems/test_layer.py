@@ -16,7 +16,7 @@ from manyheads.joma.systems.gradient_flow import (
     gradient_descent,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import LinearLoss, Network, forward, objective, vector_field
+from manyheads.joma.systems.layer import LayerParameters, LinearLoss, forward, objective, vector_field
 from manyheads.joma.task import UpdateRule
 
 
@@ -41,12 +41,12 @@ def test_the_loss_is_what_loops_over_the_definition_give(rng, attention, own):
 def test_the_field_is_downhill_by_finite_differences(rng, attention):
     rule = UpdateRule(attention, "gelu", learning_rate_ratio=3.0, weight_decay=0.2)
     network, task, upper = draw(rng, rule)
-    direction = Network(rng.normal(size=network.logits.shape), rng.normal(size=network.weights.shape))
+    direction = LayerParameters(rng.normal(size=network.logits.shape), rng.normal(size=network.weights.shape))
     with jax.enable_x64(True):
         moving = eqx.filter_jit(vector_field)(network, task, upper, rule)
 
         def loss(by):
-            moved = Network(network.logits + by * direction.logits, network.weights + by * direction.weights)
+            moved = LayerParameters(network.logits + by * direction.logits, network.weights + by * direction.weights)
             return float(eqx.filter_jit(objective)(moved, task, upper, rule))
 
     with jax.enable_x64(True):
@@ -77,7 +77,7 @@ def test_the_fixed_step_is_of_order_four(rng):
     field, size = eqx.filter_jit(vector_field), network.logits.size
 
     def slope(t, y):
-        state = Network(y[:size].reshape(network.logits.shape), y[size:].reshape(network.weights.shape))
+        state = LayerParameters(y[:size].reshape(network.logits.shape), y[size:].reshape(network.weights.shape))
         return np.concatenate([np.asarray(part).ravel() for part in jax.tree.leaves(field(state, task, upper, rule))])
 
     with jax.enable_x64(True):

@@ -15,7 +15,7 @@ from manyheads.joma.systems.gradient_flow import (
     gradient_flow,
 )
 from manyheads.joma.systems.layer import attend, forward, token_weights, vector_field
-from manyheads.joma.task import Task, UpdateRule
+from manyheads.joma.task import JomaTask, UpdateRule
 from manyheads.joma.theory.invariants import (
     conserved_quantity,
     decayed_quantity,
@@ -104,7 +104,7 @@ def test_the_softmax_form_is_exact_for_one_context_alone(rng, contexts):
     network, task, upper = draw(rng, rule)
     rows = np.arange(12) % contexts  # one query, and one context repeated or twelve
     frame = task.token_embeddings, task.query_embeddings
-    task = Task(task.contexts[rows], 0 * task.queries, task.labels[rows], *frame)
+    task = JomaTask(task.contexts[rows], 0 * task.queries, task.labels[rows], *frame)
     path = gradient_flow(network, task, upper, rule, STEPS)
     v, logits = token_weights(task, path.network.weights), path.network.logits[:, :1]
     with jax.enable_x64(True):

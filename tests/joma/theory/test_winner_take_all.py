@@ -8,8 +8,8 @@ from scipy.integrate import solve_ivp
 
 from manyheads.errors import UsageError
 from manyheads.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
-from manyheads.joma.systems.layer import LinearLoss, Network, token_weights
-from manyheads.joma.task import Sizes, UpdateRule, draw_task
+from manyheads.joma.systems.layer import LayerParameters, LinearLoss, token_weights
+from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.winner_take_all import (
     blowup_time,
     common_ratio,
@@ -47,8 +47,8 @@ def test_linear_attention_solves_its_equations(rng):
 def test_the_layer_follows_the_law_to_its_blow_up(rng):
     sizes, rule = Sizes(tokens=5, contexts=7, neurons=1, width=6), UpdateRule("exp", "identity", 0.8, 0.5)
     s = 0.5 / 0.8**2  # r/T^2
-    task, gradients = draw_task(sizes, rng), 0.5 + rng.normal(size=(7, 1))
-    gains, start = (gradients * task.contexts).mean(0), Network(np.zeros((1, 5)), np.zeros((6, 1)))
+    task, gradients = draw_joma_task(sizes, rng), 0.5 + rng.normal(size=(7, 1))
+    gains, start = (gradients * task.contexts).mean(0), LayerParameters(np.zeros((1, 5)), np.zeros((6, 1)))
     until = AdaptiveSteps(2 * blowup_time(gains, s), 4, 1e-12, 1e-14, limit=6.0)
     path = adaptive_gradient_flow(start, task, LinearLoss(gradients), rule, until)
     v = token_weights(task, path.network.weights)[..., 0]

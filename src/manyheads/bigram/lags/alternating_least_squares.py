@@ -40,7 +40,7 @@ ENTRIES = 1 << 23  # of the tables of all pairs of lags, at most: about 100 MB
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class LagProblem:
     """The samples, and what of them stays the same from round to round.
 
     Attributes
@@ -60,7 +60,7 @@ class Problem:
     strength: float
 
     @classmethod
-    def of(cls, data: Lagged, strength: float | None) -> Problem:
+    def of(cls, data: Lagged, strength: float | None) -> LagProblem:
         """Count what is fixed; by default r is the square root of 2 ln L, and at least 2."""
         size, samples = data.vocabulary, len(data)
         counts = np.bincount(data.queries, minlength=size)
@@ -123,7 +123,7 @@ class Minimum:
     least: float | None = None
 
 
-def alternate(problem: Problem, value: np.ndarray, rounds: int, tolerance: float, most: int = ROUNDS) -> Minimum:
+def alternate(problem: LagProblem, value: np.ndarray, rounds: int, tolerance: float, most: int = ROUNDS) -> Minimum:
     """Minimize F by turns from W on, until A satisfies its conditions for the W that is best for it, or rounds end."""
     size, lags = problem.data.vocabulary, problem.data.lags
     attention, violation = np.zeros((size, lags)), np.inf
@@ -156,7 +156,7 @@ def certified(minimum: Minimum, tolerance: float) -> Minimum:
 
 
 def settle(
-    problem: Problem, attention: np.ndarray, penalties: np.ndarray, rounds: int
+    problem: LagProblem, attention: np.ndarray, penalties: np.ndarray, rounds: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Alternate on the lags that have weight, W first: A with mean row sum one, W, and F."""
     size, lags = attention.shape
@@ -186,7 +186,7 @@ def settle(
     return tables.spread(weights, lags), value, level
 
 
-def refit(problem: Problem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def refit(problem: LagProblem, selection: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fit W and the chosen weights once more, by turns and without penalty: (W, A), A with mean row sum one."""
     attention, value, _ = settle(problem, selection, np.zeros(len(selection)), ROUNDS // 2)
     return value, attention
@@ -209,14 +209,14 @@ def attended(block: Lagged, attention: np.ndarray) -> np.ndarray:
     return flat.reshape(len(block), block.vocabulary)
 
 
-def value_sums(problem: Problem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def value_sums(problem: LagProblem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return S and C of the module's head, both (N, N): from the tables of all pairs, or by one pass."""
     if problem.all_pairs is not None:
         return problem.all_pairs.value_sums(attention, problem.mean)
     return stream_value_sums(problem, attention)
 
 
-def stream_value_sums(problem: Problem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def stream_value_sums(problem: LagProblem, attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return S and C of the module's head, both (N, N), by one pass."""
     size = problem.data.vocabulary
     second, cross, total = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
@@ -228,14 +228,14 @@ def stream_value_sums(problem: Problem, attention: np.ndarray) -> tuple[np.ndarr
     return second / len(problem.data), (cross - np.outer(problem.mean, total)) / len(problem.data)
 
 
-def attention_sums(problem: Problem, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def attention_sums(problem: LagProblem, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return G (N, L, L) and h (N, L) of the module's head: from the tables of all pairs, or by one pass."""
     if problem.all_pairs is not None:
         return problem.all_pairs.attention_sums(value, problem.mean)
     return stream_attention_sums(problem, value)
 
 
-def stream_attention_sums(problem: Problem, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def stream_attention_sums(problem: LagProblem, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return G (N, L, L) and h (N, L) of the module's head by one pass."""
     size, lags = problem.data.vocabulary, problem.data.lags
     kernel = value.T @ value  # K
@@ -267,7 +267,7 @@ def one_hot(symbols: np.ndarray, size: int) -> sparse.csr_array:
     return sparse.csr_array((np.ones(count), symbols, np.arange(count + 1)), (count, size))
 
 
-def solve_value(second: np.ndarray, cross: np.ndarray, problem: Problem, load: float) -> np.ndarray:
+def solve_value(second: np.ndarray, cross: np.ndarray, problem: LagProblem, load: float) -> np.ndarray:
     r"""Minimize :math:`\tfrac12\operatorname{tr}WSW^\top - \langle W,C\rangle + \alpha|W|_*` over W.
 
     With :math:`\rho|W|_*=\alpha` the minimum solves :math:`WS + \rho\,\Sigma W\operatorname{diag}\nu = C`. In the

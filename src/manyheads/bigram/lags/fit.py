@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import takes_labels
-from manyheads.bigram.lags.alternating_least_squares import Problem, alternate, certified, refit
+from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified, refit
 from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, measure_losses
 from manyheads.bigram.lags.independence import Forecast, independence_test
 from manyheads.bigram.lags.initialization import minimize
@@ -268,7 +268,7 @@ def fit_lags(
             f"{len(data)} samples to fit and {len(tested)} to test for {data.vocabulary} symbols at {lags} lags: "
             f"give a longer stream, some hundred samples for every symbol"
         )
-    problem = Problem.of(data, settings.strength)
+    problem = LagProblem.of(data, settings.strength)
     matrices = fit_additive(data, problem.mean, settings.baseline_lags)
     chosen = minimize(problem, matrices, information_of(data), settings.iterations, settings.tolerance)
     pvalue = independence_test(
@@ -286,7 +286,7 @@ def fit_lags(
             threshold=settings.false_alarm,
         )
     loss = measure_losses(data, tested, *refit(problem, chosen.attention), matrices)
-    problem = Problem.of(everything, settings.strength)
+    problem = LagProblem.of(everything, settings.strength)
     chosen = certified(alternate(problem, chosen.value, settings.iterations, settings.tolerance), settings.tolerance)
     value, attention = refit(problem, chosen.attention)
     return LagFit(

@@ -19,8 +19,8 @@ import numpy as np
 
 from manyheads.bigram.lags.alternating_least_squares import (
     ROUNDS,
+    LagProblem,
     Minimum,
-    Problem,
     alternate,
     attended,
     attention_sums,
@@ -36,7 +36,9 @@ EQUIVALENT = 0.05  # of what the best explains, at most, is lost in a tie
 RACES = ((4, 1, 2), (2, 2, 8))  # how many go on, and after how many rounds of how many turns
 
 
-def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, rounds: int, tolerance: float) -> Minimum:
+def minimize(
+    problem: LagProblem, matrices: np.ndarray, information: np.ndarray, rounds: int, tolerance: float
+) -> Minimum:
     """Return the least of the minima that the initial values lead to.
 
     Every initial value gets a few rounds, the best of them some more, and the best of those the rest: a race, in which
@@ -83,7 +85,7 @@ def minimize(problem: Problem, matrices: np.ndarray, information: np.ndarray, ro
     return best
 
 
-def squared_errors(problem: Problem, minimum: Minimum) -> np.ndarray:
+def squared_errors(problem: LagProblem, minimum: Minimum) -> np.ndarray:
     """Return half the squared error of every sample, less that of the frequencies, (n,)."""
     errors = []
     for block in problem.data.blocks():
@@ -93,14 +95,14 @@ def squared_errors(problem: Problem, minimum: Minimum) -> np.ndarray:
     return np.concatenate(errors)
 
 
-def _strongest(problem: Problem, value: np.ndarray) -> float:
+def _strongest(problem: LagProblem, value: np.ndarray) -> float:
     """Return the largest correlation of a lag for a value matrix, in units of its penalty."""
     seen = problem.counts > 0
     correlation = attention_sums(problem, value)[1][seen].max(1)
     return float((correlation / problem.penalties[seen]).max()) / problem.norm(value)
 
 
-def _find_copy(problem: Problem, rounds: int, tolerance: float) -> Minimum | None:
+def _find_copy(problem: LagProblem, rounds: int, tolerance: float) -> Minimum | None:
     """Return the minimum that a copy leads to, None if it is no copy any more."""
     copy = np.eye(len(problem.mean)) - problem.mean[:, None]
     value = copy
@@ -112,12 +114,12 @@ def _find_copy(problem: Problem, rounds: int, tolerance: float) -> Minimum | Non
     return found if found.violation <= tolerance else None
 
 
-def _cosine(problem: Problem, one: np.ndarray, other: np.ndarray) -> float:
+def _cosine(problem: LagProblem, one: np.ndarray, other: np.ndarray) -> float:
     product = float(problem.frequencies @ (one * (problem.covariance @ other)).sum(0))
     return product / max(problem.norm(one) * problem.norm(other), 1e-300)
 
 
-def initial_values(problem: Problem, matrices: np.ndarray, information: np.ndarray) -> Iterator[np.ndarray]:
+def initial_values(problem: LagProblem, matrices: np.ndarray, information: np.ndarray) -> Iterator[np.ndarray]:
     """Yield initial values of W."""
     size, lags = problem.data.vocabulary, problem.data.lags
     yield solve_value(*value_sums(problem, np.full((size, lags), 1 / lags)), problem, 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram import setups as shared
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import State
 from manyheads.bigram.training.record import measure_distances
 from manyheads.bigram.training.rounding import find_support, refit_scale, round_attention, sample_support
@@ -284,7 +284,7 @@ class L1AgainstSGD(Study):
         return [(part.excess, part.value, part.attention, part.support) for part in found]
 
     def _task(self) -> BigramTask:
-        return draw_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
+        return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
 
     def _first(self, task: BigramTask, batch: int) -> FirstStage:
         """Return stage one with the study's own growth per step."""

@@ -16,7 +16,7 @@ import xarray as xr
 
 from manyheads.bigram import setups as shared
 from manyheads.bigram.escape_panels import escape_panels
-from manyheads.bigram.task import BigramTask, draw_task, typical_squared_norm
+from manyheads.bigram.task import BigramTask, draw_bigram_task, typical_squared_norm
 from manyheads.bigram.theory.sample_complexity import STAGE_ONE_OFFSET
 from manyheads.bigram.theory.signal import SignalSystem, predict_escape
 from manyheads.bigram.training.plateau_escape import sgd_escape
@@ -345,7 +345,7 @@ class SampleComplexity(Study):
 
     def _task(self, rng: np.random.Generator, vocabulary: int, length: int) -> BigramTask:
         """Draw a task whose squared norms depend on the cell alone."""
-        drawn = draw_task(rng, vocabulary, length, len(WEIGHTS))
+        drawn = draw_bigram_task(rng, vocabulary, length, len(WEIGHTS))
         weights = np.stack([rng.permutation(WEIGHTS) for _ in range(vocabulary)])
         return BigramTask(drawn.transition, drawn.stationary, drawn.positions, weights, length)
 

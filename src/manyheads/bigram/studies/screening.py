@@ -12,7 +12,7 @@ import xarray as xr
 
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
 from manyheads.bigram.setups import SOURCE, check_increasing, redraw_positions, replicate_seed
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.sample_complexity import stage_one_samples
 from manyheads.bigram.training.proximal_sgd import Diverged, State, descend, initial_state
 from manyheads.bigram.training.record import trajectory
@@ -209,7 +209,7 @@ class ScreeningCost(Study):
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
         return redraw_positions(
-            draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng
+            draw_bigram_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng
         )
 
     def _stage(self, task: BigramTask) -> FirstStage:

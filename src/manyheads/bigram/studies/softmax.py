@@ -17,7 +17,7 @@ import xarray as xr
 
 from manyheads.bigram import setups as shared
 from manyheads.bigram.engines.generator import draw_step_batch
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
 from manyheads.bigram.training.record import record, trajectory
 from manyheads.bigram.training.softmax import (
@@ -273,7 +273,7 @@ class Softmax(Study):
 
     def _task(self, seed: list[int], share: float) -> BigramTask:
         """Return the task of a replicate: all cells share its transition and positions."""
-        drawn = draw_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)
+        drawn = draw_bigram_task(np.random.default_rng([*seed, 3]), self.vocabulary, self.length, 2)
         return replace(drawn, weights=np.tile([share, 1 - share], (self.vocabulary, 1)))
 
 

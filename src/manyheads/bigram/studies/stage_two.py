@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram import setups as shared
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.bigram.training.record import measure_rounded, record
 from manyheads.errors import UsageError
@@ -253,7 +253,9 @@ class StageTwo(Study):
         )
 
     def _task(self, length: int) -> BigramTask:
-        shortest = draw_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.lengths[0], self.sparsity)
+        shortest = draw_bigram_task(
+            np.random.default_rng(self.weight_seed), self.vocabulary, self.lengths[0], self.sparsity
+        )
         return shared.lengthen(shortest, length)
 
     def _settings(self, task: BigramTask, method: str) -> StepSettings:

@@ -12,7 +12,7 @@ import xarray as xr
 from manyheads.bigram.screening import predict_screening
 from manyheads.bigram.setups import SOURCE, check_increasing, redraw_positions, replicate_seed
 from manyheads.bigram.studies.screening import GROWTH, by_replicate, draw_uniform_batch, search
-from manyheads.bigram.task import Batch, BigramTask, draw_correlated, draw_task
+from manyheads.bigram.task import Batch, BigramTask, draw_bigram_task, draw_correlated
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
 from manyheads.errors import UsageError
 from manyheads.statistics import fit_exponent
@@ -250,7 +250,7 @@ class TransferCost(Study):
 
     def _task(self, length: int, rng: np.random.Generator) -> BigramTask:
         return redraw_positions(
-            draw_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng
+            draw_bigram_task(np.random.default_rng(self.task), self.vocabulary, 64, self.sparsity), length, rng
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram import setups as shared
-from manyheads.bigram.task import BigramTask, draw_task
+from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess
 from manyheads.bigram.theory.sample_complexity import balanced_settings, refit_excess, stage_one_samples
 from manyheads.bigram.theory.signal import predict_escape
@@ -265,7 +265,7 @@ class TwoStages(Study):
         return tuple(panels)
 
     def _task(self) -> BigramTask:
-        return draw_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
+        return draw_bigram_task(np.random.default_rng(self.weight_seed), self.vocabulary, self.length, self.sparsity)
 
     def _settings(self, task: BigramTask) -> StepSettings:
         return balanced_settings(task, self.batch, noise_ratio=self.noise_ratio)

@@ -55,7 +55,7 @@ class Overlaps(NamedTuple):
     attention_signal: float
 
 
-class Gradients(NamedTuple):
+class PopulationGradients(NamedTuple):
     """Gradient in the value matrix (N, N) and in the attention (N, T), float64."""
 
     value: np.ndarray
@@ -119,7 +119,7 @@ def excess(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> float:
 
 
 @takes_arrays
-def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Gradients:
+def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> PopulationGradients:
     r"""Return the preconditioned, projected gradients of stage one.
 
     .. math:: G_V = |A|_\mu^2 W - \langle Q,A\rangle_\mu\tilde P, \qquad
@@ -146,7 +146,7 @@ def gradients(task: BigramTask, value: np.ndarray, attention: np.ndarray) -> Gra
         np.take_along_axis(for_attention, task.positions, 1) - inner * task.weights,
         axis=1,
     )
-    return Gradients(for_value, for_attention)
+    return PopulationGradients(for_value, for_attention)
 
 
 def _rows(task: BigramTask, attention: np.ndarray) -> _Rows:

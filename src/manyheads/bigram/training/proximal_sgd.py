@@ -47,7 +47,7 @@ class State(NamedTuple):
     attention: np.ndarray
 
 
-class Gradients(NamedTuple):
+class BatchGradients(NamedTuple):
     """Preconditioned gradients of one batch, (N, N) float64 and (N, T) float32, and `std` (N,) float64.
 
     `std` is the standard deviation of each row of `attention` over its positions, the noise that a soft threshold must
@@ -140,7 +140,7 @@ def descend(
 
 def batch_gradients(
     task: BigramTask, state: State, batch: int, *, seed: Seed, step: int = 0, engine: str | None = None
-) -> Gradients:
+) -> BatchGradients:
     """Return the gradients that `descend` uses in step `step`, and their noise."""
     engine = choose_engine(engine)
     StepSettings(batch, 0.0, 0.0)
@@ -152,7 +152,7 @@ def batch_gradients(
         with double_precision():
             done = mean_gradients(*as_jax((*state, tables, roots, np.uint32(step))), batch=batch)
         value, attention = (np.array(part) for part in done)
-    return Gradients(value, attention, np.sqrt(np.mean(attention.astype(float) ** 2, axis=1)))
+    return BatchGradients(value, attention, np.sqrt(np.mean(attention.astype(float) ** 2, axis=1)))
 
 
 def choose_engine(engine: str | None) -> str:

@@ -20,7 +20,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Record:
+class TrainingRecord:
     """Records of a run, the initial state included: arrays of one length.
 
     Attributes
@@ -45,7 +45,7 @@ class Record:
     state: State
 
 
-class Distances(NamedTuple):
+class TaskDistances(NamedTuple):
     r"""Distance of a state from the task.
 
     Attributes
@@ -71,7 +71,9 @@ def trajectory(train: Callable[[S, int], S], state: S, every: int) -> Iterator[t
         state = train(state, done)
 
 
-def record(task: BigramTask, init: State, settings: StepSettings, steps: int, records: int, *, seed: Seed) -> Record:
+def record(
+    task: BigramTask, init: State, settings: StepSettings, steps: int, records: int, *, seed: Seed
+) -> TrainingRecord:
     """Train and record at equal distances; `steps` is rounded up to a multiple of `records`."""
     if records < 1 or steps < 1:
         raise UsageError(f"steps={steps}, records={records}: give at least one of each")
@@ -85,16 +87,16 @@ def record(task: BigramTask, init: State, settings: StepSettings, steps: int, re
         found, nonzero = measure_overlaps(task, *state), np.count_nonzero(state.attention) / state.attention.size
         rows.append((done, excess(task, *state) / zero, found.value_signal, found.attention_signal, nonzero))
     steps_done, losses, values, weights, shares = np.array(rows).T
-    return Record(steps_done.astype(int), losses, values, weights, shares, state)
+    return TrainingRecord(steps_done.astype(int), losses, values, weights, shares, state)
 
 
-def measure_distances(task: BigramTask, state: State) -> Distances:
+def measure_distances(task: BigramTask, state: State) -> TaskDistances:
     """Measure the distance of a state from its task."""
     mu = task.stationary
     away = ((np.asarray(state.attention, float) - task.attention) ** 2).sum(1)
     found = find_support(state.attention, task.sparsity)
     right = [np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]
-    return Distances(
+    return TaskDistances(
         float(mu @ ((state.value - task.centred) ** 2).sum(0)) ** 0.5,
         float(mu @ away) ** 0.5,
         float(np.mean(right)),
@@ -102,6 +104,6 @@ def measure_distances(task: BigramTask, state: State) -> Distances:
     )
 
 
-def measure_rounded(task: BigramTask, state: State) -> Distances:
+def measure_rounded(task: BigramTask, state: State) -> TaskDistances:
     """Measure the distance of a state from its task after rounding."""
     return measure_distances(task, round_attention(state, task.stationary))

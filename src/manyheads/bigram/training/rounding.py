@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SHARE = 0.1  # weights below this share of their row's largest are dropped
 
 
-class Loss(NamedTuple):
+class LossEstimate(NamedTuple):
     """Mean of half the squared error over samples, its standard error, and the number of samples."""
 
     mean: float
@@ -78,14 +78,14 @@ def attend(attention: np.ndarray, batch: Batch, vocabulary: int) -> np.ndarray:
     return seen
 
 
-def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> Loss:
+def estimate_loss(state: State, stationary: np.ndarray, batch: Batch) -> LossEstimate:
     r"""Return the mean of :math:`\tfrac12|\mu + W X a^{(k)} - e_y|^2` over samples, with its standard error."""
     batch = Batch(*(as_integers(part, name) for name, part in zip(Batch._fields, batch, strict=True)))
     size = len(batch.queries)
     errors = attend(state.attention, batch, len(stationary)) @ np.asarray(state.value).T + stationary  # (B, N)
     errors[np.arange(size), batch.targets] -= 1
     losses = 0.5 * (errors**2).sum(1)
-    return Loss(float(losses.mean()), float(losses.std(ddof=1) / size**0.5) if size > 1 else np.inf, size)
+    return LossEstimate(float(losses.mean()), float(losses.std(ddof=1) / size**0.5) if size > 1 else np.inf, size)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from manyheads.bigram.training.proximal_sgd import (
     initial_state,
 )
 from manyheads.bigram.training.record import trajectory
-from manyheads.bigram.training.rounding import Loss, estimate_loss, find_support
+from manyheads.bigram.training.rounding import LossEstimate, estimate_loss, find_support
 from manyheads.bigram.training.settings import FirstStage, TrainingSettings
 from manyheads.errors import CertificateError
 
@@ -96,7 +96,7 @@ class StageTwoResult:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TwoStageResult:
     """Result of `train_bigram`.
 
     Attributes
@@ -122,7 +122,7 @@ class Trained:
     state: State
     raw: State
     support: tuple[np.ndarray, ...]
-    loss: Loss
+    loss: LossEstimate
     samples: dict[str, int]
     flipped: bool
     z_score: float
@@ -248,7 +248,7 @@ def estimate_noise(attention_gradient: np.ndarray, stationary: np.ndarray) -> fl
 
 def train_bigram(
     task: BigramTask, settings: TrainingSettings | None = None, *, seed: int = 0, engine: str | None = None
-) -> Trained:
+) -> TwoStageResult:
     """Train on a task by the two-stage algorithm: stage one, switch, stage two, rounding, refit, loss on fresh samples.
 
     Parameters
@@ -274,9 +274,9 @@ def train_bigram(
 
     Examples
     --------
-    >>> from manyheads.bigram import draw_task
+    >>> from manyheads.bigram import draw_bigram_task
     >>> from manyheads.bigram.training.settings import SecondStage
-    >>> task = draw_task(np.random.default_rng(0), vocabulary=3, length=60, sparsity=2)
+    >>> task = draw_bigram_task(np.random.default_rng(0), vocabulary=3, length=60, sparsity=2)
     >>> settings = TrainingSettings(FirstStage(0.2, 2, batch=32, noise_ratio=2.0), SecondStage("none"))
     >>> done = train_bigram(task, settings, seed=1)
     >>> [row.tolist() for row in done.support] == task.positions.tolist(), done.stopped
@@ -297,7 +297,7 @@ def train_bigram(
         counts |= {"second": second.samples, "held-out": settings.held_out}
     state = fit_support(task, raw, settings.first.sparsity, np.random.default_rng(for_fit), samples=settings.fresh)
     certificate = task.draw(np.random.default_rng(for_certificate), settings.held_out)
-    return Trained(
+    return TwoStageResult(
         state=state,
         raw=raw,
         support=find_support(state.attention),

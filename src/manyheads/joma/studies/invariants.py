@@ -19,9 +19,16 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.invariant_panels import DRIFTING, drifting_cell, invariant_panels, softmax_relations
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.gradient_flow import FixedSteps, Trajectory, gradient_descent, gradient_flow
-from manyheads.joma.systems.layer import CrossEntropy, Network, attend, draw_network, draw_upper, token_weights
-from manyheads.joma.task import Sizes, Task, UpdateRule, draw_task
+from manyheads.joma.systems.gradient_flow import FixedSteps, FlowTrajectory, gradient_descent, gradient_flow
+from manyheads.joma.systems.layer import (
+    CrossEntropy,
+    LayerParameters,
+    attend,
+    draw_parameters,
+    draw_upper,
+    token_weights,
+)
+from manyheads.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.invariants import (
     conserved_quantity,
     decayed_quantity,
@@ -157,19 +164,19 @@ class Invariants(Study):
 
     def _problem(
         self, rule: UpdateRule, key: jax.Array, queries: int, contexts: int
-    ) -> tuple[Network, Task, CrossEntropy]:
+    ) -> tuple[LayerParameters, JomaTask, CrossEntropy]:
         """Draw a problem in arrays of one size: a single query stands in all contexts, a single context is repeated."""
         sizes = Sizes(self.tokens, self.queries, self.contexts, neurons=self.neurons, width=self.tokens + self.queries)
         for_setting, for_network, for_upper = np.random.default_rng(np.asarray(jax.random.key_data(key))).spawn(3)
-        drawn = draw_task(sizes, for_setting)
+        drawn = draw_joma_task(sizes, for_setting)
         rows = np.zeros(self.contexts, int) if contexts == 1 else np.arange(self.contexts)
         query_tokens = drawn.queries if queries > 1 else np.zeros(self.contexts, int)
         frame = drawn.token_embeddings, drawn.query_embeddings
-        task = Task(drawn.contexts[rows], query_tokens, drawn.labels[rows], *frame)
-        return draw_network(sizes, rule, for_network), task, draw_upper(sizes, for_upper)
+        task = JomaTask(drawn.contexts[rows], query_tokens, drawn.labels[rows], *frame)
+        return draw_parameters(sizes, rule, for_network), task, draw_upper(sizes, for_upper)
 
     def _unsteady(
-        self, problem: tuple[Network, Task, CrossEntropy], rule: UpdateRule, queries: int
+        self, problem: tuple[LayerParameters, JomaTask, CrossEntropy], rule: UpdateRule, queries: int
     ) -> tuple[np.ndarray, float]:
         """Measure the drift under descent and the error under decay; NaN in the cells that do without."""
         if rule.attention == "softmax" or rule.activation != DRIFTING or queries != 1:
@@ -186,7 +193,7 @@ class Invariants(Study):
         law = decayed_quantity(UpdateRule("linear", weight_decay=self.weight_decay), relation[0], path.times)
         return drifts, _largest(relation - law)
 
-    def _states(self, rule: UpdateRule, task: Task, path: Trajectory, squares: np.ndarray) -> dict[str, Any]:
+    def _states(self, rule: UpdateRule, task: JomaTask, path: FlowTrajectory, squares: np.ndarray) -> dict[str, Any]:
         """Return the terms of the softmax form: logits, summed squares, mean attention; NaN for other attention."""
         states: list[Any] = [np.full(squares.shape, np.nan)] * len(STATES)
         if rule.attention == "softmax":
@@ -357,6 +364,6 @@ def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max())
 
 
-def _drift(rule: UpdateRule, task: Task, path: Trajectory) -> float:
+def _drift(rule: UpdateRule, task: JomaTask, path: FlowTrajectory) -> float:
     weights = token_weights(task, path.network.weights)
     return _largest(drift(rule, path.times, path.network.logits, weights))

@@ -18,8 +18,8 @@ from scipy.special import erf, erfc
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
-from manyheads.joma.systems.layer import LinearLoss, Network, attend, token_weights
-from manyheads.joma.task import Sizes, UpdateRule, draw_task
+from manyheads.joma.systems.layer import LayerParameters, LinearLoss, attend, token_weights
+from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.winner_take_all import (
     blowup_time,
     common_ratio,
@@ -96,13 +96,13 @@ class Winners(Study):
         contexts = 1 if rule.attention == "softmax" else self.contexts
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         sizes = Sizes(self.tokens, contexts=contexts, neurons=1, width=self.tokens + 1)
-        task = draw_task(sizes, rng)
+        task = draw_joma_task(sizes, rng)
         gradients = 0.5 + rng.normal(size=(contexts, 1))
         gains = (gradients * task.contexts).mean(0)  # (M,)
         # Gradients are scaled so that the blow-up time is one: every trajectory has the same times.
         loss = LinearLoss(gradients * (np.pi / 2) ** 0.5 / np.abs(gains).max())
         logits = np.full((1, self.tokens), float(rule.attention == "linear"))
-        init = Network(logits, np.zeros((sizes.width, 1)))
+        init = LayerParameters(logits, np.zeros((sizes.width, 1)))
         near, last = (
             adaptive_gradient_flow(
                 init, task, loss, rule, AdaptiveSteps(horizon, self.records, 1e-12, 1e-14, limit=self.level)

@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
 from manyheads.errors import CertificateError, UsageError
-from manyheads.joma.systems.layer import Loss, Network, forward, objective, token_weights, vector_field
+from manyheads.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
 from manyheads.joma.systems.recording import record_states
-from manyheads.joma.task import Task, UpdateRule
+from manyheads.joma.task import JomaTask, UpdateRule
 
 
-class Trajectory(eqx.Module):
+class FlowTrajectory(eqx.Module):
     """Parameters and losses at S = records + 1 times, initialization included.
 
     Attributes
@@ -42,7 +42,7 @@ class Trajectory(eqx.Module):
     """
 
     times: Float[Any, " states"]
-    network: Network
+    network: LayerParameters
     losses: Float[Any, " states"]
     stopped: Bool[Any, ""]
     crossings: Int[Any, ""]
@@ -104,8 +104,8 @@ class AdaptiveSteps:
 
 @follows_caller
 def gradient_flow(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, steps: FixedSteps = FixedSteps()
-) -> Trajectory:
+    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, steps: FixedSteps = FixedSteps()
+) -> FlowTrajectory:
     """Integrate gradient flow with the classical Runge-Kutta method of order four.
 
     A step that crosses a ReLU's kink is of order one; `adaptive_gradient_flow` stops there. NumPy arrays are
@@ -118,9 +118,15 @@ def gradient_flow(
 
 @eqx.filter_jit
 def _flow(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, step: jax.Array, stride: jax.Array, records: int
-) -> Trajectory:
-    def derivative(state: Network) -> Network:
+    network: LayerParameters,
+    task: JomaTask,
+    loss: Loss,
+    rule: UpdateRule,
+    step: jax.Array,
+    stride: jax.Array,
+    records: int,
+) -> FlowTrajectory:
+    def derivative(state: LayerParameters) -> LayerParameters:
         return vector_field(state, task, loss, rule)
 
     return _record(network, task, loss, rule, lambda _, state: _rk4(derivative, state, step), step, stride, records)
@@ -129,8 +135,8 @@ def _flow(
 RK4 = ((0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))  # nodes and weights of the tableau
 
 
-def _rk4(derivative: Any, state: Network, step: jax.Array) -> Network:
-    def stage(carry: tuple[Network, Network], shares: tuple[jax.Array, jax.Array]) -> Any:
+def _rk4(derivative: Any, state: LayerParameters, step: jax.Array) -> LayerParameters:
+    def stage(carry: tuple[LayerParameters, LayerParameters], shares: tuple[jax.Array, jax.Array]) -> Any:
         slope, end = carry
         slope = derivative(_moved(state, slope, step * shares[0]))
         return (slope, _moved(end, slope, step * shares[1])), None
@@ -141,36 +147,41 @@ def _rk4(derivative: Any, state: Network, step: jax.Array) -> Network:
     return jax.lax.scan(stage, (still, state), shares)[0][1]
 
 
-def _moved(state: Network, direction: Network, by: Any) -> Network:
+def _moved(state: LayerParameters, direction: LayerParameters, by: Any) -> LayerParameters:
     return jax.tree.map(lambda y, dy: y + by * dy, state, direction)
 
 
 def _record(
-    network: Network,
-    task: Task,
+    network: LayerParameters,
+    task: JomaTask,
     loss: Loss,
     rule: UpdateRule,
     advance: Any,
     step: jax.Array,
     stride: jax.Array,
     records: int,
-) -> Trajectory:
+) -> FlowTrajectory:
     """Advance `records` times `stride` steps; the stride is traced, so that one program serves every rate."""
     start = jax.tree.map(jnp.asarray, network)
 
-    def piece(state: Network, number: jax.Array) -> Network:
+    def piece(state: LayerParameters, number: jax.Array) -> LayerParameters:
         return jax.lax.fori_loop(0, stride, lambda i, s: advance(number * stride + i, s), state)
 
     states = record_states(piece, start, jnp.arange(records))
     losses = jax.vmap(lambda state: objective(state, task, loss, rule))(states)
     times = jnp.arange(records + 1) * (step * stride)
     finished = jnp.isfinite(losses[-1])
-    return Trajectory(times, states, losses, jnp.asarray(False), jnp.asarray(0), finished)
+    return FlowTrajectory(times, states, losses, jnp.asarray(False), jnp.asarray(0), finished)
 
 
 def gradient_descent(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, steps: FixedSteps = FixedSteps(), batch: Any = None
-) -> Trajectory:
+    network: LayerParameters,
+    task: JomaTask,
+    loss: Loss,
+    rule: UpdateRule,
+    steps: FixedSteps = FixedSteps(),
+    batch: Any = None,
+) -> FlowTrajectory:
     """Run gradient descent with learning rate `steps.step`; times are learning rate times steps.
 
     Batches are full, or drawn with replacement in each step: `batch` is a key and their size. Precision and tracing are
@@ -194,20 +205,28 @@ class _Seed(eqx.Module):
 
 @follows_caller
 def _descend_on(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, steps: FixedSteps, key: Any, size: int | None
-) -> Trajectory:
+    network: LayerParameters,
+    task: JomaTask,
+    loss: Loss,
+    rule: UpdateRule,
+    steps: FixedSteps,
+    key: Any,
+    size: int | None,
+) -> FlowTrajectory:
     learning_rate, stride = jnp.asarray(steps.step, float), jnp.asarray(steps.stride)
     return _descend(network, task, loss, rule.traced(), (learning_rate, stride, key), (steps.records, size))
 
 
 @eqx.filter_jit
-def _descend(network: Network, task: Task, loss: Loss, rule: UpdateRule, clock: Any, counts: Any) -> Trajectory:
+def _descend(
+    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, clock: Any, counts: Any
+) -> FlowTrajectory:
     (learning_rate, stride, key), (records, size) = clock, counts
     task = jax.tree.map(jnp.asarray, task)
     if isinstance(key, _Seed):
         key = jax.random.wrap_key_data(key.data, impl=key.generator)
 
-    def advance(number: jax.Array, state: Network) -> Network:
+    def advance(number: jax.Array, state: LayerParameters) -> LayerParameters:
         batch = task
         if size is not None:
             rows = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, len(task.contexts))
@@ -218,8 +237,8 @@ def _descend(network: Network, task: Task, loss: Loss, rule: UpdateRule, clock: 
 
 
 def adaptive_gradient_flow(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, until: AdaptiveSteps
-) -> Trajectory:
+    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, until: AdaptiveSteps
+) -> FlowTrajectory:
     """Integrate gradient flow with an adaptive method of order eight, with events at every kink and at the limit.
 
     Between two events the ReLU gates are held, so the vector field is smooth and the method keeps its order. Precision
@@ -231,7 +250,7 @@ def adaptive_gradient_flow(
         The trajectory did not reach its end: too many steps, or too many gate changes because the flow slides along a
         kink. `measured` is the time that was reached.
     """
-    path: Trajectory = _flow_adaptively(network, task, loss, rule, until)
+    path: FlowTrajectory = _flow_adaptively(network, task, loss, rule, until)
     try:
         finished = bool(path.finished)
     except jax.errors.TracerBoolConversionError:
@@ -248,7 +267,9 @@ def adaptive_gradient_flow(
 
 
 @follows_caller
-def _flow_adaptively(network: Network, task: Task, loss: Loss, rule: UpdateRule, until: AdaptiveSteps) -> Trajectory:
+def _flow_adaptively(
+    network: LayerParameters, task: JomaTask, loss: Loss, rule: UpdateRule, until: AdaptiveSteps
+) -> FlowTrajectory:
     numbers = ("horizon", "rtol", "atol", "limit", "margin", "crossings")
     clock = {name: jnp.asarray(getattr(until, name), float) for name in numbers}
     bounded = math.isfinite(until.limit)
@@ -259,7 +280,7 @@ class _Front(eqx.Module):
     """Current state of the adaptive integrator."""
 
     time: jax.Array
-    network: Network
+    network: LayerParameters
     gates: jax.Array | None
     stopped: jax.Array
     failed: jax.Array
@@ -268,8 +289,13 @@ class _Front(eqx.Module):
 
 @eqx.filter_jit
 def _adaptive(
-    network: Network, task: Task, loss: Loss, rule: UpdateRule, clock: dict[str, jax.Array], counts: tuple[int, bool]
-) -> Trajectory:
+    network: LayerParameters,
+    task: JomaTask,
+    loss: Loss,
+    rule: UpdateRule,
+    clock: dict[str, jax.Array],
+    counts: tuple[int, bool],
+) -> FlowTrajectory:
     records = counts[0]
     start = jax.tree.map(jnp.asarray, network)
     gates = forward(start, task, rule)[1] > 0 if rule.activation == "relu" else None
@@ -291,7 +317,7 @@ def _adaptive(
 
     times, states = jax.tree.map(kept, (fronts.time, fronts.network))
     losses = jax.vmap(lambda state: objective(state, task, loss, rule))(states)
-    return Trajectory(times, states, losses, fronts.stopped[-1], fronts.crossings[-1], ~fronts.failed[-1])
+    return FlowTrajectory(times, states, losses, fronts.stopped[-1], fronts.crossings[-1], ~fronts.failed[-1])
 
 
 class _Halving(optimistix.Bisection):
@@ -305,7 +331,7 @@ class _Halving(optimistix.Bisection):
 def _segment(
     front: _Front,
     target: jax.Array,
-    problem: tuple[Task, Loss, UpdateRule],
+    problem: tuple[JomaTask, Loss, UpdateRule],
     clock: dict[str, jax.Array],
     counts: tuple[int, bool],
 ) -> _Front:
@@ -313,18 +339,18 @@ def _segment(
     (task, loss, rule), (_, bounded) = problem, counts
     held = front.gates
 
-    def inside(state: Network) -> jax.Array:
+    def inside(state: LayerParameters) -> jax.Array:
         """Distance of the nearest gate from its kink; negative beyond the margin."""
         if held is None:
             return jnp.asarray(jnp.inf)
         a = forward(state, task, rule)[1]
         return jnp.where(held, a, -a).min() + clock["margin"]
 
-    def below(state: Network) -> jax.Array:
+    def below(state: LayerParameters) -> jax.Array:
         """Distance of the largest |v| from the limit."""
         return clock["limit"] - jnp.abs(token_weights(task, state.weights)).max()
 
-    def condition(t: jax.Array, y: Network, args: Any, **unused: Any) -> jax.Array:
+    def condition(t: jax.Array, y: LayerParameters, args: Any, **unused: Any) -> jax.Array:
         return jnp.minimum(inside(y), below(y))  # one condition: of several, diffrax takes the first, not the earliest
 
     root = _Halving(rtol=0.0, atol=0.0, flip=True)  # type: ignore[call-arg]  # its norm has a default

@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
-from manyheads.joma.task import Sizes, Task, UpdateRule
+from manyheads.joma.task import JomaTask, Sizes, UpdateRule
 
-Loss: TypeAlias = Callable[[jax.Array, Task], jax.Array]
+Loss: TypeAlias = Callable[[jax.Array, JomaTask], jax.Array]
 
 
-class Network(eqx.Module):
+class LayerParameters(eqx.Module):
     """Trained parameters of the layer: logits z, and weights W shared by all queries or one matrix per query."""
 
     logits: Float[Any, "*states queries tokens"]
@@ -33,7 +33,7 @@ class CrossEntropy(eqx.Module):
 
     upper: Float[Any, "classes neurons"]
 
-    def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
+    def __call__(self, hidden: Float[Array, "samples neurons"], task: JomaTask) -> Float[Array, ""]:
         """Compute the loss of hidden values."""
         scores = jax.nn.log_softmax(hidden @ self.upper.T)  # (N, C)
         return -jnp.take_along_axis(scores, task.labels[:, None], axis=1).mean()
@@ -44,7 +44,7 @@ class LinearLoss(eqx.Module):
 
     gradients: Float[Any, "samples neurons"]
 
-    def __call__(self, hidden: Float[Array, "samples neurons"], task: Task) -> Float[Array, ""]:
+    def __call__(self, hidden: Float[Array, "samples neurons"], task: JomaTask) -> Float[Array, ""]:
         """Compute the loss of hidden values."""
         if hidden.shape != self.gradients.shape:
             raise ShapeError(
@@ -53,11 +53,11 @@ class LinearLoss(eqx.Module):
         return -(hidden * self.gradients).sum(-1).mean()
 
 
-def draw_network(sizes: Sizes, rule: UpdateRule, rng: np.random.Generator) -> Network:
+def draw_parameters(sizes: Sizes, rule: UpdateRule, rng: np.random.Generator) -> LayerParameters:
     """Draw normal logits of std 0.2, of mean 1 for linear attention, and weights of std 0.3, float64."""
     logits = 0.2 * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
     own = (sizes.queries,) if rule.per_query_weights else ()
-    return Network(logits, 0.3 * rng.normal(size=(*own, sizes.width, sizes.neurons)))
+    return LayerParameters(logits, 0.3 * rng.normal(size=(*own, sizes.width, sizes.neurons)))
 
 
 def draw_upper(sizes: Sizes, rng: np.random.Generator) -> CrossEntropy:
@@ -79,7 +79,7 @@ def attend(
 
 
 def forward(
-    network: Network, task: Task, rule: UpdateRule
+    network: LayerParameters, task: JomaTask, rule: UpdateRule
 ) -> tuple[Float[Array, "samples tokens"], Float[Array, "samples neurons"]]:
     """Compute the attention b and the pre-activations W^T f."""
     logits, weights, queries = jnp.asarray(network.logits), jnp.asarray(network.weights), jnp.asarray(task.queries)
@@ -94,8 +94,8 @@ def forward(
 
 @takes_arrays
 def objective(
-    network: Network,
-    task: Task,
+    network: LayerParameters,
+    task: JomaTask,
     loss: Loss,
     rule: UpdateRule,
     gates: Bool[Array, "samples neurons"] | None = None,
@@ -108,21 +108,21 @@ def objective(
 
 @takes_arrays
 def vector_field(
-    network: Network,
-    task: Task,
+    network: LayerParameters,
+    task: JomaTask,
     loss: Loss,
     rule: UpdateRule,
     gates: Bool[Array, "samples neurons"] | None = None,
-) -> Network:
+) -> LayerParameters:
     """Compute the time derivative of logits and weights under gradient flow with weight decay."""
     gradient = jax.grad(objective)(network, task, loss, rule, gates)
-    return Network(
+    return LayerParameters(
         -rule.learning_rate_ratio * (gradient.logits + rule.weight_decay * network.logits),
         -(gradient.weights + rule.weight_decay * network.weights),
     )
 
 
 @takes_arrays
-def token_weights(task: Task, weights: Float[Any, "... width neurons"]) -> Any:
+def token_weights(task: JomaTask, weights: Float[Any, "... width neurons"]) -> Any:
     """Project the weights on the token embeddings, v = U_C^T W, (..., M, K)."""
     return task.token_embeddings.T @ weights

@@ -9,9 +9,9 @@ from scipy.special import erfinv
 
 from manyheads.joma.systems.components import relax, train_layer
 from manyheads.joma.systems.gradient_flow import FixedSteps, gradient_descent
-from manyheads.joma.systems.layer import CrossEntropy, Network, token_weights
+from manyheads.joma.systems.layer import CrossEntropy, LayerParameters, token_weights
 from manyheads.joma.systems.recording import SGDOptions
-from manyheads.joma.task import Task, UpdateRule
+from manyheads.joma.task import JomaTask, UpdateRule
 from manyheads.joma.theory.rebound import entropy_of, final_rank_slope
 from manyheads.joma.theory.salient_first import EXP, UNIFORM, RateLaw
 
@@ -85,21 +85,21 @@ def train_regression(resolution: float, rng: np.random.Generator) -> tuple[jax.A
 def train_classification(updates: int, rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
     """Train a layer on classes named by single tokens, by cross-entropy; return logits and weights over time."""
     task = _topics(rng)
-    network = Network(np.zeros((1, SIDE)), 0.1 * rng.normal(size=(SIDE + 1, SIDE)))
+    network = LayerParameters(np.zeros((1, SIDE)), 0.1 * rng.normal(size=(SIDE + 1, SIDE)))
     upper = CrossEntropy(4 * SIDE**-0.5 * rng.normal(size=(CLASSES, SIDE)))
     steps = FixedSteps(0.5, max(1, updates // RECORDS), RECORDS)
     path = gradient_descent(network, task, upper, UpdateRule("softmax", "relu"), steps, (_fresh_key(rng), 32)).network
     return path.logits[:, 0], token_weights(task, np.asarray(path.weights))
 
 
-def _topics(rng: np.random.Generator, count: int = 2048) -> Task:
+def _topics(rng: np.random.Generator, count: int = 2048) -> JomaTask:
     """Draw contexts of random tokens and the token of the class, whose frequency decreases with the class."""
     labels = rng.integers(CLASSES, size=count)
     noise = rng.dirichlet(np.ones(SIDE), count)
     share = (0.5 * np.exp(-labels / 4.0) * rng.uniform(0.5, 1.0, count))[:, None]
     frame = np.linalg.qr(rng.normal(size=(SIDE + 1, SIDE + 1)))[0]
     contexts = noise * (1 - share) + share * np.eye(SIDE)[labels]
-    return Task(contexts, np.zeros(count, int), labels, frame[:, :SIDE], frame[:, SIDE:])
+    return JomaTask(contexts, np.zeros(count, int), labels, frame[:, :SIDE], frame[:, SIDE:])
 
 
 @jax.jit

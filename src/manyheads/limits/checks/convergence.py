@@ -23,7 +23,7 @@ STEEPEST = 8.0  # powers beyond it are those of a single distance that stands ou
 LEVEL = 0.99
 
 
-class Distances(NamedTuple):
+class SizeDistances(NamedTuple):
     r"""Squared distances of every size but the largest to it, each (replicates, sizes - 1).
 
     With :math:`d_i` the difference of network i at a size and network i at the largest size,
@@ -58,7 +58,7 @@ class Fall(NamedTuple):
 
 
 @takes_arrays
-def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> Distances:
+def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *entries"]) -> SizeDistances:
     """Return how far networks are from those of the largest size, in expectation and one by one."""
     array = np.asarray(values, np.float64)
     if array.ndim < 4 or array.shape[1] < 2 or array.shape[2] < 2:
@@ -67,7 +67,7 @@ def distances_to_largest(values: Float[ArrayLike, "replicates sizes networks *en
             "with two or more sizes and two or more networks"
         )
     gaps = (array[:, :-1] - array[:, -1:]).reshape(*(array.shape[0], array.shape[1] - 1, array.shape[2], -1))
-    return Distances((gaps.mean(2) ** 2).mean(-1) - noise_of_mean(gaps), gaps.var(2, ddof=1).mean(-1))
+    return SizeDistances((gaps.mean(2) ** 2).mean(-1) - noise_of_mean(gaps), gaps.var(2, ddof=1).mean(-1))
 
 
 def effective_sizes(sizes: Sequence[int], scatter: bool = False) -> np.ndarray:

@@ -13,7 +13,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import LETTERS, Axis
 from manyheads.limits.checks.convergence import (
-    Distances,
+    SizeDistances,
     distances_to_largest,
     effective_sizes,
     fall_of_mean,
@@ -188,7 +188,7 @@ class Approach(Study):
                 claims += self._divergence(axis)
         return tuple(claims)
 
-    def distances(self, trained: xr.Dataset, scheme: str, axis: Axis, quantity: str, place: int = -1) -> Distances:
+    def distances(self, trained: xr.Dataset, scheme: str, axis: Axis, quantity: str, place: int = -1) -> SizeDistances:
         """Return the distances of one quantity, at one of the records unless it is the loss curve."""
         values = self.plan().along(trained, quantity, scheme, axis)  # (replicates, sizes, networks, ...)
         return distances_to_largest(values if quantity == "loss" else values[:, :, :, place])

@@ -12,7 +12,7 @@ import numpy as np
 from manyheads.errors import UsageError
 from manyheads.limits.checks.axes import check_rising
 from manyheads.limits.systems.transformers import (
-    Factors,
+    NetworkFactors,
     Setting,
     attention_logits,
     factors_of,
@@ -84,7 +84,7 @@ def follow_networks(
 def _follow(
     asked: tuple[Setting, tuple[int, int, int]],
     batches: Any,
-    factors: Factors,
+    factors: NetworkFactors,
     learning_rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
@@ -115,7 +115,7 @@ def _follow(
     return jax.lax.map(member, jnp.arange(networks), batch_size=together if together > 1 else None)
 
 
-def draw_network(config: TransformerConfig, factors: Factors, key: jax.Array) -> Transformer:
+def draw_network(config: TransformerConfig, factors: NetworkFactors, key: jax.Array) -> Transformer:
     """Draw a network that shares with those of other depths its embeddings and read-out, and nothing with others.
 
     One key alone will not do: of two arrays of different size drawn with it, one may be the beginning of the other.

@@ -56,7 +56,7 @@ class Setting(NamedTuple):
     optimizer: Optimizer
 
 
-class Factors(NamedTuple):
+class NetworkFactors(NamedTuple):
     """Everything about a scheme that a network of one shape consumes, as traced float32 numbers."""
 
     scaling: Scaling
@@ -65,11 +65,11 @@ class Factors(NamedTuple):
     epsilon: Any  # Adam's at the base
 
 
-def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> Factors:
+def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> NetworkFactors:
     """Return a parametrization's numbers at one shape."""
     config, table = task.config(shape), parametrization.table(shape)
     scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
-    factors = Factors(scaling, table.column("learning_rate"), table.column("epsilon"), recipe.epsilon)
+    factors = NetworkFactors(scaling, table.column("learning_rate"), table.column("epsilon"), recipe.epsilon)
     return jax.tree.map(jnp.float32, factors)
 
 
@@ -96,7 +96,12 @@ def sweep_losses(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _sweep(
-    setting: Setting, counts: tuple[int, int], batches: Any, factors: Factors, learning_rates: jax.Array, key: jax.Array
+    setting: Setting,
+    counts: tuple[int, int],
+    batches: Any,
+    factors: NetworkFactors,
+    learning_rates: jax.Array,
+    key: jax.Array,
 ) -> jax.Array:
     steps, together = counts
     for_model, for_batches = jax.random.split(key)
@@ -110,7 +115,7 @@ def _sweep(
 
 
 def optimizer_of(
-    setting: Setting, factors: Factors, model: Transformer, learning_rate: Any
+    setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
 ) -> optax.GradientTransformation:
     """Return the optimizer with the scheme's rate and epsilon for every class of weights."""
     base = optax.adam(learning_rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(learning_rate)
@@ -208,7 +213,7 @@ def measure_updates(
 def _updates(
     asked: tuple[Setting, frozenset[str]],
     batches: Any,
-    factors: Factors,
+    factors: NetworkFactors,
     learning_rate: jax.Array,
     bounds: jax.Array,
     key: jax.Array,
