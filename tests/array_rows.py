@@ -107,7 +107,6 @@ ROWS = {
         fixed(heads=2),
     ),
     "attention.attention_entropy": ({"q": some(3, 4), "k": some(5, 4), "mask": booleans(3, 5)}, fixed()),
-    "attention.attention_statistics": ({"q": some(3, 4), "k": some(5, 4), "mask": booleans(3, 5)}, fixed()),
     "attention.masked_softmax": ({"logits": some(3, 4), "allowed": booleans(3, 4)}, fixed()),
     "attention.padding": ({"lengths": tokens(4, 3)}, fixed()),
     # transformer
@@ -124,10 +123,6 @@ ROWS = {
     ),
     "data.characters.Vocabulary.decode": ({"tokens": tokens(3, 6)}, fixed(on=Vocabulary(("\ufffd", "a", "b")))),
     "data.cut_patches": ({"images": some(2, 4, 4)}, fixed(size=2)),
-    "data.ngrams.ngram_cross_entropy": (
-        {"train": tokens(3, 40), "validation": tokens(3, 20)},
-        fixed(vocabulary=3, context=1),
-    ),
     "data.ngram_losses": ({"train": tokens(3, 40), "validation": tokens(3, 20)}, fixed(vocabulary=3, context=1)),
     "data.digits.normalize": ({"images": some(2, 4, 4)}, fixed()),
     "data.characters.split_tokens": ({"tokens": tokens(5, 30)}, fixed()),
@@ -138,7 +133,6 @@ ROWS = {
     "spectra.stable_rank": ({"matrix": some(6, 4)}, fixed()),
     "spectra.traced_stable_rank": ({"matrix": some(6, 4)}, fixed()),
     # statistics
-    "statistics.intervals.difference_interval": ({"a": some(6), "b": some(6)}, fixed()),
     "statistics.discrepancy_interval": ({"samples": some(6)}, fixed(prediction=0.0, standard_error=0.1)),
     "statistics.drift_test": ({"sizes": exactly(8.0, 16.0, 32.0), "optima": positive(6, 3)}, fixed(tolerance=1.0)),
     "statistics.fit_exponent": ({"sizes": exactly(8.0, 16.0, 32.0), "values": positive(6, 3)}, fixed()),

@@ -12,8 +12,8 @@ from tests.acceptance._limits_distances import GROUPS, shown
 from tests.acceptance._limits_meanfield import figure, rich
 
 from manyheads.limits import Network, Problem
-from manyheads.statistics import Interval
-from manyheads.statistics.intervals import difference_interval
+from manyheads.statistics import Interval, discrepancy_interval
+from manyheads.statistics.intervals import standard_error_of
 
 
 def sent_back(problem: Problem, network: Network, seeds: Sequence[int]) -> np.ndarray:
@@ -72,8 +72,10 @@ def growth(folder: Path, first: int, seeds: int, steps: int) -> Measured:
             found = [sent_back(problem, Network(size, 4, exponent), group) for group in groups]
             logs.append(np.log(found).mean(1))  # (groups, start and end)
         ratios = [
-            difference_interval(logs[1][:, when], logs[0][:, when]).mapped(lambda x: float(np.exp(x)))
-            for when in (0, 1)
+            discrepancy_interval(last, first.mean(), float(standard_error_of(first)), dof=len(first) - 1).mapped(
+                lambda x: float(np.exp(x))
+            )
+            for first, last in zip(logs[0].T, logs[1].T, strict=True)
         ]
         values = np.exp((logs[1] - logs[0]).mean(0))
         parts.append(f"exponent {exponent:g}: {shown(values[1], ratios[1])}, before training {values[0]:.2f}")

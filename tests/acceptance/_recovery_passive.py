@@ -8,15 +8,16 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 
 from manyheads.recovery import compare_layers, evaluate_layer, planted_layer, sequences
+from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.passive.six_stages import learn_in_six_stages
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments
 from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
 from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.pipeline import measure_error
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.passive.stages.shards import add_up, open_shards
 from manyheads.recovery.passive.stages.span import measure_span_error, span_of
 from manyheads.recovery.refusals import RecoveryRefused
+from manyheads.recovery.variable_projection import Examples
 
 
 def plant(seed: int, size: dict):
@@ -41,7 +42,7 @@ def along_the_stages(folder: Path, size: dict, limits: dict[str, float], seeds: 
             "crude sum": np.linalg.norm(crude - total) / np.linalg.norm(total),
             "refined sum": np.linalg.norm(refined - total) / np.linalg.norm(total),
             "span": measure_span_error(span, layer.theta),
-            "before the joint fit": measure_error(fit.layer, x[:2000], y[:2000]),
+            "before the joint fit": relative_error(fit.layer, Examples(x[:2000], y[:2000])),
         }
         figures |= learn(rng, layer, x, y)
         worst = {name: max(value, worst.get(name, 0.0)) for name, value in figures.items()}
@@ -60,7 +61,7 @@ def learn(rng, layer, x, y) -> dict[str, float]:
         return {"after": np.inf, "wrong number": 1.0, "weights": np.inf}
     right = found.heads == layer.heads
     return {
-        "after": measure_error(found.layer, fresh, evaluate_layer(layer, fresh)),
+        "after": relative_error(found.layer, Examples(fresh, evaluate_layer(layer, fresh))),
         "wrong number": float(not right),
         "weights": compare_layers(layer, found.layer).worst if right else np.inf,
     }

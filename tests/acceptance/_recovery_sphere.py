@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.recovery import Oracle, RecoveryRefused, compare_layers, evaluate_layer, gpt_layer
 from manyheads.recovery.layers.matching import function_error
-from manyheads.recovery.layers.rotary import planted_rotary_layer
 from manyheads.recovery.oracle.normalization import Normalization, projected
 from manyheads.recovery.oracle.oracle import OracleSettings
 from manyheads.recovery.queries.rotary.algorithm import extract_rotary

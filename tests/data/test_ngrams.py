@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.data import ngram_losses
-from manyheads.data.ngrams import ngram_cross_entropy
 from manyheads.errors import UsageError
 
 
@@ -32,7 +31,7 @@ tokens = st.lists(st.integers(0, 3), min_size=5, max_size=25)
 def test_equals_the_definition(train, validation, context):
     pairs = [(tuple(validation[i : i + context]), validation[i + context]) for i in range(len(validation) - context)]
     expected = -sum(log(probability(train, 4, history, token)) for history, token in pairs) / len(pairs)
-    got = ngram_cross_entropy(np.array(train), np.array(validation), 4, context)
+    got = ngram_losses(np.array(train), np.array(validation), 4, context).mean()
     assert got == pytest.approx(expected, rel=1e-12)
 
 
@@ -46,7 +45,7 @@ def test_without_context_it_is_the_entropy_of_frequencies(rng):
     draws = rng.choice(3, size=200_000, p=[0.5, 0.3, 0.2])
     entropy = -(np.array([0.5, 0.3, 0.2]) * np.log([0.5, 0.3, 0.2])).sum()
     # Standard error of the mean of -log p over 200,000 draws is 0.0008: five of them, and the same for the fit.
-    assert ngram_cross_entropy(draws, draws, 3, 0) == pytest.approx(entropy, abs=0.008)
+    assert ngram_losses(draws, draws, 3, 0).mean() == pytest.approx(entropy, abs=0.008)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_without_context_it_is_the_entropy_of_frequencies(rng):
 )
 def test_what_cannot_be_counted_is_refused(train, validation, vocabulary, context):
     with pytest.raises(UsageError):
-        ngram_cross_entropy(np.array(train), np.array(validation), vocabulary, context)
+        ngram_losses(np.array(train), np.array(validation), vocabulary, context)
 
 
 @given(tokens, tokens, st.integers(0, 3))

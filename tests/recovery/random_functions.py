@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from tests.recovery.mixed_layers import CHANGES, attend, normalize
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import CertificateError, ManyheadsError
 from manyheads.recovery import ExtractionOptions, evaluate_layer, extract_layer, gpt_layer
 from manyheads.recovery.certificates import GaussianSequences
-from manyheads.recovery.layers.rotary import planted_rotary_layer
 
 Function = Callable[[np.ndarray], np.ndarray]
 

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery import Recovery, gpt_layer, planted_layer
 from manyheads.recovery.certificates import Certificate
-from manyheads.recovery.layers.rotary import planted_rotary_layer
 from manyheads.recovery.oracle.oracle import Counts
 from manyheads.recovery.pictures import layer_panels, recovery_section
 from manyheads.recovery.results import Extracted, Stage

@@ -1,6 +1,5 @@
 # lazy_loader reads a stub of relative imports only.
 from .entropy import attention_entropy as attention_entropy
-from .entropy import attention_statistics as attention_statistics
 from .masks import Mask as Mask
 from .masks import causal as causal
 from .masks import masked_softmax as masked_softmax

@@ -12,7 +12,7 @@ without error of its own: a long row, whose entropy is large, is rounded once.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,20 +32,6 @@ if TYPE_CHECKING:
 # log 2 in two parts: the first has 16 bits, so that its product with a whole number below 256 is exact in float32.
 LOG2_HIGH = 45426 / 65536
 LOG2_LOW = math.log(2) - LOG2_HIGH
-
-
-class AttentionStatistics(NamedTuple):
-    """Statistics of every attention row (..., n)."""
-
-    entropy: "Float[Array, '... n']"
-    """-sum p log p in nats; 0 for a row that may attend to nothing."""
-    logsumexp: "Float[Array, '... n']"
-    """log sum exp(s), the normalizer; -inf for such a row."""
-    max_logit: "Float[Array, '... n']"
-    """Largest allowed logit; -inf for such a row."""
-    collision: "Float[Array, '... n']"
-    """sum p^2, the probability that two draws agree; 0 for such a row. 1 - collision is the trace of the softmax
-    Jacobian: how much gradient the row lets through."""
 
 
 @follows_caller
@@ -106,40 +92,11 @@ def attention_entropy(
     >>> np.exp(entropy).round(12)
     array([1., 2., 3.])
     """
-    found = _stream(q, k, scale, mask, block, fields=("entropy", "logsumexp"))
-    return found[0], found[1]
-
-
-@follows_caller
-def attention_statistics(
-    q: "Float[ArrayLike, '... n key_dim']",
-    k: "Float[ArrayLike, '... m key_dim']",
-    *,
-    scale: "float | Float[Array, ''] | None" = None,
-    mask: "MaskLike" = None,
-    block: int = 128,
-) -> AttentionStatistics:
-    """Entropy, log-sum-exp, largest logit and collision probability of every attention row.
-
-    Arguments, memory, accuracy and errors are those of `attention_entropy`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from manyheads.attention import attention_statistics
-    >>> found = attention_statistics(np.zeros((1, 2)), np.ones((4, 2)))
-    >>> found.collision.round(12), found.max_logit
-    (array([0.25]), array([0.]))
-    """
-    return AttentionStatistics(*_stream(q, k, scale, mask, block, fields=AttentionStatistics._fields))
-
-
-def _stream(q: Any, k: Any, scale: Any, mask: Any, block: int, fields: tuple[str, ...]) -> tuple[Any, ...]:
     q, k = (array if isinstance(array, jax.Array) else np.asarray(array) for array in (q, k))
     rule = as_rule(mask)
     _check(q, k, rule, block)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _compiled(q, k, scale, rule, int(block), fields)
+    return _compiled(q, k, scale, rule, int(block))
 
 
 def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
@@ -159,19 +116,20 @@ def _check(q: Any, k: Any, rule: Mask | None, block: int) -> None:
     evaluate(rule, (q.shape[-2], k.shape[-2]), np.arange(1))  # refuses a mask that does not fit
 
 
-@partial(jax.jit, static_argnames=("block", "fields"))
-def _compiled(q: Any, k: Any, scale: Any, rule: Mask | None, block: int, fields: tuple[str, ...]) -> tuple[Any, ...]:
+@partial(jax.jit, static_argnames="block")
+def _compiled(q: Any, k: Any, scale: Any, rule: Mask | None, block: int) -> tuple[Any, Any]:
     dtype = jnp.promote_types(jnp.result_type(q, k), jnp.float32)
     batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], () if rule is None else rule.batch_shape)
     depth = len(batch)
     q, k = (array.astype(dtype).reshape((1,) * (depth + 2 - array.ndim) + array.shape) for array in (q, k))
     rule = None if rule is None else rule.align(depth)
 
-    def one_head(operands: Any) -> tuple[Any, ...]:
+    def one_head(operands: Any) -> tuple[Any, Any]:
         q, k, rule = operands
-        return _over_rows(lambda q_rows, rows: _reduce(q_rows, k, scale, rule, rows, q.shape[0], fields), q, block)
+        return _over_rows(lambda q_rows, rows: _reduce(q_rows, k, scale, rule, rows, q.shape[0]), q, block)
 
-    return _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
+    found: tuple[Any, Any] = _over_leading(one_head, (q, k, rule), batch, max(1, block // max(1, q.shape[-2])))
+    return found
 
 
 def _over_leading(function: Callable[..., Any], operands: Any, batch: tuple[int, ...], together: int) -> Any:
@@ -225,21 +183,15 @@ def _tied(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda q, rows: function(*jax.lax.optimization_barrier((q, rows)))
 
 
-def _reduce(
-    q: Any, k: Any, scale: Any, rule: Mask | None, rows: Any, n: int, fields: tuple[str, ...]
-) -> tuple[Any, ...]:
+def _reduce(q: Any, k: Any, scale: Any, rule: Mask | None, rows: Any, n: int) -> tuple[Any, Any]:
+    """Return entropy and log-sum-exp of some rows."""
     # The highest precision: accelerators otherwise round float32 factors to ten bits.
     logits = jnp.matmul(q, k.T, precision=jax.lax.Precision.HIGHEST) * jnp.asarray(scale, q.dtype)  # (rows, m)
     allowed = evaluate(rule, (n, k.shape[0]), rows)
     row = shift_rows(logits, True if allowed is None else allowed)
     total = row.safe_total[:, 0]
-    statistics: dict[str, Callable[[], Any]] = {
-        "entropy": lambda: _add_log(-jnp.sum(row.exponentials * row.shifted, axis=-1) / total, total),
-        "logsumexp": lambda: jnp.where(row.empty[:, 0], -jnp.inf, row.shift[:, 0] + jnp.log(total)),
-        "max_logit": lambda: row.peak[:, 0],
-        "collision": lambda: jnp.sum(row.exponentials**2, axis=-1) / total**2,
-    }
-    return tuple(statistics[field]() for field in fields)
+    entropy = _add_log(-jnp.sum(row.exponentials * row.shifted, axis=-1) / total, total)
+    return entropy, jnp.where(row.empty[:, 0], -jnp.inf, row.shift[:, 0] + jnp.log(total))
 
 
 def _add_log(term: Any, total: Any) -> Any:

@@ -264,8 +264,7 @@ def masked_softmax(
 class ShiftedRows(NamedTuple):
     """The pieces of a softmax over the allowed keys, as every reduction over a row needs them."""
 
-    peak: Any  # (..., 1) largest allowed logit, -inf without any; a logit of -inf counts as a forbidden key
-    shift: Any  # (..., 1) the peak, or 0 where it is -inf; no derivative flows through it
+    shift: Any  # (..., 1) largest allowed logit, or 0 without any; no derivative flows through it
     shifted: Any  # (..., m) logits - shift, 0 on forbidden keys
     exponentials: Any  # (..., m) exp(shifted), 0 on forbidden keys
     empty: Any  # (..., 1) True where nothing may be attended to
@@ -286,7 +285,7 @@ def shift_rows(logits: Any, allowed: Any = True) -> ShiftedRows:
     exponentials = jnp.where(allowed, jnp.exp(shifted), 0)
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     empty = total == 0
-    return ShiftedRows(peak, shift, shifted, exponentials, empty, jnp.where(empty, 1, total))
+    return ShiftedRows(shift, shifted, exponentials, empty, jnp.where(empty, 1, total))
 
 
 def _rule(mask: Any) -> Mask:

@@ -11,13 +11,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Integer
 
 
-def ngram_cross_entropy(
-    train: "Integer[np.ndarray, ' n']", validation: "Integer[np.ndarray, ' m']", vocabulary: int, context: int
-) -> float:
-    """Cross-entropy of an interpolated n-gram model in nats a token: the mean of `ngram_losses`."""
-    return float(ngram_losses(train, validation, vocabulary, context).mean())
-
-
 @takes_arrays
 def ngram_losses(
     train: "Integer[np.ndarray, ' n']", validation: "Integer[np.ndarray, ' m']", vocabulary: int, context: int

@@ -221,26 +221,6 @@ def discrepancy_interval(
     return around(float(mean_of(array) - prediction), float(np.hypot(*half)), level)
 
 
-@takes_arrays
-def difference_interval(a: "Float[ArrayLike, ' n']", b: "Float[ArrayLike, ' m']", *, level: float = 0.99) -> Interval:
-    r"""Interval of mean(a) - mean(b).
-
-    Its half-width :math:`\sqrt{t_{n-1}^2 s_a^2/n + t_{m-1}^2 s_b^2/m}` covers at least at `level` whatever the two
-    spreads (Banerjee 1960). For paired replicates take `mean_interval(a - b)`.
-
-    Parameters
-    ----------
-    a, b
-        Independent replicates, shapes (n,) and (m,).
-    level
-        Coverage.
-    """
-    level = check_level(level)
-    a, b = as_samples(a, "a"), as_samples(b, "b")
-    half = half_widths([standard_error_of(a), standard_error_of(b)], [a.size - 1, b.size - 1], level)
-    return around(float(mean_of(a) - mean_of(b)), float(np.hypot(*half)), level)
-
-
 def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Interval:
     """Clopper and Pearson's interval of a probability from `successes` out of `trials`.
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.errors import ShapeError, UsageError
-from manyheads.recovery.layers.rotary import RotaryLayer, planted_rotary_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
 
 DIM, HEADS, RANK = 6, 2, 4
 

@@ -16,6 +16,7 @@ from manyheads.recovery import (
     sequences,
 )
 from manyheads.recovery.gauss_newton import GaussNewtonSettings
+from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.layers.violations import deformed_layer
 from manyheads.recovery.passive import learning
 from manyheads.recovery.passive.holdout import drift_of_errors, error_of_noise, note_undetermined
@@ -25,7 +26,6 @@ from manyheads.recovery.passive.student import (
     draw_start,
     fit_student,
     free_numbers,
-    relative_error,
     search,
 )
 from manyheads.recovery.refusals import NoFit

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.recovery.mixed_layers import normalize
 from tests.recovery.random_functions import BIASES, DTYPES, KINDS, attempt, is_wrong
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
@@ -18,7 +19,7 @@ from manyheads.recovery import (
     learn_layer,
     sequences,
 )
-from manyheads.recovery.layers.rotary import RotaryLayer, planted_rotary_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.passive.learning import LearningOptions
 from manyheads.recovery.refusals import FitError, NoFit, NotALayer, VerificationError
 

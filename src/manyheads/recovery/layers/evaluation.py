@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from manyheads.attention import AttentionLayer
+    from manyheads.recovery.variable_projection import Examples
 
 TOKENS = 1 << 14  # tokens that are worked on at once
 
@@ -55,6 +56,18 @@ def evaluate_layer(layer: "AttentionLayer", x: "Float[ArrayLike, 'n k d']") -> "
             weights = softmax(attention_logits(layer, part, head))
             y[start : start + step] += (weights @ part) @ projection[head]
     return y if layer.bias is None else y + np.asarray(layer.bias, np.float64)
+
+
+def sequence_errors(layer: "AttentionLayer", examples: "Examples") -> np.ndarray:
+    """Return the squared error of a layer on each sequence, summed over rows and columns, (n,)."""
+    errors: np.ndarray = ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
+    return errors
+
+
+def relative_error(layer: "AttentionLayer", examples: "Examples") -> float:
+    """Return the squared error of a layer relative to the variance of the labels; infinite for NaN."""
+    error = float(sequence_errors(layer, examples).sum()) / examples.power
+    return error if np.isfinite(error) else np.inf
 
 
 def attention_logits(layer: "AttentionLayer", x: np.ndarray, head: int | None = None) -> np.ndarray:

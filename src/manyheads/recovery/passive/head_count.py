@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads.errors import check_integer
-from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student, sequence_errors
+from manyheads.recovery.layers.evaluation import sequence_errors
+from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student
 
 if TYPE_CHECKING:
     from manyheads.recovery.variable_projection import Examples

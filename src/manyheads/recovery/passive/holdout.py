@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads.recovery.certificates import Certificate, exceeding_share
-from manyheads.recovery.passive.student import free_numbers, sequence_errors
+from manyheads.recovery.layers.evaluation import relative_error, sequence_errors
+from manyheads.recovery.passive.student import free_numbers
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -99,7 +100,7 @@ def note_undetermined(layer: AttentionLayer, train: Examples, unseen: Examples) 
         return tuple(notes)
     both = unseen.x.sum(1)  # (n, d)
     covariance = both.T @ both
-    error = float(sequence_errors(layer, unseen).sum()) / unseen.power
+    error = relative_error(layer, unseen)
     limit = max(EXACT, error * (free_numbers(train, layer.heads) + 25) / train.y.size)
     for chosen in range(1, 2**layer.heads):
         turned = [head for head in heads if chosen >> head & 1]

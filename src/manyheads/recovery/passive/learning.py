@@ -24,6 +24,7 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_integer
 from manyheads.recovery.gauss_newton import as_examples
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
+from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.passive.head_count import check_heads, fit_until_flat, fit_wanted
 from manyheads.recovery.passive.holdout import (
     CHANCE,
@@ -34,7 +35,7 @@ from manyheads.recovery.passive.holdout import (
     note_undetermined,
 )
 from manyheads.recovery.passive.stages.shards import list_shards, load_shard, open_shards
-from manyheads.recovery.passive.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers, relative_error
+from manyheads.recovery.passive.student import ENOUGH, Fit, StudentSettings, fit_student, free_numbers
 from manyheads.recovery.refusals import NoFit
 from manyheads.recovery.results import Recovery, Stage
 from manyheads.recovery.variable_projection import Examples, Form

@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 
 from manyheads.errors import UsageError, check_integers
 from manyheads.recovery.gauss_newton import GaussNewtonFit, GaussNewtonSettings, descend
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.variable_projection import Examples, Tangent, stack_theta
 
 if TYPE_CHECKING:
@@ -182,14 +182,3 @@ def draw_sample(examples: Examples, heads: int, labels: float, rng: np.random.Ge
     if count >= len(examples):
         return examples
     return examples.take(np.sort(rng.choice(len(examples), count, replace=False)))
-
-
-def relative_error(layer: AttentionLayer, examples: Examples) -> float:
-    """Return the squared error of a layer relative to the variance of the labels."""
-    return float(sequence_errors(layer, examples).sum()) / examples.power
-
-
-def sequence_errors(layer: AttentionLayer, examples: Examples) -> Array:
-    """Return the squared error of each sequence, summed over rows and columns, (n,)."""
-    errors: Array = ((evaluate_layer(layer, examples.x) - examples.y) ** 2).sum((1, 2))
-    return errors

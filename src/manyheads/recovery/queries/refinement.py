@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
-from manyheads.recovery.layers.evaluation import evaluate_layer
-from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.layers.evaluation import relative_error
+from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
 
@@ -66,15 +66,11 @@ def refine_layer(
     x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
     y = oracle(x, read="all")
     fitted = fit_gauss_newton(layer, x[:count], y[:count], settings=GaussNewtonSettings(steps=8, inner=60, flat=1e-4))
-    before, after = (_unexplained(one, x[count:], y[count:]) for one in (layer, fitted.layer))
+    before, after = (relative_error(one, Examples(x[count:], y[count:])) for one in (layer, fitted.layer))
     share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
     noise = fitted.error / (1 - share)
     kept = after < before
     return Refined(fitted.layer if kept else layer, before, after, noise, noise * share, kept)
-
-
-def _unexplained(layer: AttentionLayer, x: Array, y: Array) -> float:
-    return function_error(lambda _: y, lambda z: evaluate_layer(layer, z), x)
 
 
 def _weights(dim: int, heads: int) -> int:

@@ -11,16 +11,16 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import fit_gauss_newton
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.evaluation import evaluate_layer, relative_error
 from manyheads.recovery.passive.stages.crude_sum import CrudeForm, estimate_crude_sum
 from manyheads.recovery.passive.stages.fit import FitSettings, fit_in_span
 from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
-from manyheads.recovery.passive.stages.pipeline import measure_error
 from manyheads.recovery.passive.stages.refined_sum import RefinementSettings, refine_sum
 from manyheads.recovery.passive.stages.shards import open_shards
 from manyheads.recovery.passive.stages.span import count_by_gap, measure_span_error, span_of
 from manyheads.recovery.source import SOURCE, generator, label, of_cell
 from manyheads.recovery.task import planted_layer, sequences
+from manyheads.recovery.variable_projection import Examples
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study, grid
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -109,15 +109,15 @@ class Stages(Study):
         form = FitSettings("net" if published else "projection", points=self.points, good=0.0 if published else 1e-3)
         fit = fit_in_span(span_of(hull), x[:600], y[:600], heads, rng, form)
         done = fit_gauss_newton(fit.layer, x[: self.joint_fit_sequences], y[: self.joint_fit_sequences])
-        held, total = (x[self.count :], y[self.count :]), layer.projection.sum(0)
+        held, total = Examples(x[self.count :], y[self.count :]), layer.projection.sum(0)
         values: dict[str, float | np.floating] = {
             "few": np.linalg.norm(few - total) / np.linalg.norm(total),
             "crude": np.linalg.norm(crude - total) / np.linalg.norm(total),
             "crude_span": measure_span_error(span_of(first), layer.theta),
             "refined": np.linalg.norm(refined - total) / np.linalg.norm(total),
             "span": measure_span_error(span_of(hull), layer.theta),
-            "fit": measure_error(fit.layer, *held),
-            "joint": measure_error(done.layer, *held),
+            "fit": relative_error(fit.layer, held),
+            "joint": relative_error(done.layer, held),
             "counted": float(count_by_gap(hull.eigenvalues)),
         }
         return xr.Dataset({name: ((), float(value), label(FIGURES[name])) for name, value in values.items()})

@@ -71,7 +71,7 @@ class Violations(Study):
 
     name: ClassVar[str] = "recovery/violations"
     claim: ClassVar[str] = "A violated assumption breaks the stages that need it and is refused by name"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     source: ClassVar[Source] = replace(SOURCE, locus="assumptions of the main theorem; how they are broken is ours")
     unread_prediction: ClassVar[str] = (
         "whether the warnings are right is measured inside `train`, against the same table"

@@ -5,10 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.recovery.rotary_layers import planted_rotary_layer
 
 from manyheads.errors import UsageError
 from manyheads.recovery import Oracle, RecoveryRefused, evaluate_layer, gpt_layer
-from manyheads.recovery.layers.rotary import RotaryLayer, planted_rotary_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_rotary
 from manyheads.recovery.queries.rotary.count_gates import CountGate, ask_counts, find_counted_heads
 from manyheads.recovery.queries.rotary.logits import Reader, alternate, plan

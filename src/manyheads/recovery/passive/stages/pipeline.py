@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
 from manyheads.recovery.gauss_newton import fit_gauss_newton
-from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.evaluation import relative_error
 from manyheads.recovery.passive.stages.agreement import RowCertificates
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum
 from manyheads.recovery.passive.stages.fit import fit_in_span
@@ -23,6 +23,7 @@ from manyheads.recovery.passive.stages.shards import Pair, Shard, Shards, open_s
 from manyheads.recovery.passive.stages.span import count_by_gap
 from manyheads.recovery.refusals import EffectiveSumError, HullGapError, NoFit, RecoveryRefused
 from manyheads.recovery.results import Recovery, StageLog
+from manyheads.recovery.variable_projection import Examples
 
 if TYPE_CHECKING:
     from manyheads.attention import AttentionLayer
@@ -45,13 +46,13 @@ class Candidate:
 class SixStageRun:
     """One run of the six stages: each method is a stage, logged with its figures and CPU seconds."""
 
-    # Examples to learn from, and the last sequences (x, y), which nothing is fitted to
+    # Examples to learn from, and the last sequences, which nothing is fitted to
     train: Shards
-    held: tuple[Array, Array]
+    held: Examples
     # As given
     settings: StageSettings
     rng: np.random.Generator
-    noise_share: float  # expected squared noise in the labels as a share of their squares
+    noise_share: float  # expected squared noise in the labels relative to their variance
     log: StageLog = field(default_factory=StageLog)
     fitted: list[Candidate] = field(default_factory=list)
     joint_fits: dict[int, Candidate] = field(default_factory=dict)
@@ -73,11 +74,10 @@ class SixStageRun:
         count = min(settings.held_out, data.count // 10)
         if not count:
             raise UsageError(f"{data.count} sequences: ten or more are needed to hold some out")
-        held = data.take(np.arange(data.count - count, data.count))
-        power = float(np.mean(np.square(held[1])))
-        if power == 0:
-            raise UsageError("the labels are all zero: there is nothing to learn")
-        return cls(data.without_last(count), held, settings, rng, settings.noise**2 / power)
+        held = Examples(*data.take(np.arange(data.count - count, data.count)))
+        if held.power == 0:
+            raise UsageError("the labels do not depend on the tokens: there is nothing to learn")
+        return cls(data.without_last(count), held, settings, rng, settings.noise**2 * held.y.size / held.power)
 
     def crude_sum(self) -> Array:
         """Stage one."""
@@ -113,7 +113,7 @@ class SixStageRun:
         with self.log.stage(f"fit in the span, heads: {heads}") as figures:
             some = self._draw(self.settings.fit.sequences)
             fit = fit_in_span(span, *some, heads, self.rng, self.settings.fit)
-            attempt = Candidate(fit.layer, measure_error(fit.layer, *self.held))
+            attempt = Candidate(fit.layer, relative_error(fit.layer, self.held))
             figures |= {"tried": fit.tried, "error": fit.error, "held_out_error": attempt.error}
         self.fitted.append(attempt)
 
@@ -145,7 +145,7 @@ class SixStageRun:
             done = fit_gauss_newton(
                 attempt.layer, *self._draw(self.settings.joint_fit_sequences), settings=self.settings.joint_fit
             )
-            better = Candidate(done.layer, measure_error(done.layer, *self.held))
+            better = Candidate(done.layer, relative_error(done.layer, self.held))
             figures |= {"steps": len(done.errors) - 1, "error": done.error, "held_out_error": better.error}
         self.joint_fits[attempt.layer.heads] = better
         return better
@@ -164,7 +164,7 @@ class SixStageRun:
             "statement": "relative squared error on sequences that were held out of every fit",
             "held_out_error": attempt.error,
             "threshold": self.threshold(self.settings.tolerance),
-            "sequences": len(self.held[0]),
+            "sequences": len(self.held),
         }
         return Recovery(attempt.layer, certificate, tuple(self.log.stages), "six-stage")
 
@@ -200,10 +200,3 @@ class SixStageRun:
     def _draw(self, count: int) -> tuple[Array, Array]:
         size = self.train.count
         return self.train.take(np.sort(self.rng.choice(size, min(count, size), replace=False)))
-
-
-def measure_error(layer: AttentionLayer, x: Array, y: Array) -> float:
-    """Return the squared error of a layer on examples as a share of the labels' squares; infinite for NaN."""
-    left = y - evaluate_layer(layer, x)
-    error = float(np.vdot(left, left) / np.vdot(y, y))
-    return error if np.isfinite(error) else np.inf
