@@ -35,7 +35,7 @@ from manyheads.limits import (
     torch_groups,
     transfer_check,
 )
-from manyheads.limits.checks.axes import shapes_along
+from manyheads.limits.axes import shapes_along
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

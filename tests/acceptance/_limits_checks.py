@@ -6,7 +6,7 @@ import numpy as np
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import run_study, study, words_of
 
-from manyheads.limits.checks.axes import LETTERS
+from manyheads.limits.axes import LETTERS
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.study import open_run
 

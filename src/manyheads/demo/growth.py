@@ -18,9 +18,10 @@ from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
 from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
+from manyheads.limits.axes import check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons.mean_field import along, biases, distances, solve_blocks
-from manyheads.limits.comparisons.parametrizations import bordelon, check_rising
+from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.systems.problems import text_problem
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, forward_multipliers
-from manyheads.limits.checks.axes import shapes_along
+from manyheads.limits.axes import shapes_along
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES

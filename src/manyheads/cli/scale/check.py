@@ -126,7 +126,7 @@ class Check(Theory):
         return USUAL[self.optimizer][name] if given is None else given
 
     def _shapes(self, base: "Shape") -> "tuple[Shape, ...]":
-        from manyheads.limits.checks.axes import shapes_along
+        from manyheads.limits.axes import shapes_along
 
         here: int = getattr(base, self.axis)
         usual = (here, 2 * here, 8 * here) if self.axis == "depth" else (max(here // 2, 1), here, 4 * here)
@@ -135,7 +135,7 @@ class Check(Theory):
     def _refuse(self, shapes: "tuple[Shape, ...]") -> None:
         """Refuse before training what would be refused afterwards."""
         from manyheads.errors import UsageError
-        from manyheads.limits.checks.axes import find_axis
+        from manyheads.limits.axes import find_axis
 
         find_axis(shapes)
         steps, (low, high, count) = self._usual("steps"), self._usual("learning_rates")

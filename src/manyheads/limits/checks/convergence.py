@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
-from manyheads.limits.checks.axes import check_rising
+from manyheads.limits.axes import check_rising
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.distances import noise_of_mean
 

@@ -17,7 +17,7 @@ import numpy as np
 from manyheads._arrays import takes_arrays
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits.checks.axes import LETTERS, Axis, check_seeds, find_axis
+from manyheads.limits.axes import LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import Recipe, sweep_losses
 from manyheads.limits.task import Task

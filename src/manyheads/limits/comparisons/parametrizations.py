@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import AXES, LETTERS, Axis, check_rising, shapes_along
+from manyheads.limits.axes import AXES, LETTERS, Axis, check_rising, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import LETTERS, Axis
+from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.convergence import (
     SizeDistances,
     distances_to_largest,

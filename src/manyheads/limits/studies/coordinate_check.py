@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import LETTERS, Axis, check_rising
+from manyheads.limits.axes import LETTERS, Axis, check_rising
 from manyheads.limits.checks.coordinate_check import (
     TOLERANCE,
     Growth,

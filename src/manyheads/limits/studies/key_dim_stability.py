@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import check_rising
+from manyheads.limits.axes import check_rising
 from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.problem import Problem

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import check_rising
+from manyheads.limits.axes import check_rising
 from manyheads.limits.systems.transformers import (
     NetworkFactors,
     Setting,

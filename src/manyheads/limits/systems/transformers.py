@@ -16,7 +16,7 @@ import optax
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError
-from manyheads.limits.checks.axes import check_rising
+from manyheads.limits.axes import check_rising
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.transformer.losses import cross_entropy
