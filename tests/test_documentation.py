@@ -24,7 +24,7 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(manyheads.__pat
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """Sit down in an empty folder; modules that are saved there, the path and the environment are put back."""
     before, modules = dict(os.environ), set(sys.modules)
     monkeypatch.chdir(tmp_path)
@@ -64,16 +64,16 @@ def read(page, folder, workers=None):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "own-study" not in page])
-def test_a_page_does_what_it_says(page, desk):
-    read(page, desk, workers=1)
+def test_a_page_does_what_it_says(page, folder):
+    read(page, folder, workers=1)
 
 
-def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_a_report(desk):
+def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_a_report(folder):
     page = (ROOT / "docs/write-your-own-study.md").read_text(encoding="utf-8")
     assert "check_study(EffectiveKeys)" in page  # the page itself runs the contract suite
-    commands = read("docs/write-your-own-study.md", desk)
+    commands = read("docs/write-your-own-study.md", folder)
     assert ["report"] in commands
-    report = html.unescape((desk / "runs/report.html").read_text(encoding="utf-8"))
+    report = html.unescape((folder / "runs/report.html").read_text(encoding="utf-8"))
     from effective_keys import EffectiveKeys
 
     assert EffectiveKeys.claim in report
@@ -98,7 +98,7 @@ def test_links_and_commands_of_the_pages_exist():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples(name, desk):
+def test_docstring_examples(name, folder):
     try:
         module = importlib.import_module(name)
     except ImportError as error:

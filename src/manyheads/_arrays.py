@@ -1,4 +1,4 @@
-"""Entrance of arrays from outside: checked, made native, and computed in the precision that they came in.
+"""Input arrays: checked, made native, and computed in the precision that they came in.
 
 Every public function that takes arrays carries one of these decorators. They pass each array among the arguments
 (also inside lists, tuples, dictionaries and modules) through `as_native`:

@@ -1,4 +1,4 @@
-"""Memory of this machine, against which work is judged before it starts."""
+"""Memory of this machine, compared with an estimate before work starts."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Settings of JAX and NumPy that manyheads computes under, set by context and left as the user had them.
+"""Settings of JAX and NumPy that manyheads computes under, set by a context and restored afterwards.
 
 A user may have changed any of them for a program of their own. Most only turn into an error what is meant
 (`jax_numpy_rank_promotion`, `jax_numpy_dtype_promotion`, `jax_transfer_guard`, `jax_debug_nans`, `numpy.seterr`);

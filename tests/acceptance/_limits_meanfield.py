@@ -27,7 +27,7 @@ from manyheads.limits.systems.problems import digits_problem
 from manyheads.statistics import mean_interval
 
 
-def lesson(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:
+def toy_problem(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:
     """Threes against fives in four patches of 16 pixels, 8 steps in which the loss settles and attention moves.
 
     Both are asked for. The first images of the file, centred, have nearly the same mean token: trained on them networks
@@ -39,7 +39,7 @@ def lesson(samples: int = 4, tests: int = 0, **fields: Any) -> Problem:
 
 def rich(samples: int = 2, **fields: Any) -> Problem:
     """The same at twice the richness and half the rate; at the larger rate the loss would not fall at every step."""
-    return lesson(samples, **{"richness": 1.5, "learning_rate": 0.15} | fields)
+    return toy_problem(samples, **{"richness": 1.5, "learning_rate": 0.15} | fields)
 
 
 def solve(
@@ -89,14 +89,14 @@ def lazy(folder: Path) -> Measured:
     far, first = 0.0, 0.0
     for exponent in (1.0, 0.5):
         for depth in (1, 2, 4, 8):
-            settled = lesson(2, depth=depth, depth_exponent=exponent, richness=1.0, steps=5)
+            settled = toy_problem(2, depth=depth, depth_exponent=exponent, richness=1.0, steps=5)
             closed = ntk_outputs(settled)
             far = max(
                 far, np.abs(solve(replace(settled, richness=1e-4), InfiniteKeyDimAttention()).outputs - closed).max()
             )
             first = max(first, np.abs(solve(settled, InfiniteKeyDimAttention()).outputs[1] - closed[1]).max())
     targets = np.random.default_rng(0).standard_normal((2, 4, 2))
-    tokens = lesson(2).inputs
+    tokens = toy_problem(2).inputs
     causal = Problem(tokens, targets, steps=5, learning_rate=0.3, richness=1e-4, depth=3, causal=True, read_out="token")
     token = np.abs(solve(causal, InfiniteKeyDimAttention()).outputs - ntk_outputs(causal)).max()
     shown = f"lazy {far:.1e}, first step {first:.1e}, causal per token {token:.1e}"
@@ -107,9 +107,9 @@ def lazy(folder: Path) -> Measured:
 
 def perceptron(folder: Path, neurons: int, seeds: int) -> Measured:
     """The first step at richness 1e-3 with erf neurons, and identity neurons against the exact linear branch."""
-    mild = lesson(2, richness=1e-3, steps=2)
+    mild = toy_problem(2, richness=1e-3, steps=2)
     closed = ntk_outputs(mild, "erf")
-    single = Problem(lesson(2).inputs[:, :1], np.array([1.0, -1.0]), steps=8, learning_rate=0.3, depth=2)
+    single = Problem(toy_problem(2).inputs[:, :1], np.array([1.0, -1.0]), steps=8, learning_rate=0.3, depth=2)
     linear = solve(single, InfiniteKeyDimAttention()).outputs
     anchors, identities = [], []
     for seed in range(seeds):

@@ -18,7 +18,7 @@ from tests.acceptance._limits_distances import (
     signed_root,
     train,
 )
-from tests.acceptance._limits_meanfield import figure, lesson, looked, rms, seeds_of, solve
+from tests.acceptance._limits_meanfield import figure, looked, rms, seeds_of, solve, toy_problem
 
 from manyheads.limits import Network, Problem
 from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
@@ -32,7 +32,7 @@ LIMITS = (InfiniteKeyDimAttention(),)
 
 def key_dims(folder: Path, seeds: int) -> Measured:
     """Four blocks, four heads, N = 4, 16, 64: single networks, the variance over heads, the mean of the largest."""
-    problem, sizes = lesson(depth=4), [4, 16, 64]
+    problem, sizes = toy_problem(depth=4), [4, 16, 64]
     found, limit, words, near = approach(problem, [Network(size, 4) for size in sizes], "N", LIMITS, seeds, 0.12)
     over = power(sizes, [each.logit_variance[:, -1].mean("layer").values for each in found], root=False)
     ends, low = means(found[-1], problem, LIMITS, np.inf, 0.08)
@@ -46,7 +46,7 @@ def one_block(folder: Path, seeds: int) -> Measured:
 
     Both have the widths 16, 64, 256: corrections to a power are of relative order one over the width.
     """
-    problem, parts, passed = lesson(), [], True
+    problem, parts, passed = toy_problem(), [], True
     for heads in (1, 4):
         sizes = [width // heads for width in (16, 64, 256)]
         networks = [Network(size, heads) for size in sizes]
@@ -68,7 +68,7 @@ def one_block(folder: Path, seeds: int) -> Measured:
 def biases(folder: Path, few: int, many: int) -> Measured:
     """Two tokens, one, two, four blocks: the mean of many small networks falls like 1/N, that of large ones is near."""
     parts, passed, sizes = [], True, [4, 8, 16]
-    wide = lesson(2)
+    wide = toy_problem(2)
     halves = replace(wide, inputs=wide.inputs.reshape(2, 2, 32))
     for depth in (1, 2, 4):
         problem = replace(halves, depth=depth)
@@ -87,7 +87,7 @@ def biases(folder: Path, few: int, many: int) -> Measured:
 
 def variants(folder: Path, seeds: int) -> Measured:
     """Three blocks that are causal with a loss at every token, on digits and on text, and pre-norm."""
-    images = lesson(depth=3)
+    images = toy_problem(depth=3)
     every = np.broadcast_to(images.targets, (4, 4))  # the label at every token
     settings = {"steps": 8, "learning_rate": 0.3, "richness": 0.75, "depth": 3}
     problems = {
@@ -108,7 +108,7 @@ def variants(folder: Path, seeds: int) -> Measured:
 
 def heads_at(folder: Path, depth: int, exponent: float, seeds: int, samples: int, draws: int) -> Measured:
     """N = 4 with infinitely many heads against H = 64: mean outputs, and the spread of logits over heads."""
-    problem, branch, heads = lesson(depth=depth), InfiniteHeadsAttention(4, samples, exponent), 64
+    problem, branch, heads = toy_problem(depth=depth), InfiniteHeadsAttention(4, samples, exponent), 64
     limits = [solve(problem, branch, seed=seed) for seed in range(draws)]
     found = train(problem, Network(4, heads, exponent), seeds)
     ends, near = means(found, problem, (branch,), 0.02, 0.02)
@@ -129,7 +129,7 @@ def heads_at(folder: Path, depth: int, exponent: float, seeds: int, samples: int
 
 def frozen(folder: Path, seeds: int, samples: int) -> Measured:
     """N = 4, rich, embedding frozen, H = 4 to 64: single networks, and the mean of 24 of the largest."""
-    problem = replace(lesson(tests=2), embedding=False, richness=3.0, learning_rate=0.15, steps=16)
+    problem = replace(toy_problem(tests=2), embedding=False, richness=3.0, learning_rate=0.15, steps=16)
     branches, sizes = (InfiniteHeadsAttention(4, samples),), [4, 8, 16, 32, 64]
     networks = [Network(4, size) for size in sizes]
     found, limit, words, near = approach(problem, networks, "H", branches, seeds, 0.12)
@@ -141,7 +141,7 @@ def frozen(folder: Path, seeds: int, samples: int) -> Measured:
 
 def complete(folder: Path, seeds: int) -> Measured:
     """Pre-norm blocks with attention at N = 4 and gelu neurons, H = 4, 16, 64."""
-    problem, sizes = lesson(depth=2, norm=True), [4, 16, 64]
+    problem, sizes = toy_problem(depth=2, norm=True), [4, 16, 64]
     branches = (InfiniteHeadsAttention(4, 2048), InfiniteWidthMLP("gelu", 8192))
     networks = [Network(4, size, 1.0, "gelu") for size in sizes]
     found, limit, words, near = approach(problem, networks, "H", branches, seeds, 0.1)
@@ -152,7 +152,7 @@ def complete(folder: Path, seeds: int) -> Measured:
 def starts(folder: Path, seeds: int) -> Measured:
     """Before training: the variance of logits over heads against N, the kernel of the stream against H."""
     parts, passed, sizes = [], True, [4, 16, 64]
-    problem = lesson(depth=2, steps=1)
+    problem = toy_problem(depth=2, steps=1)
     for exponent in (1.0, 0.5):
         found = [train(problem, Network(size, 4, exponent), seeds) for size in sizes]
         over = power(sizes, [each.logit_variance[:, 0].mean("layer").values for each in found], root=False)

@@ -217,7 +217,7 @@ def planted(monkeypatch, rng):
     """Let everything move alike at every size, or the stream grow; let the best rate stay, or fall with the size."""
     growth = {"residual": 0.0, "learning_rate": 0.0}
 
-    def measure_task(lesson, parametrization, recipe, rate, checkpoints):
+    def measure_task(task, parametrization, recipe, rate, checkpoints):
         def measure(shape, seed):
             size = shape.heads
             noise = 0.01 * rng.normal(size=(len(QUANTITIES), len(checkpoints)))
@@ -227,7 +227,7 @@ def planted(monkeypatch, rng):
 
         return measure
 
-    def task_losses(lesson, parametrization, recipe):
+    def task_losses(task, parametrization, recipe):
         def losses(shape, rates, seed):
             best = (
                 np.log10(rates[len(rates) // 2])
@@ -435,7 +435,7 @@ def test_a_program_for_every_family_and_for_fields_of_our_own(call, folder):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted, monkeypatch, as_json):
-    def task_losses(lesson, parametrization, recipe):
+    def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: -np.asarray(rates)
 
     monkeypatch.setattr("manyheads.limits.task_losses", task_losses)
@@ -453,7 +453,7 @@ def test_a_coordinate_check_is_not_lost_with_a_transfer_that_fails(call, planted
 def test_an_interval_without_ends_is_still_json(call, planted, monkeypatch):
     """Best rates that agree to the last bit stand on the grid, and decide nothing."""
 
-    def task_losses(lesson, parametrization, recipe):
+    def task_losses(task, parametrization, recipe):
         return lambda shape, rates, seed: np.log(np.asarray(rates) / np.median(rates)) ** 2
 
     monkeypatch.setattr("manyheads.limits.task_losses", task_losses)

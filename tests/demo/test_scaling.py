@@ -19,7 +19,7 @@ def planted(monkeypatch, rng):
     """Motions that double with each doubling in the plain model and stay in the scaled one, spread 0.02 over seeds."""
     asked = []
 
-    def measure_updates(lesson, parametrization, shape, recipe, rate, checkpoints, key, *, fields):
+    def measure_updates(task, parametrization, shape, recipe, rate, checkpoints, key, *, fields):
         asked.append((parametrization.scheme, shape))
         growth = shape.heads * shape.depth / 2 if parametrization.scheme == "standard" else 1.0
         values = {name: growth * np.exp(0.02 * rng.normal(size=len(checkpoints))) for name in fields}
@@ -49,7 +49,7 @@ def test_what_stays_holds_and_what_grows_is_refuted(planted, seed, tmp_path):
 def test_the_prediction_is_the_table_and_nothing_random(seed):
     one, other = (STUDY.predict(jax.random.key(each)) for each in (seed, seed + 1))
     assert one.identical(other)
-    assert float(one["rate"].sel(role="value")) == 0.5
+    assert float(one["learning_rate"].sel(role="value")) == 0.5
     assert float(one["epsilon"].sel(role="value")) == 0.25
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of the studies of this wing: source, seed and task of a replicate, predictions of training."""
+"""Shared parts of the bigram studies: source, seed and task of a replicate, predictions of training."""
 
 from __future__ import annotations
 

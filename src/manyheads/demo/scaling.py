@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 DRAWN = {"outputs": "the outputs", "residual": "the residual stream", "logits": "the attention logits"}
 COLUMNS = {"initial": "init std", "learning_rate": "learning rate", "epsilon": "Adam's epsilon"}
-STORED = {"learning_rate": "rate"}
-"""Column → its variable in the store, where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class DemoScaling(Study):
     """
 
     name: ClassVar[str] = "demo/scaling"
+    revision: ClassVar[int] = 2
     claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
     source: ClassVar[Source] = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
     unread_prediction: ClassVar[str] = (
@@ -97,8 +96,7 @@ class DemoScaling(Study):
         """Return the table of factors from the demo's shape to the larger one."""
         table = self.table()
         columns = {
-            STORED.get(name, name): ("role", [getattr(table[role], name) for role in ROLES], label)
-            for name, label in COLUMNS.items()
+            name: ("role", [getattr(table[role], name) for role in ROLES], label) for name, label in COLUMNS.items()
         }
         return dataset(columns, coords={"role": (list(ROLES), "weights")})
 
@@ -113,7 +111,7 @@ class DemoScaling(Study):
         ]
         return dataset(
             {
-                name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"motion of {module}")
+                name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"rms update of {module}")
                 for name, module in QUANTITIES.items()
                 if name in DRAWN
             },

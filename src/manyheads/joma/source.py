@@ -1,4 +1,4 @@
-"""Source of the studies."""
+"""Publication behind the studies of `joma`."""
 
 from manyheads.study import Source
 

@@ -1,4 +1,4 @@
-"""Attention layers of a checkpoint: configuration and weights, whatever the family calls, fuses or transposes them.
+"""Attention layers of a checkpoint: configuration and weights in one layout for all families.
 
     q_h = x query_h + query_bias_h            x: (n, d),  q_h: (n, N),   h = 1..H
     k_g = x key_g + key_bias_g                g = 1..H_kv;  head h reads g = h // (H / H_kv), counted from 0

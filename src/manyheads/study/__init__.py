@@ -1,4 +1,4 @@
-"""The bench: studies, verdicts, the store, executors and reports. It imports no theory."""
+"""Studies, verdicts, the store, executors and reports. It imports no theory."""
 
 import lazy_loader
 

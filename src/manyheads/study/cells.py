@@ -1,4 +1,4 @@
-"""The grid of a study: a cell is one setting (a size, a rate, a depth) in which every replicate is trained."""
+"""The grid of a study: a cell is one setting (a size, a learning rate, a depth) in which every replicate is trained."""
 
 import itertools
 import math

@@ -122,7 +122,7 @@ STUDIES: dict[str, Entry] = {
     ),
     "limits/approach": Entry(
         "manyheads.limits.studies.approach:Approach",
-        "Loss curves and kernels converge as N, H, L grow; under standard scaling not",
+        "Loss curves and kernels converge as N, H, L grow, except under standard scaling",
     ),
     "limits/infinite-key-dim": Entry(
         "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",

@@ -110,7 +110,7 @@ def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(tas
     assert found.outputs[0] == pytest.approx(np.sqrt(np.mean(change**2)), rel=1e-3)
 
 
-def test_the_text_lesson_predicts_the_next_character():
+def test_the_text_task_predicts_the_next_character():
     task = text_task(batch=2, length=8)
     inputs, answers = task.batches(jax.random.key(0))
     assert inputs.shape == answers.shape == (2, 8)

@@ -1,4 +1,4 @@
-"""Memory and work of the trainings of `scale check`, judged before the first step."""
+"""Memory and work of the trainings of `scale check`, estimated and limited before the first step."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -24,7 +24,7 @@ class Theory:
     logit_exponent: float = 1.0
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
-    """Branches are divided by L to this power, from 0.5 to 1, where every block keeps learning features."""
+    """Branches are divided by L to this power, from 0.5 to 1; at 1 every block keeps learning features."""
     richness: float = 1.0
     """Factor of gamma0 over the base's: above 1 for more feature learning."""
     scheme: Literal["limits", "mup", "standard"] = "limits"

@@ -23,7 +23,7 @@ Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behav
 class Scale(Theory):
     """Scale init, learning rate, epsilon and weight decay of every weight from a tuned shape to another one.
 
-    Compare: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, and 'manyheads
+    See also: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, and 'manyheads
     scale check' trains small transformers at several sizes to test them.
     """
 

@@ -1,4 +1,4 @@
-"""One optax transformation from the roles of the weights: rate, epsilon and decay of each class, by scaling alone."""
+"""One optax transformation from the roles of the weights: learning rate, epsilon and decay of each class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Parametrization`: from a base shape and a target shape to init, multiplier, rate and epsilon of every weight."""
+"""`Parametrization`: from a base and a target shape to init, multiplier, learning rate and epsilon of every weight."""
 
 from __future__ import annotations
 

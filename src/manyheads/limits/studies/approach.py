@@ -62,7 +62,7 @@ class Approach(Study):
     """
 
     name: ClassVar[str] = "limits/approach"
-    claim: ClassVar[str] = "Loss curves and kernels converge as N, H, L grow; under standard scaling not"
+    claim: ClassVar[str] = "Loss curves and kernels converge as N, H, L grow, except under standard scaling"
     source: ClassVar[Source] = bordelon("figures 6 to 12: training converges as N, H, L grow; powers are derived here")
     unread_prediction: ClassVar[str] = "the limit has no closed form: distances are to the largest network"
 

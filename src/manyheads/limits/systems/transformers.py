@@ -1,4 +1,4 @@
-"""Transformers of finite size under a parametrization: losses over rates and seeds, and how far everything moves.
+"""Transformers of finite size under a parametrization: losses over learning rates and seeds, and RMS updates.
 
 Scheme and rate are traced numbers, so that one compiled program a shape serves every scheme, rate and seed.
 """

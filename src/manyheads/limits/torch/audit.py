@@ -1,4 +1,4 @@
-"""Audits of a PyTorch model and its optimizer, or its groups: what every parameter has, read off them and judged."""
+"""Audits of a PyTorch model and its optimizer, or its groups: the settings of every parameter, compared with its targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen parameters into which a factor of the forward pass belongs, and where nothing puts it.
+"""Frozen parameters that would have to carry a factor of the forward pass.
 
 What a model does not multiply is folded into the weight behind it (`manyheads.limits.parametrization.targets`), by
 the std at which

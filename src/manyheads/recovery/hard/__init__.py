@@ -1,4 +1,4 @@
-"""Layers that are hard to learn from examples (Chen and Li), and what finds them nevertheless."""
+"""Layers that are hard to learn from examples (Chen and Li), and attacks that find them."""
 
 import lazy_loader
 

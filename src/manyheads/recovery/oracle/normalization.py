@@ -1,4 +1,4 @@
-"""LayerNorm or RMSNorm without weights, in front of a layer that is only reached through it."""
+"""LayerNorm or RMSNorm without weights, in front of a layer."""
 
 from dataclasses import dataclass
 

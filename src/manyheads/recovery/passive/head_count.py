@@ -15,7 +15,7 @@ from manyheads.recovery.passive.student import Fit, StudentSettings, fit_student
 if TYPE_CHECKING:
     from manyheads.recovery.variable_projection import Examples
 
-REACH = 20.0  # how far above its mark a first look may end and still be refined
+REACH = 20.0  # multiple of its target at which a first search may end and still be refined
 GLANCE = 60  # evaluations of a first look at a number of heads: benign layers of 12 heads took 30, measured here
 HARDLY = 0.02  # a further head that lowers the error by a smaller share, or by less than chance does, is none
 

@@ -1,4 +1,4 @@
-"""`cite`: BibTeX for exactly what a result rests on."""
+"""`cite`: BibTeX entries of the publications behind a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report`: one HTML file that needs nothing else, for one run or a whole store.
+"""`report`: one self-contained HTML file for one run or a whole store.
 
 What it shows comes from the store alone: the same store gives the same bytes.
 """

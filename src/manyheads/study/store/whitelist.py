@@ -1,4 +1,4 @@
-"""Whitelist of what a stored unit may hold: plain numbers in Zarr v3, judged before Zarr opens anything.
+"""Whitelist of what a stored unit may hold: plain numbers in Zarr v3, checked before Zarr opens anything.
 
 Zarr runs code that a store names (codecs, filters, data types, pickled objects) and allocates what a shape states.
 So every file of a unit is compared with the one form that `RunStore.write` produces, and everything else is refused.

@@ -1,4 +1,4 @@
-r"""Extraction with O(d) queries, for oracles exact to float64 rounding or nearly so.
+r"""Subspace method: extraction with O(d) queries, for oracles exact to float64 rounding or nearly so.
 
 A layer of m heads whose output spaces are independent (all layers whose heads have rank d / m: GPT and its kin, with
 shared keys and values too) is determined by five readings, one file each:
