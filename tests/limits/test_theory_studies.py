@@ -22,7 +22,7 @@ def outcomes(study, predicted, trained, word):
 
 
 def in_cells(study, variables):
-    """Replicates of all cells, as the bench hands them over: variables are functions of a cell, (replicates, ...)."""
+    """Replicates of all cells, as `run` hands them over: variables are functions of a cell, (replicates, ...)."""
     cells = study.cells()
     data = {
         name: (("replicate", "cell", *dims), np.stack([make(cell) for cell in cells], 1))

@@ -101,10 +101,10 @@ def trained(kind, path):
     [
         ("collision", UnitFailed, "'y' names a value of the cell"),
         ("dimension", UnitFailed, "'layer' names a value of the cell"),
-        ("bench", UsageError, "'replicate' belongs to the bench"),
+        ("bench", UsageError, "'replicate' is reserved"),
         ("equal", UsageError, "distinct"),
         ("mixed", UsageError, "mix"),
-        ("times", UnitFailed, "'wall_seconds' belongs to the bench"),
+        ("times", UnitFailed, "'wall_seconds' is reserved"),
         ("coded", UnitFailed, "'scale_factor' means something to the store"),
         ("listed", UnitFailed, "attribute 'note' is a list"),
         ("comparison", ComparisonFailed, "NaN"),

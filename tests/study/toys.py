@@ -1,4 +1,4 @@
-"""Small studies that the tests of the bench run: vectorized, sampled, ragged, failing."""
+"""Small studies that the tests of `study` run: vectorized, sampled, ragged, failing."""
 
 from dataclasses import dataclass
 from typing import ClassVar

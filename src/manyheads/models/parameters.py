@@ -221,16 +221,16 @@ def _tensors(
 
 def _tie(config: ModelConfig, prefix: str, known: set[str]) -> tuple[dict[str, str], str | None]:
     """Say which weights of heads share the values of others, and which stored weight is the unembedding."""
-    speaks = config.built_with(*config.family.language_heads)
+    is_language_model = config.built_with(*config.family.language_heads)
     tied: dict[str, str] = {}
     unembedding = None
     for number, (head, source) in enumerate(config.family.ties.items()):
         source = source if source in known else prefix + source
-        if config.values["tied"] and source in known and (speaks or head in known):
+        if config.values["tied"] and source in known and (is_language_model or head in known):
             tied[head] = source
         if number == 0:
             unembedding = tied.get(head, head if head in known else None)
-            if speaks and unembedding is None:
+            if is_language_model and unembedding is None:
                 found = f"{head} is neither stored nor tied"
                 raise WeightsMismatch(config.path, found, f"{WeightsMismatch.usual}, and that the save is complete")
     return tied, unembedding

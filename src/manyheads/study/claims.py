@@ -1,6 +1,6 @@
 """Declarative claims: what is measured, what the theory says, and how far from it still counts.
 
-A study lists its claims, and the bench evaluates the list. A figure is decided by what it is: a single number exactly,
+A study lists its claims, and `run` evaluates the list. A figure is decided by what it is: a single number exactly,
 samples by the Student interval of their mean, and an interval as it stands.
 """
 

@@ -35,7 +35,7 @@ RUN_FLAGS = frozenset({"replicates", "seed", "store", "workers", "executor", "fu
 
 
 class ContractBroken(ManyheadsError, AssertionError):
-    """A study breaks a promise that the bench relies on."""
+    """A study breaks a rule of the contract."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The studies by name: a table of text, so that listing them imports nothing.
 
-The bench imports no theory of its own accord: it imports the module of a study when the study is named, and not before.
+`study` imports no theory of its own accord: it imports the module of a study when the study is named, and not before.
 """
 
 from __future__ import annotations

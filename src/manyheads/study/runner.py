@@ -263,7 +263,7 @@ def _check_cells(study: Study) -> None:
         raise UsageError(f"{study.name}: cells name different coordinates: {sorted(names)}")
     for name in cells[0]:
         if name in RESERVED:
-            raise UsageError(f"{study.name}: the cell name {name!r} belongs to the bench; give yours another one")
+            raise UsageError(f"{study.name}: the cell name {name!r} is reserved; choose another one")
         kinds = {float if isinstance(value, float) else type(value) for value in (cell[name] for cell in cells)}
         if len(kinds) > 1 and kinds != {int, float}:
             raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")

@@ -189,8 +189,8 @@ class InfiniteHeads(Study):
         solved = mean_field.solve_blocks(problem, branches, rng)
         without = mean_field.solve_blocks(problem, few, rng, responses=False)
         found = mean_field.summarize(solved) | {"output_without": without.outputs}
-        for name, looks in zip(ENDS, (solved.observables[0], solved.observables[-1]), strict=True):
-            found[name] = np.mean([look["logit_variance"] for look in looks if "logit_variance" in look])
+        for name, records in zip(ENDS, (solved.observables[0], solved.observables[-1]), strict=True):
+            found[name] = np.mean([record["logit_variance"] for record in records if "logit_variance" in record])
         return found
 
     def _convergence(self, name: str, exponent: float) -> Claim:

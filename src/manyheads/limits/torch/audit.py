@@ -1,4 +1,4 @@
-"""Audits of a PyTorch model and its optimizer, or its groups: the settings of every parameter, compared with its targets."""
+"""Audits of a PyTorch model and its optimizer, or its groups: the settings of every parameter beside its targets."""
 
 from __future__ import annotations
 

@@ -95,27 +95,27 @@ def learn_in_six_stages(
     """
     settings = settings or StageSettings()
     heads = check_heads(heads)
-    bench = SixStageRun.open(examples, settings, rng, executor)
-    most = bench.train.dim**2
+    run = SixStageRun.open(examples, settings, rng, executor)
+    most = run.train.dim**2
     if heads is not None and heads > most:
-        raise UsageError(f"heads={heads}: {most} at most in {bench.train.dim} dimensions")
+        raise UsageError(f"heads={heads}: {most} at most in {run.train.dim} dimensions")
 
-    crude = bench.crude_sum()  # stage 1
+    crude = run.crude_sum()  # stage 1
     for count in (heads,) if heads else range(1, min(most, settings.most_heads) + 1):
         try:
-            hull = bench.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
-            refined = bench.refined_sum(hull)  # stage 3
-            hull = bench.hull("hull", refined, count)  # stage 4
+            hull = run.hull("crude hull", crude, count) if settings.refinement.needs_hull else None  # stage 2
+            refined = run.refined_sum(hull)  # stage 3
+            hull = run.hull("hull", refined, count)  # stage 4
         except HullGapError:
             continue  # another number of heads may have a hull that stands out
         span = span_of(hull)  # stage 5
-        bench.fit(span, count)  # stage 6, for this number of heads
-        if bench.is_enough():
-            attempt = bench.joint_fit()  # stage 6, for the best number so far
-            if attempt.error < bench.threshold(settings.tolerance):
-                return bench.recovery(attempt)
-    if bench.has_better():
-        attempt = bench.joint_fit()
-        if attempt.error < bench.threshold(settings.tolerance):
-            return bench.recovery(attempt)
-    raise bench.refusal()
+        run.fit(span, count)  # stage 6, for this number of heads
+        if run.is_enough():
+            attempt = run.joint_fit()  # stage 6, for the best number so far
+            if attempt.error < run.threshold(settings.tolerance):
+                return run.recovery(attempt)
+    if run.has_better():
+        attempt = run.joint_fit()
+        if attempt.error < run.threshold(settings.tolerance):
+            return run.recovery(attempt)
+    raise run.refusal()

@@ -34,7 +34,7 @@ class ExtractionOptions:
     verify, confidence, tolerance
         Fresh sequences of the certificate, its confidence, and the largest relative squared error that is accepted.
     distribution
-        Draws the sequences of the verification: what the certificate speaks of.
+        Draws the sequences of the verification; the certificate holds for this distribution.
     most_calls, most_tokens, most_seconds
         What may be asked in all, stored answers included, and seconds of the clock; None is no limit.
     store

@@ -289,7 +289,7 @@ def _refuse_reserved(dataset: Any, unit: Unit) -> xr.Dataset:
         raise MalformedResult(f"{unit}: expected an xarray.Dataset, got {type(dataset).__name__}")
     names = {str(name) for name in (*dataset.dims, *dataset.variables)}
     if reserved := sorted(RESERVED & names):
-        raise MalformedResult(f"{unit}: the name {reserved[0]!r} belongs to the bench; give yours another one")
+        raise MalformedResult(f"{unit}: the name {reserved[0]!r} is reserved; choose another one")
     if twice := sorted(set(unit.cell or ()) & names):
         raise MalformedResult(
             f"{unit}: {twice[0]!r} names a value of the cell and something that was measured; rename one of them"
