@@ -1,0 +1,2 @@
+from .recording import AttentionRecord as AttentionRecord
+from .recording import record_attention as record_attention

@@ -1,0 +1,154 @@
+"""Attention calls: queries, keys, scale, mask, bias, soft-cap and sinks of one call, as the modules pass them.
+
+    s_ij = cap tanh(scale q_i . k_j / cap) + bias_ij    over the allowed keys j; with no cap, scale q_i . k_j + bias_ij
+
+Query (B, H, n, d) and key (B, G, m, d) arrive after rotary positions and query-key norms; head h reads the keys of
+group h // (H / G). The mask depends on the implementation:
+
+==============  ===============================  ======================================================================
+sdpa            None, or booleans (B, 1, n, m)   None: causal if the call or the module says so and n > 1, and then the
+                                                 keys beyond n are those of a cache that is not filled yet
+eager           None, or numbers (B, 1, n, m)    0 or the smallest number of the dtype; other values are a bias
+flex_attention  `BlockMask`                      its rule is evaluated on the rows that are measured
+==============  ===============================  ======================================================================
+
+Windows are part of the mask in all three. `position_bias`, `softcap` and `s_aux` (sinks) are keywords.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
+"""Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention function.
+
+    Attributes
+    ----------
+    query, key
+        (B, H, n, d) and (B, G, m, d).
+    scale, softcap
+        Numbers; softcap is None if absent.
+    causal
+        Row i sees the keys up to i; then mask is None.
+    mask
+        Booleans (B or 1, H or 1, n or 1, m), a rule of rows and keys, or None: every key is allowed.
+    bias
+        Numbers that broadcast to (B, H, n, m), or None.
+    sink
+        Learned logits (H,), or None.
+    cross
+        Whether keys belong to another sequence than queries.
+    """
+
+    query: Any
+    key: Any
+    scale: float
+    causal: bool
+    mask: Any
+    bias: Any
+    softcap: float | None
+    sink: Any
+    cross: bool
+
+    @property
+    def fusable(self) -> bool:
+        """Whether fused kernels can give the statistics: neither soft-cap, bias nor a rule for a mask, on the CPU."""
+        return (
+            self.softcap is None and self.bias is None and not callable(self.mask) and self.query.device.type == "cpu"
+        )
+
+    def allowed(self, rows: Any) -> Any:
+        """Return which keys the rows may see: booleans (B or 1, H or 1, r, m)."""
+        import torch
+
+        columns = torch.arange(self.key.shape[2], device=self.key.device)
+        if self.causal:
+            return (columns[None] <= rows[:, None])[None, None]
+        if self.mask is None:
+            return torch.ones(1, 1, len(rows), len(columns), dtype=torch.bool, device=self.key.device)
+        if callable(self.mask):
+            batch = torch.arange(self.query.shape[0], device=self.key.device)[:, None, None, None]
+            found = self.mask(batch, torch.zeros_like(batch), rows[None, None, :, None], columns[None, None, None])
+            return found.expand(len(batch), 1, len(rows), len(columns))
+        return self.mask[:, :, rows] if self.mask.shape[2] > 1 else self.mask.expand(-1, -1, len(rows), -1)
+
+    def bias_of(self, rows: Any) -> Any:
+        """Return the additive logits of the rows."""
+        return self.bias[:, :, rows] if self.bias.shape[2] > 1 else self.bias
+
+    def own_column(self, rows: Any) -> Any:
+        """Return the column of each row's own key; None where keys belong to another sequence.
+
+        n queries are the last n of the m keys, except while a cache of fixed size is filled: then the last key that
+        any of them may see is the last query's own.
+        """
+        n, m = self.query.shape[2], self.key.shape[2]
+        if self.cross:
+            return None
+        offset = m - n
+        if offset > 0 and self.mask is not None and not callable(self.mask):
+            last = int(self.mask.flatten(0, 2).any(0).nonzero().max()) if bool(self.mask.any()) else m - 1
+            offset = min(max(last - (n - 1), 0), offset)
+        return rows + offset
+
+
+def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any, ...], keywords: Any) -> AttentionCall:
+    """Read one call of an attention function.
+
+    Parameters
+    ----------
+    implementation
+        "sdpa", "eager" or "flex_attention".
+    name, module
+        The module that called, and its name in the model.
+    arguments
+        (query, key, value, mask, ...): query (B, H, n, d), key (B, G, m, d).
+    keywords
+        `scaling`, `is_causal`, `position_bias`, `softcap`, `s_aux`; others are ignored.
+    """
+    query, key, _, mask = (value.detach() if hasattr(value, "detach") else value for value in arguments[:4])
+    n, m = query.shape[2], key.shape[2]
+    scale, causal = keywords.get("scaling"), keywords.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    causal = causal and n > 1 and mask is None and implementation != "eager"
+    if causal:
+        key, m = key[:, :, :n], min(n, m)
+    if mask is not None and hasattr(mask, "mask_mod"):
+        allowed, bias = mask.mask_mod, None
+    else:
+        allowed, bias = _read_mask(mask, m)
+    position = keywords.get("position_bias")
+    if position is not None:
+        position = position.detach()[..., :m]
+        bias = position if bias is None else bias + position
+    sink = keywords.get("s_aux")
+    return AttentionCall(
+        query=query,
+        key=key,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        causal=causal,
+        mask=allowed,
+        bias=bias,
+        softcap=keywords.get("softcap"),
+        sink=None if sink is None else sink.detach(),
+        cross=bool(CROSS.search(name)) or m < n,
+    )
+
+
+def _read_mask(mask: Any, m: int) -> tuple[Any, Any]:
+    """Split a mask into booleans and a bias, either of them None if absent."""
+    import torch
+
+    if mask is None:
+        return None, None
+    mask = mask[..., :m]
+    if mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask > torch.finfo(mask.dtype).min / 2
+    bias = torch.where(allowed, mask, 0.0)
+    return allowed, bias if bool(bias.any()) else None

@@ -1,0 +1,148 @@
+r"""Attention statistics of all rows out of fused kernels, without the n x m pattern.
+
+The flash kernel of the CPU returns an output and the log-sum-exp of every row. With the keys as values it returns
+:math:`E_p[k]`, so
+
+.. math:: E_p[s] = \mathrm{scale}\; q \cdot E_p[k], \qquad H = \mathrm{lse} - E_p[s];
+
+a further value column with the position gives the mean attended position. A second call at twice the scale gives
+
+.. math:: \sum_j p_j^2 = e^{\mathrm{lse}(2s) - 2 \mathrm{lse}(s)}, \qquad \max_j s_j \le \mathrm{lse}(2s) / 2,
+
+and the largest logit is exact: rows are evaluated in falling order of that bound until the best logit found is no
+smaller than the next bound. H cancels, with an error of a few eps max(1, max |s|), eps that of float32.
+"""
+
+from typing import Any
+
+from manyheads.probe.calls import AttentionCall
+from manyheads.probe.row_statistics import count_rows, first_column, uniform_levels
+from manyheads.probe.sinks import fold_sink
+
+PADDING = 8
+"""Columns that carry the position: heads of queries, keys and values must be equally wide."""
+SLACK = 1e-5
+"""Relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32."""
+WIDTHS = (16, 128)
+"""Rows evaluated at a time in search of the largest logit, at first and at most."""
+
+
+def fused_statistics(call: AttentionCall) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+    """Compute statistics of all rows of a fusable call.
+
+    Returns
+    -------
+    statistics, levels, counted
+        As `row_statistics` returns them for all rows, without max_logit.
+    max_logit
+        The largest logit of each head over the batch and the rows that count, (H,).
+    """
+    import torch
+
+    rows = torch.arange(call.query.shape[2], device=call.query.device)
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    query, key = call.query.to(dtype), _repeat_heads(call.key.to(dtype), call.query.shape[1])
+    allowed = call.allowed(rows)
+    own = call.own_column(rows)
+    counted = count_rows(allowed, own)
+    mask = None
+    if call.mask is not None:
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=query.device).masked_fill(
+            ~allowed, torch.finfo(dtype).min
+        )
+    value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
+    double = _attend(query, key, key, 2 * call.scale, call.causal, mask)[1]
+    mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
+    first = first_column(allowed)
+    statistics = {
+        "entropy": lse - mean,
+        "logsumexp": lse,
+        "mean_logit": mean,
+        "collision": (double - 2 * lse).exp(),
+        "first_mass": ((query * _take_rows(key, first)).sum(-1) * call.scale - lse).exp(),
+    }
+    if own is not None:
+        statistics["distance"] = own - value[..., query.shape[-1]]
+    statistics = {name: torch.where(counted, found, 0.0) for name, found in statistics.items()}
+    if call.sink is not None:
+        statistics = fold_sink(statistics, call.sink.to(dtype))
+    levels = uniform_levels(allowed, own, dtype, call.sink is not None)
+    bound = torch.where(counted, double / 2 + SLACK * (1 + double.abs()), -torch.inf)
+    return statistics, levels, counted, largest_logit(query * call.scale, key, allowed, bound)
+
+
+def largest_logit(query: Any, key: Any, allowed: Any, bound: Any) -> Any:
+    """Find the largest logit of each head from upper bounds on those of the rows.
+
+    Parameters
+    ----------
+    query, key
+        (B, H, n, d), scaled, and (B, H, m, d).
+    allowed
+        Booleans (B or 1, H or 1, n, m).
+    bound
+        No smaller than the largest logit of each row, (B, H, n); -inf for rows that do not count.
+
+    Returns
+    -------
+    Tensor
+        (H,); -inf if no row counts.
+    """
+    import torch
+
+    B, H, n = bound.shape
+    order = bound.flatten(0, 1).argsort(dim=-1, descending=True)
+    bound, query, key = bound.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1)
+    allowed = allowed.expand(B, -1, -1, -1)
+    best = bound.new_full((H,), -torch.inf)
+    members = torch.arange(B * H, device=bound.device)  # sequences and heads that may hold something larger
+    start, width = 0, WIDTHS[0]
+    while start < n:
+        members = members[bound[members, order[members, start]] > best[members % H]]
+        if not len(members):
+            break
+        rows = order[members, start : start + width]  # (members, rows)
+        logits = query[members[:, None], rows] @ key[members].transpose(-1, -2)
+        head = (members % H)[:, None] if allowed.shape[1] > 1 else torch.zeros_like(rows)
+        logits = logits.masked_fill(~allowed[(members // H)[:, None], head, rows], -torch.inf)
+        logits = logits.masked_fill(torch.gather(bound[members], 1, rows).isinf()[..., None], -torch.inf)
+        best = best.scatter_reduce(0, members % H, logits.amax((-1, -2)), "amax")
+        start, width = start + width, min(2 * width, WIDTHS[1])
+    return best
+
+
+def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:
+    """Return output (B, H, n, d) and log-sum-exp (B, H, n) of the flash kernel of the CPU."""
+    import torch
+
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, lse = flash(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+    return output, lse if lse.shape == query.shape[:3] else lse.transpose(1, 2)
+
+
+def _pad(array: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.pad(array, (0, PADDING))
+
+
+def _with_positions(key: Any) -> Any:
+    """Return keys with their positions in the column behind, and zeros."""
+    import torch
+
+    padded = _pad(key)
+    padded[..., key.shape[-1]] = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)
+    return padded
+
+
+def _repeat_heads(key: Any, heads: int) -> Any:
+    return key if key.shape[1] == heads else key.repeat_interleave(heads // key.shape[1], dim=1)
+
+
+def _take_rows(key: Any, columns: Any) -> Any:
+    """Return the keys (B, H, n, d) at one column for each row."""
+    import torch
+
+    B, H, _, d = key.shape
+    index = columns.expand(B, H, -1)[..., None].expand(-1, -1, -1, d)
+    return torch.gather(key, 2, index)

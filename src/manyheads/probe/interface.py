@@ -1,0 +1,133 @@
+"""Attention interface of transformers: a wrapper in the table of attention functions, for one model and a while.
+
+Modules of transformers look their attention function up by name in a table, `ALL_ATTENTION_FUNCTIONS`. An entry of the
+instance of the table goes before the entry of its class; the wrapper stands there, calls the function that it
+replaces with the same arguments and returns its output. The configuration of the model is untouched, so that masks,
+`generate` and saving see no difference.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from manyheads.errors import UsageError
+
+MEASURED = ("sdpa", "eager", "flex_attention")
+"""Implementations of attention whose masks are read."""
+
+Observer = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output."""
+
+
+@contextmanager
+def observe_attention(model: Any, observer: Observer) -> Iterator[None]:
+    """Call `observer` after every attention call of the modules of a model; other models pass by.
+
+    Parameters
+    ----------
+    model
+        A PyTorch module that holds attention modules of transformers.
+    observer
+        See `Observer`.
+
+    Raises
+    ------
+    UsageError
+        The model computes its attention outside the interface, or by an implementation whose masks are not read.
+    """
+    members = {id(module) for module in model.modules()}
+    tables, names = _tables(model), _implementations(model)
+    _check(model, tables, names)
+    undo: list[Callable[[], None]] = []
+    active = [True]
+    try:
+        for table in tables:
+            for name in names:
+                undo.append(_replace(table, name, _wrapper(name, table.get(name), members, active, observer)))
+        yield
+    finally:
+        active.clear()
+        for step in reversed(undo):
+            step()
+
+
+def _wrapper(name: str, before: Any, members: set[int], active: list[bool], observer: Observer) -> Callable[..., Any]:
+    """Return an attention function that calls the one before it, and then the observer."""
+    import torch
+
+    # Measured outside of compiled graphs: one break at each call, instead of a compilation of the statistics.
+    report = torch._dynamo.disable(observer)
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        function = _eager(module) if before is None else before
+        output = function(module, query, key, value, mask, *args, **kwargs)
+        if active and id(module) in members:
+            report(name, module, (query, key, value, mask, *args), kwargs, output[0])
+        return output
+
+    return attention
+
+
+def _replace(table: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Enter a function into an instance of the table; return what undoes it."""
+    own = table._local_mapping
+    had, earlier = name in own, own.get(name)
+    table[name] = function
+
+    def undo() -> None:
+        if own.get(name) is not function:  # a later entry calls this one, which is inactive by now
+            return
+        if had:
+            table[name] = earlier
+        else:
+            del table[name]
+
+    return undo
+
+
+def _eager(module: Any) -> Callable[..., Any]:
+    """Return the function of plain attention, which is no entry of the table but stands beside the module's class."""
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise UsageError(
+        f"{type(module).__name__} has no eager_attention_forward beside it: load the model with "
+        "attn_implementation='sdpa'"
+    )
+
+
+def _tables(model: Any) -> list[Any]:
+    """Return the tables of attention functions that the classes of the model's modules use."""
+    homes = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
+    found = {
+        id(table): table
+        for home in homes
+        if home != "transformers.modeling_utils"  # the base class of all models, with or without the interface
+        and (table := getattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS", None)) is not None
+    }
+    return list(found.values())
+
+
+def _implementations(model: Any) -> list[str]:
+    """Return the names of the implementations that the configurations of the model's modules ask for."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    names = {getattr(config, "_attn_implementation", None) for config in configs.values()}
+    return sorted(name for name in names if name is not None)
+
+
+def _check(model: Any, tables: list[Any], names: list[str]) -> None:
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    called = f"{type(model).__name__} ({kind})" if kind else type(model).__name__
+    if not tables or not names:
+        raise UsageError(
+            f"{called} computes its attention outside the attention interface of transformers, where nothing can be "
+            "recorded: give a model whose modules call ALL_ATTENTION_FUNCTIONS"
+        )
+    other = [name for name in names if name not in MEASURED]
+    if other:
+        raise UsageError(
+            f"{called} attends by {', '.join(other)}, whose masks are not read: load it with one of "
+            f"{', '.join(MEASURED)}, such as attn_implementation='sdpa'"
+        )

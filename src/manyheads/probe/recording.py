@@ -1,0 +1,205 @@
+"""Recording of attention statistics while a PyTorch model of transformers runs."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads._extras import require
+from manyheads.errors import UsageError, check_integer
+from manyheads.probe.calls import AttentionCall, read_call
+from manyheads.probe.datasets import LayerRecord, as_dataset, layer_number
+from manyheads.probe.fused import fused_statistics
+from manyheads.probe.interface import observe_attention
+from manyheads.probe.row_sampling import RowSample, draw_rows, estimate_mean
+from manyheads.probe.row_statistics import row_statistics
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass
+class AttentionRecord:
+    """Attention statistics of the forward passes of a model, while `record_attention` is active.
+
+    Attributes
+    ----------
+    rows
+        Rows measured of each sequence; None: all, by fused kernels.
+    layers
+        Name of an attention module → what was measured there, in the order of the first calls.
+    """
+
+    rows: int | None
+    layers: dict[str, LayerRecord] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict, repr=False)
+    _stacks: list[list[str]] = field(default_factory=list, repr=False)
+    _rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
+
+    def dataset(self) -> "xr.Dataset":
+        """Return means over all rows that were measured, by layer and head.
+
+        Returns
+        -------
+        xr.Dataset
+            Over (layer, head), each figure with `<name>_uniform` (layer), its value at logits of zero under the same
+            masks, and for 64 or more sampled rows `<name>_low` and `<name>_high`, a 95% interval of the sampling of
+            rows. Heads or figures that a layer lacks are NaN. Coordinates: `module` (layer), `attention` (layer; "self"
+            or "cross").
+
+            ===============  ==========================================================================================
+            entropy          -sum p log p of a row, a learned sink included, in nat
+            logsumexp        log sum exp s, the sink included
+            mean_logit       sum p s over the keys alone
+            max_logit        the largest logit of any row; only if all rows were measured
+            collision        sum p^2
+            first_mass       mass on the first key that the row may see
+            sink_mass        mass on the learned sink; key_entropy: entropy among the keys alone
+            idle_mass        first_mass + sink_mass, near 1 for a dormant head
+            distance         i - sum p j: how far back a row attends, in tokens; not for cross attention
+            relative_output  RMS of a head's output before W_O over that of all heads of the layer, near 0 for a
+                             dormant head
+            ===============  ==========================================================================================
+
+        Raises
+        ------
+        UsageError
+            Nothing was recorded.
+        """
+        return as_dataset(self.layers, self.rows, self._unmeasured())
+
+    def __repr__(self) -> str:
+        calls = sum(layer.calls for layer in self.layers.values())
+        rows = "all rows" if self.rows is None else f"{self.rows} rows a sequence"
+        return f"AttentionRecord({len(self.layers)} layers, {calls} calls, {rows})"
+
+    def _unmeasured(self) -> list[str]:
+        """Return layers beside measured ones in which no attention call arrived, such as linear attention."""
+        missing = []
+        for stack in self._stacks:
+            arrived = [any(name.startswith(f"{block}.") for name in self.layers) for block in stack]
+            missing += [block for block, found in zip(stack, arrived, strict=True) if any(arrived) and not found]
+        return missing
+
+    def _observe(
+        self, implementation: str, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
+        """Measure one attention call of a module that is recorded."""
+        torch = require("torch")
+        name = self._names.get(id(module))
+        # Gradient checkpointing runs the forward pass again within the backward pass: those calls were measured.
+        if name is None or torch._C._current_graph_task_id() != -1:
+            return
+        with torch.no_grad(), torch.autocast(arguments[0].device.type, enabled=False):
+            call = read_call(implementation, name, module, arguments, keywords)
+            sample = draw_rows(call.query.shape[2], self.rows, self._rng)
+            layer = self.layers.setdefault(name, LayerRecord(call.cross, call.query.shape[1], call.key.shape[1]))
+            self._measure(call, sample, output.detach(), layer)
+
+    def _measure(self, call: AttentionCall, sample: RowSample, output: Any, layer: LayerRecord) -> None:
+        torch = require("torch")
+        index = torch.as_tensor(sample.index, device=call.query.device)
+        if self.rows is None:
+            if not call.fusable:
+                raise UsageError(
+                    "rows=None takes all rows by fused kernels of the CPU, which know no soft-cap, additive bias or "
+                    "block mask: give rows=64, or as many rows as the sequences are long"
+                )
+            statistics, levels, counted, largest = fused_statistics(call)
+        else:
+            statistics, levels, counted = row_statistics(call, index)
+            largest = statistics.pop("max_logit")
+            largest = torch.where(counted, largest, -torch.inf).amax((0, 2)) if sample.whole else None
+            levels.pop("max_logit")
+        statistics["output_square"] = output[:, index].double().square().mean(-1).transpose(1, 2)
+        counts = counted.expand(len(call.query), -1, -1).double()
+        found = {name: _mean(values, counts, sample) for name, values in statistics.items()}
+        uniform = {name: _mean(values, counts, sample)[0] for name, values in levels.items()}
+        weight = (counts.sum(0).cpu().numpy() @ sample.weight).max()
+        layer.add(found, uniform, weight, None if largest is None else largest.double().cpu().numpy())
+
+
+def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard error by head of a figure (B, H, r) over the rows that count."""
+    torch = require("torch")
+    sums = torch.where(counts > 0, values.double(), 0.0).sum(0)
+    return estimate_mean(sums.cpu().numpy(), counts.sum(0).cpu().numpy(), sample)
+
+
+@contextmanager
+def record_attention(
+    model: Any, rows: int | None = 64, *, layers: Collection[int] | None = None, seed: int = 0
+) -> Iterator[AttentionRecord]:
+    """Record attention statistics of every forward pass of a model within a `with` block.
+
+    The output of the model is the same to the last bit, with gradients, dropout, gradient checkpointing, caches and
+    `torch.compile` too: the attention function is called as before, and the statistics are computed beside it, in
+    float32. The configuration is untouched, other models in the process are not recorded, and the last state is put
+    back at the end of the block, after an exception too.
+
+    Parameters
+    ----------
+    model
+        A PyTorch model of transformers whose modules call its attention interface, with one of the implementations
+        "sdpa", "eager" and "flex_attention".
+    rows
+        Rows measured of each sequence: the first quarter of them for certain, the others drawn from strata. Shorter
+        sequences are measured whole. None: all rows, out of two fused kernel calls, with the exact largest logit.
+    layers
+        Numbers of the layers that are measured, as in the names of their modules; None: all.
+    seed
+        Of the choice of rows, which takes nothing from PyTorch's generators.
+
+    Yields
+    ------
+    AttentionRecord
+        Its method `dataset` gives the figures.
+
+    Raises
+    ------
+    ExtraMissing
+        PyTorch is not installed.
+    UsageError
+        The model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by an implementation whose
+        masks are not read, or with `rows=None` in a way that fused kernels do not know.
+
+    Notes
+    -----
+    Queries that are padding do not count: those whose own key is masked. Sequences that are packed without a mask
+    between them are recorded as the model attends, across the documents.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from manyheads.probe import record_attention
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
+    >>> with record_attention(model, rows=None) as record:
+    ...     output = model(torch.arange(9)[None])
+    >>> found = record.dataset()
+    >>> bool((found.entropy <= found.entropy_uniform + 1e-5).all())
+    True
+    """
+    require("torch")
+    rows = None if rows is None else check_integer("rows", rows)
+    names = {
+        id(module): name
+        for name, module in model.named_modules()
+        if layers is None or layer_number(name) in set(layers)
+    }
+    record = AttentionRecord(rows, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
+    with observe_attention(model, record._observe):
+        yield record
+
+
+def _stacks(model: Any) -> list[list[str]]:
+    """Return the names of the blocks of each stack: the members of lists of modules that are in no other list."""
+    lists = {
+        name: [f"{name}.{block}" for block, _ in module.named_children()]
+        for name, module in model.named_modules()
+        if type(module).__name__ == "ModuleList"
+    }
+    return [blocks for name, blocks in lists.items() if not any(name.startswith(f"{other}.") for other in lists)]

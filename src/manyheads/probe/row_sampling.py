@@ -1,0 +1,105 @@
+r"""Sampled attention rows: a stratified sample of the rows of a sequence, means over all rows and standard errors.
+
+Early rows differ most from each other, so the first r/4 of r rows are taken for certain; the others are drawn one each
+from equal strata of the rest. A row that stands for :math:`a_i` rows enters with that weight, and rows whose query is
+padding do not count:
+
+.. math:: \hat\mu = \frac{\sum_i a_i v_i}{\sum_i a_i w_i}, \qquad
+    \mathrm{se}^2 = \frac{\sum_{(i,j)} (a_i e_i - a_j e_j)^2}{(\sum_i a_i w_i)^2}, \quad e_i = v_i - \hat\mu w_i,
+
+with v_i the sum of a figure over the sequences of a batch, w_i the number of sequences in which row i counts, and pairs
+(i, j) of neighbouring strata: conservative, because neighbours differ in their means as well.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CERTAIN = 0.25
+LEAST_FOR_INTERVAL = 64
+"""Rows from which on intervals are given: with 16, nominal 95% intervals of skewed figures cover 80 to 86%."""
+NORMAL_95 = 1.959964
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Rows of one sequence.
+
+    Attributes
+    ----------
+    index
+        Their numbers, ascending, (r,).
+    weight
+        For how many rows each of them stands, (r,); the sum is the length of the sequence.
+    certain
+        How many of them, from the first, stand for themselves alone.
+    """
+
+    index: np.ndarray
+    weight: np.ndarray
+    certain: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows."""
+        return self.certain == len(self.index)
+
+
+def draw_rows(length: int, rows: int | None, rng: np.random.Generator) -> RowSample:
+    """Draw rows of a sequence.
+
+    Parameters
+    ----------
+    length
+        Number of rows of the sequence.
+    rows
+        How many, at least 1; None or at least `length`: all.
+    rng
+        Source of the choice within strata.
+
+    Examples
+    --------
+    >>> sample = draw_rows(1000, 8, np.random.default_rng(0))
+    >>> sample.index[:2].tolist(), int(sample.weight.sum())
+    ([0, 1], 1000)
+    """
+    if rows is None or rows >= length:
+        return RowSample(np.arange(length), np.ones(length), length)
+    certain = int(rows * CERTAIN)
+    edges = np.round(np.linspace(certain, length, rows - certain + 1)).astype(int)
+    drawn = rng.integers(edges[:-1], edges[1:])
+    sizes = np.concatenate([np.ones(certain), np.diff(edges)])
+    return RowSample(np.concatenate([np.arange(certain), drawn]), sizes, certain)
+
+
+def estimate_mean(sums: np.ndarray, counts: np.ndarray, sample: RowSample) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate the mean of a figure over all rows that count, and its standard error.
+
+    Parameters
+    ----------
+    sums
+        Sums over the batch, (heads, r).
+    counts
+        Number of sequences in which each row counts, (heads or 1, r).
+    sample
+        The rows.
+
+    Returns
+    -------
+    mean, error
+        (heads,). NaN if no row counts; the error is 0 for all rows, NaN for a single stratum.
+    """
+    total = counts @ sample.weight
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = (sums @ sample.weight) / total
+    if sample.whole:
+        return mean, np.zeros_like(mean)
+    residual = ((sums - mean[:, None] * counts) * sample.weight)[:, sample.certain :]
+    strata = residual.shape[1]
+    if strata < 2:
+        return mean, np.full_like(mean, np.nan)
+    paired = strata // 2 * 2
+    square = np.sum((residual[:, 0:paired:2] - residual[:, 1:paired:2]) ** 2, axis=1)
+    if strata % 2:  # the last one, with its neighbour: half of the square for one stratum
+        square += (residual[:, -1] - residual[:, -2]) ** 2 / 2
+    return mean, np.sqrt(square) / np.broadcast_to(total, mean.shape)

@@ -1,0 +1,124 @@
+"""Attention statistics of chosen rows: exact, from the logits of those rows, for every mask, bias and soft-cap.
+
+With x = s - max s, e = exp x and Z = sum e over the allowed keys of a row,
+
+    lse = max s + log Z,   H = log Z - sum e x / Z,   E[s] = max s + sum e x / Z,   sum p^2 = sum e^2 / Z^2,
+
+and no term cancels. Computed in float32, or in float64 where queries are.
+"""
+
+from typing import Any
+
+from manyheads.probe.calls import AttentionCall
+from manyheads.probe.sinks import fold_sink
+
+BLOCK = 128
+"""Rows at a time: their logits are held for all heads."""
+
+
+def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Compute statistics of the given rows.
+
+    Parameters
+    ----------
+    call
+        The call of the attention function.
+    rows
+        Numbers of rows, integers (r,).
+
+    Returns
+    -------
+    statistics
+        Name → (B, H, r): entropy, logsumexp, mean_logit, max_logit, collision, first_mass, distance (not for cross
+        attention); with learned sinks sink_mass and key_entropy.
+    levels
+        The same at logits of zero, (B or 1, H or 1, r).
+    counted
+        Booleans (B or 1, H or 1, r): rows that see a key and whose query is no padding.
+    """
+    import torch
+
+    parts = [_block(call, part) for part in rows.split(BLOCK)]
+    statistics, levels = (
+        {name: torch.cat([part[place][name] for part in parts], dim=-1) for name in parts[0][place]} for place in (0, 1)
+    )
+    return statistics, levels, torch.cat([part[2] for part in parts], dim=-1)
+
+
+def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    import torch
+
+    allowed = call.allowed(rows)
+    logits = _logits(call, rows).masked_fill(~allowed, -torch.inf)
+    top = logits.amax(-1)
+    base = torch.where(torch.isfinite(top), top, 0.0)  # rows that see no key
+    shifted = logits - base[..., None]
+    weights = shifted.exp()
+    total = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    mean = torch.where(weights > 0, weights * shifted, 0.0).sum(-1) / total
+    first = first_column(allowed).expand(total.shape)[..., None]
+    statistics = {
+        "entropy": total.log() - mean,
+        "logsumexp": base + total.log(),
+        "mean_logit": base + mean,
+        "max_logit": top,
+        "collision": (weights * weights).sum(-1) / total**2,
+        "first_mass": torch.gather(weights, -1, first)[..., 0] / total,
+    }
+    own = call.own_column(rows)
+    if own is not None:
+        positions = torch.arange(logits.shape[-1], device=logits.device, dtype=logits.dtype)
+        statistics["distance"] = own - weights @ positions / total
+    if call.sink is not None:
+        statistics = fold_sink(statistics, call.sink.to(logits.dtype))
+    return statistics, uniform_levels(allowed, own, logits.dtype, call.sink is not None), count_rows(allowed, own)
+
+
+def _logits(call: AttentionCall, rows: Any) -> Any:
+    """Return the logits (B, H, r, m) of the rows, masked keys included."""
+    import torch
+
+    B, H, _, d = call.query.shape
+    G, m = call.key.shape[1:3]
+    dtype = torch.promote_types(call.query.dtype, torch.float32)
+    query = call.query[:, :, rows].to(dtype).reshape(B, G, -1, d)  # the heads of a group one after the other
+    logits = torch.matmul(query, call.key.to(dtype).transpose(-1, -2)).view(B, H, len(rows), m) * call.scale
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    return logits if call.bias is None else logits + call.bias_of(rows).to(dtype)
+
+
+def first_column(allowed: Any) -> Any:
+    """Return the first key that each row may see: of its document, its window, after padding on the left."""
+    return allowed.int().argmax(-1)
+
+
+def count_rows(allowed: Any, own: Any) -> Any:
+    """Tell which rows see a key and, where queries and keys are one sequence, their own: padded queries do not."""
+    import torch
+
+    counted = allowed.any(-1)
+    if own is None:
+        return counted
+    column = own.expand(counted.shape)[..., None]
+    return counted & torch.gather(allowed, -1, column)[..., 0]
+
+
+def uniform_levels(allowed: Any, own: Any, dtype: Any, sink: bool) -> dict[str, Any]:
+    """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
+    import torch
+
+    count = allowed.sum(-1).clamp_min(1).to(dtype)
+    zero = torch.zeros_like(count)
+    levels = {
+        "entropy": count.log(),
+        "logsumexp": count.log(),
+        "mean_logit": zero,
+        "max_logit": zero,
+        "collision": 1 / count,
+        "first_mass": 1 / count,
+    }
+    if own is not None:
+        positions = torch.arange(allowed.shape[-1], device=allowed.device, dtype=dtype)
+        levels["distance"] = own - allowed.to(dtype) @ positions / count
+    return fold_sink(levels, zero.new_zeros(1)) if sink else levels

@@ -1,0 +1,43 @@
+r"""Learned attention sinks: statistics with a further logit beta in the softmax, from those of the keys alone.
+
+With :math:`x = \mathrm{lse} - \beta` and :math:`g = \sigma(x)`, the mass on the keys,
+
+.. math:: H' = g H + h(g), \quad h(g) = \log(1 + e^x) - g x, \quad \mathrm{lse}' = \log(e^{\mathrm{lse}} + e^\beta),
+
+the collision probability is :math:`g^2 C + (1-g)^2`, the mass on the first key g P, and the sink holds 1 - g.
+"""
+
+from typing import Any
+
+
+def fold_sink(statistics: dict[str, Any], sink: Any) -> dict[str, Any]:
+    """Include a learned sink.
+
+    Parameters
+    ----------
+    statistics
+        Of the keys alone, each (B, H, r).
+    sink
+        Its logit for every head, (H,) or (1,).
+
+    Returns
+    -------
+    dict
+        The same names with the sink included, `sink_mass`, and `key_entropy`, the entropy among the keys. Logits and
+        distances are those of the keys.
+    """
+    import torch
+
+    beta = sink.view(1, -1, 1)
+    lse = statistics["logsumexp"]
+    x = lse - beta
+    mass = torch.sigmoid(x)
+    rest = torch.sigmoid(-x)
+    return statistics | {
+        "entropy": mass * statistics["entropy"] + torch.nn.functional.softplus(x) - mass * x,
+        "logsumexp": torch.logaddexp(lse, beta.expand_as(lse)),
+        "collision": mass * mass * statistics["collision"] + rest * rest,
+        "first_mass": mass * statistics["first_mass"],
+        "sink_mass": rest,
+        "key_entropy": statistics["entropy"],
+    }
