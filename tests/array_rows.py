@@ -359,6 +359,7 @@ EXEMPT = {
     "limits.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
+    "probe.record_attention": OPAQUE,
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,
     "recovery.Oracle.of": OPAQUE,
