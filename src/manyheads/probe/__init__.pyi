@@ -1,4 +1,4 @@
 from .qk_clip import qk_clip_factors as qk_clip_factors
-from .query_key_spectra import query_key_spectra as query_key_spectra
+from .query_key_circuits import query_key_spectra as query_key_spectra
 from .recording import AttentionRecord as AttentionRecord
 from .recording import record_attention as record_attention

@@ -1,4 +1,4 @@
-r"""Norms and stable rank of the query-key circuit of every head, without forming it.
+r"""Query-key circuits W_Q^T W_K of the heads of a PyTorch model: norms and stable rank, without forming them.
 
 The logits of a head are bilinear in the residual stream, :math:`s_{ij} \propto x_i^T M x_j`, with
 :math:`M = W_Q^T W_K` of shape d x d and rank at most the head size N. With the N x N matrices

@@ -8,7 +8,7 @@ from tests.probe.families import build
 
 from manyheads.errors import UsageError
 from manyheads.probe import query_key_spectra
-from manyheads.probe.query_key_spectra import circuit_spectrum, random_circuit_rank
+from manyheads.probe.query_key_circuits import circuit_spectrum, random_circuit_rank
 
 
 def test_small_gram_matrices_give_the_norms_of_the_product(rng):
