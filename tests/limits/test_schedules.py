@@ -147,7 +147,7 @@ def test_rates_that_are_off_by_one_factor_are_told_as_such():
         faults = audit_model(p, model, asked, hyperparameters, fresh=False).faults
         assert {each.quantity for each in faults} == {"learning_rate"}
         assert {each.meaning.partition(":")[0] for each in faults} == {
-            "all rates are off by this factor, and right beside each other"
+            "all learning rates are off by this factor and consistent with each other"
         }
     lowered = audit_model(p, model, schedule, TUNED, fresh=False)
     assert lowered.passed

@@ -8,10 +8,11 @@ from tests.bigram.theory.test_noise import row_coefficients
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.noise import ValueNoise
 from manyheads.bigram.theory.population import excess
-from manyheads.bigram.theory.sample_complexity import balanced_settings, refit_excess, stage_one_samples
+from manyheads.bigram.theory.sample_complexity import refit_excess, stage_one_samples
 from manyheads.bigram.theory.signal import SignalSystem, predict_escape
 from manyheads.bigram.training.proximal_sgd import State
 from manyheads.bigram.training.rounding import refit_jointly, sample_support
+from manyheads.bigram.training.settings import balanced_settings
 from manyheads.errors import UsageError
 
 

@@ -57,10 +57,15 @@ def right(targets):
 @pytest.mark.parametrize(
     ("shape", "names", "learning_rate", "cause"),
     [
-        (BASE, "", None, "all rates are off by this factor, and right beside each other"),
-        (WIDE, "", None, "all rates are off by this factor, and right beside each other"),
-        (WIDE, ("c_attn.weight", "c_attn.bias"), None, "all rates are off by this factor, and right beside each other"),
-        (WIDE, "c_attn.weight", None, "its factor is another one"),  # a single class tells no common factor
+        (BASE, "", None, "all learning rates are off by this factor and consistent with each other"),
+        (WIDE, "", None, "all learning rates are off by this factor and consistent with each other"),
+        (
+            WIDE,
+            ("c_attn.weight", "c_attn.bias"),
+            None,
+            "all learning rates are off by this factor and consistent with each other",
+        ),
+        (WIDE, "c_attn.weight", None, "its factor is wrong"),  # a single class tells no common factor
         (WIDE, "c_attn.weight", TUNED.learning_rate, "it has the base's learning rate"),
     ],
 )
@@ -157,7 +162,7 @@ def test_planted_mistakes_are_named_with_their_factor():
     assert (both.quantity, both.factor) == ("learning_rate", pytest.approx(0.25))
     assert "tied embedding treated twice" in both.meaning
     odd = fault(name, ActualSettings(3 * target.learning_rate, target.epsilon, target.weight_decay))
-    assert "another one" in odd.meaning
+    assert "is wrong" in odd.meaning
     missing = compare_settings(
         targets, {key: settings for key, settings in right(targets).items() if key != name}, TUNED
     )

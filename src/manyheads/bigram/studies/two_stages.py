@@ -17,12 +17,12 @@ import xarray as xr
 from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess
-from manyheads.bigram.theory.sample_complexity import balanced_settings, refit_excess, stage_one_samples
+from manyheads.bigram.theory.sample_complexity import refit_excess, stage_one_samples
 from manyheads.bigram.theory.signal import predict_escape
 from manyheads.bigram.training.proximal_sgd import StepSettings, initial_state
 from manyheads.bigram.training.record import measure_distances, record
 from manyheads.bigram.training.reduced_model import ESCAPED
-from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
+from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings, balanced_settings
 from manyheads.bigram.training.two_stages import fit_support, train_bigram
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Study, grid

@@ -11,29 +11,10 @@ import math
 import numpy as np
 
 from manyheads.bigram.task import BigramTask
-from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.errors import UsageError
 
 LARGEST_NOISE_RATIO = 8.0  # above it the plateau escape is later than predicted, or absent
 STAGE_ONE_OFFSET = 1.3
-
-
-def balanced_settings(task: BigramTask, batch: int, *, noise_ratio: float = 4.0) -> StepSettings:
-    r"""Return the learning rates of stage one for a batch and a noise-to-signal ratio :math:`\kappa_2`.
-
-    :math:`\eta = \kappa_2BK_PK_Q/T`, :math:`\eta_V = \eta/K_Q`, :math:`\eta_A = \eta/K_P`: signals grow like
-    :math:`(1+\eta)^n`. Derived here.
-    """
-    if not noise_ratio > 0 or batch < 1:
-        raise UsageError(f"noise_ratio={noise_ratio}, batch={batch}: give positive numbers")
-    transition, attention = task.transition_squared_norm, _attention_squared_norm(task)
-    growth = noise_ratio * batch * transition * attention / task.length
-    if growth >= 1:
-        raise UsageError(
-            f"a batch of {batch} at noise_ratio={noise_ratio:g} grows by {growth:.2g} a step, too fast for gradient "
-            f"flow: use a batch of at most {max(1, int(0.5 * batch / growth))}"
-        )
-    return StepSettings(batch, growth / attention, growth / transition)
 
 
 def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
@@ -51,7 +32,7 @@ def stage_one_samples(task: BigramTask, noise_ratio: float) -> float:
             "manyheads.bigram.theory.signal.predict_escape"
         )
     time = math.log(task.length) + STAGE_ONE_OFFSET
-    return task.length * time / (noise_ratio * task.transition_squared_norm * _attention_squared_norm(task))
+    return task.length * time / (noise_ratio * task.transition_squared_norm * attention_squared_norm(task))
 
 
 def refit_excess(task: BigramTask, samples: int) -> float:
@@ -82,7 +63,8 @@ def refit_excess(task: BigramTask, samples: int) -> float:
     return float(np.trace(np.linalg.pinv(hessian, rcond=1e-10) @ noise)) / (2 * samples)
 
 
-def _attention_squared_norm(task: BigramTask) -> float:
+def attention_squared_norm(task: BigramTask) -> float:
+    """Return K_Q; refuse a task whose weights are all equal."""
     squared_norm = task.attention_squared_norm
     if squared_norm <= 1e-12:
         raise UsageError("all positions have equal weight in this task (K_Q = 0): choose a sparser task")

@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import Literal
 
 from manyheads.bigram.task import BigramTask, typical_squared_norm
+from manyheads.bigram.theory.sample_complexity import attention_squared_norm
 from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.errors import UsageError
 
@@ -208,3 +209,21 @@ def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
             raise UsageError(f"{name}={count}: give a whole number, one or more")
+
+
+def balanced_settings(task: BigramTask, batch: int, *, noise_ratio: float = 4.0) -> StepSettings:
+    r"""Return the learning rates of stage one for a batch and a noise-to-signal ratio :math:`\kappa_2`.
+
+    :math:`\eta = \kappa_2BK_PK_Q/T`, :math:`\eta_V = \eta/K_Q`, :math:`\eta_A = \eta/K_P`: signals grow like
+    :math:`(1+\eta)^n`. Derived here.
+    """
+    if not noise_ratio > 0 or batch < 1:
+        raise UsageError(f"noise_ratio={noise_ratio}, batch={batch}: give positive numbers")
+    transition, attention = task.transition_squared_norm, attention_squared_norm(task)
+    growth = noise_ratio * batch * transition * attention / task.length
+    if growth >= 1:
+        raise UsageError(
+            f"a batch of {batch} at noise_ratio={noise_ratio:g} grows by {growth:.2g} a step, too fast for gradient "
+            f"flow: use a batch of at most {max(1, int(0.5 * batch / growth))}"
+        )
+    return StepSettings(batch, growth / attention, growth / transition)

@@ -211,7 +211,7 @@ class Check(Theory):
         low, high, count = self._usual("learning_rates")
         total = len(shapes) * self.seeds
         trained = f"{total * count} trainings of {_steps((self.train,))}"
-        announce(f"transfer check: {listed(shapes)}, {self.seeds} seeds, {count} rates, {trained}", True)
+        announce(f"transfer check: {listed(shapes)}, {self.seeds} seeds, {count} learning rates, {trained}", True)
         train = task_losses(task, parametrization, recipe)
         with progress_bar("transfer check", total) as advance:
 

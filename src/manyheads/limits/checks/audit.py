@@ -231,7 +231,7 @@ def _near(one: float, other: float) -> bool:
 
 
 def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, ActualSettings]) -> bool:
-    """Whether all rates are right beside each other, and not only as those of one class that was forgotten would be.
+    """Whether all learning rates are consistent with each other, more of them than one forgotten class explains.
 
     Zeros tell nothing.
     """
@@ -259,15 +259,15 @@ def _explain(
     tied: float,
     alike: bool,
 ) -> str:
-    """Say what a wrong rate, epsilon or decay is, and does."""
+    """Explain a wrong learning rate, epsilon or decay: cause and effect."""
     actual = getattr(own, quantity)
     factor = _over(actual, getattr(target, quantity))
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
     base = getattr(hyperparameters, quantity)
     if quantity == "learning_rate" and alike:
         cause = (
-            "all rates are off by this factor, and right beside each other: the tuned rate was another one, or a "
-            "schedule has moved them that leaves no trace of its peak (give the schedule in place of the optimizer)"
+            "all learning rates are off by this factor and consistent with each other: the tuned one was different, or "
+            "a schedule has changed them without a trace of its peak (give the schedule in place of the optimizer)"
         )
     elif quantity == "learning_rate" and not actual:
         cause = (
@@ -281,21 +281,21 @@ def _explain(
     elif _near(actual, base * own_factor**2):
         cause = "it was scaled twice"
     else:
-        cause = "its factor is another one"
+        cause = "its factor is wrong"
     if quantity == "learning_rate":
         return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
-        return f"{cause}; beside its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
+        return f"{cause}; relative to its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
     if not hyperparameters.weight_decay or not target.weight_decay:
         return "it should have none, as at the base"
     share = _over((own.learning_rate or 0.0) * actual, hyperparameters.learning_rate * hyperparameters.weight_decay)
-    return f"{cause}; with its rate, a step takes away {share:.3g} times the share of the weight that it took"
+    return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 
 def _explain_start(target: ParameterTarget, factor: float) -> str:
     if math.isnan(factor):
-        return "it holds numbers that are none (NaN)"
+        return "it contains NaN"
     if target.start == "zero":
         return "it should start at zero: it adds a fixed random shift"
     if target.start == "one":
