@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.cli import COMMANDS, main
 
 HEAVY = ("jax", "numpy", "scipy", "torch", "xarray", "matplotlib", "zarr", "equinox", "typeguard", "asyncio")
@@ -87,6 +88,16 @@ def test_help_of_a_study_shows_its_flags_and_those_of_every_run(capsys):
         "--json",
     ):
         assert flag in text
+
+
+def test_flags_that_share_an_entry_of_the_docstring_have_its_help_each(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    before = OrderBlindness.__doc__
+    assert main(["study", "run", "attention/order-blindness", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("key-dim, heads, depth: Shape of the transformer") == 3
+    assert "Attributes" not in text
+    assert OrderBlindness.__doc__ == before
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
@@ -126,6 +129,22 @@ class Options:
     json: Switch = False
 
 
+@contextmanager
+def _help_for_every_flag(kind: Any) -> Iterator[str]:
+    """Give attributes that share an entry of the docstring one each, as tyro reads it; yield the text before them."""
+    original = kind.__doc__
+    description, heading, entries = inspect.cleandoc(original or "").partition("\nAttributes\n----------\n")
+    lines: list[str] = []
+    for name, text in re.findall(r"(?m)^(\S.*)\n((?:(?: .*)?(?:\n|$))*)", entries):
+        for one in name.split(", "):
+            lines += [one, f"    {name.replace('_', '-')}: {text.strip()}" if ", " in name else f"    {text.strip()}"]
+    kind.__doc__ = description + heading + "\n".join(lines)
+    try:
+        yield description.strip()
+    finally:
+        kind.__doc__ = original
+
+
 @dataclass(frozen=True)
 class Run:
     """Run a study, or resume an interrupted run, and print its verdicts."""
@@ -156,7 +175,8 @@ class Run:
             ],
             frozen=True,
         )
-        parsed = parse_flags(flags, arguments[1:], f"{program} {name}", description=kind.__doc__)
+        with _help_for_every_flag(kind) as description:
+            parsed = parse_flags(flags, arguments[1:], f"{program} {name}", description=description)
         return cls(parsed.study, parsed.run)
 
     def run(self) -> int:
