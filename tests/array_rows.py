@@ -8,7 +8,7 @@ stub). Its first entry draws the arrays from a generator; its second returns the
 import jax
 import numpy as np
 
-from manyheads import bigram, data, limits, recovery, transformer
+from manyheads import bigram, data, limits, meanfield, recovery, transformer
 from manyheads.bigram.theory.noise import RowCoefficients, ValueNoise
 from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.data.characters import Vocabulary
@@ -17,6 +17,7 @@ from manyheads.joma.systems.gaussian_mixture import Mixture
 from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 
 TASK = bigram.draw_bigram_task(np.random.default_rng(0), 3, 8, 2)
+ONE_BIT = meanfield.OneBitNetwork.published()
 LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
 SEQUENCES = recovery.sequences(np.random.default_rng(1), 80, 3, 3)
 SHAPE = transformer.Shape(key_dim=2, heads=2, depth=1)
@@ -42,6 +43,10 @@ def positive(*shape):
 
 def tokens(bound, *shape):
     return lambda rng: rng.integers(0, bound, shape)
+
+
+def signs(*shape):
+    return lambda rng: 2.0 * rng.integers(0, 2, shape) - 1
 
 
 def booleans(*shape):
@@ -143,6 +148,19 @@ ROWS = {
     "statistics.mean_interval": ({"samples": some(6)}, fixed()),
     "statistics.replicates_to_decide": ({"samples": some(8)}, fixed(target=0.0, tolerance=1.0)),
     "statistics.spearman": ({"x": some(8), "y": some(8)}, fixed()),
+    # meanfield
+    "meanfield.OneBitNetwork": (
+        {name: signs(2, 3) for name in ("output", "query", "key", "value")} | {"positional": signs(3, 2, 1)},
+        fixed(),
+    ),
+    "meanfield.mean_field_trajectory": (
+        {"beta": positive(2), "initial": exactly(1.0, -1.0, 0.5)},
+        fixed(network=ONE_BIT, steps=3),
+    ),
+    "meanfield.simulate_network": (
+        {"beta": positive(2), "neurons": exactly(30, 60), "initial": exactly(1.0, -1.0, 1.0)},
+        generator(network=ONE_BIT, steps=3),
+    ),
     # bigram
     "bigram.BigramTask": (
         {name: of(getattr(TASK, name)) for name in ("transition", "stationary", "positions", "weights")},

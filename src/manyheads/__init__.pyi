@@ -5,6 +5,7 @@ from . import data as data
 from . import errors as errors
 from . import joma as joma
 from . import limits as limits
+from . import meanfield as meanfield
 from . import models as models
 from . import recovery as recovery
 from . import spectra as spectra

@@ -108,6 +108,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.joma.studies.winners:Winners",
         "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",
     ),
+    "meanfield/hopfield-finite-size": Entry(
+        "manyheads.meanfield.studies.hopfield.finite_size:FiniteSize",
+        "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)",
+    ),
     "limits/coordinate-check": Entry(
         "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
         "Coordinate check: the RMS update of every module is independent of N, H and L",

@@ -1,0 +1,207 @@
+"""Self-attention network with 1-bit tokens and weights, by types of neurons (Poc-López and Aguilera, arXiv 2406.07247).
+
+A token x_t = (s_t, p_t) has N semantic bits s_i = ±1 and P positional bits, the binary code (±1) of t mod L with
+L = 2^P. The weights of feature c = 1..M are ±1 as well, for the output o, the query q, the key k and the value v:
+
+    m^a_{c,t} = (1 - eps) <W^a_c s_t> + eps <W^a_c p_t>_P,     a = q, k, v,
+    A_{c,t}   = sum_tau softmax_tau( gamma / sqrt(M) m^q_t . m^k_tau ) m^v_{c,tau},     tau = t, ..., max(0, t - L + 1),
+    P(s_{i,t+1} = +1) = (1 + tanh( beta sum_c W^o_{c,i} A_{c,t} )) / 2,     independently over i.
+
+<.> is the mean over neurons. Neurons with equal columns of (W^o, W^q, W^k, W^v) are of one type; with a share pi_k of
+neurons of type k every mean over neurons is sum_k pi_k (.), which holds for finite and infinite N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from manyheads._arrays import as_native
+from manyheads.errors import ShapeError, UsageError, check_integer
+
+Correlations = Literal["limit", "quenched"]
+
+# Signs of the published configuration: a row for each feature, three equal segments of neurons | two positional bits.
+PUBLISHED = {
+    "output": ("-++|--", "-+-|+-", "+++|++"),
+    "query": ("+--|+-", "---|++", "+-+|--"),
+    "key": ("---|--", "--+|--", "-+-|-+"),
+    "value": ("-+-|--", "--+|+-", "-++|-+"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class OneBitNetwork:
+    """Weights of a self-attention network with 1-bit tokens, by types of neurons.
+
+    Parameters
+    ----------
+    output, query, key, value
+        Weights W^o, W^q, W^k, W^v of each type of neurons, shape (features M, types C), entries ±1.
+    positional
+        Weights of the positional bits for query, key and value, shape (3, M, P), entries ±1; the context holds
+        L = 2^P tokens.
+    fractions
+        Share of the neurons of each type, shape (C,); equal shares if None. They are the law of the weights, or the
+        composition of one network (`with_neurons`).
+    positional_weight
+        eps, from 0 to 1. At 0 the dynamics is odd: every attractor is its own mirror image or one of a pair.
+    gain
+        gamma, the inverse temperature of attention.
+
+    Raises
+    ------
+    ShapeError
+        Arrays that do not fit together.
+    UsageError
+        Weights other than ±1, fractions that are no distribution, or a positional weight outside [0, 1].
+
+    Examples
+    --------
+    >>> network = OneBitNetwork.published()
+    >>> network.features, network.types, network.context
+    (3, 3, 4)
+    """
+
+    output: Float[np.ndarray, "feature type"]
+    query: Float[np.ndarray, "feature type"]
+    key: Float[np.ndarray, "feature type"]
+    value: Float[np.ndarray, "feature type"]
+    positional: Float[np.ndarray, "3 feature bit"]
+    fractions: Float[np.ndarray, " type"] | None = None
+    positional_weight: float = 0.02
+    gain: float = 220.0
+
+    def __post_init__(self) -> None:
+        names = ("output", "query", "key", "value", "positional")
+        for name in names:
+            weights = np.array(as_native(getattr(self, name), name), np.float64)
+            if not (np.abs(weights) == 1).all():
+                raise UsageError(f"{name}: expected weights of -1 and +1")
+            object.__setattr__(self, name, weights)
+        shape = self.output.shape
+        if len(shape) != 2 or 0 in shape or any(getattr(self, name).shape != shape for name in names[1:4]):
+            shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in names[:4])
+            raise ShapeError(f"{shapes}: expected the same (features, types)")
+        if self.positional.ndim != 3 or self.positional.shape[:2] != (3, shape[0]) or self.positional.shape[2] > 8:
+            raise ShapeError(
+                f"positional {self.positional.shape}: expected (3, {shape[0]}, bits) for query, key and value, "
+                "with at most 8 bits"
+            )
+        equal = self.fractions is None
+        fractions = (
+            np.full(shape[1], 1 / shape[1]) if equal else np.array(as_native(self.fractions, "fractions"), np.float64)
+        )
+        if fractions.shape != shape[1:] or not (fractions >= 0).all() or abs(fractions.sum() - 1) > 1e-9:
+            raise UsageError(f"fractions: expected {shape[1]} shares that sum to 1, got {fractions}")
+        object.__setattr__(self, "fractions", fractions)
+        if not 0 <= self.positional_weight <= 1:
+            raise UsageError(f"positional_weight={self.positional_weight}: expected a number from 0 to 1")
+        if not self.positional.shape[2] and self.positional_weight:
+            raise UsageError("without positional bits positional_weight is 0")
+
+    @classmethod
+    def published(cls) -> OneBitNetwork:
+        """Return the published configuration: M = 3, L = 4, three equal types of neurons, eps = 0.02, gamma = 220."""
+        signs = {
+            name: np.array([[1.0 if sign == "+" else -1.0 for sign in row.replace("|", "")] for row in rows])
+            for name, rows in PUBLISHED.items()
+        }
+        positional = np.stack([signs[name][:, 3:] for name in ("query", "key", "value")])
+        return cls(*(signs[name][:, :3] for name in ("output", "query", "key", "value")), positional)
+
+    @classmethod
+    def random(
+        cls, rng: np.random.Generator, features: int, types: int, positional_bits: int = 2, **settings: float
+    ) -> OneBitNetwork:
+        """Draw weights of equally frequent types, each sign with probability 1/2.
+
+        With `types` equal to the number of neurons every neuron has weights of its own: correlations of order
+        1/sqrt(N) between features are then those of this draw (quenched). Few types give correlations of order one.
+
+        Parameters
+        ----------
+        rng
+            Source of the weights.
+        features, types, positional_bits
+            M, C and P.
+        settings
+            `positional_weight` and `gain`.
+        """
+        features, types = check_integer("features", features), check_integer("types", types)
+        bits = check_integer("positional_bits", positional_bits, 0, 8)
+        shapes = [(features, types)] * 4 + [(3, features, bits)]
+        settings = ({} if bits else {"positional_weight": 0.0}) | settings
+        return cls(*(2.0 * rng.integers(0, 2, shape) - 1 for shape in shapes), **settings)
+
+    def with_neurons(
+        self, neurons: int, correlations: Correlations, rng: np.random.Generator | None = None
+    ) -> OneBitNetwork:
+        """Return the network of `neurons` neurons: its fractions are whole numbers of neurons.
+
+        Parameters
+        ----------
+        neurons
+            N.
+        correlations
+            "limit": the shares stay what they are, so correlations between weights are those of N = infinity.
+            "quenched": the type of each neuron is drawn from the shares, so correlations differ by O(1/sqrt(N)). The
+            mean field of the returned network has the correlations of that network.
+        rng
+            Source of the types of neurons; needed for "quenched".
+
+        Raises
+        ------
+        UsageError
+            Shares that are no whole numbers of neurons ("limit"), or no `rng` ("quenched").
+        """
+        neurons = check_integer("neurons", neurons)
+        if correlations == "limit":
+            self.counts(neurons)
+            return self
+        if correlations != "quenched":
+            raise UsageError(f'correlations={correlations!r}: expected "limit" or "quenched"')
+        if rng is None:
+            raise UsageError('correlations="quenched" draws the types of neurons: give rng')
+        return replace(self, fractions=rng.multinomial(neurons, self.fractions) / neurons)
+
+    def counts(self, neurons: int) -> np.ndarray:
+        """Return the number of neurons of each type, shape (C,).
+
+        Raises
+        ------
+        UsageError
+            Shares that are no whole numbers of neurons.
+        """
+        exact = np.asarray(self.fractions) * neurons
+        counts = np.rint(exact).astype(np.int64)
+        if np.abs(exact - counts).max() > 1e-9 * max(neurons, 1) or counts.sum() != neurons:
+            raise UsageError(
+                f"{neurons} neurons: the shares {np.round(self.fractions, 6)} are no whole numbers of neurons; choose "
+                'a multiple, or draw a network by with_neurons(neurons, "quenched", rng)'
+            )
+        return counts
+
+    @property
+    def features(self) -> int:
+        """Number of features M."""
+        return int(self.output.shape[0])
+
+    @property
+    def types(self) -> int:
+        """Number of types of neurons C."""
+        return int(self.output.shape[1])
+
+    @property
+    def context(self) -> int:
+        """Number of tokens in the full context, L = 2^P, which is the period of the positional drive."""
+        return 1 << int(self.positional.shape[2])
+
+    def position_overlaps(self) -> Float[np.ndarray, "position 3 feature"]:
+        """Return the positional part of the overlaps of query, key and value at each position, shape (L, 3, M)."""
+        bits = self.positional.shape[2]
+        places = np.arange(self.context)[:, None] >> np.arange(bits)[::-1] & 1  # (L, P), highest bit first
+        return self.positional_weight * np.einsum("acj,tj->tac", self.positional, 2.0 * places - 1) / max(bits, 1)

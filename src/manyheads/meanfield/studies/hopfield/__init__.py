@@ -1,0 +1,1 @@
+"""Claims about self-attention with 1-bit tokens."""

@@ -1,0 +1,5 @@
+"""The three mean-field systems, part by part."""
+
+from tests.acceptance import _meanfield_hopfield
+
+FIGURES = [*_meanfield_hopfield.FIGURES]
