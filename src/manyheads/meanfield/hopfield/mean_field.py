@@ -5,10 +5,10 @@ independent, so overlaps fluctuate by O(1/sqrt(N)). Weights enter through M proj
 
     m^a_{c,t+1} = (1 - eps) < W^a_c tanh( beta sum_e W^o_e A_{e,t} ) > + eps <W^a_c p_{t+1}>
 
-The mean over neurons is the sum over types of neurons. It agrees with the expansion in correlations of the weights: tanh
-is odd, so over the sign patterns sigma = (W^o_1, ..., W^o_M),
+The mean over neurons is the sum over types of neurons. It agrees with the expansion in correlations of the weights:
+tanh is odd, so over the sign patterns sigma = (W^o_1, ..., W^o_M) and the subsets S of odd size,
 
-    < W^a_c f(W^o) > = 2^-M sum_sigma tanh(beta sigma . A) sum_{odd S} prod_{e in S} sigma_e < W^a_c prod_{e in S} W^o_e >,
+    < W^a_c f(W^o) > = 2^-M sum_sigma tanh(beta sigma . A) sum_S (prod_{e in S} sigma_e) < W^a_c prod_{e in S} W^o_e >,
 
 pair correlations for M <= 2, and products of three output weights from M = 3 on. The sum over types is derived here.
 """
