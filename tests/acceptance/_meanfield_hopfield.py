@@ -1,5 +1,6 @@
 """Self-attention with 1-bit tokens: the mean-field map, and finite networks against it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ def map_against_loops(folder: Path, beta: float, steps: int, networks: int, seed
     difference = np.abs(mean_field_trajectory(published, beta, steps) - oracle.run(published, beta, steps)).max()
     others = []
     for _ in range(networks):
-        network = OneBitNetwork.random(rng, *rng.integers(1, 6, 2), int(rng.integers(0, 4)), gain=2.0)
+        network = replace(OneBitNetwork.random(rng, *rng.integers(1, 6, 2), int(rng.integers(0, 4))), gain=2.0)
         others.append(np.abs(mean_field_trajectory(network, beta, steps) - oracle.run(network, beta, steps)).max())
     passed = max(difference, *others) < 1e-12
     extent = f"{steps} steps, published configuration; {max(others):.1e} for {networks} random networks"

@@ -1,6 +1,7 @@
 """The mean-field map against plain loops, its expansion in correlations of weights, and explicit bits."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ PUBLISHED = OneBitNetwork.published()
 def test_the_map_is_that_of_plain_loops(rng):
     found = mean_field_trajectory(PUBLISHED, 1.4, 50)
     assert np.abs(found - oracle.run(PUBLISHED, 1.4, 50)).max() < 1e-12
-    other = OneBitNetwork.random(rng, 2, 5, 1, gain=3.0, positional_weight=0.3)
+    other = replace(OneBitNetwork.random(rng, 2, 5, 1), gain=3.0, positional_weight=0.3)
     found = mean_field_trajectory(other, [[0.7], [1.1]], 9, gain=[3.0, 5.0])
     assert found.shape == (2, 2, 9, 2)
     np.testing.assert_allclose(found[1, 0], oracle.run(other, 1.1, 9), atol=1e-13)
@@ -41,11 +42,7 @@ def test_the_sum_over_types_is_the_expansion_in_odd_products(rng):
 
 
 def test_without_positions_the_dynamics_is_odd():
-    network = OneBitNetwork(
-        *(getattr(PUBLISHED, name) for name in ("output", "query", "key", "value")),
-        PUBLISHED.positional,
-        positional_weight=0.0,
-    )
+    network = replace(PUBLISHED, positional_weight=0.0)
     one = mean_field_trajectory(network, 1.0, 40, initial=[1.0, -1, 0.5])
     np.testing.assert_allclose(one, -mean_field_trajectory(network, 1.0, 40, initial=[-1.0, 1, -0.5]), atol=1e-12)
 

@@ -40,7 +40,7 @@ def overlap_fluctuations(
     kicks = np.eye(steps * network.types).reshape(steps, network.types, -1)  # one system for each time and type
     sweep = read_sweep(network, np.full(kicks.shape[2], float(beta)), None)
     state = first_state(weights, read_initial(network, initial), sweep)
-    shares = np.where(np.asarray(network.fractions) > 0, network.fractions, np.inf)
+    shares = np.where(network.fractions > 0, network.fractions, np.inf)
     overlaps, noise = np.empty((steps, network.features, kicks.shape[2])), np.empty((steps, network.types))
     for place in range(steps):
         means = mean_spins(weights, state.attended, sweep.beta)

@@ -71,7 +71,7 @@ class OneBitNetwork:
     key: Float[np.ndarray, "feature type"]
     value: Float[np.ndarray, "feature type"]
     positional: Float[np.ndarray, "3 feature bit"]
-    fractions: Float[np.ndarray, " type"] | None = None
+    fractions: Float[np.ndarray, " type"] = None  # type: ignore[assignment]  # an array after __post_init__
     positional_weight: float = 0.02
     gain: float = 220.0
 
@@ -110,17 +110,16 @@ class OneBitNetwork:
             name: np.array([[1.0 if sign == "+" else -1.0 for sign in row.replace("|", "")] for row in rows])
             for name, rows in PUBLISHED.items()
         }
-        positional = np.stack([signs[name][:, 3:] for name in ("query", "key", "value")])
-        return cls(*(signs[name][:, :3] for name in ("output", "query", "key", "value")), positional)
+        output, query, key, value = (signs[name][:, :3] for name in PUBLISHED)
+        return cls(output, query, key, value, np.stack([signs[name][:, 3:] for name in ("query", "key", "value")]))
 
     @classmethod
-    def random(
-        cls, rng: np.random.Generator, features: int, types: int, positional_bits: int = 2, **settings: float
-    ) -> OneBitNetwork:
+    def random(cls, rng: np.random.Generator, features: int, types: int, positional_bits: int = 2) -> OneBitNetwork:
         """Draw weights of equally frequent types, each sign with probability 1/2.
 
         With `types` equal to the number of neurons every neuron has weights of its own: correlations of order
         1/sqrt(N) between features are then those of this draw (quenched). Few types give correlations of order one.
+        Other settings are changed by `dataclasses.replace`.
 
         Parameters
         ----------
@@ -128,14 +127,12 @@ class OneBitNetwork:
             Source of the weights.
         features, types, positional_bits
             M, C and P.
-        settings
-            `positional_weight` and `gain`.
         """
         features, types = check_integer("features", features), check_integer("types", types)
         bits = check_integer("positional_bits", positional_bits, 0, 8)
-        shapes = [(features, types)] * 4 + [(3, features, bits)]
-        settings = ({} if bits else {"positional_weight": 0.0}) | settings
-        return cls(*(2.0 * rng.integers(0, 2, shape) - 1 for shape in shapes), **settings)
+        output, query, key, value = 2.0 * rng.integers(0, 2, (4, features, types)) - 1
+        positional = 2.0 * rng.integers(0, 2, (3, features, bits)) - 1
+        return cls(output, query, key, value, positional, positional_weight=cls.positional_weight if bits else 0.0)
 
     def with_neurons(
         self, neurons: int, correlations: Correlations, rng: np.random.Generator | None = None
@@ -176,7 +173,7 @@ class OneBitNetwork:
         UsageError
             Shares that are no whole numbers of neurons.
         """
-        exact = np.asarray(self.fractions) * neurons
+        exact = self.fractions * neurons
         counts = np.rint(exact).astype(np.int64)
         if np.abs(exact - counts).max() > 1e-9 * max(neurons, 1) or counts.sum() != neurons:
             raise UsageError(
