@@ -16,6 +16,8 @@ from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
 from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
 
+CIRCLE = meanfield.circle_task((1, 2), nodes=16)
+PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))
 TASK = bigram.draw_bigram_task(np.random.default_rng(0), 3, 8, 2)
 ONE_BIT = meanfield.OneBitNetwork.published()
 LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
@@ -161,6 +163,9 @@ ROWS = {
         {"beta": positive(2), "neurons": exactly(30, 60), "initial": exactly(1.0, -1.0, 1.0)},
         generator(network=ONE_BIT, steps=3),
     ),
+    "meanfield.particle_flow": ({"times": exactly(0.0, 0.1)}, fixed(task=CIRCLE, particles=PARTICLES)),
+    "meanfield.prompt_loss": ({"representation": some(16, 2), "attention": some(2, 2)}, fixed(task=CIRCLE, length=3)),
+    "meanfield.saddle_levels": ({"covariance": of(np.diag([1.0, 0.5]))}, fixed()),
     # bigram
     "bigram.BigramTask": (
         {name: of(getattr(TASK, name)) for name in ("transition", "stationary", "positions", "weights")},

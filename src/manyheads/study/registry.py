@@ -172,6 +172,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.acceptance:Acceptance",
         "Rows are certified as often as the softmax vectors of all heads agree",
     ),
+    "meanfield/prompt-length": Entry(
+        "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
+        "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
+    ),
 }
 
 

@@ -1,0 +1,94 @@
+"""Gradient flow by SciPy's adaptive integrators: explicit, or implicit for a stiff attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import ArrayLike, Float
+from scipy.integrate import solve_ivp
+
+from manyheads._arrays import as_native
+from manyheads.errors import CertificateError, ShapeError, UsageError
+
+Derivative = Callable[[Any, Any], Any]
+
+
+def check_times(times: Float[ArrayLike, " times"]) -> np.ndarray:
+    """Return times as float64: rising and not negative."""
+    times = np.asarray(as_native(times, "times"), np.float64)
+    if times.ndim != 1 or not times.size:
+        raise ShapeError(f"times: shape {times.shape}, expected (times,)")
+    if not (np.isfinite(times).all() and times[0] >= 0 and (np.diff(times) > 0).all()):
+        raise UsageError("times: expected finite numbers from 0 on, rising")
+    return times
+
+
+def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    """Return the derivative of a state that is given as one vector."""
+    return ravel_pytree(derivative(ravel_pytree(like)[1](flat), args))[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _slope(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    return _flat(derivative, flat, like, args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _jacobian(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
+    return jax.jacfwd(_flat, argnums=1)(derivative, flat, like, args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _observed(observe: Derivative, flat: jax.Array, like: Any, args: Any) -> Any:
+    return observe(ravel_pytree(like)[1](flat), args)
+
+
+def integrate(
+    derivative: Derivative,
+    observe: Derivative,
+    state: Any,
+    args: Any,
+    times: Float[np.ndarray, " times"],
+    tolerance: float,
+    stiff: bool = False,
+) -> tuple[Any, Any]:
+    """Integrate ``derivative(state, args)`` from time 0; return ``observe(state, args)`` at rising times, and the end.
+
+    Called in double precision. `derivative` and `observe` are functions of a module, so that they compile once. The
+    method is DOP853, or Radau with the exact Jacobian where the flow is stiff; the tolerance is that of a step,
+    relative, and a thousandth of it absolute.
+
+    Raises
+    ------
+    CertificateError
+        The step size vanishes on the way, or values are not finite.
+    """
+    start, unravel = ravel_pytree(state)
+    implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
+    solution = solve_ivp(
+        lambda time, flat: np.asarray(_slope(derivative, flat, state, args)),
+        (0.0, max(float(times[-1]), np.finfo(float).tiny)),
+        np.asarray(start),
+        "Radau" if stiff else "DOP853",
+        t_eval=times,
+        rtol=tolerance,
+        atol=tolerance * 1e-3,
+        **implicit,
+    )
+    if not (solution.success and np.isfinite(solution.y).all()):
+        raise CertificateError(
+            "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
+            "particles whose mean map has full rank",
+            measured=float(solution.t[-1]) if solution.t.size else 0.0,
+            threshold=float(times[-1]),
+        )
+    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in solution.y.T]
+    return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(
+        np.asarray, unravel(jnp.asarray(solution.y[:, -1]))
+    )

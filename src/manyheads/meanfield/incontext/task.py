@@ -1,0 +1,121 @@
+r"""In-context regression on shared features: inputs x, target features f°(x), tasks v and prompts.
+
+A task v ~ (0, I_k) is drawn for every prompt; its pairs are :math:`(x_i, y_i)` with :math:`y_i = v^\top f°(x_i) +
+\text{noise}`. Inputs are uniform on a finite set of nodes, so that every expectation over x is a finite sum, exactly. A
+covariance :math:`\Sigma_v` of the tasks is the case of the features :math:`\Sigma_v^{1/2} f°`.
+
+Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258); the normalisation and the task on the circle are derived here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import ArrayLike, Float
+
+from manyheads._arrays import as_native
+from manyheads.errors import ShapeError, UsageError, check_integer
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureTask:
+    """Inputs with the same probability each, and the target features on them.
+
+    Parameters
+    ----------
+    inputs
+        Nodes x, shape (nodes, input_dim).
+    targets
+        Target features f°(x), shape (nodes, features).
+    label_noise
+        Variance of the noise of the labels in a prompt; the label of the query has none.
+
+    Raises
+    ------
+    ShapeError
+        Inputs and targets of different numbers of nodes, or no matrices.
+    UsageError
+        Values that are not finite, or a negative variance.
+
+    Examples
+    --------
+    >>> FeatureTask(np.eye(2), np.array([[1.0], [-1.0]])).features
+    1
+    """
+
+    inputs: Float[np.ndarray, "nodes input_dim"]
+    targets: Float[np.ndarray, "nodes features"]
+    label_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            value = np.asarray(as_native(getattr(self, name), name), np.float64)
+            if value.ndim != 2 or not value.size:
+                raise ShapeError(f"{name}: shape {value.shape}, expected a matrix with one row a node")
+            if not np.isfinite(value).all():
+                raise UsageError(f"{name}: expected finite numbers")
+            object.__setattr__(self, name, value)
+        if len(self.inputs) != len(self.targets):
+            raise ShapeError(f"inputs have {len(self.inputs)} nodes and targets {len(self.targets)}: expected as many")
+        if not 0 <= self.label_noise < np.inf:
+            raise UsageError(f"label_noise={self.label_noise}: expected a variance, at least 0")
+
+    @property
+    def features(self) -> int:
+        """Number k of target features."""
+        return int(self.targets.shape[1])
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Second moments of the target features, shape (features, features)."""
+        return self.targets.T @ self.targets / len(self.targets)
+
+
+def circle_task(
+    degrees: Sequence[int] = (2, 2), amplitudes: Sequence[float] | None = None, nodes: int = 256
+) -> FeatureTask:
+    r"""Return harmonics on the circle as target features.
+
+    The first feature of a degree is :math:`\sqrt2 \cos \ell\theta`, the second :math:`\sqrt2 \sin \ell\theta`, times
+    its amplitude; inputs are :math:`(\cos\theta, \sin\theta)` on equidistant angles.
+
+    Parameters
+    ----------
+    degrees
+        Degree of every feature; each at most twice.
+    amplitudes
+        As many; one by default. Their squares are the eigenvalues of the covariance.
+    nodes
+        Equidistant angles: more than four times the largest degree, so that second moments are exact.
+
+    Raises
+    ------
+    UsageError
+        A degree more than twice, no degree, too few nodes, or amplitudes of another number.
+
+    Examples
+    --------
+    >>> circle_task((2, 2)).covariance.round(12).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    degrees = tuple(check_integer("degrees", degree) for degree in degrees)
+    amplitudes = (1.0,) * len(degrees) if amplitudes is None else tuple(amplitudes)
+    if not degrees or len(amplitudes) != len(degrees) or max(map(degrees.count, degrees)) > 2:
+        raise UsageError(
+            f"degrees={degrees}, amplitudes={amplitudes}: expected one amplitude a feature, and a degree twice at most"
+        )
+    nodes = check_integer("nodes", nodes, 4 * max(degrees) + 1)
+    angles = 2 * np.pi * np.arange(nodes) / nodes
+    columns = []
+    for place, (degree, amplitude) in enumerate(zip(degrees, amplitudes, strict=True)):
+        cosine, sine = harmonics(degree, angles).T
+        columns.append(amplitude * (sine if degree in degrees[:place] else cosine))
+    return FeatureTask(np.stack([np.cos(angles), np.sin(angles)], 1), np.stack(columns, 1))
+
+
+def harmonics(degree: int, angles: Float[ArrayLike, " nodes"]) -> Float[np.ndarray, "nodes 2"]:
+    """Return cosine and sine of a degree, of unit mean square."""
+    angles = np.asarray(angles)
+    return np.sqrt(2) * np.stack([np.cos(degree * angles), np.sin(degree * angles)], -1)

@@ -1,0 +1,1 @@
+"""Studies of in-context learning by an MLP under linear attention."""

@@ -1,0 +1,94 @@
+"""Closed equations on the circle against particles and closed forms; flows, refusals."""
+
+import numpy as np
+import pytest
+
+from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads.meanfield.incontext.circle import (
+    circle_flow,
+    conserved_quantity,
+    escape_rate,
+    escape_time,
+    harmonic_coefficient,
+)
+from manyheads.meanfield.incontext.particles import Particles, circle_particles, particle_flow, represent
+from manyheads.meanfield.incontext.prompt_length import solve_attention
+from manyheads.meanfield.incontext.task import circle_task
+
+SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
+TIMES = np.linspace(0.0, 400.0, 9)
+
+
+@pytest.mark.parametrize("length", [None, 20])
+def test_particles_of_a_frozen_layer_follow_the_closed_equations(length):
+    limit = circle_flow(SIGNAL, FOREIGN, TIMES, length=length)
+    start = circle_particles(SIGNAL, FOREIGN, 512)
+    task = circle_task(nodes=64)
+    found = particle_flow(task, start, TIMES, layers="outer", length=length)
+    assert np.abs(found.loss - limit.loss).max() < 3e-3  # aliasing of the ReLU on 64 nodes
+    assert found.condition.max() < 1e4
+    end = represent(found.particles, task.inputs)
+    assert solve_attention(task, end, length).loss == pytest.approx(found.loss[-1], abs=1e-9)
+
+
+def test_the_conserved_quantity_is_constant_and_the_escape_has_its_rate():
+    drawn = circle_flow(SIGNAL, FOREIGN, TIMES)
+    kept = conserved_quantity(drawn)
+    assert np.abs(kept - kept[0]).max() < 1e-8
+    times = np.linspace(0.0, 500.0, 1001)
+    small, large = (
+        escape_time(times, circle_flow(np.diag([0.3, eps]), FOREIGN, times).loss, 0.25) for eps in (1e-5, 1e-3)
+    )
+    assert small - large == pytest.approx(np.log(100) / escape_rate(0.36), rel=2e-3)
+    assert np.isnan(escape_time(times, np.ones(1001), 0.5))
+    assert harmonic_coefficient(3) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_fast_attention_is_the_two_timescale_limit():
+    times = np.linspace(0.0, 40.0, 5)
+    limit = circle_flow(SIGNAL, FOREIGN, times).loss
+    errors = [
+        np.abs(circle_flow(SIGNAL, FOREIGN, times, attention_speed=speed, tolerance=1e-7).loss - limit).max()
+        for speed in (1e3, 1e4)
+    ]
+    assert errors[1] < 0.2 * errors[0] < 4e-3
+
+
+def test_both_layers_descend_along_the_gradient(rng):
+    task = circle_task((1, 2), nodes=32)
+    start = Particles(rng.normal(size=(6, 2)), rng.normal(size=(6, 2)))
+    step = 1e-4
+    found = particle_flow(task, start, [0.0, step], activation="softplus")
+
+    def loss(outer, inner):
+        return solve_attention(task, represent(Particles(outer, inner), task.inputs, "softplus")).loss
+
+    slopes = []
+    for place in range(2):
+        slope = np.zeros_like(start[place])
+        for entry in np.ndindex(slope.shape):
+            moved = [each.copy() for each in start]
+            moved[place][entry] += 1e-6
+            slope[entry] = (loss(*moved) - loss(*start)) / 1e-6
+        slopes.append(slope)
+    for before, after, slope in zip(start, found.particles, slopes, strict=True):
+        assert after - before == pytest.approx(-6 * step * slope, rel=0.02, abs=1e-6)
+    assert found.loss[0] - found.loss[1] == pytest.approx(6 * step * sum((s**2).sum() for s in slopes), rel=0.02)
+
+
+def test_what_cannot_flow_is_refused(rng):
+    task, start = circle_task(nodes=32), circle_particles(SIGNAL, FOREIGN, 8)
+    with pytest.raises(CertificateError, match="singular"):
+        particle_flow(task, (np.zeros((8, 2)), start.inner), [1.0])
+    with pytest.raises(CertificateError, match="singular"):
+        circle_flow(np.zeros((2, 2)), np.zeros((2, 2)), [1.0])
+    with pytest.raises(ShapeError, match="particles"):
+        particle_flow(task, (start.outer, start.inner[:, :1]), [1.0])
+    with pytest.raises(UsageError, match="rising"):
+        particle_flow(task, start, [1.0, 0.5])
+    with pytest.raises(UsageError, match="layers"):
+        particle_flow(task, start, [1.0], layers="inner")
+    with pytest.raises(UsageError, match="activation"):
+        particle_flow(task, start, [1.0], activation="step")
+    with pytest.raises(UsageError, match="attention_speed"):
+        circle_flow(SIGNAL, FOREIGN, [1.0], attention_speed=0.0)
