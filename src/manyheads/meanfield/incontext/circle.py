@@ -158,9 +158,9 @@ def circle_flow(
     Examples
     --------
     >>> import numpy as np
-    >>> found = circle_flow(np.diag([0.3, 0.03]), 0.6 * np.eye(2), [0.0, 400.0, 800.0])
+    >>> found = circle_flow(np.diag([0.3, 0.03]), 0.6 * np.eye(2), [0.0, 50.0, 400.0])
     >>> found.loss.round(3).tolist()
-    [0.899, 0.076, 0.0]
+    [0.899, 0.451, 0.0]
     """
     start = [np.asarray(as_native(each, name), np.float64) for each, name in ((signal, "signal"), (foreign, "foreign"))]
     if any(each.shape != (2, 2) for each in start):

@@ -140,9 +140,9 @@ def particle_flow(
     >>> import numpy as np
     >>> from manyheads.meanfield.incontext.task import circle_task
     >>> start = circle_particles(np.diag([0.3, 0.03]), 0.6 * np.eye(2), 512)
-    >>> found = particle_flow(circle_task(nodes=64), start, [0.0, 400.0, 800.0], layers="outer")
+    >>> found = particle_flow(circle_task(nodes=64), start, [0.0, 50.0, 400.0], layers="outer")
     >>> found.loss.round(2).tolist()
-    [0.9, 0.08, 0.0]
+    [0.9, 0.45, 0.0]
     """
     if layers not in get_args(Layers):
         raise UsageError(f"layers={layers!r}: choose one of {', '.join(get_args(Layers))}")
