@@ -64,27 +64,30 @@ def recorded(model, family, seed=0):
     return record.dataset()
 
 
-@pytest.mark.parametrize("family", RULES)
-def test_factors_bring_the_largest_logits_to_the_threshold(family, seed):
+def clip_copy(family, seed):
+    """Return the dataset of factors, and the largest logits of the first layer before and after a copy is clipped."""
     import torch
 
     model = build(family, seed).double()
     before = recorded(model, family)
     largest = before.max_logit.values[0]
-    threshold = float(np.sort(largest)[1:3].mean())
-    assert threshold > 0
-    found = qk_clip_factors(model, before, threshold)
-    assert set(found.rule.values) == {RULES[family]}
-    np.testing.assert_allclose(found.factor.values[0], np.minimum(1, threshold / largest))
+    found = qk_clip_factors(model, before, float(np.sort(largest)[1:3].mean()))
     clipped = copy.deepcopy(model)
-    applied = found.applied.values[0]
     with torch.no_grad():
-        clip(family, attention(family, clipped), torch.as_tensor(applied))
-    after = recorded(clipped, family).max_logit.values[0]
-    np.testing.assert_allclose(after, applied * largest, rtol=1e-5)
+        clip(family, attention(family, clipped), torch.as_tensor(found.applied.values[0]))
+    return found, largest, recorded(clipped, family).max_logit.values[0]
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_factors_bring_the_largest_logits_to_the_threshold(family, seed):
+    found, before, after = clip_copy(family, seed)
+    threshold = found.attrs["threshold"]
+    assert set(found.rule.values) == {RULES[family]}
+    np.testing.assert_allclose(found.factor.values[0], np.minimum(1, threshold / before))
+    np.testing.assert_allclose(after, found.applied.values[0] * before, rtol=1e-5)
     np.testing.assert_array_less(after, threshold * (1 + 1e-5))
     if RULES[family] in ("head", "latent", "gain of a head"):
-        np.testing.assert_allclose(after, np.minimum(largest, threshold), rtol=1e-5)
+        np.testing.assert_allclose(after, np.minimum(before, threshold), rtol=1e-5)
 
 
 def test_what_cannot_be_clipped_is_refused():

@@ -120,6 +120,27 @@ def test_records_nest_and_end_in_any_order(llama):
     ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
 
 
+def test_sampled_rows_have_intervals_from_64_rows_on():
+    """Sampling moves no figure by more than its interval, up to one in twenty; 16 rows give no interval."""
+    import torch
+
+    model = build("gpt2", factor=5.0)
+    inputs = {"input_ids": torch.randint(0, 29, (2, 300), generator=torch.Generator().manual_seed(0))}
+    with record_attention(model, rows=None) as whole, record_attention(model, rows=64) as sampled:
+        run(model, inputs)
+    with record_attention(model, rows=16) as few:
+        run(model, inputs)
+    exact, found = whole.dataset(), sampled.dataset()
+    for name in ("entropy", "collision", "first_mass", "idle_mass", "distance"):
+        inside = (found[f"{name}_low"] <= exact[name]) & (exact[name] <= found[f"{name}_high"])
+        assert inside.mean() >= 0.7, name  # of 8: less than 6 in 1 of 300 draws
+        np.testing.assert_allclose(found[f"{name}_uniform"], exact[f"{name}_uniform"], rtol=0.05)
+    assert "max_logit" not in found
+    assert not [name for name in [*few.dataset(), *exact] if name.endswith(("_low", "_high"))]
+    np.testing.assert_allclose(np.square(exact.relative_output).mean("head"), 1)
+    np.testing.assert_allclose(exact.entropy_uniform, np.log(np.arange(1, 301)).mean(), rtol=1e-6)
+
+
 def test_autocast_does_not_round_the_statistics(llama):
     import torch
 

@@ -8,12 +8,11 @@ from manyheads.probe.row_sampling import draw_rows, estimate_mean
 EPS = 2.0**-23
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("sharp", [0.3, 3, 50])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("sunk", [False, True])
-def test_errors_keep_the_law(sharp, masked, sunk, seed):
-    """Within 4 (rows) or 6 (fused) eps max(1, max |s|, |beta|); sinks to 2e-6, collision to 5e-5 relative."""
+def measure_errors(n, sharp, masked, sunk, seed):
+    """Return the largest errors of both ways against float64 on the same queries and keys, and the largest |logit|.
+
+    Logits and entropies in units of eps max(1, max |s|, |beta|), the collision probability relative, distances by n.
+    """
     import torch
 
     from manyheads.probe.calls import AttentionCall
@@ -21,13 +20,13 @@ def test_errors_keep_the_law(sharp, masked, sunk, seed):
     from manyheads.probe.row_statistics import row_statistics
 
     torch.set_num_threads(1)
-    B, H, n, d = 2, 4, 96, 16
+    B, H, d = 2, 4, 16
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(B, H, n, d, generator=generator) * sharp
     key = torch.randn(B, H // 2, n, d, generator=generator)
     sink = torch.tensor([-5.0, 0.0, 3.0, 20.0]) if sunk else None
     causal = torch.ones(n, n, dtype=torch.bool).tril()
-    mask = (causal & causal.triu(-20))[None, None].repeat(B, 1, 1, 1) if masked else None
+    mask = (causal & causal.triu(-n // 5))[None, None].repeat(B, 1, 1, 1) if masked else None
     if masked:
         mask[1, ..., :9] = False  # padding on the left
     call = AttentionCall(query, key, 0.25, not masked, mask, None, None, sink, False)
@@ -39,26 +38,51 @@ def test_errors_keep_the_law(sharp, masked, sunk, seed):
     counted = allowed.diagonal(dim1=-2, dim2=-1)
     exact = {"entropy": -torch.xlogy(p, p).sum(-1), "collision": (p * p).sum(-1), "logsumexp": every.logsumexp(-1)}
     exact["first_mass"] = torch.gather(p, -1, allowed.int().argmax(-1)[..., None].expand(B, H, n, 1))[..., 0]
-    among = logits.softmax(-1)
-    exact["distance"] = torch.arange(n) - among @ torch.arange(n, dtype=torch.double)
+    exact["distance"] = torch.arange(n) - logits.softmax(-1) @ torch.arange(n, dtype=torch.double)
     if sunk:
         exact["sink_mass"] = p[..., -1]
-    size = max(1.0, float(logits[allowed.expand_as(logits)].abs().max()), 20.0 * sunk)
+    peak = float(logits[allowed.expand_as(logits)].abs().max())
+    unit = EPS * max(1.0, peak, 20.0 * sunk)
     largest = torch.where(counted[..., None], logits, -torch.inf).amax((0, 2, 3))
 
     by_rows, levels, seen = row_statistics(call, torch.arange(n))
-    assert torch.equal(seen.expand(B, 1, n), counted)
     fused, levels_fused, seen_fused, found = fused_statistics(call)
+    assert torch.equal(seen.expand(B, 1, n), counted)
     assert torch.equal(seen_fused.expand(B, 1, n), counted)
-    np.testing.assert_allclose(found, largest, rtol=1e-6)
-    np.testing.assert_allclose(torch.where(counted, by_rows["max_logit"], -torch.inf).amax((0, 2)), largest, rtol=1e-6)
     assert all(torch.equal(levels[name], level) for name, level in levels_fused.items())
-    for statistics, factor in ((by_rows, 4), (fused, 6)):
+    errors = {"peak": peak}
+    units = {"sink_mass": 1.0, "distance": n * unit}
+    found_by_rows = torch.where(counted, by_rows["max_logit"], -torch.inf).amax((0, 2))
+    for way, statistics, top in (("rows", by_rows, found_by_rows), ("fused", fused, found)):
+        errors[f"{way} max_logit"] = float(((top - largest) / largest).abs().max())
         for name, value in exact.items():
-            off = (statistics[name] - value).abs() / (value if name == "collision" else 1)
-            limit = {"entropy": factor * EPS * size, "logsumexp": factor * EPS * size, "sink_mass": 2e-6}
-            limit |= {"collision": 5e-5, "first_mass": factor * EPS * size, "distance": n * factor * EPS * size}
-            assert float(torch.where(counted, off, 0.0).max()) <= limit[name], name
+            off = (statistics[name] - value).abs() / (value if name == "collision" else units.get(name, unit))
+            errors[f"{way} {name}"] = float(torch.where(counted, off, 0.0).max())
+    return errors
+
+
+IN_UNITS = ("entropy", "logsumexp", "first_mass", "distance")
+LIMITS = {
+    f"{way} {name}": limit
+    for way, factor in (("rows", 4), ("fused", 6))
+    for name, limit in {
+        **dict.fromkeys(IN_UNITS, factor),
+        "sink_mass": 2e-6,
+        "collision": 5e-5,
+        "max_logit": 1e-6,
+    }.items()
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("sharp", [0.3, 3, 50])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sunk", [False, True])
+def test_errors_keep_the_law(sharp, masked, sunk, seed):
+    """Within 4 (rows) or 6 (fused) eps max(1, max |s|, |beta|); sinks to 2e-6, collision to 5e-5 relative."""
+    errors = measure_errors(96, sharp, masked, sunk, seed)
+    errors.pop("peak")
+    assert {name: error for name, error in errors.items() if error > LIMITS[name]} == {}
 
 
 @pytest.mark.torch
