@@ -120,7 +120,7 @@ def coverage(folder: Path, steps: int, draws: int) -> Measured:
 
     torch.manual_seed(0)
     length = 256
-    text = torch.tensor(list(load_text().encode()), dtype=torch.long)
+    text = torch.tensor(list(load_text().content.encode()), dtype=torch.long)
     sizes = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": length}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, bos_token_id=0, eos_token_id=0, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)

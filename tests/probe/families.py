@@ -32,7 +32,7 @@ FAMILIES = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", GROUPED),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", NARROW),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": WINDOW}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**NARROW, **MIXED, "attn_logit_softcapping": 2.0}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**NARROW, **MIXED, "attn_logit_softcapping": 10.0}),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**NARROW, **MIXED}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {**NARROW, **MIXED, **EXPERTS, "num_local_experts": 4}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", SIZES),
@@ -79,8 +79,11 @@ OUTSIDE["falcon"][2]["num_attention_heads"] = 2
 NOT_FUSED = ("gemma2", "t5")
 
 
-def build(family, seed=0, factor=10.0, **changes):
-    """Return a random model of a family; its matrices are `factor` times those of the initialization, sinks normal."""
+def build(family, seed=0, factor=20.0, **changes):
+    """Return a random model of a family; its matrices are `factor` times those of the initialization, sinks normal.
+
+    Gains of query and key norms are 3: logits reach 10 to 50, which plain attention in float32 can still hold.
+    """
     import torch
     import transformers
 
@@ -93,6 +96,8 @@ def build(family, seed=0, factor=10.0, **changes):
         for name, tensor in built.named_parameters():
             if tensor.dim() > 1:
                 tensor.mul_(1.5 if family == "t5" else factor)  # whose logits have no scale
+            if "q_norm" in name or "k_norm" in name:
+                tensor.fill_(2.0 if family == "gemma3" else 3.0)  # where the gain is 1 + weight
             if name.endswith("sinks"):
                 tensor.normal_()
     return built

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from tests.probe.families import build
+from tests.probe.families import batch, build, run
 
 from manyheads.errors import UsageError
-from manyheads.probe import query_key_spectra
+from manyheads.probe import query_key_spectra, record_attention
 from manyheads.probe.query_key_circuits import circuit_spectrum, random_circuit_rank
 
 
@@ -69,6 +69,29 @@ def test_weights_are_found_by_head(family, seed):
     np.testing.assert_allclose(found.spectral.values[-1], values[:, 0], rtol=1e-5)
     rank = values.square().sum(-1) / values[:, 0] ** 2
     np.testing.assert_allclose(found.stable_rank.values[-1], rank, rtol=1e-5)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("family", "width"), [("qwen3", 8), ("gemma3", 8), ("olmo2", 32), ("llama", None)])
+def test_gains_of_norms_bound_the_logits(family, width, seed):
+    """A norm over one head or over all; the gain is the weight, or one more than it (gemma3)."""
+    import torch
+
+    model = build(family, seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "q_norm" in name or "k_norm" in name:
+                tensor.uniform_(-2, 2)
+    bound = query_key_spectra(model).logit_bound.values
+    if width is None:
+        assert np.isnan(bound).all()
+        return
+    with record_attention(model, rows=None) as record:
+        run(model, batch(family, seed))
+    assert (record.dataset().max_logit.max("head").values <= bound * (1 + 1e-5)).all()
+    module = model.model.layers[0].self_attn
+    gains = [(module.get_submodule(name).weight + (family == "gemma3")).abs().max() for name in ("q_norm", "k_norm")]
+    np.testing.assert_allclose(bound[0], module.scaling * width * float((gains[0] * gains[1]).detach()), rtol=1e-4)
 
 
 @pytest.mark.torch

@@ -3,14 +3,20 @@
 from typing import Any
 
 QUERY_NORMS = ("q_norm", "q_layernorm", "query_norm", "query_layernorm", "qk_norm")
+KEY_NORMS = ("k_norm", "k_layernorm", "key_norm", "key_layernorm", "qk_norm")
 HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 
 
 def query_norm(module: Any) -> Any:
     """Return the module that normalizes queries before the logits; None if there is none."""
-    found = (getattr(module, name, None) for name in QUERY_NORMS)
-    return next((norm for norm in found if norm is not None and type(norm).__name__ != "Identity"), None)
+    return _first_norm(module, QUERY_NORMS)
+
+
+def query_key_norms(module: Any) -> tuple[Any, Any] | None:
+    """Return the modules that normalize queries and keys before the logits; None unless there are both."""
+    query, key = _first_norm(module, QUERY_NORMS), _first_norm(module, KEY_NORMS)
+    return None if query is None or key is None else (query, key)
 
 
 def head_size(module: Any) -> int | None:
@@ -21,6 +27,11 @@ def head_size(module: Any) -> int | None:
 def head_count(module: Any) -> int | None:
     """Return the number of query heads, H; None if neither the module nor its configuration says."""
     return _first_integer(module, HEAD_COUNTS) or _first_integer(getattr(module, "config", None), HEAD_COUNTS)
+
+
+def _first_norm(module: Any, names: tuple[str, ...]) -> Any:
+    found = (getattr(module, name, None) for name in names)
+    return next((norm for norm in found if norm is not None and type(norm).__name__ != "Identity"), None)
 
 
 def _first_integer(owner: Any, names: tuple[str, ...]) -> int | None:

@@ -7,8 +7,12 @@ The logits of a head are bilinear in the residual stream, :math:`s_{ij} \propto 
 .. math:: \|M\|_F^2 = \sum_{ij} A_{ij} B_{ij}, \qquad \sigma_1(M)^2 = \lambda_{\max}(A^{1/2} B A^{1/2}).
 
 A change of basis within the head, :math:`W_Q \to G W_Q, W_K \to G^{-T} W_K`, moves W_Q and W_K and leaves M alone.
-With rotary positions M is the form at distance 0; below a norm of queries and keys, logits are not bilinear, and M says
-what enters the norms.
+With rotary positions M is the form at distance 0. Below a norm of queries and keys logits are not bilinear: M says what
+enters the norms, and their gains g bound the logits whatever the data,
+
+.. math:: |s_{ij}| \le \mathrm{scale}\; D \max |g_Q| \max |g_K|,
+
+with D the number of components that one norm covers, those of a head or of all heads.
 """
 
 import functools
@@ -18,7 +22,7 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.probe.attention_modules import head_count, head_size, query_norm
+from manyheads.probe.attention_modules import head_count, head_size, query_key_norms, query_norm
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,8 +50,9 @@ def query_key_spectra(model: Any) -> "xr.Dataset":
     xr.Dataset
         Over (layer, head): `frobenius` and `spectral`, the norms; `stable_rank`, (frobenius / spectral)^2, at least 1
         and at most N; `stable_rank_random` (layer), its mean for independent Gaussian weights, and
-        `stable_rank_random_std`. Coordinates: `module` (layer) and `normalized` (layer), whether queries are
-        normalized before the logits. Heads that a layer lacks are NaN.
+        `stable_rank_random_std`; `logit_bound` (layer), the largest |logit| that norms of queries and keys allow, NaN
+        without RMS norms there. Coordinates: `module` (layer) and `normalized` (layer), whether queries are normalized
+        before the logits. Heads that a layer lacks are NaN.
 
     Raises
     ------
@@ -85,6 +90,7 @@ def query_key_spectra(model: Any) -> "xr.Dataset":
     normalized = [query_norm(modules[name]) is not None for name in layers]
     with np.errstate(invalid="ignore"):  # weights of zero
         rank = (table[0] / table[1]) ** 2
+    bounds = [_logit_bound(modules[name]) for name in layers]
     both, form = ("layer", "head"), "W_Q^T W_K of the head"
     return xr.Dataset(
         {
@@ -101,6 +107,7 @@ def query_key_spectra(model: Any) -> "xr.Dataset":
                 [std for _, std in levels],
                 {"long_name": f"standard deviation of the stable rank of {form} for Gaussian weights", "units": "1"},
             ),
+            "logit_bound": ("layer", bounds, {"long_name": "bound on |logit| by the gains of norms", "units": "nat"}),
         },
         coords={
             "layer": np.arange(len(layers)),
@@ -193,3 +200,21 @@ def _weights(module: Any) -> tuple[Array, Array] | None:
 
 def _as_array(weight: Any) -> Array:
     return weight.detach().double().cpu().numpy()
+
+
+def _logit_bound(module: Any) -> float:
+    """Return the bound on |logit| by the RMS norms of queries and keys; NaN without them, or with other norms."""
+    import torch
+
+    norms, size, scale = query_key_norms(module), head_size(module), getattr(module, "scaling", None)
+    if norms is None or size is None or not isinstance(scale, float):
+        return np.nan
+    gains, width = [], size
+    for norm in norms:
+        weight = getattr(norm, "weight", None)
+        if weight is None or weight.dim() != 1 or "RMS" not in type(norm).__name__:
+            return np.nan
+        with torch.no_grad():  # what the norm makes of ones: its gain, also where that is 1 + weight
+            gains.append(float(norm(torch.ones_like(weight)).abs().max()))
+        width = max(width, len(weight))
+    return scale * width * gains[0] * gains[1]
