@@ -8,6 +8,7 @@ import pkgutil
 import re
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,16 @@ def read(page, folder, workers=None):
     return commands
 
 
+def skip_without_extras(text):
+    """Skip what imports an optional dependency that is not installed."""
+    for module, extra in EXTRA_OF.items():
+        if re.search(rf"^\W*(import|from) {module}\b", text, re.MULTILINE) and find_spec(module) is None:
+            pytest.skip(f"needs the extra '{extra}' ({module} is not installed)")
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if "own-study" not in page])
 def test_a_page_does_what_it_says(page, folder):
+    skip_without_extras((ROOT / page).read_text(encoding="utf-8"))
     read(page, folder, workers=1)
 
 
@@ -109,5 +118,6 @@ def test_docstring_examples(name, folder):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     finder, runner, said = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(optionflags=flags), []
     for example in finder.find(module, name):
+        skip_without_extras(example.docstring)
         runner.run(example, out=said.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
