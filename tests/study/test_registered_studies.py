@@ -1,5 +1,7 @@
 """Every registered study keeps the contract, in its smallest configuration."""
 
+import functools
+
 import pytest
 
 from manyheads.study.contract import CHECKS, start_trial
@@ -11,19 +13,17 @@ REPLICATES = {"limits/approach": 4, "limits/key-dim-stability": 3}
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory, seed):
-    made = {}
-
+    @functools.lru_cache(maxsize=1)
     def trial(name):
-        if name not in made:
-            folder, replicates = tmp_path_factory.mktemp("trial"), REPLICATES.get(name, 2)
-            made[name] = start_trial(load(name).small(), folder, replicates, seed)
-        return made[name]
+        folder, replicates = tmp_path_factory.mktemp("trial"), REPLICATES.get(name, 2)
+        return start_trial(load(name).small(), folder, replicates, seed)
 
     return trial
 
 
-@pytest.mark.parametrize("name", STUDIES)
+# The lower decorator is the outer loop: all checks of a study follow each other, in one worker, on one run of it.
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", STUDIES)
 def test_every_registered_study_keeps_the_contract(name, check, trials):
     check(trials(name))
 

@@ -111,13 +111,7 @@ class RealText(Study):
     def small(cls) -> RealText:
         """Return the smallest configuration in which every claim can change."""
         return cls(
-            depths=(1, 2),
-            learning_rates=(1e-3, 3e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4),
-            key_dim=4,
-            length=8,
-            batch=2,
-            steps=6,
-            snapshots=3,
+            depths=(1, 2), learning_rates=(1e-3, 0.01, 0.1, 0.4), key_dim=4, length=8, batch=2, steps=6, snapshots=3
         )
 
     def inputs(self) -> dict[str, str]:
