@@ -14,7 +14,13 @@ from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.data.characters import Vocabulary
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
+<<<<<<< HEAD
 from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
+=======
+from manyheads.joma.task import Sizes, UpdateRule
+from manyheads.joma.task import draw_task as draw_joma_task
+from manyheads.meanfield import ContrastiveTask
+>>>>>>> 8a2bba6 (Contrastive learning in high dimension: SGD reduced to overlaps, the overlap ODE, particles, stability)
 
 CIRCLE = meanfield.circle_task((1, 2), nodes=16)
 PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))
@@ -94,6 +100,8 @@ ROWS_OF_ATTENTION = RowCoefficients((TASK.weights**2).sum(1), (TASK.weights**2).
 SYSTEM = SignalSystem(0.2, 0.5, length=100, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=10)
 WEIGHTS = {"value": of(TASK.centred), "attention": of(TASK.attention)}
 CLOUDS = {"mixture": mixture, "weights": positive(2)}
+CONTRASTIVE = fixed(task=ContrastiveTask())
+TWO_FEATURES = np.kron([[1.0, 1.0], [1.0, -1.0]], np.ones(10))
 SNAP = {"distinct": exactly(0.4, 0.2), "common": exactly(0.4), "progress": exactly(0.0, 3.0)}
 
 ROWS = {
@@ -189,6 +197,22 @@ ROWS = {
     "bigram.predict_transfer": ({"value": of(TASK.centred)}, TASKED),
     "bigram.screen": ({"tokens": tokens(3, 60, 4), "queries": tokens(3, 60), "targets": tokens(3, 60)}, fixed()),
     "bigram.transfer_test": ({"value": of(TASK.centred), "pilot": batch}, fixed(sparsity=2)),
+    # meanfield
+    "meanfield.overlap_trajectory": ({"state": exactly(0.3, 0.2, 0.6), "times": exactly(0.1)}, CONTRASTIVE),
+    "meanfield.train_overlaps": (
+        {"state": exactly([0.3, 0.2, 0.6]), "times": exactly(0.1)},
+        generator(task=ContrastiveTask(), dimension=20),
+    ),
+    "meanfield.train_weights": (
+        {"weights": positive(20), "features": of(TWO_FEATURES), "times": exactly(0.1)},
+        generator(task=ContrastiveTask()),
+    ),
+    "meanfield.simulate_particles": (
+        {"weights": positive(20), "features": of(TWO_FEATURES)},
+        fixed(task=ContrastiveTask(), horizon=0.1, key=jax.random.key(0), steps=4, records=1),
+    ),
+    "meanfield.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
+    "meanfield.stationary_states": ({"starts": exactly([0.9, 0.0, 0.95])}, CONTRASTIVE),
     # bigram.theory
     "bigram.theory.noise.ValueNoise.draw": (
         {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
@@ -353,6 +377,12 @@ EXPENSIVE = {
     "joma.theory.rebound.entropy_curve",
     "joma.theory.scan_and_snap.training_time",
     "joma.theory.scan_and_snap.reduced_trajectory",
+    "meanfield.find_basins",
+    "meanfield.overlap_trajectory",
+    "meanfield.simulate_particles",
+    "meanfield.stationary_states",
+    "meanfield.train_overlaps",
+    "meanfield.train_weights",
     "spectra.traced_stable_rank",
     "transformer.Transformer.__call__",
     "transformer.Transformer.record",

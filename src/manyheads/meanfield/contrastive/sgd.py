@@ -1,0 +1,270 @@
+"""Online SGD of the contrastive model in n dimensions, reduced exactly to overlaps and squared norm.
+
+The noise of a sample is isotropic, so (Q, r), with n r^2 the squared norm of the weights outside the span of the
+features, is a Markov chain of its own [derived here]. Let e_k = u_k / sqrt n, let e_perp be the direction of the
+weights outside the features, alpha_sk = e_k.a_s and beta_s = e_perp.a_s. These are Gaussian with covariance R over the
+views s, independent for different directions. With g_s = d_s l(y), a step is
+
+    y_s   = sum_k Q_k (c_k^(s) + alpha_sk) + r beta_s
+    Q_k  <- (1 - tau lambda / n) Q_k - (tau / n) sum_s g_s (c_k^(s) + alpha_sk)
+    r^2  <- ((1 - tau lambda / n) r - (tau / n) sum_s g_s beta_s)^2 + (tau / n)^2 (g^T R g) chi^2_(n - p - 1),
+
+because the noise in the other n - p - 1 directions is independent of y, and there sum_s g_s a_s has independent
+coordinates of variance g^T R g. Nothing is approximated, and a step costs the same at every n. `train_weights` keeps
+the weights, for penalties other than weight decay; given y, a step needs one Gaussian vector, not three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from manyheads._arrays import takes_arrays
+from manyheads._settings import double_precision
+from manyheads.errors import ShapeError, UsageError, check_integer
+from manyheads.meanfield.contrastive.ode import check_state
+from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
+
+CHUNK = 1024  # steps whose random numbers are drawn at a time
+CHUNK_OF_WEIGHTS = 128
+Penalty = Callable[[Array], Array]
+
+
+@takes_arrays
+def train_overlaps(
+    task: ContrastiveTask,
+    state: Float[ArrayLike, "runs features_and_norm"],
+    dimension: int,
+    times: Float[ArrayLike, " times"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "times runs features_and_norm"]:
+    """Train by SGD in `dimension` dimensions and return overlaps and squared norm (Q_1, ..., Q_p, q) over time.
+
+    Parameters
+    ----------
+    task
+        Features, noise and training settings.
+    state
+        Exact initial Q_1, ..., Q_p, q of every run.
+    dimension
+        n, at least p + 2.
+    times
+        Increasing times t = step/n at which the state is returned, from 0 on, rounded to whole steps.
+    rng
+        Generator of all samples.
+
+    Raises
+    ------
+    UsageError
+        An impossible initial state, a dimension that is too small, or times that do not increase.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> path = train_overlaps(ContrastiveTask(), [[0.15, 0.1, 0.5]] * 4, 200, [0.0, 1.0], np.random.default_rng(0))
+    >>> path.shape, path[0, 0].tolist()
+    ((2, 4, 3), [0.15, 0.1, 0.5])
+    """
+    start = np.atleast_2d(check_state(task, state))
+    runs, size = start.shape
+    dimension = check_integer("dimension", dimension, least=size + 1)
+    steps = _whole_steps(times, dimension)
+    outside = start[:, -1] - (start[:, :-1] ** 2).sum(-1)
+    chain = np.concatenate([start[:, :-1], np.sqrt(np.maximum(outside, 0))[:, None]], 1)
+    law = task.law()
+
+    length = min(CHUNK, int(steps[-1]))
+
+    def advance(chain: np.ndarray) -> np.ndarray:
+        coefficients = _draw_coefficients(law, rng, (length, runs))
+        normal = rng.standard_normal((length, runs, 3, size))
+        remainder = rng.chisquare(dimension - size, (length, runs))
+        return np.asarray(_run_overlaps(task.loss, law, float(dimension), chain, coefficients, normal, remainder))
+
+    with double_precision():
+        path = _record(chain, steps, advance)
+    return np.concatenate([path[..., :-1], (path**2).sum(-1, keepdims=True)], -1)
+
+
+@takes_arrays
+def train_weights(
+    task: ContrastiveTask,
+    weights: Float[ArrayLike, " n"],
+    features: Float[ArrayLike, "features n"],
+    times: Float[ArrayLike, " times"],
+    rng: np.random.Generator,
+    penalty: Penalty | None = None,
+) -> Float[np.ndarray, "times n"]:
+    """Train the weights themselves by SGD, with any penalty besides weight decay, and return them over time.
+
+    Parameters
+    ----------
+    task
+        Features, noise and training settings.
+    weights
+        Initial weights w, of order one each.
+    features
+        u_1, ..., u_p, orthogonal, each with |u_k|^2 = n.
+    times
+        Increasing times t = step/n, from 0 on, rounded to whole steps.
+    rng
+        Generator of all samples.
+    penalty
+        phi of the step -(tau/n) phi(w), for instance ``lambda w: 0.1 * jax.numpy.sign(w)``; none by default.
+
+    Raises
+    ------
+    ShapeError
+        Features that are not orthogonal with squared norm n, or of another dimension than the weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> features = np.kron([[1, 1], [1, -1]], np.ones(50))
+    >>> rng = np.random.default_rng(0)
+    >>> path = train_weights(ContrastiveTask(), rng.standard_normal(100), features, [0.0, 2.0], rng)
+    >>> path.shape
+    (2, 100)
+    """
+    start, basis = np.asarray(weights, float), np.asarray(features, float)
+    check_features(task, start, basis)
+    steps = _whole_steps(times, start.size)
+    law = task.law()
+
+    def advance(weights: np.ndarray) -> np.ndarray:
+        coefficients = _draw_coefficients(law, rng, (CHUNK_OF_WEIGHTS,))
+        normal = rng.standard_normal((CHUNK_OF_WEIGHTS, 3))
+        vectors = rng.standard_normal((CHUNK_OF_WEIGHTS, start.size))
+        return np.asarray(_run_weights(task.loss, penalty, law, basis, weights, coefficients, normal, vectors))
+
+    with double_precision():
+        return _record(start, steps, advance)
+
+
+def overlap_step(
+    loss: ContrastiveLoss,
+    law: Law,
+    dimension: Float[Array, ""] | float,
+    chain: Float[Array, " features_and_outside"],
+    coefficients: Float[Array, "view features"],
+    noise: Float[Array, "view features_and_outside"],
+    remainder: Float[Array, ""],
+) -> Float[Array, " features_and_outside"]:
+    """Return (Q, r) after one step, given c, (alpha, beta) and the chi^2 of the module's first lines."""
+    inputs = jnp.asarray(noise).at[:, :-1].add(coefficients)  # c + alpha, and beta: (3, p + 1)
+    gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*(inputs @ chain)))
+    rate = law.learning_rate / dimension
+    moved = (1 - rate * law.weight_decay) * chain - rate * (gradient @ inputs)
+    added = rate**2 * _noise_power(law, gradient) * remainder
+    return moved.at[-1].set(jnp.sqrt(moved[-1] ** 2 + added))
+
+
+def weight_step(
+    loss: ContrastiveLoss,
+    penalty: Penalty | None,
+    law: Law,
+    features: Float[Array, "features n"],
+    weights: Float[Array, " n"],
+    coefficients: Float[Array, "view features"],
+    noise: Float[Array, " view"],
+    vector: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Return the weights after one step; `noise` is a_s along the weights, `vector` standard normal."""
+    size = weights.size
+    length = jnp.linalg.norm(weights)
+    along = weights / length
+    outputs = coefficients @ (features @ weights) / size + length / jnp.sqrt(size) * noise
+    gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*outputs))
+    across = vector - along * (along @ vector)
+    blurred = (gradient @ noise) * along + jnp.sqrt(_noise_power(law, gradient)) * across  # sum_s g_s a_s
+    signal = (gradient @ coefficients) @ features / jnp.sqrt(size)
+    pull = law.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
+    return weights - law.learning_rate * ((signal + blurred) / jnp.sqrt(size) + pull / size)
+
+
+def correlate(law: Law, normal: Float[Array, "view ..."]) -> Float[Array, "view ..."]:
+    """Turn independent normal numbers of three views into noise with covariance R, which may be singular."""
+    common = jnp.sqrt((law.variance + law.covariance) / 2) * normal[0]
+    opposed = jnp.sqrt(jnp.maximum(law.variance - law.covariance, 0) / 2) * normal[1]
+    return jnp.stack([common + opposed, common - opposed, jnp.sqrt(law.variance) * normal[2]])
+
+
+def check_features(task: ContrastiveTask, weights: np.ndarray, features: np.ndarray) -> None:
+    """Refuse features that are not orthogonal with squared norm n."""
+    shape = (len(task.features), weights.size)
+    if weights.ndim != 1 or features.shape != shape:
+        raise ShapeError(f"weights {weights.shape}, features {features.shape}: expected (n,) and {shape}")
+    error = np.abs(features @ features.T / weights.size - np.eye(shape[0])).max()
+    if not error <= 1e-9:
+        raise ShapeError(
+            f"u_k.u_l / n differs from the identity by {error:.2g}: give orthogonal features with |u_k|^2 = n, for "
+            "instance sqrt n times the rows of an orthogonal matrix"
+        )
+
+
+def _noise_power(law: Law, gradient: Float[Array, " view"]) -> Float[Array, ""]:
+    """Return g^T R g."""
+    return law.variance * (gradient @ gradient) + 2 * law.covariance * gradient[0] * gradient[1]
+
+
+@partial(jax.jit, static_argnames=("loss",))
+def _run_overlaps(
+    loss: ContrastiveLoss, law: Law, dimension: float, chain: Array, *draws: Array
+) -> Float[Array, "steps runs features_and_outside"]:
+    """Return (Q, r) of all runs after every step of a chunk."""
+
+    def step(chain: Array, coefficients: Array, normal: Array, remainder: Array) -> Array:
+        return overlap_step(loss, law, dimension, chain, coefficients, correlate(law, normal), remainder)
+
+    def body(chain: Array, drawn: tuple[Array, ...]) -> tuple[Array, Array]:
+        after = jax.vmap(step)(chain, *drawn)
+        return after, after
+
+    return jax.lax.scan(body, chain, draws)[1]
+
+
+@partial(jax.jit, static_argnames=("loss", "penalty"))
+def _run_weights(
+    loss: ContrastiveLoss, penalty: Penalty | None, law: Law, features: Array, weights: Array, *draws: Array
+) -> Float[Array, "steps n"]:
+    """Return the weights after every step of a chunk."""
+
+    def body(weights: Array, drawn: tuple[Array, ...]) -> tuple[Array, Array]:
+        coefficients, normal, vector = drawn
+        noise = correlate(law, normal)
+        after = weight_step(loss, penalty, law, features, weights, coefficients, noise, vector)
+        return after, after
+
+    return jax.lax.scan(body, weights, draws)[1]
+
+
+def _record(state: np.ndarray, steps: np.ndarray, advance: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the state after the given numbers of steps; `advance` returns the states after each step of a chunk."""
+    kept, done = np.empty((len(steps), *state.shape)), 0
+    kept[steps == 0] = state
+    while done < steps[-1]:
+        path = advance(state)
+        inside = (steps > done) & (steps <= done + len(path))
+        kept[inside] = path[steps[inside] - done - 1]
+        state, done = path[-1], done + len(path)
+    return kept
+
+
+def _whole_steps(times: ArrayLike, dimension: int) -> np.ndarray:
+    array = np.asarray(times, float)
+    if array.ndim != 1 or not array.size or not array[0] >= 0 or not (np.diff(array) > 0).all():
+        raise UsageError(f"times={array}: expected increasing times from 0 on")
+    return np.rint(array * dimension).astype(np.int64)
+
+
+def _draw_coefficients(law: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw c of the three views, (*shape, 3, p): the first two are the same, the third is independent."""
+    levels = np.cumsum(law.probabilities)[:-1]
+    drawn = np.searchsorted(levels, rng.random((*shape, 2)), side="right")
+    return np.asarray(law.values)[drawn[..., [0, 0, 1]]]

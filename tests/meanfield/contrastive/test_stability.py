@@ -1,0 +1,74 @@
+"""Stationary states, growth rates and basins: closed properties, finite differences, and tasks without a norm."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from manyheads.errors import CertificateError, UsageError
+from manyheads.meanfield.contrastive.ode import jacobians, vector_field
+from manyheads.meanfield.contrastive.quadrature import Nodes
+from manyheads.meanfield.contrastive.stability import (
+    basin_boundary,
+    find_basins,
+    growth_rates,
+    norms_without_features,
+    stationary_states,
+)
+from manyheads.meanfield.contrastive.task import ContrastiveTask, FeatureDistribution, sparse_feature
+
+NODES = Nodes(20, 6, 20)
+TASK = ContrastiveTask()
+
+
+def test_growth_rates_at_zero_overlap_depend_on_second_moments_alone():
+    norm = norms_without_features(TASK, NODES)[-1]
+    rates = [
+        growth_rates(replace(TASK, features=(sparse_feature(), sparse_feature(p))), [0, 0, norm], NODES)
+        for p in (1.0, 0.25, 0.1)
+    ]
+    np.testing.assert_allclose(rates, np.full((3, 2), rates[0][0]), atol=1e-12)
+    twice = replace(TASK, features=(sparse_feature(), sparse_feature(1.0, 2.0)))
+    assert growth_rates(twice, [0, 0, norm], NODES)[1] > 1.5 * rates[0][0]
+
+
+def test_stationary_states_are_stationary_and_their_jacobian_is_a_derivative():
+    nodes = Nodes(28, 8, 28)
+    states = stationary_states(TASK, [[0.9, 0.05, 1.0], [0.02, 0.7, 0.7]], nodes)
+    assert [state.stable for state in states] == [True, False, False]
+    assert states[0].cosines[0] == pytest.approx(0.959, abs=2e-3)
+    assert states[1].eigenvalues[0].real == pytest.approx(0.082, abs=2e-3)  # towards the first feature
+    with jax.enable_x64(True):
+        law, point = TASK.law(), np.array(states[0].state)
+        assert np.abs(vector_field(TASK.loss, nodes.finer(), law, point[None])).max() < 1e-9
+        nudged = point + 1e-5 * np.concatenate([np.eye(3), -np.eye(3)])
+        slopes = vector_field(TASK.loss, nodes, law, nudged)
+        jacobian = jacobians(TASK.loss, nodes, law, point[None])[0]
+        np.testing.assert_allclose(jacobian.T, (slopes[:3] - slopes[3:]) / 2e-5, atol=1e-7)
+
+
+def test_the_first_feature_wins_on_its_side_of_the_boundary():
+    angles = np.deg2rad([20.0, 70.0])
+    equal = replace(TASK, features=(sparse_feature(), sparse_feature()))
+    starts = np.stack([0.1 * np.cos(angles), 0.1 * np.sin(angles), [0.508] * 2], 1)
+    assert find_basins(equal, starts, 60.0, NODES).tolist() == [0, 1]
+
+
+def test_a_task_whose_norm_decays_has_no_state_without_features():
+    task = replace(TASK, correlation=-0.9)
+    assert norms_without_features(task, NODES) == ()
+    with pytest.raises(CertificateError, match="no stationary norm at Q = 0"):
+        basin_boundary(task, nodes=NODES)
+    assert find_basins(task, [0.0, 0.0, 0.01], 300.0, NODES) == -1
+
+
+def test_tasks_that_the_theory_does_not_cover_are_refused():
+    with pytest.raises(UsageError, match="symmetric distribution"):
+        FeatureDistribution((-1.0, 2.0), (2 / 3, 1 / 3))
+    with pytest.raises(UsageError, match="expected 1"):
+        FeatureDistribution((-1.0, 1.0), (0.5, 0.6))
+    with pytest.raises(UsageError, match="from -1 to 1"):
+        ContrastiveTask(correlation=1.5)
+    with pytest.raises(UsageError, match="no noise"):
+        ContrastiveTask(shared_std=0.0, correlation=-1.0)
