@@ -14,13 +14,8 @@ from manyheads.bigram.theory.signal import SignalSystem
 from manyheads.data.characters import Vocabulary
 from manyheads.joma.systems.activations import NONLINEARITIES
 from manyheads.joma.systems.gaussian_mixture import Mixture
-<<<<<<< HEAD
 from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
-=======
-from manyheads.joma.task import Sizes, UpdateRule
-from manyheads.joma.task import draw_task as draw_joma_task
 from manyheads.meanfield import ContrastiveTask
->>>>>>> 8a2bba6 (Contrastive learning in high dimension: SGD reduced to overlaps, the overlap ODE, particles, stability)
 
 CIRCLE = meanfield.circle_task((1, 2), nodes=16)
 PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))
@@ -388,7 +383,7 @@ EXPENSIVE = {
     "transformer.Transformer.record",
 }
 
-TRACED = "called by the layer, on what it has checked"
+TRACED = "called by compiled programs, on what their callers have checked"
 OPAQUE = "takes no arrays: a model, a configuration, text or settings"
 FILES = "reads tensors from files; rows are whole numbers"
 # Functions whose arrays may hold labels of any kind: text and objects are taken.
@@ -406,6 +401,7 @@ EXEMPT = {
     "costs.count": "takes its arrays without names: tested in test_arrays.py",
     "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
     "limits.Parametrization.optax": OPAQUE,
+    "meanfield.ContrastiveTask.loss": TRACED,
     "limits.audit_model": OPAQUE,
     "limits.initialize_model": OPAQUE,
     "limits.scale_logits": OPAQUE,

@@ -179,6 +179,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.contrastive.contrastive_sgd:ContrastiveSgd",
         "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)",
     ),
+    "meanfield/feature-basins": Entry(
+        "manyheads.meanfield.studies.contrastive.feature_basins:FeatureBasins",
+        "Second moments decide growth at Q = 0; higher moments decide basin and stability",
+    ),
+    "meanfield/noise-correlation": Entry(
+        "manyheads.meanfield.studies.contrastive.noise_correlation:NoiseCorrelation",
+        "Negatively correlated augmentation noise helps if it is moderate, hurts if strong",
+    ),
 }
 
 

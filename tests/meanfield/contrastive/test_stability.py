@@ -60,7 +60,7 @@ def test_a_task_whose_norm_decays_has_no_state_without_features():
     assert norms_without_features(task, NODES) == ()
     with pytest.raises(CertificateError, match="no stationary norm at Q = 0"):
         basin_boundary(task, nodes=NODES)
-    assert find_basins(task, [0.0, 0.0, 0.01], 300.0, NODES) == -1
+    assert find_basins(task, [0.0, 0.0, 0.01], 20.0, NODES) == -1
 
 
 def test_tasks_that_the_theory_does_not_cover_are_refused():
