@@ -187,6 +187,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.contrastive.noise_correlation:NoiseCorrelation",
         "Negatively correlated augmentation noise helps if it is moderate, hurts if strong",
     ),
+    "meanfield/sparse-penalty": Entry(
+        "manyheads.meanfield.studies.contrastive.sparse_penalty:SparsePenalty",
+        "SGD with an L1 penalty follows McKean-Vlasov particles with error n^(-1/2)",
+    ),
 }
 
 

@@ -107,10 +107,10 @@ def expectations(
 
 def _mixture(law: Law, overlaps: Float[Array, " features"], std: Float[Array, ""], count: int) -> _Mixture:
     """Return the trapezoidal rule for y = sum_k c_k Q_k + std z."""
-    centres = law.values @ overlaps  # (joint,)
-    end = jnp.abs(centres).max() + REACH * std
+    centers = law.values @ overlaps  # (joint,)
+    end = jnp.abs(centers).max() + REACH * std
     nodes = end * jnp.linspace(-1, 1, count)
     step = 2 * end / (count - 1)
-    density = jnp.exp(-0.5 * ((nodes[:, None] - centres) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+    density = jnp.exp(-0.5 * ((nodes[:, None] - centers) / std) ** 2) / (std * np.sqrt(2 * np.pi))
     joint = step * density * law.probabilities  # (nodes, joint)
     return _Mixture(nodes, joint.sum(1), joint @ law.values)
