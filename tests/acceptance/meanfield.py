@@ -1,5 +1,5 @@
 """The three mean-field systems, part by part."""
 
-from tests.acceptance import _meanfield_hopfield
+from tests.acceptance import _meanfield_contrastive, _meanfield_hopfield
 
-FIGURES = [*_meanfield_hopfield.FIGURES]
+FIGURES = [*_meanfield_hopfield.FIGURES, *_meanfield_contrastive.FIGURES]

@@ -175,6 +175,7 @@ STUDIES: dict[str, Entry] = {
     "meanfield/prompt-length": Entry(
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
+    ),
     "meanfield/contrastive-sgd": Entry(
         "manyheads.meanfield.studies.contrastive.contrastive_sgd:ContrastiveSgd",
         "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)",
