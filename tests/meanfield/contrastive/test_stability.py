@@ -63,6 +63,12 @@ def test_a_task_whose_norm_decays_has_no_state_without_features():
     assert find_basins(task, [0.0, 0.0, 0.01], 20.0, NODES) == -1
 
 
+def test_views_without_noise_of_their_own_have_a_jacobian():
+    with jax.enable_x64(True):
+        law = replace(TASK, augmentation_std=0.0).law()
+        assert np.isfinite(jacobians(TASK.loss, NODES, law, np.array([[0.3, 0.2, 0.6]]))).all()
+
+
 def test_tasks_that_the_theory_does_not_cover_are_refused():
     with pytest.raises(UsageError, match="symmetric distribution"):
         FeatureDistribution((-1.0, 2.0), (2 / 3, 1 / 3))

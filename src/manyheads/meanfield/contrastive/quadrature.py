@@ -88,7 +88,7 @@ def expectations(
     mean = _mixture(law, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
     negative = _mixture(law, overlaps, jnp.sqrt(squared_norm * law.variance), nodes.negative)
     ticks, chances = hermegauss(nodes.difference)
-    half = jnp.sqrt(squared_norm * jnp.maximum(opposed, 0) / 2) * ticks
+    half = jnp.sqrt(squared_norm) * jnp.sqrt(jnp.maximum(opposed, 0) / 2) * ticks  # differentiable at equal views
     chances = chances / chances.sum()
 
     gradient = jnp.vectorize(jax.grad(loss, argnums=(0, 1, 2)))
