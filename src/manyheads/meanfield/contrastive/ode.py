@@ -67,7 +67,7 @@ def overlap_trajectory(
     >>> import numpy as np
     >>> path = overlap_trajectory(ContrastiveTask(), [0.15, 0.1, 0.5], [0.0, 30.0])
     >>> path[-1].round(3).tolist()
-    [0.905, 0.086, 0.916]
+    [0.904, 0.086, 0.917]
     """
     nodes = nodes or Nodes()
     start, times = check_state(task, state), np.asarray(times, float)
