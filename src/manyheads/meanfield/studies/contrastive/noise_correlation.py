@@ -36,8 +36,11 @@ def one_feature(augmentation_std: float, correlation: float, learning_rate: floa
 
 def stationary_cosine(task: ContrastiveTask, nodes: Nodes = NODES) -> float:
     """Return the cosine of the stable stationary state that has learned the feature; 0 if there is none."""
-    found = stationary_states(task, [(0.9, 0.95), START, (0.4, 0.3)], nodes)
-    return max((abs(state.cosines[0]) for state in found if state.stable), default=0.0)
+    for start in ((0.9, 0.95), START, (0.4, 0.3)):
+        found = stationary_states(task, [start], nodes)
+        if learned := [abs(state.cosines[0]) for state in found if state.stable and abs(state.overlaps[0]) > 0.01]:
+            return max(learned)
+    return 0.0
 
 
 @dataclass(frozen=True)

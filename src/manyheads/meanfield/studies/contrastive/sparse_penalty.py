@@ -78,7 +78,7 @@ class SparsePenalty(Study):
     @classmethod
     def small(cls) -> SparsePenalty:
         """Return the smallest configuration in which every claim can change."""
-        return cls(dimensions=(20, 40), particles=400, steps=8, horizon=2.0, records=2)
+        return cls(dimensions=(20, 40), particles=400, steps=16, horizon=1.0, records=2)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every dimension."""
@@ -96,7 +96,6 @@ class SparsePenalty(Study):
             sign_penalty,
             self.steps,
             self.records,
-            tolerance=0.05 if self.steps > 100 else 1.0,
         )
         return dataset(
             {
