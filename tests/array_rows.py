@@ -158,6 +158,10 @@ ROWS = {
         {name: signs(2, 3) for name in ("output", "query", "key", "value")} | {"positional": signs(3, 2, 1)},
         fixed(),
     ),
+    "meanfield.InContextRegression.loss": (
+        {"circuit": some(4, 2, 2)},
+        fixed(on=meanfield.InContextRegression((1.0, 0.5), 8)),
+    ),
     "meanfield.mean_field_trajectory": (
         {"beta": positive(2), "initial": exactly(1.0, -1.0, 0.5)},
         fixed(network=ONE_BIT, steps=3),

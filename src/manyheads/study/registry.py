@@ -112,6 +112,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.hopfield.finite_size:FiniteSize",
         "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)",
     ),
+    "meanfield/saddle-to-saddle": Entry(
+        "manyheads.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
+        "Merged key-query weights learn in one drop, separate ones in one per eigenvector",
+    ),
     "limits/coordinate-check": Entry(
         "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
         "Coordinate check: the RMS update of every module is independent of N, H and L",

@@ -1,1 +1,1 @@
-"""In-context learning by an MLP under linear attention (Kim and Suzuki): two-timescale limit, particles, saddles."""
+"""In-context learning: an MLP under linear attention, and heads with merged or separate key-query weights."""

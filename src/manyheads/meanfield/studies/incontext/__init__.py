@@ -1,1 +1,1 @@
-"""Studies of in-context learning by an MLP under linear attention."""
+"""Studies of in-context learning."""
