@@ -21,6 +21,7 @@ CIRCLE = meanfield.circle_task((1, 2), nodes=16)
 PARTICLES = tuple(np.random.default_rng(0).normal(size=(2, 8, 2)))
 TASK = bigram.draw_bigram_task(np.random.default_rng(0), 3, 8, 2)
 ONE_BIT = meanfield.OneBitNetwork.published()
+ONE_BIT_STEPS = {"transient": 400, "steps": 400, "record": 80}
 LAYER = recovery.planted_layer(np.random.default_rng(0), dim=3, heads=2)
 SEQUENCES = recovery.sequences(np.random.default_rng(1), 80, 3, 3)
 SHAPE = transformer.Shape(key_dim=2, heads=2, depth=1)
@@ -165,6 +166,11 @@ ROWS = {
     "meanfield.mean_field_trajectory": (
         {"beta": positive(2), "initial": exactly(1.0, -1.0, 0.5)},
         fixed(network=ONE_BIT, steps=3),
+    ),
+    "meanfield.bifurcation_scan": ({"betas": exactly(0.5, 0.6)}, fixed(network=ONE_BIT, **ONE_BIT_STEPS)),
+    "meanfield.lyapunov_spectrum": (
+        {"beta": exactly(0.5, 0.6), "gain": exactly(50.0, 60.0)},
+        fixed(network=ONE_BIT, **ONE_BIT_STEPS),
     ),
     "meanfield.simulate_network": (
         {"beta": positive(2), "neurons": exactly(30, 60), "initial": exactly(1.0, -1.0, 1.0)},

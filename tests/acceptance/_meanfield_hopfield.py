@@ -8,7 +8,7 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 from tests.meanfield.hopfield import oracle
 
-from manyheads.meanfield import OneBitNetwork, mean_field_trajectory
+from manyheads.meanfield import OneBitNetwork, classify_attractors, lyapunov_spectrum, mean_field_trajectory
 
 
 def map_against_loops(folder: Path, beta: float, steps: int, networks: int, seed: int) -> Measured:
@@ -22,6 +22,32 @@ def map_against_loops(folder: Path, beta: float, steps: int, networks: int, seed
     passed = max(difference, *others) < 1e-12
     extent = f"{steps} steps, published configuration; {max(others):.1e} for {networks} random networks"
     return Measured(f"{difference:.1e}", extent, str(seed), bool(passed))
+
+
+# Output inverse temperature, largest exponent and period of the attractor (0: quasi-periodic, -1: chaotic).
+TABLE = (
+    *((0.8, -0.164, 4), (1.0, -0.0827, 4), (1.2, -0.0137, 4), (1.255, 6e-5, 0), (1.26451, -0.0050, 44)),
+    *((1.266, 0.073, -1), (1.27, -0.0477, 28), (1.28, 0.144, -1), (1.4, 0.073, -1), (1.554, 0.051, -1)),
+    *((2.0, 0.054, -1), (3.0, -0.103, 24)),
+)
+KINDS = {0: "quasi-periodic", -1: "chaotic"}
+
+
+def published_attractors(folder: Path, transient: int, steps: int) -> Measured:
+    """Compare the largest exponents and the attractors with the table of the specification."""
+    betas, exponents, periods = np.transpose(TABLE)
+    found = lyapunov_spectrum(OneBitNetwork.published(), betas, transient=transient, steps=steps)
+    kinds = classify_attractors(found)
+    allowed = np.where(periods == -1, 0.02, 0.005)
+    passed = (np.abs(found.exponents[:, 0] - exponents) <= allowed).all()
+    shown = []
+    for place, period in enumerate(periods.astype(int)):
+        kind, measured = str(kinds.kind[place]), int(kinds.period[place])
+        passed &= kind == KINDS.get(period, "locked") and measured == max(period, 0)
+        described = f"period {measured}" if measured else kind
+        shown.append(f"{betas[place]:g}: {found.exponents[place, 0]:.4f}, {described}")
+    extent = f"largest standard error {found.errors.max():.1e}, {found.steps:,} steps after {transient:,}"
+    return Measured("<br>".join(shown), extent, "none: one start", bool(passed))
 
 
 def verdicts(name: str, claim: str, replicates: int, flags: str = "") -> Figure:
@@ -44,6 +70,13 @@ FIGURES = [
         "< 1e-12",
         map_against_loops,
         {"beta": 1.4, "steps": 50, "networks": 20, "seed": 1},
+    ),
+    Figure(
+        "hopfield-table",
+        "Largest Lyapunov exponents and attractors of the published configuration, by beta (A-4)",
+        "exponents of the table, 0.005 (chaotic: 0.02); its kinds and periods",
+        published_attractors,
+        {"transient": 40_000, "steps": 400_000},
     ),
     verdicts("finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 8),
 ]
