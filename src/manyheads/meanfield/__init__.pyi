@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 from .contrastive.ode import overlap_trajectory as overlap_trajectory
 from .contrastive.particles import simulate_particles as simulate_particles
 from .contrastive.sgd import train_overlaps as train_overlaps
@@ -6,11 +5,9 @@ from .contrastive.sgd import train_weights as train_weights
 from .contrastive.stability import find_basins as find_basins
 from .contrastive.stability import stationary_states as stationary_states
 from .contrastive.task import ContrastiveTask as ContrastiveTask
-=======
 from .hopfield.attractors import classify_attractors as classify_attractors
 from .hopfield.bifurcation import bifurcation_scan as bifurcation_scan
 from .hopfield.lyapunov import lyapunov_spectrum as lyapunov_spectrum
->>>>>>> 1841868 (Lyapunov spectra, attractors and bifurcation scans of 1-bit self-attention)
 from .hopfield.mean_field import mean_field_trajectory as mean_field_trajectory
 from .hopfield.network import OneBitNetwork as OneBitNetwork
 from .hopfield.simulation import simulate_network as simulate_network
