@@ -10,13 +10,14 @@ a further value column with the position gives the mean attended position. A sec
 .. math:: \sum_j p_j^2 = e^{\mathrm{lse}(2s) - 2 \mathrm{lse}(s)}, \qquad \max_j s_j \le \mathrm{lse}(2s) / 2,
 
 and the largest logit is exact: rows are evaluated in falling order of that bound until the best logit found is no
-smaller than the next bound. H cancels, with an error of a few eps max(1, max |s|), eps that of float32.
+smaller than the next bound. Heads near uniform attention, as in untrained models, need most of the rows. H cancels,
+with an error of a few eps max(1, max |s|), eps that of float32.
 """
 
 from typing import Any
 
 from manyheads.probe.calls import AttentionCall
-from manyheads.probe.row_statistics import count_rows, first_column, uniform_levels
+from manyheads.probe.row_statistics import summarize_mask
 from manyheads.probe.sinks import fold_sink
 
 PADDING = 8
@@ -42,44 +43,41 @@ def fused_statistics(call: AttentionCall) -> tuple[dict[str, Any], dict[str, Any
     rows = torch.arange(call.query.shape[2], device=call.query.device)
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     query, key = call.query.to(dtype), _repeat_heads(call.key.to(dtype), call.query.shape[1])
-    allowed = call.allowed(rows)
-    own = call.own_column(rows)
-    counted = count_rows(allowed, own)
+    summary = summarize_mask(call, rows, dtype)
+    counted = summary.counted
     mask = None
     if call.mask is not None:
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=query.device).masked_fill(
-            ~allowed, torch.finfo(dtype).min
-        )
+        hidden = ~call.allowed(rows)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=query.device).masked_fill_(hidden, torch.finfo(dtype).min)
     value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
     double = _attend(query, key, key, 2 * call.scale, call.causal, mask)[1]
     mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
-    first = first_column(allowed)
     statistics = {
         "entropy": lse - mean,
         "logsumexp": lse,
         "mean_logit": mean,
         "collision": (double - 2 * lse).exp(),
-        "first_mass": ((query * _take_rows(key, first)).sum(-1) * call.scale - lse).exp(),
+        "first_mass": ((query * _take_rows(key, summary.first)).sum(-1) * call.scale - lse).exp(),
     }
-    if own is not None:
-        statistics["distance"] = own - value[..., query.shape[-1]]
+    if summary.own is not None:
+        statistics["distance"] = summary.own - value[..., query.shape[-1]]
     statistics = {name: torch.where(counted, found, 0.0) for name, found in statistics.items()}
     if call.sink is not None:
         statistics = fold_sink(statistics, call.sink.to(dtype))
-    levels = uniform_levels(allowed, own, dtype, call.sink is not None)
+    levels = summary.levels(call.sink is not None)
     bound = torch.where(counted, double / 2 + SLACK * (1 + double.abs()), -torch.inf)
-    return statistics, levels, counted, largest_logit(query * call.scale, key, allowed, bound)
+    return statistics, levels, counted, largest_logit(call, query * call.scale, key, bound)
 
 
-def largest_logit(query: Any, key: Any, allowed: Any, bound: Any) -> Any:
+def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     """Find the largest logit of each head from upper bounds on those of the rows.
 
     Parameters
     ----------
+    call
+        Of which the mask is read.
     query, key
         (B, H, n, d), scaled, and (B, H, m, d).
-    allowed
-        Booleans (B or 1, H or 1, n, m).
     bound
         No smaller than the largest logit of each row, (B, H, n); -inf for rows that do not count.
 
@@ -93,7 +91,8 @@ def largest_logit(query: Any, key: Any, allowed: Any, bound: Any) -> Any:
     B, H, n = bound.shape
     order = bound.flatten(0, 1).argsort(dim=-1, descending=True)
     bound, query, key = bound.flatten(0, 1), query.flatten(0, 1), key.flatten(0, 1)
-    allowed = allowed.expand(B, -1, -1, -1)
+    columns = torch.arange(key.shape[1], device=key.device)
+    mask = None if call.mask is None else call.mask.expand(B, -1, n, -1)
     best = bound.new_full((H,), -torch.inf)
     members = torch.arange(B * H, device=bound.device)  # sequences and heads that may hold something larger
     start, width = 0, WIDTHS[0]
@@ -103,10 +102,13 @@ def largest_logit(query: Any, key: Any, allowed: Any, bound: Any) -> Any:
             break
         rows = order[members, start : start + width]  # (members, rows)
         logits = query[members[:, None], rows] @ key[members].transpose(-1, -2)
-        head = (members % H)[:, None] if allowed.shape[1] > 1 else torch.zeros_like(rows)
-        logits = logits.masked_fill(~allowed[(members // H)[:, None], head, rows], -torch.inf)
-        logits = logits.masked_fill(torch.gather(bound[members], 1, rows).isinf()[..., None], -torch.inf)
-        best = best.scatter_reduce(0, members % H, logits.amax((-1, -2)), "amax")
+        if call.causal:
+            logits = logits.masked_fill(columns > rows[..., None], -torch.inf)
+        elif mask is not None:
+            head = (members % H)[:, None] if mask.shape[1] > 1 else torch.zeros_like(rows)
+            logits = logits.masked_fill(~mask[(members // H)[:, None], head, rows], -torch.inf)
+        top = torch.where(torch.gather(bound[members], 1, rows).isinf(), -torch.inf, logits.amax(-1))
+        best = best.scatter_reduce(0, members % H, top.amax(-1), "amax")
         start, width = start + width, min(2 * width, WIDTHS[1])
     return best
 

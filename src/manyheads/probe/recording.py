@@ -90,7 +90,8 @@ class AttentionRecord:
         torch = require("torch")
         name = self._names.get(id(module))
         # Gradient checkpointing runs the forward pass again within the backward pass: those calls were measured.
-        if name is None or torch._C._current_graph_task_id() != -1:
+        graph_task = getattr(torch._C, "_current_graph_task_id", None)  # private: absent, both passes are counted
+        if name is None or (graph_task is not None and graph_task() != -1):
             return
         with torch.no_grad(), torch.autocast(arguments[0].device.type, enabled=False):
             call = read_call(implementation, name, module, arguments, keywords)

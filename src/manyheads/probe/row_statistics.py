@@ -7,6 +7,7 @@ With x = s - max s, e = exp x and Z = sum e over the allowed keys of a row,
 and no term cancels. Computed in float32, or in float64 where queries are.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from manyheads.probe.calls import AttentionCall
@@ -56,7 +57,8 @@ def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, An
     weights = shifted.exp()
     total = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
     mean = torch.where(weights > 0, weights * shifted, 0.0).sum(-1) / total
-    first = first_column(allowed).expand(total.shape)[..., None]
+    summary = summarize_mask(call, rows, logits.dtype)
+    first = summary.first.expand(total.shape)[..., None]
     statistics = {
         "entropy": total.log() - mean,
         "logsumexp": base + total.log(),
@@ -65,13 +67,12 @@ def _block(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, An
         "collision": (weights * weights).sum(-1) / total**2,
         "first_mass": torch.gather(weights, -1, first)[..., 0] / total,
     }
-    own = call.own_column(rows)
-    if own is not None:
+    if summary.own is not None:
         positions = torch.arange(logits.shape[-1], device=logits.device, dtype=logits.dtype)
-        statistics["distance"] = own - weights @ positions / total
+        statistics["distance"] = summary.own - weights @ positions / total
     if call.sink is not None:
         statistics = fold_sink(statistics, call.sink.to(logits.dtype))
-    return statistics, uniform_levels(allowed, own, logits.dtype, call.sink is not None), count_rows(allowed, own)
+    return statistics, summary.levels(call.sink is not None), summary.counted
 
 
 def _logits(call: AttentionCall, rows: Any) -> Any:
@@ -88,37 +89,62 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
     return logits if call.bias is None else logits + call.bias_of(rows).to(dtype)
 
 
-def first_column(allowed: Any) -> Any:
-    """Return the first key that each row may see: of its document, its window, after padding on the left."""
-    return allowed.int().argmax(-1)
+@dataclass(frozen=True)
+class MaskSummary:
+    """What the mask says of each row.
+
+    Attributes
+    ----------
+    count, first, centre
+        Number of keys that the row may see, the first of them, and their mean column, (B or 1, H or 1, r).
+    counted
+        Whether the row sees a key and, where queries and keys are one sequence, its own: padded queries do not.
+    own
+        Column of the row's own key, (r,); None for cross attention.
+    """
+
+    count: Any
+    first: Any
+    centre: Any
+    counted: Any
+    own: Any
+
+    def levels(self, sink: bool) -> dict[str, Any]:
+        """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
+        import torch
+
+        zero = torch.zeros_like(self.centre)
+        count = self.count.clamp_min(1).to(zero.dtype)
+        levels = {
+            "entropy": count.log(),
+            "logsumexp": count.log(),
+            "mean_logit": zero,
+            "max_logit": zero,
+            "collision": 1 / count,
+            "first_mass": 1 / count,
+        }
+        if self.own is not None:
+            levels["distance"] = self.own - self.centre
+        return fold_sink(levels, zero.new_zeros(1)) if sink else levels
 
 
-def count_rows(allowed: Any, own: Any) -> Any:
-    """Tell which rows see a key and, where queries and keys are one sequence, their own: padded queries do not."""
+def summarize_mask(call: AttentionCall, rows: Any, dtype: Any) -> MaskSummary:
+    """Summarize the mask of a call at the given rows, some rows at a time; in closed form where there is no mask."""
     import torch
 
-    counted = allowed.any(-1)
-    if own is None:
-        return counted
-    column = own.expand(counted.shape)[..., None]
-    return counted & torch.gather(allowed, -1, column)[..., 0]
-
-
-def uniform_levels(allowed: Any, own: Any, dtype: Any, sink: bool) -> dict[str, Any]:
-    """Return the statistics of uniform attention, logits and sinks of zero: the largest entropy of the mask."""
-    import torch
-
-    count = allowed.sum(-1).clamp_min(1).to(dtype)
-    zero = torch.zeros_like(count)
-    levels = {
-        "entropy": count.log(),
-        "logsumexp": count.log(),
-        "mean_logit": zero,
-        "max_logit": zero,
-        "collision": 1 / count,
-        "first_mass": 1 / count,
-    }
-    if own is not None:
-        positions = torch.arange(allowed.shape[-1], device=allowed.device, dtype=dtype)
-        levels["distance"] = own - allowed.to(dtype) @ positions / count
-    return fold_sink(levels, zero.new_zeros(1)) if sink else levels
+    own = call.own_column(rows)
+    if call.mask is None:
+        count = (rows + 1 if call.causal else torch.full_like(rows, call.key.shape[2]))[None, None]
+        first = torch.zeros_like(count)
+        return MaskSummary(count, first, (count - 1).to(dtype) / 2, count > 0, own)
+    positions = torch.arange(call.key.shape[2], device=rows.device, dtype=dtype)
+    parts = []
+    for place, part in enumerate(rows.split(BLOCK)):
+        allowed = call.allowed(part)
+        count, counted = allowed.sum(-1), allowed.any(-1)
+        if own is not None:
+            column = own.split(BLOCK)[place].expand(counted.shape)[..., None]
+            counted = counted & torch.gather(allowed, -1, column)[..., 0]
+        centre = allowed.to(dtype) @ positions / count.clamp_min(1)
+        parts.append((count, allowed.int().argmax(-1), centre, counted))
+    return MaskSummary(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)), own)
