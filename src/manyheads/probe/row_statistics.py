@@ -147,4 +147,5 @@ def summarize_mask(call: AttentionCall, rows: Any, dtype: Any) -> MaskSummary:
             counted = counted & torch.gather(allowed, -1, column)[..., 0]
         centre = allowed.to(dtype) @ positions / count.clamp_min(1)
         parts.append((count, allowed.int().argmax(-1), centre, counted))
-    return MaskSummary(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)), own)
+    count, first, centre, counted = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
+    return MaskSummary(count, first, centre, counted, own)
