@@ -107,7 +107,7 @@ FIGURES = [
     Figure(
         "contrastive-noise",
         "Stationary cosine by noise and its correlation (C-4)",
-        "table and learning rate 2 within .003 (error of the table's own nodes), gain .0068 within .0003; lower at noise 1",
+        "table and learning rate 2 within .003 (error of its nodes), gain .0068 within .0003; lower at noise 1",
         cosine_table,
         {"error": 3e-3},
     ),

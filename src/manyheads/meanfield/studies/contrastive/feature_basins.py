@@ -54,8 +54,8 @@ class FeatureBasins(Study):
         P of feature 2, which is zero with probability 1 - P; its kurtosis is 1/P. The first one is 1.
     dimension, runs
         n, and runs of a replicate for each growth rate.
-    angles
-        Initial angles between 0 and 90 degrees at which SGD selects a feature.
+    angles, selections
+        Initial angles between 0 and 90 degrees at which SGD selects a feature, and runs from each.
     horizon
         Time at which the selected feature is read off.
     rounds
@@ -69,9 +69,10 @@ class FeatureBasins(Study):
     )
 
     probabilities: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1)
-    dimension: int = 2000
+    dimension: int = 1000
     runs: int = 96
     angles: int = 17
+    selections: int = 6
     horizon: float = 120.0
     rounds: int = 3
 
@@ -82,7 +83,7 @@ class FeatureBasins(Study):
     @classmethod
     def small(cls) -> FeatureBasins:
         """Return the smallest configuration in which every claim can change."""
-        return cls(probabilities=(1.0, 0.25), dimension=50, runs=4, angles=3, horizon=4.0, rounds=1)
+        return cls(probabilities=(1.0, 0.25), dimension=50, runs=4, angles=3, selections=1, horizon=4.0, rounds=1)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every probability of feature 2."""
@@ -136,14 +137,15 @@ class FeatureBasins(Study):
         spacing = 90 / self.angles
         turned = np.deg2rad(spacing * (np.arange(self.angles) + 0.5))
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
+        starts = np.repeat(starts, self.selections, 0)
         end = np.abs(train_overlaps(task, starts, self.dimension, [self.horizon], rng)[-1])
-        first = end[:, 0] > end[:, 1]
+        first = (end[:, 0] > end[:, 1]).reshape(self.angles, -1).mean(1)
         return dataset(
             {
                 "growth": ("feature", uninformed, "growth rate at Q = 0", "1/time"),
                 "transverse": ((), at_rival, "growth rate of feature 1 where 2 is learned", "1/time"),
                 "boundary": ((), spacing * first.sum(), "boundary angle of the basins", "degrees"),
-                "selected": ("angle", first.astype(float), "share of runs that learn feature 1"),
+                "selected": ("angle", first, "share of runs that learn feature 1"),
             },
             {"feature": [1, 2], "angle": (np.rad2deg(turned), "initial angle", "degrees")},
         )
