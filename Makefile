@@ -27,8 +27,8 @@ $(VENV)/.extras: $(VENV)/.dev
 demo: $(VENV)/.core  ## train a small transformer on real text and write a report
 	$(BIN)/manyheads demo
 
-test: $(VENV)/.dev  ## the suite on what is installed; tests of an absent extra are skipped by name
-	$(SUITE)
+test: $(VENV)/.dev  ## the suite on what is installed, without the slow tests; those of an absent extra are skipped by name
+	$(SUITE) -m "not slow"
 
 test-all: $(VENV)/.extras  ## the whole suite with every extra installed
 	$(SUITE)

@@ -22,6 +22,22 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Save this as `(?P<name>\w+)\.py`:\s*\Z")
 MODULES = sorted(module.name for module in pkgutil.walk_packages(manyheads.__path__, "manyheads."))
+SLOW = {  # pages and modules whose examples compile or train for more than three CPU seconds
+    "docs/contrastive-learning.md",
+    "docs/first-steps.md",
+    "docs/in-context-learning.md",
+    "docs/infinite-limits.md",
+    "docs/joma.md",
+    "docs/merged-and-separate-weights.md",
+    "docs/sparse-contextual-bigrams.md",
+    "manyheads.joma.systems.token_hierarchy",
+    "manyheads.joma.theory.gaussian_mixture",
+    "manyheads.joma.theory.scan_and_snap",
+}
+
+
+def mark(names):
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
 
 
 @pytest.fixture
@@ -71,12 +87,13 @@ def skip_without_extras(text):
             pytest.skip(f"needs the extra '{extra}' ({module} is not installed)")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "own-study" not in page])
+@pytest.mark.parametrize("page", mark(page for page in PAGES if "own-study" not in page))
 def test_a_page_does_what_it_says(page, folder):
     skip_without_extras((ROOT / page).read_text(encoding="utf-8"))
     read(page, folder, workers=1)
 
 
+@pytest.mark.slow
 def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_a_report(folder):
     page = (ROOT / "docs/write-your-own-study.md").read_text(encoding="utf-8")
     assert "check_study(EffectiveKeys)" in page  # the page itself runs the contract suite
@@ -106,7 +123,7 @@ def test_links_and_commands_of_the_pages_exist():
     assert verbs == {name[0] for name in COMMANDS}  # no verb is promised, none is kept from the reader
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", mark(MODULES))
 def test_docstring_examples(name, folder):
     try:
         module = importlib.import_module(name)

@@ -53,6 +53,7 @@ def test_plain_calls_go_on_under_strict_settings(name):
     assert [leaf.tobytes() for leaf in found] == [leaf.tobytes() for leaf in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [Walk(), VectorisedAverages(repeats=5)], ids=lambda study: study.name)
 def test_a_run_in_two_halves_under_other_settings_equals_one_without_a_break(study, tmp_path, seed):
     whole = run(study, 6, seed, store=tmp_path / "whole", progress=False)

@@ -47,6 +47,7 @@ def draw_layer(form, draw):
     )
 
 
+@pytest.mark.slow
 @given(form=st.sampled_from(FORMS), mask=st.sampled_from(sorted(MASKS)), number=st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_both_forms_are_one_function(form, mask, number):

@@ -222,6 +222,7 @@ def megabytes(function, *shapes):
     return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes / 1e6
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_tokens_fit_in_forty_megabytes():
     """Forward and backward: patterns of 1 GB, of 600 MB for two heads, of 200 MB for 48 with one block each.
 

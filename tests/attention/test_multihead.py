@@ -112,6 +112,7 @@ def test_weights_that_do_not_fit_are_refused(rng):
         MultiHeadAttention.from_matrices((np.zeros((6, 6)),) * 4, heads=4)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("causal", [False, True])
 def test_torch_module_computes_the_same(rng, causal):

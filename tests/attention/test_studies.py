@@ -53,6 +53,7 @@ def study_batch(seed):
     return Recall(8).draw(jax.random.key(seed), 4096)
 
 
+@pytest.mark.slow
 def test_all_models_see_the_same_batches():
     """The batches come from the replicate's key alone, not from the model."""
     # The contract row's: compiled once for both.

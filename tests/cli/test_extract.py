@@ -159,6 +159,7 @@ def test_wrong_use_has_status_2_and_says_what_to_do(call, oracle, layer):
     assert "holds no saved layer" in call("other.safetensors")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_layer_of_a_checkpoint_is_extracted_and_what_cannot_be_is_refused(call, seed):
     import torch

@@ -106,6 +106,7 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not set(json.loads(done.stdout)) & {*HEAVY, "tyro", "rich"}
 
 
+@pytest.mark.slow
 def test_importing_everything_changes_no_global_state_and_needs_no_extra():
     done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", IMPORTING], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -205,6 +205,7 @@ SLOW = ("study", "run", PATIENT, "--units", "25", "--replicates", "1", "--worker
 SLOWLY = {"PATIENCE": "0.8"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
     """Ctrl-C reaches every process of the group, as it does from a terminal."""

@@ -129,6 +129,7 @@ def test_a_tied_matrix_is_told_its_factor_on_the_outputs(call, folder, flags, sa
     assert remark.endswith(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--optimizer", "sgd", "--weight-decay", 0.1), ("--weight-decay", 0.1)])
 def test_the_optax_program_runs_and_gives_each_weight_its_rate(call, flags):
     _, program, _ = call("--base", "4,2,1", "--to", "4,4,2", "--learning-rate", 0.01, "--snippet", "optax", *flags)

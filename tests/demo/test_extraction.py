@@ -38,6 +38,7 @@ def study(monkeypatch, tmp_path):
     return Extraction(finished=tmp_path / "run.json", layer=0)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(study, seed):
     check_study(study, 2, seed)
 

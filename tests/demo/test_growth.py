@@ -61,10 +61,12 @@ def test_the_trajectory_that_blocks_follow_is_told_from_the_other(planted, traje
     assert [len(row) for row in table.rows] == [5] * SMALL.length
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(seed):
     check_study(SMALLEST, 2, seed)
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_one_block_on_pieces_of_the_text(seed):
     one, other = (SMALLEST.train(jax.random.key(each), Cell(key_dim=2)) for each in (seed, seed + 1))
     assert one["output"].dims == ("network", "step", "read_out", "class")

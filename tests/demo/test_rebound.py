@@ -19,6 +19,7 @@ def study(trained):
     return DemoRebound(finished=Path(trained.attrs["path"]) / "run.json")
 
 
+@pytest.mark.slow
 def test_it_reads_the_trainings_seed_by_seed(trained, study, seed, tmp_path, monkeypatch):
     monkeypatch.setattr(TextTraining, "train", lambda *_: pytest.fail("trained again"))
     seen = run(study, 3, seed, store=tmp_path, progress=False)["trained"].to_dataset()

@@ -29,6 +29,7 @@ def test_the_prompt_is_the_window_with_the_most_letters(tmp_path):
     assert "e" not in vocabulary.symbols or "letters" in vocabulary.decode(find_prose(vocabulary, validation, 20))
 
 
+@pytest.mark.slow
 def test_writing_is_a_function_of_the_key(model):
     prompt = jnp.zeros(16, jnp.int32)
     first, second, other = (continue_text(model, prompt, jax.random.key(k), 12) for k in (0, 0, 1))

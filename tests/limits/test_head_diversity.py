@@ -12,6 +12,7 @@ from manyheads.study.base import decide
 SMALL = {"base_key_dim": 4, "heads": 2, "depth": 2, "key_dims": (4, 8)}
 
 
+@pytest.mark.slow
 def test_the_optimizer_and_the_learning_rate_reach_the_networks():
     def update(**fields):
         study = HeadDiversity(**SMALL, steps=1, **fields)

@@ -47,6 +47,7 @@ def test_a_gaussian_that_is_fitted_takes_noise_with_it(rng):
     assert covered >= 36
 
 
+@pytest.mark.slow
 def test_networks_that_diverge_are_counted_and_refused(rng):
     problem = Problem(rng.standard_normal((2, 3, 5)), np.array([1.0, -1.0]), steps=2, learning_rate=1e200)
     with pytest.raises(CertificateError, match="2 of 2 networks with N=2, H=3 diverge"):

@@ -76,6 +76,7 @@ def test_every_truncation_is_refused(path):
     assert not any(check(path, whole[:length]) for length in range(len(whole)))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_refused_or_read_as_it_stands(path):
     whole = as_bytes(VALID)
     start = len(whole) - len(DATA)

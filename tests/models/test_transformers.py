@@ -143,6 +143,7 @@ def forward(weights, x):
     return y if weights.output_bias is None else y + weights.output_bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("built", MODELS, indirect=True)
 def test_layers_are_those_of_the_model(built, seed):
     model, folder = built

@@ -39,6 +39,7 @@ def hurried(case):
     return replace(case, options=replace(case.options, tries=1)) if case.kind in HOPELESS else case
 
 
+@pytest.mark.slow
 def test_no_statement_is_false(outcomes):
     stated = [outcome for outcome in outcomes if outcome.certificate]
     assert len(stated) > LAYERS / 2

@@ -222,6 +222,7 @@ def test_traced_twin_gives_the_solver_one_matrix_at_a_time():
     assert not any("[5," in line for line in solved)
 
 
+@pytest.mark.slow
 def test_traced_twin_has_gradients_and_defined_edges(rng):
     matrix = rng.standard_normal((6, 4))
     with jax.enable_x64(True):

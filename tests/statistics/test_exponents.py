@@ -159,6 +159,7 @@ def test_wrong_use_is_named(rng, call, error, message):
         call(noisy(rng, 1.0, (3,), 0.1))
 
 
+@pytest.mark.slow
 def test_drift_verdicts_have_the_error_rates_of_the_rule(rng):
     """300 runs of four seeds each: no drift, and a drift on the edge of the tolerance."""
     high_false = stats.binom.ppf(1 - 1e-5, 300, 0.01)

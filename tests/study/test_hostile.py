@@ -138,6 +138,7 @@ def test_a_text_that_is_predicted_and_trained_is_no_picture(tmp_path):
     assert trained("plain", tmp_path)["text"].dtype.kind == "U"
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_or_cannot_tell_why_costs_nothing_that_was_finished(tmp_path):
     with local_pool(1) as pool:
         for kind, error in (("unpicklable", UnitFailed), ("killed", WorkersLost)):  # no worker is left after this one

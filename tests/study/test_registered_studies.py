@@ -7,6 +7,21 @@ import pytest
 from manyheads.study.contract import CHECKS, start_trial
 from manyheads.study.registry import STUDIES, load
 
+# Studies whose contract takes few CPU seconds, with compilation: those that `make test` holds to it.
+QUICK = {
+    "bigram/lags",
+    "bigram/screening",
+    "bigram/transfer",
+    "bigram/two-stages",
+    "joma/latent-tree",
+    "limits/lazy-to-rich",
+    "recovery/acceptance",
+    "recovery/hard-instances",
+    "recovery/noise",
+    "recovery/passive-against-queries",
+}
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
+
 # Distances stand out from the noise with more replicates than two.
 REPLICATES = {"limits/approach": 4, "limits/key-dim-stability": 3}
 
@@ -23,7 +38,7 @@ def trials(tmp_path_factory, seed):
 
 # The lower decorator is the outer loop: all checks of a study follow each other, in one worker, on one run of it.
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_registered_study_keeps_the_contract(name, check, trials):
     check(trials(name))
 

@@ -23,6 +23,7 @@ def pool():
         yield executor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk()], ids=lambda s: s.name)
 def test_process_pool_threads_and_this_process_agree_to_the_last_bit(study, pool, tmp_path, seed):
     here = run(study, replicates=4, seed=seed, store=tmp_path / "here", progress=False)
@@ -33,6 +34,7 @@ def test_process_pool_threads_and_this_process_agree_to_the_last_bit(study, pool
     assert differences(here, beside) == []
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, seed):
@@ -141,6 +143,7 @@ def test_running_changes_no_global_state(tmp_path, monkeypatch):
     assert (jax.config.jax_enable_x64, dict(os.environ)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "dask", "dask:", "ray:auto"])
 def test_an_unknown_executor_is_refused(address):
     with pytest.raises(UsageError, match="dask:tcp"), open_executor(address):

@@ -58,6 +58,7 @@ def same(first, second):
     return all(np.array_equal(a, b) for a, b in leaves)
 
 
+@pytest.mark.slow
 def test_training_learns_the_task(unchunked, seed):
     # Two candidates: the order-blind ceiling is 3/4 and log 2 the loss of ignorance.
     batch = SOURCE.task.draw(jax.random.key(seed + 9), 500)
@@ -109,6 +110,7 @@ def test_fit_follows_the_definition_of_a_step(seed):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
     keys = jax.random.split(jax.random.key(seed), 2)
     size = member_bytes(build_small, cross_entropy, cheap_batches, OPTIMIZER, keys[0])

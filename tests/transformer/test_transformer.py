@@ -258,6 +258,7 @@ def test_arrays_are_independent_and_parts_keep_theirs(seed):
     assert np.array_equal(full.unembedding, fewer.unembedding)
 
 
+@pytest.mark.slow
 def test_gradients_equal_finite_differences(rng):
     config = CONFIGS["causal, per token"]
     config = dataclasses.replace(config, activation="gelu", biases=True)
@@ -378,6 +379,7 @@ def test_padding_has_no_influence_and_every_token_has(name, shown, rng):
         assert (recorded.layers.patterns[..., ~shown] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_the_shorter_sequence(name, rng):
     """Padding behind leaves the sequence in its places; padding in front moves it, which only positions can tell."""
@@ -390,6 +392,7 @@ def test_padding_is_the_shorter_sequence(name, rng):
     np.testing.assert_allclose(model(x, np.ones((2, 5), bool)), model(x), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_stay_finite_where_padding_sees_nothing(rng, seed):
     config = dataclasses.replace(BASE, shape=Shape(2, 1, 1), causal=True, read_out="last", norm="none", mlp_ratio=0)
     model = initialize(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))

@@ -54,6 +54,7 @@ def test_tokens_agree_bit_for_bit(rng, seed, tokens, length, uniform):
     assert workspace.tokens.dtype == expected.dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "length", "uniform"), [TASKS[0], TASKS[3], *TASKS[6:]])
 def test_gradients_agree_to_rounding(rng, seed, tokens, length, uniform):
     task, state = problem(rng, tokens, length, uniform)

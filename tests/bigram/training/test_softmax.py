@@ -21,6 +21,7 @@ from manyheads.errors import UsageError
 BATCH = 64  # one of four queries is missing in one of 10^7 batches; the same shapes throughout compile once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_logits", [False, True])
 def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
     task = draw_bigram_task(rng, 4, 12, 2)

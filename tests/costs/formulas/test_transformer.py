@@ -49,6 +49,7 @@ def test_every_small_block(reference):
         assert_block_equal(reference, shape, length=3, batch=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.tuples(*[st.integers(1, 512)] * 3), st.tuples(*[st.integers(1, 8)] * 3), st.booleans(), st.booleans())
 def test_random_large_blocks(reference, sizes, heads, gated, causal):

@@ -50,6 +50,7 @@ def test_a_planted_neuron_is_found_in_its_layer_and_level(rng):
     assert max(scores[0, 0], scores[0, 1], scores[1, 1]) < 0.9
 
 
+@pytest.mark.slow
 def test_pooling_leaves_padding_out(seed):
     config = TASK.config
     key = jax.random.key(seed)
@@ -64,6 +65,7 @@ def test_pooling_leaves_padding_out(seed):
     np.testing.assert_allclose(pooled[:, row], alone[:, 0].max(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_table_has_all_controls_and_the_network_learns(scores):
     for name in NeuronScores._fields[:5]:
         values = getattr(scores, name)

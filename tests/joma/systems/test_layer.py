@@ -91,6 +91,7 @@ def test_the_fixed_step_is_of_order_four(rng):
     assert 3.0 < np.log2(errors[0] / errors[1]) < 5.5
 
 
+@pytest.mark.slow
 def test_with_kinks_the_adaptive_path_keeps_near_a_fine_fixed_one(rng):
     rule = UpdateRule("exp", "relu")
     problem = draw(rng, rule)
@@ -120,6 +121,7 @@ def test_flows_vmap_over_seeds(rng):
     assert np.abs(together[0] - together[1]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_descents_vmap_over_seeds_and_keys(rng, seed):
     rule, steps = UpdateRule("linear", "square", learning_rate_ratio=0.5), FixedSteps(0.1, 1, 2)
     problems, keys = [draw(rng, rule) for _ in range(2)], jax.random.split(jax.random.key(seed), 2)

@@ -19,6 +19,7 @@ def model(seed):
     return eqx.filter_jit(initialize)(config, standard_scaling(config.shape, config.inputs), jax.random.key(seed))
 
 
+@pytest.mark.slow
 def test_entropy_is_that_of_the_recorded_patterns(model, seed):
     tokens = jax.random.randint(jax.random.key(seed), (3, 17), 0, 50, jnp.int32)
     seen = record_statistics(model, (tokens[:, :-1], tokens[:, 1:]))

@@ -64,6 +64,7 @@ def test_the_covariance_is_that_of_samples(shape, rng, seed):
     assert np.abs((products.mean(0) - gradient_covariance(mixture, v, phi)) / error).max() < 5.5
 
 
+@pytest.mark.slow
 def test_sgd_strays_from_the_flow_as_predicted(rng, seed):
     # Linear gradients: the linear-noise law is exact but for finite steps. The mean of 256 chi-square variables on
     # about four degrees of freedom is within 30% up to once in ten thousand.

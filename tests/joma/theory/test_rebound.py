@@ -28,6 +28,7 @@ def test_entropy_is_its_definition(rng):
     np.testing.assert_allclose(entropy_of(logits, np.arange(5) < 2), entropy_of(logits[:, :2]), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_exact_curves_are_those_of_the_solver(rng):
     targets = rng.uniform(0.5, 3, 5)
     times = np.array([0.1, 0.3, 0.5, 2.0, 6.0, 20.0])
@@ -58,6 +59,7 @@ def test_entropy_ends_on_the_side_that_leading_order_says(rng):
     assert predict_approach([1.3, 1.3, 1.3]) == 0
 
 
+@pytest.mark.slow
 def test_with_attention_nearly_all_rebound_and_without_none(rng):
     # Published: 97% of 60 vectors. Of 600 vectors 98.5% exceed the level here; 120 vectors fall below 94% by chance
     # less often than once in ten thousand.

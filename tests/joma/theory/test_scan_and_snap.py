@@ -23,6 +23,7 @@ def path(profile):
     return reduced_trajectory(*profile, PROGRESS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_the_whole_flow_follows_the_path_and_its_clock(profile, path, ratio):
     own, common, classes = profile
@@ -121,6 +122,7 @@ def test_what_cannot_be_meant_is_refused(profile):
         make_cooccurrence([1.0], [1.0])
 
 
+@pytest.mark.slow
 def test_a_path_that_does_not_end_is_no_result(profile, monkeypatch):
     import manyheads.joma.theory.scan_and_snap as module
 

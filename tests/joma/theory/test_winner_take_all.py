@@ -44,6 +44,7 @@ def test_linear_attention_solves_its_equations(rng):
     assert np.abs(np.concatenate([v[0], z[0]]) - solved.y[:, -1]).max() < 1e-7
 
 
+@pytest.mark.slow
 def test_the_layer_follows_the_law_to_its_blow_up(rng):
     sizes, rule = Sizes(tokens=5, contexts=7, neurons=1, width=6), UpdateRule("exp", "identity", 0.8, 0.5)
     s = 0.5 / 0.8**2  # r/T^2

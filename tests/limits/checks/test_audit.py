@@ -306,6 +306,7 @@ def test_a_part_of_a_role_can_be_spared():
         audit_learning_rates(p, BASE, {"positional": 1e-3}, hyperparameters, weight_decays={"positional": 0.0})
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_vit_whose_gains_and_biases_alone_do_not_decay_raises_no_alarm(seed):
     """As transformers and timm group them; classes of the theory are wider."""
@@ -530,6 +531,7 @@ KEYS = sorted({key.name for table in TABLES.values() for key in table.keys.value
 values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3) | st.lists(st.none())
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(TABLES)),
     st.dictionaries(

@@ -29,6 +29,7 @@ def task():
     return digits_task(batch=4)
 
 
+@pytest.mark.slow
 def test_a_trajectory_is_a_training_by_hand(task, seed):
     """Kernels, patterns and logits from their definitions, Adam in NumPy; each network is the one of its number."""
     p, key, learning_rate, steps = Parametrization(base=BASE), jax.random.key(seed), 0.01, 2

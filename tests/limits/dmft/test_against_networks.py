@@ -43,6 +43,7 @@ def test_responses_without_derivatives_are_those_of_tangents(rng):
     assert abs(np.mean(shares) - 1) < 6 * error + 0.01 < 0.2  # 0.01: the error of what they are compared with
 
 
+@pytest.mark.slow
 def test_networks_approach_infinite_key_dimension_at_the_rate_of_their_size(rng):
     """Two blocks, four heads: single networks as N^(-1/2), the variance over heads as 1/N, the mean faster."""
     problem = Problem(tokens(rng), np.array([1.0, -1.0, 1.0]), steps=6, learning_rate=0.3, richness=0.75, depth=2)

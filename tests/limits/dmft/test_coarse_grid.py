@@ -167,6 +167,7 @@ def test_the_error_is_known(name, slack, rng):
     assert rms(kept - exact.output.sel(step=kept.step)) > 5 * errors["output", 9]
 
 
+@pytest.mark.slow
 def test_networks_trained_step_by_step_follow_the_limit_on_few_moments(rng):
     problem = replace(problems(rng)["pooled"], richness=1.5, norm=False)
     found = infinite_key_dim(problem, every=27)

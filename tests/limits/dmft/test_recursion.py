@@ -132,6 +132,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_networks_of_finite_size_scatter_around_the_limit(name, rng):
     branches, network, fields = CASES[name]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHeadsAttention
 from manyheads.limits.dmft.branches.branch import BranchProcess
@@ -139,6 +140,7 @@ def check(pairs, name, exact, strict=False, through=None, share=1e-5):
     assert near(np.concatenate(found), np.concatenate(wanted), share)
 
 
+@pytest.mark.slow
 def test_heads_answer_what_a_network_does(rng):
     """At logit exponent 1/2, where signals through initial queries and keys are larger by the square root of N."""
     branch = InfiniteHeadsAttention(2, 4096, 0.5)
@@ -162,6 +164,7 @@ def test_heads_answer_what_a_network_does(rng):
     check(watched.down, "response", found, through=below @ below.T, share=1e-4)
 
 
+@pytest.mark.slow
 def test_neurons_answer_what_a_network_does(rng):
     branch = InfiniteWidthMLP("gelu", 8192)
     watched, below, above, again = watch(branch, rng)

@@ -156,6 +156,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("a", "c"), [(0.5, 0.5), (1.0, 1.0)])
 def test_both_forms_train_the_same_function(a, c, optimizer, seed):

@@ -7,6 +7,7 @@ from manyheads.errors import UsageError
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
 
 
+@pytest.mark.slow
 def test_the_backward_variable_of_networks_scatters_around_the_limits(rng):
     drawn = rng.standard_normal((3, 2, 6))
     inputs = drawn / np.sqrt((drawn**2).mean(-1, keepdims=True))
@@ -23,6 +24,7 @@ def test_the_backward_variable_of_networks_scatters_around_the_limits(rng):
     assert not np.allclose(limit[:, 0], limit[:, 2], rtol=0.2)  # nor blind to the level
 
 
+@pytest.mark.slow
 def test_networks_show_what_the_limit_shows_between_attention_and_mlp_too(rng):
     """Every variable that both have lies around the limit, in units of what a network scatters."""
     drawn = rng.standard_normal((2, 2, 6))

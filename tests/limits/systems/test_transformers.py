@@ -29,6 +29,7 @@ def slopes(model, batch):
     return jax.grad(lambda weights: cross_entropy(with_weights(model, weights), batch))(model.weights)
 
 
+@pytest.mark.slow
 def test_motions_are_those_of_a_training_by_hand(task, seed):
     """Adam with each class's own numbers, in NumPy; hidden inputs recomputed from the definition."""
     key, learning_rate, steps = jax.random.key(seed), 0.01, 3
@@ -77,6 +78,7 @@ def test_motions_are_those_of_a_training_by_hand(task, seed):
     assert found.query_by_weights[1] == pytest.approx(rms(np.stack(moved)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(task, seed):
     key, learning_rates = jax.random.key(seed), [1e-3, 1e-2, 3.0]
     recipe = Recipe(steps=8)
@@ -93,6 +95,7 @@ def test_a_sweep_is_its_single_runs_and_schemes_agree_at_the_base(task, seed):
     assert not np.allclose(together[0], together[1])
 
 
+@pytest.mark.slow
 def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(task, seed):
     """One step written out: every weight moves by its class's rate times its gradient."""
     p, key, learning_rate = Parametrization(1.0, 1.0, optimizer="sgd", base=BASE), jax.random.key(seed), 0.1

@@ -119,6 +119,7 @@ def house_curve(model, tx, tokens):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "a", "c"), [("adam", 1.0, 1.0), ("adam", 0.5, 0.75), ("sgd", 1.0, 0.5), ("sgd", 0.5, 1.0)]
 )

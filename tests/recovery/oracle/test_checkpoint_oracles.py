@@ -42,6 +42,7 @@ def saved(tmp_path_factory, seed):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen2"])
 def test_the_sub_module_is_the_layer_that_its_weights_say(family, saved, rng):
     path = saved(family, **UNBIASED.get(family, {}))

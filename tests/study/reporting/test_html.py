@@ -52,6 +52,7 @@ def store(tmp_path_factory, seed):
     return root
 
 
+@pytest.mark.slow
 def test_one_file_with_unique_ids_and_nothing_fetched(store):
     links = parsed(report(store))
     assert len(links.ids) == len(set(links.ids))

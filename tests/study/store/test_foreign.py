@@ -349,6 +349,7 @@ def good(tmp_path_factory, seed):
     return run(Small(), replicates=2, seed=seed, store=tmp_path_factory.mktemp("good"), progress=False).attrs["path"]
 
 
+@pytest.mark.slow
 def test_forged_stores_are_refused_by_name_and_run_nothing(good, tmp_path, monkeypatch):
     # As numcodecs behaved before 0.16.6, and as a user's environment may have it.
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)

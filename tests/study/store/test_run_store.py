@@ -72,6 +72,7 @@ def finished_units(folder):
     return len(list(folder.glob("*/*/*/units/*/[0-9]*")))
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_and_equals_an_uninterrupted_one(tmp_path, seed, rng):
     whole = run(Walk(), replicates=12, seed=seed, store=tmp_path / "whole", progress=False)
     # A process that is killed may leave half a compiled program: it gets a cache of its own.
@@ -92,6 +93,7 @@ def test_a_killed_run_resumes_and_equals_an_uninterrupted_one(tmp_path, seed, rn
     assert not list((tmp_path / "torn").rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_store(tmp_path, seed):
     whole = run(Walk(), replicates=12, seed=seed, store=tmp_path / "whole", progress=False)
     command = [sys.executable, "-c", CRASHING, str(tmp_path / "shared"), str(seed)]
@@ -125,6 +127,7 @@ def data_files(store):
     return [path for path in store.path.rglob("*") if path.is_file() and "data.zarr" in path.parts]
 
 
+@pytest.mark.slow
 def test_every_single_file_that_is_missing_altered_or_truncated_is_found(finished, tmp_path):
     for position, path in enumerate(data_files(finished)):
         original = path.read_bytes()
@@ -194,6 +197,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_real_limit_on_written_bytes_is_a_full_store(tmp_path):
     """The kernel itself refuses the write here (EFBIG), in the middle of a unit's files."""
     # The limit holds for everything that is written: no compiled module or program is to be cut short by it.
