@@ -176,6 +176,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.acceptance:Acceptance",
         "Rows are certified as often as the softmax vectors of all heads agree",
     ),
+    "meanfield/saddle-escape": Entry(
+        "manyheads.meanfield.studies.incontext.saddle_escape:SaddleEscape",
+        "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass",
+    ),
+    "meanfield/attention-speed": Entry(
+        "manyheads.meanfield.studies.incontext.attention_speed:AttentionSpeed",
+        "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000",
+    ),
     "meanfield/prompt-length": Entry(
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",

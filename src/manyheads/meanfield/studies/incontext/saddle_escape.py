@@ -1,0 +1,221 @@
+"""`meanfield/saddle-escape`: time at which a missed feature is learned, against its initial size and prompt length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from scipy.optimize import brentq
+
+from manyheads.errors import UsageError
+from manyheads.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate, escape_time
+from manyheads.meanfield.incontext.landscape import saddle_levels
+from manyheads.meanfield.incontext.particles import circle_particles, particle_flow
+from manyheads.meanfield.incontext.source import SOURCE
+from manyheads.meanfield.incontext.task import circle_task
+from manyheads.statistics import fit_exponent
+from manyheads.study import Cell, Claim, Curve, Lines, Source, Study, grid
+from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import dataset
+
+LEARNED, FOREIGN = 0.3, 0.6  # amplitudes of the target that is learned first, and of the foreign harmonics
+LEVEL = 0.25  # of the loss: half the last saddle's
+ESCAPES = 4.0  # times at which the flow ends, in predicted escape times of the default foreign mass
+SHORTEST = 1e-3  # in units of g n^(-1/2), from which the radius of the flat region is sought
+
+
+@dataclass(frozen=True)
+class SaddleEscape(Study):
+    """Escape time of particles on a quadrature grid from sizes eps, and the region that finite prompts make flat.
+
+    Attributes
+    ----------
+    sizes
+        Initial amplitudes eps of the missed target, falling.
+    width, nodes
+        Particles at equidistant angles, and nodes of the circle.
+    lengths
+        Pairs of a prompt at which the radius of the flat region is measured, rising.
+    records
+        Recorded times.
+    """
+
+    name: ClassVar[str] = "meanfield/saddle-escape"
+    claim: ClassVar[str] = "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass"
+    source: ClassVar[Source] = replace(
+        SOURCE,
+        locus="abstract: saddles are escaped; basins at n pairs are of radius n^(-1/4) at most. The rate, the escape "
+        "time and the radius are derived here",
+    )
+
+    sizes: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-5)
+    width: int = 2048
+    nodes: int = 256
+    lengths: tuple[int, ...] = (100, 1000, 10_000, 100_000)
+    records: int = 801
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) < 2 or list(self.sizes) != sorted(set(self.sizes), reverse=True) or self.sizes[-1] <= 0:
+            raise UsageError(f"sizes={self.sizes}: expected two or more positive numbers, falling")
+        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
+            raise UsageError(f"lengths={self.lengths}: expected two or more, from 2 on, rising")
+
+    @classmethod
+    def full(cls) -> SaddleEscape:
+        """Return the study down to initial sizes of one millionth."""
+        return cls(sizes=(1e-2, 1e-3, 1e-4, 1e-5, 1e-6))
+
+    @classmethod
+    def small(cls) -> SaddleEscape:
+        """Return the smallest configuration in which every claim can change."""
+        return cls(sizes=(1e-1, 3e-2), width=64, nodes=16, lengths=(10, 100), records=41)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return every initial size."""
+        return grid(size=self.sizes)
+
+    def predict(self, key: jax.Array) -> xr.Dataset:
+        """Return the escape times and the loss of the closed equations, and the saddle levels."""
+        times, rate = self._times(), escape_rate(FOREIGN**2)
+        flows = [circle_flow(np.diag([LEARNED, size]), FOREIGN * np.eye(2), times).loss for size in self.sizes]
+        found = [rate * escape_time(times, loss, LEVEL) for loss in flows]
+        return dataset(
+            {
+                "time": ("size", found, "escape time of the closed equations times the rate"),
+                "loss": (("size", "moment"), np.stack(flows), "loss of the closed equations"),
+                "levels": ("saddle", saddle_levels(np.eye(2)), "losses of the saddles"),
+            },
+            {"size": (list(self.sizes), "initial amplitude"), "moment": (times, "time")},
+        )
+
+    def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
+        """Draw the foreign amplitude, let particles escape, and measure where finite prompts make the loss flat."""
+        foreign = float(FOREIGN * jax.random.uniform(key, (), jnp.float64, 0.9, 1.1))
+        times, rate = self._times(), escape_rate(foreign**2)
+        start = circle_particles(np.diag([LEARNED, float(cell["size"])]), foreign * np.eye(2), self.width)
+        flow = particle_flow(circle_task(nodes=self.nodes), start, times, layers="outer")
+        return dataset(
+            {
+                "time": ((), rate * escape_time(times, flow.loss, LEVEL), "escape time times the predicted rate"),
+                "loss": ("moment", flow.loss, "loss of particles"),
+                "radius": ("length", [_flat_radius(foreign, n) for n in self.lengths], "radius of the flat region"),
+                "slope": ("length", [_growth(1e-6, foreign, n) for n in self.lengths], "relative growth near zero"),
+            },
+            {"length": (list(self.lengths), "pairs of a prompt"), "moment": (times, "time")},
+        )
+
+    def claims(self) -> tuple[Claim, ...]:
+        """Compare the slope of the escape time, its level, and the exponent of the flat radius."""
+        logs = np.log(1 / np.asarray(self.sizes))
+
+        def slope(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            times = trained["time"].transpose("replicate", "cell").values
+            return np.array([np.polyfit(logs, each, 1)[0] for each in times])
+
+        def radius(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            values = trained["radius"].isel(cell=0).transpose("replicate", "length").values
+            fit = fit_exponent(self.lengths, values)
+            return fit.exponent, fit.interval
+
+        def growth(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
+            return float(trained["slope"].max())
+
+        return (
+            Claim(
+                "The escape time grows as (g^2/kappa) ln(1/eps) (slope times the predicted rate)",
+                slope,
+                target=lambda predicted: float(np.polyfit(logs, predicted["time"].values, 1)[0]),
+                tolerance=0.01,
+                basis="corrections of relative size eps^2/g^2 at the largest eps, and the time between records",
+            ),
+            Claim(
+                "Basins that finite prompts create have a radius of n^(-1/4) at most, as the paper states (exponent)",
+                radius,
+                target=-0.25,
+                tolerance=(np.inf, 0.0),
+                basis="the paper's bound; the figure is the exponent of the radius within which the loss is flat",
+            ),
+            Claim(
+                "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)",
+                radius,
+                target=-0.5,
+                tolerance=0.02,
+                basis="the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n",
+            ),
+            Claim(
+                "At finite n the saddle has no direction of negative curvature (growth over that of infinite n)",
+                growth,
+                target=0.0,
+                tolerance=1e-6,
+                basis="the loss falls as h^4 n / 4 g^4: relative growth of order h^2 n / g^2 at h = 1e-6 g",
+            ),
+        )
+
+    def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        """Show the staircase of losses with the saddle levels, and the escape time against the initial size."""
+        logs = np.log(1 / np.asarray(self.sizes))
+        times = trained["time"].transpose("replicate", "cell").values
+        slopes = [np.polyfit(logs, each, 1)[0] for each in times]
+        clock = predicted["moment"].values
+        ends = (float(clock[0]), float(clock[-1]))
+        stairs = [
+            Curve(tuple(clock.tolist()), tuple(loss.tolist()), f"eps = {size:g}", "predicted", place)
+            for place, (size, loss) in enumerate(zip(self.sizes, predicted["loss"].values, strict=True))
+        ]
+        levels = [
+            Curve(ends, (float(each),) * 2, "saddle levels" if not place else "", "reference")
+            for place, each in enumerate(np.unique(predicted["levels"].values))
+        ]
+        return (
+            Lines(
+                "Staircase of the loss",
+                "time",
+                "loss",
+                (*stairs, *levels),
+                note="Closed equations. Escape times of particles, times kappa/g^2: "
+                + ", ".join(f"{each:.2f}" for each in times.mean(0))
+                + ".",
+            ),
+            Lines(
+                "Escape time against the initial size",
+                "ln(1/eps)",
+                "escape time times kappa/g^2",
+                (
+                    spread_curve(logs, times, "particles"),
+                    Curve(tuple(logs.tolist()), tuple(predicted["time"].values.tolist()), "closed", "predicted"),
+                ),
+                note=f"Slope {np.mean(slopes):.4f}; predicted: 1. Band: replicates, each with a g of its own.",
+            ),
+        )
+
+    def _times(self) -> np.ndarray:
+        return np.linspace(0.0, ESCAPES + 1.25 * np.log(1 / self.sizes[-1]), self.records) / escape_rate(FOREIGN**2)
+
+
+@jax.jit
+def _slope_of(signal: jax.Array, foreign: jax.Array, length: jax.Array) -> jax.Array:
+    """Return minus the slope of the loss in the amplitude of the missed target, over the amplitude."""
+
+    def loss(h: jax.Array) -> jax.Array:
+        learned = jnp.diag(jnp.stack([jnp.asarray(LEARNED, h.dtype), h]))
+        return circle_loss(CircleState(learned, foreign * jnp.eye(2)), length)
+
+    return -jax.grad(loss)(signal) / signal
+
+
+def _growth(relative: float, foreign: float, length: int) -> float:
+    """Return the growth rate of a missed target at a size in units of g, over that of infinite prompts at zero."""
+    return (
+        float(_slope_of(jnp.asarray(relative * foreign), jnp.asarray(foreign), jnp.asarray(float(length)))) * foreign**2
+    )
+
+
+def _flat_radius(foreign: float, length: int) -> float:
+    """Return the smallest amplitude, in units of g, at which the growth is a quarter of that of infinite prompts."""
+    scale = length**-0.5
+    end = brentq(lambda log: _growth(np.exp(log) * scale, foreign, length) - 0.25, np.log(SHORTEST), 0.0)
+    return float(np.exp(end)) * scale
