@@ -78,5 +78,6 @@ FIGURES = [
         published_attractors,
         {"transient": 40_000, "steps": 400_000},
     ),
-    verdicts("finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 8),
+    # Eight replicates leave the constant at beta = 1 undecided: 1.019 [0.983, 1.056] against 0.95 to 1.05.
+    verdicts("finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 16),
 ]
