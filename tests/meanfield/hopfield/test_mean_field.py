@@ -84,6 +84,10 @@ def test_what_cannot_be_run_is_refused(rng):
         mean_field_trajectory(PUBLISHED, -1.0, 2)
     with pytest.raises(ShapeError, match="broadcast"):
         simulate_network(PUBLISHED, [1.0, 2.0], 2, [3, 3, 3], rng)
+    with pytest.raises(ShapeError, match="at least one system"):
+        mean_field_trajectory(PUBLISHED, [], 2)
+    with pytest.raises(UsageError, match="gain"):
+        replace(PUBLISHED, gain=np.nan)
     with pytest.raises(UsageError, match="mean spins"):
         mean_field_trajectory(PUBLISHED, 1.0, 2, initial=[2.0, 0, 0])
     with pytest.raises(UsageError, match="-1 and \\+1"):

@@ -50,5 +50,7 @@ def test_points_without_a_direction_are_refused(rng):
         escape_direction(task, h + 0.1 * task.targets @ rng.normal(size=(3, 3)))
     with pytest.raises(UsageError, match="global"):
         escape_direction(task, task.targets)
+    with pytest.raises(UsageError, match="finite"):
+        saddle_levels([[np.nan]])
     with pytest.raises(UsageError, match="covariance"):
         saddle_levels([[0.0, 1.0], [1.0, 0.0]])

@@ -90,5 +90,7 @@ def test_what_cannot_flow_is_refused(rng):
         particle_flow(task, start, [1.0], layers="inner")
     with pytest.raises(UsageError, match="activation"):
         particle_flow(task, start, [1.0], activation="step")
+    with pytest.raises(UsageError, match="tolerance"):
+        circle_flow(SIGNAL, FOREIGN, [1.0], tolerance=np.nan)
     with pytest.raises(UsageError, match="attention_speed"):
         circle_flow(SIGNAL, FOREIGN, [1.0], attention_speed=0.0)

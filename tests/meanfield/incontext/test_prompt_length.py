@@ -81,6 +81,10 @@ def test_what_cannot_be_solved_is_refused(rng):
         solve_attention(task, h[:-1])
     with pytest.raises(ShapeError, match="attention"):
         prompt_loss(task, h, attention[:1])
+    with pytest.raises(UsageError, match="finite"):
+        prompt_loss(task, np.full_like(h, np.nan), attention)
+    with pytest.raises(UsageError, match="finite"):
+        prompt_loss(task, h, np.full_like(attention, np.inf))
     with pytest.raises(UsageError, match="length"):
         prompt_loss(task, h, attention, 0)
     with pytest.raises(ShapeError, match="nodes"):

@@ -65,6 +65,8 @@ def read_sweep(network: OneBitNetwork, beta: ArrayLike, gain: ArrayLike | None) 
         betas, gains = np.broadcast_arrays(betas, gains)
     except ValueError as error:
         raise ShapeError(f"beta {betas.shape} and gain {gains.shape} do not broadcast") from error
+    if not betas.size:
+        raise ShapeError(f"beta and gain {betas.shape}: expected at least one system")
     return Sweep(betas.ravel(), gains.ravel(), betas.shape)
 
 

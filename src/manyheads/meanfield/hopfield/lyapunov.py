@@ -46,7 +46,8 @@ class LyapunovSpectrum:
     Parameters
     ----------
     exponents
-        Largest exponents in falling order, nats per step, shape (*systems, exponents).
+        Largest exponents in falling order, nats per step, shape (*systems, exponents); -690.8, the logarithm of the
+        smallest length that is counted, stands for minus infinity (a map that contracts to a point, as at beta = 0).
     errors
         Standard error of the largest one over blocks of the orbit, shape (*systems,).
     overlaps
@@ -155,9 +156,10 @@ def summarise(
 def draw_tangents(network: OneBitNetwork, exponents: int) -> np.ndarray:
     """Return generic tangent vectors, shape (exponents, M (2 L - 1)): any ones align in the same way."""
     features, context = network.features, network.context
+    exponents = check_integer("exponents", exponents)
     if exponents > features * context:
         raise UsageError(f"exponents={exponents}: the map has {features} x {context} free directions at most")
-    shape = (check_integer("exponents", exponents), features * (2 * context - 1))
+    shape = (exponents, features * (2 * context - 1))
     return np.random.default_rng(0).standard_normal(shape)
 
 

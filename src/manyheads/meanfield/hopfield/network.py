@@ -57,7 +57,8 @@ class OneBitNetwork:
     ShapeError
         Arrays that do not fit together.
     UsageError
-        Weights other than ±1, fractions that are no distribution, or a positional weight outside [0, 1].
+        Weights other than ±1, fractions that are no distribution, a positional weight outside [0, 1], or a gain that is
+        negative or not finite.
 
     Examples
     --------
@@ -102,6 +103,8 @@ class OneBitNetwork:
             raise UsageError(f"positional_weight={self.positional_weight}: expected a number from 0 to 1")
         if not self.positional.shape[2] and self.positional_weight:
             raise UsageError("without positional bits positional_weight is 0")
+        if not 0 <= self.gain < np.inf:
+            raise UsageError(f"gain={self.gain}: expected a finite number of at least 0")
 
     @classmethod
     def published(cls) -> OneBitNetwork:

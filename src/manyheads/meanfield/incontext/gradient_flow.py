@@ -66,9 +66,13 @@ def integrate(
 
     Raises
     ------
+    UsageError
+        A tolerance that is not between 0 and 1: steps of a NaN tolerance never end.
     CertificateError
         The step size vanishes on the way, or values are not finite.
     """
+    if not 0 < tolerance < 1:
+        raise UsageError(f"tolerance={tolerance}: expected a relative error between 0 and 1")
     start, unravel = ravel_pytree(state)
     implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
     solution = solve_ivp(

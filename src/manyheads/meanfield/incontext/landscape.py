@@ -62,8 +62,10 @@ def saddle_levels(covariance: Float[ArrayLike, "k k"]) -> Float[np.ndarray, " le
     [0.08, 0.245, 0.325, 0.5, 0.58, 0.745, 0.825]
     """
     matrix = np.asarray(as_native(covariance, "covariance"), np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise ShapeError(f"covariance: shape {matrix.shape}, expected a square matrix")
+    if not np.isfinite(matrix).all():
+        raise UsageError("covariance: expected finite numbers")
     size = np.abs(matrix).max()
     values = np.linalg.eigvalsh(matrix)
     if np.abs(matrix - matrix.T).max() > 1e-9 * size or values[0] < -1e-9 * size or len(values) > 16:

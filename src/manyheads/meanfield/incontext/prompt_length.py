@@ -36,7 +36,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from manyheads._arrays import as_native
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, check_integer
+from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.incontext.task import FeatureTask
 
 LARGEST_CONDITION = 1e12  # of the second moments of the representation: four digits are left in double precision
@@ -186,6 +186,8 @@ def check_representation(task: FeatureTask, representation: Float[ArrayLike, "no
     h = np.asarray(as_native(representation, "representation"), np.float64)
     if h.shape != task.targets.shape:
         raise ShapeError(f"representation: shape {h.shape}, expected {task.targets.shape} as the targets")
+    if not np.isfinite(h).all():
+        raise UsageError("representation: expected finite numbers")
     return h
 
 
@@ -194,6 +196,8 @@ def check_attention(task: FeatureTask, attention: Float[ArrayLike, "k k"]) -> np
     weights = np.asarray(as_native(attention, "attention"), np.float64)
     if weights.shape != (task.features, task.features):
         raise ShapeError(f"attention: shape {weights.shape}, expected {(task.features, task.features)}")
+    if not np.isfinite(weights).all():
+        raise UsageError("attention: expected finite numbers")
     return weights
 
 
