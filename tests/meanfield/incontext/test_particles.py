@@ -90,6 +90,10 @@ def test_what_cannot_flow_is_refused(rng):
         particle_flow(task, start, [1.0], layers="inner")
     with pytest.raises(UsageError, match="activation"):
         particle_flow(task, start, [1.0], activation="step")
+    with pytest.raises(UsageError, match="harmonic"):
+        circle_particles(SIGNAL, FOREIGN, 8, activation="sigmoid")
+    with pytest.raises(UsageError, match="foreign_mass"):
+        escape_rate(0.0)
     with pytest.raises(UsageError, match="tolerance"):
         circle_flow(SIGNAL, FOREIGN, [1.0], tolerance=np.nan)
     with pytest.raises(UsageError, match="attention_speed"):

@@ -86,6 +86,14 @@ def harmonic_coefficient(degree: int, activation: str = "relu", nodes: int = 1 <
     return float((values * np.cos(degree * angles)).mean())
 
 
+def circle_coefficient(degree: int, activation: str) -> float:
+    """Return the coefficient of a harmonic of the circle, or refuse an activation without it (sigmoid: degree 2)."""
+    found = harmonic_coefficient(degree, activation)
+    if abs(found) < 1e-9:
+        raise UsageError(f"activation={activation!r}: has no harmonic of degree {degree}; take relu or softplus")
+    return found
+
+
 def circle_moments(state: CircleState) -> Moments:
     """Return the second moments of h = H f + G g; the targets have a constant norm, so A = 2 S."""
     square = state.signal @ state.signal.T + state.foreign @ state.foreign.T
@@ -151,7 +159,7 @@ def circle_flow(
     ShapeError
         A matrix that is not 2 by 2.
     UsageError
-        Times that do not rise, or a speed that is not positive.
+        Times that do not rise, a speed that is not positive, or an activation without a harmonic (sigmoid).
     CertificateError
         A singular start, or an integration that failed.
 
@@ -169,7 +177,7 @@ def circle_flow(
         raise UsageError(f"attention_speed={attention_speed}: expected a positive number, or None for instantaneous")
     times = check_times(times)
     length = None if length is None else check_integer("length", length)
-    kappa = [harmonic_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
+    kappa = [circle_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
     square = start[0] @ start[0].T + start[1] @ start[1].T
     check_condition(square, "the representation")
     with double_precision():
@@ -187,13 +195,15 @@ def circle_flow(
 def conserved_quantity(trajectory: CircleTrajectory, activation: str = "relu") -> Float[np.ndarray, "times 2 2"]:
     r"""Return :math:`\kappa_g H H^\top + \kappa_f G G^\top`, constant for infinite prompts and fast attention."""
     signal, foreign = (each @ np.swapaxes(each, 1, 2) for each in (trajectory.signal, trajectory.foreign))
-    kappa = [harmonic_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
+    kappa = [circle_coefficient(degree, activation) ** 2 for degree in (TARGET, FOREIGN)]
     return kappa[1] * signal + kappa[0] * foreign
 
 
 def escape_rate(foreign_mass: float, activation: str = "relu") -> float:
     r"""Return the rate :math:`\kappa_f / g^2` at which a missed target grows, from the foreign mass g² in its slot."""
-    return harmonic_coefficient(TARGET, activation) ** 2 / foreign_mass
+    if not 0 < foreign_mass < np.inf:
+        raise UsageError(f"foreign_mass={foreign_mass}: expected a positive number")
+    return circle_coefficient(TARGET, activation) ** 2 / foreign_mass
 
 
 def escape_time(times: Float[ArrayLike, " times"], loss: Float[ArrayLike, " times"], level: float) -> float:

@@ -28,7 +28,7 @@ from jaxtyping import ArrayLike, Float
 from manyheads._arrays import as_native
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
-from manyheads.meanfield.incontext.circle import ACTIVATIONS, FOREIGN, TARGET, activation_of, harmonic_coefficient
+from manyheads.meanfield.incontext.circle import ACTIVATIONS, FOREIGN, TARGET, activation_of, circle_coefficient
 from manyheads.meanfield.incontext.gradient_flow import check_times, integrate
 from manyheads.meanfield.incontext.prompt_length import LARGEST_CONDITION, Moments, check_condition, reduced_loss
 from manyheads.meanfield.incontext.task import FeatureTask, harmonics
@@ -81,7 +81,7 @@ def circle_particles(
     share = np.arange(width) / width if rng is None else rng.random(width)
     angles = 2 * np.pi * share
     outer = sum(
-        harmonics(degree, angles) @ np.asarray(each, np.float64).T / harmonic_coefficient(degree, activation)
+        harmonics(degree, angles) @ np.asarray(each, np.float64).T / circle_coefficient(degree, activation)
         for degree, each in ((TARGET, signal), (FOREIGN, foreign))
     )
     return Particles(np.asarray(outer), np.stack([np.cos(angles), np.sin(angles)], 1))
