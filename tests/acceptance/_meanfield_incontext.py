@@ -1,4 +1,4 @@
-"""In-context learning by an MLP under linear attention: prompt length, escape, attention speed."""
+"""In-context learning by an MLP under linear attention: prompt length, width, escape, attention speed, landscape."""
 
 from pathlib import Path
 
@@ -71,4 +71,6 @@ FIGURES = [
     verdicts("prompt-length", "the excess of finite prompts is c/n", 8),
     verdicts("saddle-escape", "escape times and flat saddles", 8),
     verdicts("attention-speed", "the two-timescale limit errs as 1/r from r = 1000", 8),
+    verdicts("mlp-width", "finite width against the limit, one layer and both", 8),
+    verdicts("benign-landscape", "saddles, their curvature, and training from 16 Gaussian starts", 16),
 ]

@@ -184,6 +184,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.incontext.attention_speed:AttentionSpeed",
         "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000",
     ),
+    "meanfield/mlp-width": Entry(
+        "manyheads.meanfield.studies.incontext.mlp_width:MLPWidth",
+        "Loss trajectories of MLPs of width N deviate from the limit by N^(-1/2)",
+    ),
+    "meanfield/benign-landscape": Entry(
+        "manyheads.meanfield.studies.incontext.benign_landscape:BenignLandscape",
+        "Saddles lie at half sums of missed eigenvalues; each has negative curvature",
+    ),
     "meanfield/prompt-length": Entry(
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield.incontext.landscape import escape_direction, saddle_levels
+from manyheads.meanfield.incontext.landscape import attention_fixed_point, escape_direction, saddle_levels
 from manyheads.meanfield.incontext.prompt_length import solve_attention
 from manyheads.meanfield.incontext.task import circle_task
 
@@ -33,12 +33,7 @@ def test_saddles_have_their_level_and_a_direction_of_escape(rng, missed):
 def test_fixed_points_of_the_attention_solve_the_equation_of_the_paper(rng):
     task, h = draw_saddle(rng, (2,))
     second, cross = h.T @ h / len(h), task.targets.T @ h / len(h)
-    start, (values, left) = rng.normal(size=(3, 3)), np.linalg.eigh(second)
-    rates, right = np.linalg.eigh(cross.T @ cross)
-    # W' = C^T (C - C W S) in the eigenvectors of both sides has the limit of its start and its rates.
-    fixed = right.T @ np.linalg.inv(second) @ left
-    inside = np.where(rates[:, None] * values > 1e-9, fixed, right.T @ start @ left)
-    limit = right @ inside @ left.T
+    limit = attention_fixed_point(task, h, rng.normal(size=(3, 3)))
     assert np.abs(cross.T @ (cross - cross @ limit @ second)).max() < 1e-9
     assert np.abs(cross @ limit - cross @ np.linalg.inv(second)).max() < 1e-9
     assert np.abs(limit - np.linalg.inv(second)).max() > 1e-3  # W itself is not unique at a saddle

@@ -54,6 +54,17 @@ def test_fast_attention_is_the_two_timescale_limit():
     assert errors[1] < 0.2 * errors[0] < 4e-3
 
 
+def test_steps_of_one_size_are_of_fourth_order_and_follow_the_adaptive_ones():
+    task, times = circle_task(nodes=16), [0.3, 0.5, 1.0]
+    start = circle_particles(np.diag([0.1, 0.06]), 0.3 * np.eye(2), 6, activation="softplus")
+    losses = [particle_flow(task, start, times, activation="softplus", step=step).loss for step in (0.1, 0.05, 0.025)]
+    assert np.abs(losses[1] - losses[2]).max() < np.abs(losses[0] - losses[1]).max() / 8
+    adaptive = particle_flow(task, start, times, activation="softplus").loss
+    assert np.abs(losses[2] - adaptive).max() < 1e-5
+    with pytest.raises(UsageError, match="positive step, with both layers"):
+        particle_flow(task, start, times, layers="outer", step=0.1)
+
+
 def test_both_layers_descend_along_the_gradient(rng):
     task = circle_task((1, 2), nodes=32)
     start = Particles(rng.normal(size=(6, 2)), rng.normal(size=(6, 2)))

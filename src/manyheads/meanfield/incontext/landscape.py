@@ -34,7 +34,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from manyheads._arrays import as_native
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.incontext.prompt_length import check_condition, check_representation
+from manyheads.meanfield.incontext.prompt_length import check_attention, check_condition, check_representation
 from manyheads.meanfield.incontext.task import FeatureTask
 
 CRITICAL = 1e-6  # largest |B^T z| |h| / |f|^2 (root mean squares) at which a point counts as critical
@@ -72,6 +72,25 @@ def saddle_levels(covariance: Float[ArrayLike, "k k"]) -> Float[np.ndarray, " le
         raise UsageError("covariance: expected a symmetric matrix of up to 16 features without negative eigenvalues")
     missed = (subset for count in range(1, len(values) + 1) for subset in combinations(values.clip(0), count))
     return np.sort([0.5 * sum(subset) for subset in missed])
+
+
+def attention_fixed_point(
+    task: FeatureTask, representation: Float[ArrayLike, "nodes k"], start: Float[ArrayLike, "k k"]
+) -> Float[np.ndarray, "k k"]:
+    """Return the limit of the gradient flow of the attention matrix alone, W' = C^T (C - C W S), from a start.
+
+    The flow is linear: in the eigenvectors of C^T C and S its entries converge at the products of their eigenvalues,
+    or stay where that product is zero (below 1e-12 of the largest).
+    """
+    h, weights = check_representation(task, representation), check_attention(task, start)
+    second, cross = h.T @ h / len(h), task.targets.T @ h / len(h)
+    check_condition(second, "the representation")
+    values, left = np.linalg.eigh(second)
+    rates, right = np.linalg.eigh(cross.T @ cross)
+    scale = float(np.trace(second)) * float((task.targets**2).sum(1).mean())
+    moving = rates[:, None] > 1e-12 * scale
+    ends = np.where(moving, right.T @ left / values, right.T @ weights @ left)
+    return right @ ends @ left.T
 
 
 class EscapeDirection(NamedTuple):

@@ -29,7 +29,7 @@ from manyheads._arrays import as_native
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.incontext.circle import ACTIVATIONS, FOREIGN, TARGET, activation_of, circle_coefficient
-from manyheads.meanfield.incontext.gradient_flow import check_times, integrate
+from manyheads.meanfield.incontext.gradient_flow import check_times, integrate, integrate_in_steps
 from manyheads.meanfield.incontext.prompt_length import LARGEST_CONDITION, Moments, check_condition, reduced_loss
 from manyheads.meanfield.incontext.task import FeatureTask, harmonics
 
@@ -108,6 +108,7 @@ def particle_flow(
     layers: Layers = "both",
     length: int | None = None,
     tolerance: float = 1e-6,
+    step: float | None = None,
 ) -> ParticleTrajectory:
     """Integrate the two-timescale flow of an MLP of finite width.
 
@@ -125,13 +126,16 @@ def particle_flow(
         Pairs n of a prompt; None for infinitely many.
     tolerance
         Relative error of a step; the absolute one is a thousandth.
+    step
+        Size of Runge-Kutta steps in the place of adaptive ones, for both layers: with ReLU the flow has a kink whenever
+        a neuron crosses a node, and adaptive steps vanish.
 
     Raises
     ------
     ShapeError
         Particles that do not fit the task.
     UsageError
-        Another activation or choice of layers, or times that do not rise.
+        Another activation or choice of layers, times that do not rise, or a step that does not fit.
     CertificateError
         A singular representation (condition number above 1e12) anywhere, or an integration that failed.
 
@@ -148,6 +152,8 @@ def particle_flow(
         raise UsageError(f"layers={layers!r}: choose one of {', '.join(get_args(Layers))}")
     if activation not in ACTIVATIONS:
         raise UsageError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+    if step is not None and not (layers == "both" and 0 < step < np.inf):
+        raise UsageError(f"step={step}, layers={layers!r}: expected a positive step, with both layers")
     outer, inner = check_particles(task, particles)
     times = check_times(times)
     pairs = None if length is None else float(check_integer("length", length))
@@ -165,7 +171,11 @@ def particle_flow(
             outer = outer + np.concatenate(moved)
         else:
             state = (jnp.asarray(outer), jnp.asarray(inner))
-            (loss, condition), (outer, inner) = integrate(_derivative, _observe, state, problem, times, tolerance)
+            (loss, condition), (outer, inner) = (
+                integrate(_derivative, _observe, state, problem, times, tolerance)
+                if step is None
+                else integrate_in_steps(_derivative, _observe, state, problem, times, step)
+            )
     if not condition.max() <= LARGEST_CONDITION:
         raise CertificateError(
             "the second moments of the representation become singular on the way: start from particles whose mean "
