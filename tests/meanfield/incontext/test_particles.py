@@ -54,6 +54,7 @@ def test_fast_attention_is_the_two_timescale_limit():
     assert errors[1] < 0.2 * errors[0] < 4e-3
 
 
+@pytest.mark.slow
 def test_steps_of_one_size_are_of_fourth_order_and_follow_the_adaptive_ones():
     task, times = circle_task(nodes=16), [0.3, 0.5, 1.0]
     start = circle_particles(np.diag([0.1, 0.06]), 0.3 * np.eye(2), 6, activation="softplus")
