@@ -154,7 +154,7 @@ class MLPWidth(Study):
 
         return (
             Claim(
-                "From amplitudes well above N^(-1/2), with the first layer frozen, the RMS error of the loss decreases as N^(-1/2)",
+                "With the first layer frozen and amplitudes well above N^(-1/2) the RMS error decreases as N^(-1/2)",
                 exponent,
                 target=-0.5,
                 tolerance=0.15,
