@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.meanfield.contrastive.particles import simulate_particles
 from manyheads.meanfield.contrastive.sgd import train_overlaps, train_weights
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -56,6 +56,8 @@ class SparsePenalty(Study):
         Number of particles, and of time steps, of the prediction.
     horizon, records
         End time in samples per dimension, and number of times that are compared.
+    runs
+        Independent runs of a replicate, over which the squared distance is averaged.
     """
 
     name: ClassVar[str] = "meanfield/sparse-penalty"
@@ -63,14 +65,17 @@ class SparsePenalty(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="abstract: limit of high dimension; the particles and the penalty are derived here"
     )
+    revision: ClassVar[int] = 2
 
     dimensions: tuple[int, ...] = (100, 400, 1600)
     particles: int = 20_000
     steps: int = 640
     horizon: float = 30.0
     records: int = 32
+    runs: int = 8
 
     def __post_init__(self) -> None:
+        check_integers(self, "runs")
         sizes = (*self.dimensions, self.particles)
         if len(self.dimensions) < 2 or any(size % BLOCK for size in sizes):
             raise UsageError(f"dimensions={self.dimensions}, particles={self.particles}: expected multiples of {BLOCK}")
@@ -78,7 +83,7 @@ class SparsePenalty(Study):
     @classmethod
     def small(cls) -> SparsePenalty:
         """Return the smallest configuration in which every claim can change."""
-        return cls(dimensions=(20, 40), particles=400, steps=16, horizon=1.0, records=2)
+        return cls(dimensions=(20, 40), particles=400, steps=16, horizon=1.0, records=2, runs=1)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every dimension."""
@@ -106,23 +111,28 @@ class SparsePenalty(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Train with the L1 penalty, and with weight decay, from weights of the same overlaps."""
+        """Train several times with the L1 penalty, and with weight decay, from weights of the same overlaps."""
         size = int(cell["dimension"])
         rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), size])
-        features, weights = draw_coordinates(size, rng)
         times = np.linspace(0, self.horizon, self.records + 1)[1:]
+        found = [self._run(size, times, stream) for stream in rng.spawn(self.runs)]
+        states, cosines = (np.stack(values) for values in zip(*found, strict=True))
+        return dataset(
+            {
+                "trajectory": (("run", "time", "order"), states, "overlaps and squared norm"),
+                "cosine": (("run", "penalty"), cosines, "cosine of weights and the sparse feature at the end"),
+            },
+            {"time": (times, "time", "samples per dimension"), "order": list(ORDER), "penalty": ["L1", "L2"]},
+        )
+
+    def _run(self, size: int, times: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the trajectory (time, order) with the L1 penalty, and the cosines at the end (penalty,)."""
+        features, weights = draw_coordinates(size, rng)
         path = train_weights(ContrastiveTask(weight_decay=0.0), weights, features, times, rng, sign_penalty)
         overlaps = path @ features.T / size
         states = np.concatenate([overlaps, (path**2).mean(1, keepdims=True)], 1)
         decayed = train_overlaps(ContrastiveTask(), [START], size, [self.horizon], rng)[-1, 0]
-        cosines = [states[-1, 0] / states[-1, 2] ** 0.5, decayed[0] / decayed[2] ** 0.5]
-        return dataset(
-            {
-                "trajectory": (("time", "order"), states, "overlaps and squared norm"),
-                "cosine": ("penalty", cosines, "cosine of weights and the sparse feature at the end"),
-            },
-            {"time": (times, "time", "samples per dimension"), "order": list(ORDER), "penalty": ["L1", "L2"]},
-        )
+        return states, np.array([states[-1, 0] / states[-1, 2] ** 0.5, decayed[0] / decayed[2] ** 0.5])
 
     def claims(self) -> tuple[Claim, ...]:
         """Compare the distance's exponent with the theory, and the two penalties with each other."""
@@ -131,7 +141,7 @@ class SparsePenalty(Study):
             return fit_exponent(np.asarray(self.dimensions, float), _errors(predicted, trained))
 
         def gain(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-            cosines = trained["cosine"].isel(cell=-1).transpose("replicate", "penalty").values
+            cosines = trained["cosine"].isel(cell=-1).mean("run").transpose("replicate", "penalty").values
             return cosines[:, 0] - cosines[:, 1]
 
         return (
@@ -160,7 +170,7 @@ class SparsePenalty(Study):
         for group, name in enumerate(ORDER):
             pair = (
                 (predicted, f"{name}, particles", "predicted"),
-                (trained.isel(cell=-1, replicate=0), f"{name}, SGD", "trained"),
+                (trained.isel(cell=-1, replicate=0, run=0), f"{name}, SGD", "trained"),
             )
             for data, label, role in pair:
                 line = tuple(data["trajectory"].sel(order=name).values.tolist())
@@ -190,6 +200,6 @@ class SparsePenalty(Study):
 
 
 def _errors(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-    """Return the rms distances over times and Q1, Q2, q: (replicates, dimensions)."""
+    """Return the rms distances over runs, times and Q1, Q2, q: (replicates, dimensions)."""
     squares = (trained["trajectory"] - predicted["trajectory"]) ** 2
-    return np.sqrt(squares.mean(("time", "order")).transpose("replicate", "cell").values)
+    return np.sqrt(squares.mean(("run", "time", "order")).transpose("replicate", "cell").values)
