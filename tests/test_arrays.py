@@ -129,6 +129,8 @@ def result_of(name, arrays):
 
 def leaves(result):
     """Return all numbers and texts of a result, in order."""
+    if isinstance(result, jax.Array) and jax.dtypes.issubdtype(result.dtype, jax.dtypes.prng_key):
+        return [np.asarray(jax.random.key_data(result))]
     if isinstance(result, np.ndarray | np.generic | jax.Array):
         return [np.asarray(result)]
     if isinstance(result, eqx.Module):
