@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.meanfield.contrastive.ode import jacobians, vector_field
-from manyheads.meanfield.contrastive.quadrature import Nodes
+from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError
 from manyheads.meanfield.contrastive.stability import (
     basin_boundary,
     find_basins,
@@ -78,3 +78,20 @@ def test_tasks_that_the_theory_does_not_cover_are_refused():
         ContrastiveTask(correlation=1.5)
     with pytest.raises(UsageError, match="no noise"):
         ContrastiveTask(shared_std=0.0, correlation=-1.0)
+
+
+def test_basins_from_too_few_nodes_are_refused():
+    with pytest.raises(QuadratureError):
+        find_basins(TASK, [0.15, 0.1, 0.5], 1.0, Nodes(4, 1, 4))
+
+
+@pytest.mark.parametrize("horizon", [np.nan, np.inf, -1.0])
+def test_a_horizon_that_is_no_time_is_refused(horizon):
+    with pytest.raises(UsageError, match="finite, increasing times"):
+        find_basins(TASK, [0.15, 0.1, 0.5], horizon, NODES)
+
+
+@pytest.mark.parametrize("state", [[np.nan, 0.1, 0.5], [0.1, 0.1, np.inf], np.zeros((0, 3))])
+def test_states_without_finite_numbers_are_refused(state):
+    with pytest.raises(UsageError, match="finite numbers"):
+        find_basins(TASK, state, 1.0, NODES)

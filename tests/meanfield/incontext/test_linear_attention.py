@@ -72,6 +72,23 @@ def test_a_drop_solves_the_scalar_equation():
     np.testing.assert_allclose(drop.share(early), 1.5 / (30 + 1e3), rtol=1e-6)
 
 
+@pytest.mark.parametrize("eigenvalue", [1.6, 0.4])
+def test_the_half_time_of_an_aligned_head_is_that_of_its_gradient_flow(eigenvalue):
+    task, initial = InContextRegression((eigenvalue,), prompt_length=10), 0.02
+    moment = task.second_moment[0]
+    found = solve_ivp(
+        lambda time, size: size**2 * (eigenvalue**2 - moment * eigenvalue * size**3),
+        (0, 2 / (eigenvalue**2 * initial)),
+        [initial],
+        events=lambda time, size: size[0] ** 3 - task.optimum[0] / 2,
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    heads = SeparateHeads(np.full(1, initial), *[np.full((1, 1, 1), initial)] * 2)
+    drop = predict_staircase(task, heads).drops[0]
+    assert drop.half_time == pytest.approx(found.t_events[0][0], abs=1e-3 * drop.width)
+
+
 def test_the_first_divergence_is_that_of_heads_in_a_constant_gradient(seed):
     """Integrate values, keys and queries themselves, not the scalar equation."""
     heads = draw_heads(jax.random.key(seed), 2, 3, 0.01)

@@ -24,7 +24,7 @@ from scipy.integrate import solve_ivp
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
 
@@ -70,9 +70,7 @@ def overlap_trajectory(
     [0.904, 0.086, 0.917]
     """
     nodes = nodes or Nodes()
-    start, times = check_state(task, state), np.asarray(times, float)
-    if times.ndim != 1 or not times.size or times[0] < 0 or (np.diff(times) <= 0).any():
-        raise UsageError(f"times={times}: expected increasing times from 0 on")
+    start, times = check_state(task, state), check_times(times)
     path = integrate(task, start, times, nodes)
     finer = integrate(task, start, times, nodes.finer())
     check_agreement(np.abs(path - finer).max(), tolerance, nodes)
@@ -81,16 +79,35 @@ def overlap_trajectory(
 
 
 def integrate(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes: Nodes) -> np.ndarray:
-    """Solve the ODE from states (..., p + 1) with one node count, unverified: (times, ..., p + 1)."""
+    """Solve the ODE from states (..., p + 1) with one node count, unverified: (times, ..., p + 1).
+
+    Raises
+    ------
+    CertificateError
+        The solver stops before the last time, or derivatives are not finite.
+    """
     with double_precision():
         law, shape = task.law(), state.shape
-
-        def slope(_: float, flat: np.ndarray) -> np.ndarray:
-            states = flat.reshape(-1, shape[-1])
-            return vector_field(task.loss, nodes, law, states).ravel()
-
         span = (0.0, max(float(times[-1]), 1e-9))
+
+        def slope(time: float, flat: np.ndarray) -> np.ndarray:
+            states = flat.reshape(-1, shape[-1])
+            slopes = vector_field(task.loss, nodes, law, states).ravel()
+            if not np.isfinite(slopes).all():  # the solver would shorten its step for ever
+                raise CertificateError(
+                    "derivatives of the overlaps are not finite: give a loss with finite derivatives",
+                    measured=time,
+                    threshold=span[1],
+                )
+            return slopes
+
         found = solve_ivp(slope, span, state.ravel(), "RK45", times, rtol=1e-7, atol=1e-9)
+    if not found.success:
+        raise CertificateError(
+            "the ODE could not be solved to the last time: lower learning_rate or weight_decay",
+            measured=float(found.t[-1]) if found.t.size else 0.0,
+            threshold=span[1],
+        )
     return found.y.T.reshape(len(times), *shape)
 
 
@@ -115,9 +132,10 @@ def slope_at(
     """Return (Q', q') at one state."""
     overlaps, squared_norm = state[:-1], jnp.maximum(state[-1], SMALLEST)
     found = expectations(loss, nodes, law, overlaps, squared_norm)
-    pull, rate = found.restoring + law.weight_decay, law.learning_rate
-    slopes = -rate * (found.signal + pull * overlaps)
-    growth = -2 * rate * (overlaps @ found.signal + pull * squared_norm) + rate**2 * found.diffusion
+    decay, learning_rate = found.restoring + law.weight_decay, law.learning_rate
+    slopes = -learning_rate * (found.signal + decay * overlaps)
+    contraction = -2 * learning_rate * (overlaps @ found.signal + decay * squared_norm)
+    growth = contraction + learning_rate**2 * found.diffusion
     return jnp.append(slopes, growth)
 
 
@@ -131,12 +149,22 @@ def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:
     array, size = np.asarray(state, float), len(task.features) + 1
     if array.ndim < 1 or array.shape[-1] != size:
         raise ShapeError(f"state of shape {array.shape}: expected (..., {size}), the overlaps and the squared norm")
+    if not array.size or not np.isfinite(array).all():
+        raise UsageError(f"state={array}: expected one state or more of finite numbers")
     excess = (array[..., :-1] ** 2).sum(-1) - array[..., -1]
     if not (excess <= 1e-12).all():
         raise UsageError(
             f"the squared overlaps exceed the squared norm by {np.max(excess):.3g}: no weights have these overlaps; "
             "raise the last number of the state"
         )
+    return array
+
+
+def check_times(times: ArrayLike) -> np.ndarray:
+    """Return times as an array, finite and increasing from 0 on."""
+    array = np.asarray(times, float)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all() or array[0] < 0 or (np.diff(array) <= 0).any():
+        raise UsageError(f"times={array}: expected finite, increasing times from 0 on")
     return array
 
 

@@ -147,9 +147,9 @@ def _simulate(
 
     def step(weights: Array, keys: Array) -> tuple[Array, None]:
         found = expectations(loss, nodes, law, *measure(weights))
-        pull = (found.restoring + law.weight_decay) * weights
-        pull = pull if penalty is None else pull + penalty(weights)
-        drift = -law.learning_rate * (found.signal @ features + pull)
+        decay = (found.restoring + law.weight_decay) * weights
+        decay = decay if penalty is None else decay + penalty(weights)
+        drift = -law.learning_rate * (found.signal @ features + decay)
         moved = sum(jax.random.normal(keys[i], weights.shape, weights.dtype) for i in range(stride))
         noise = law.learning_rate * jnp.sqrt(found.diffusion * short) * moved
         return weights + stride * short * drift + noise, None

@@ -27,8 +27,8 @@ from numpy.typing import ArrayLike
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
-from manyheads.errors import ShapeError, UsageError, check_integer
-from manyheads.meanfield.contrastive.ode import check_state
+from manyheads.errors import CertificateError, ShapeError, check_integer
+from manyheads.meanfield.contrastive.ode import check_state, check_times
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
 
 CHUNK = 1024  # steps whose random numbers are drawn at a time
@@ -63,6 +63,8 @@ def train_overlaps(
     ------
     UsageError
         An impossible initial state, a dimension that is too small, or times that do not increase.
+    CertificateError
+        Overlaps or norm diverge.
 
     Examples
     --------
@@ -122,6 +124,8 @@ def train_weights(
     ------
     ShapeError
         Features that are not orthogonal with squared norm n, or of another dimension than the weights.
+    CertificateError
+        The weights diverge.
 
     Examples
     --------
@@ -159,9 +163,9 @@ def overlap_step(
     """Return (Q, r) after one step, given c, (alpha, beta) and the chi^2 of the module's first lines."""
     inputs = jnp.asarray(noise).at[:, :-1].add(coefficients)  # c + alpha, and beta: (3, p + 1)
     gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*(inputs @ chain)))
-    rate = law.learning_rate / dimension
-    moved = (1 - rate * law.weight_decay) * chain - rate * (gradient @ inputs)
-    added = rate**2 * _noise_power(law, gradient) * remainder
+    step = law.learning_rate / dimension
+    moved = (1 - step * law.weight_decay) * chain - step * (gradient @ inputs)
+    added = step**2 * _noise_power(law, gradient) * remainder
     return moved.at[-1].set(jnp.sqrt(moved[-1] ** 2 + added))
 
 
@@ -184,8 +188,8 @@ def weight_step(
     across = vector - along * (along @ vector)
     blurred = (gradient @ noise) * along + jnp.sqrt(_noise_power(law, gradient)) * across  # sum_s g_s a_s
     signal = (gradient @ coefficients) @ features / jnp.sqrt(size)
-    pull = law.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
-    return weights - law.learning_rate * ((signal + blurred) / jnp.sqrt(size) + pull / size)
+    decay = law.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
+    return weights - law.learning_rate * ((signal + blurred) / jnp.sqrt(size) + decay / size)
 
 
 def correlate(law: Law, normal: Float[Array, "view ..."]) -> Float[Array, "view ..."]:
@@ -253,14 +257,17 @@ def _record(state: np.ndarray, steps: np.ndarray, advance: Callable[[np.ndarray]
         inside = (steps > done) & (steps <= done + len(path))
         kept[inside] = path[steps[inside] - done - 1]
         state, done = path[-1], done + len(path)
+        if not np.isfinite(state).all():
+            raise CertificateError(
+                "training diverged: lower learning_rate or weight_decay",
+                measured=float(np.isfinite(path).mean()),
+                threshold=1.0,
+            )
     return kept
 
 
 def _whole_steps(times: ArrayLike, dimension: int) -> np.ndarray:
-    array = np.asarray(times, float)
-    if array.ndim != 1 or not array.size or not array[0] >= 0 or not (np.diff(array) > 0).all():
-        raise UsageError(f"times={array}: expected increasing times from 0 on")
-    return np.rint(array * dimension).astype(np.int64)
+    return np.rint(check_times(times) * dimension).astype(np.int64)
 
 
 def _draw_coefficients(law: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

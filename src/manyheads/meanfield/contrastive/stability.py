@@ -23,6 +23,7 @@ from manyheads.meanfield.contrastive.ode import (
     check_agreement,
     check_norm,
     check_state,
+    check_times,
     integrate,
     jacobians,
     vector_field,
@@ -182,11 +183,22 @@ def find_basins(
         Time after which it is read off; -1 also where the largest overlap is below a tenth of the norm.
     nodes
         Nodes of the quadrature, checked at the end by a second node count of the vector field.
+
+    Raises
+    ------
+    UsageError
+        States that are impossible, or a horizon that is negative or not finite.
+    QuadratureError
+        Two node counts disagree about the derivatives of the final states.
     """
     nodes = nodes or Nodes()
     start = check_state(task, states)
-    end = integrate(task, start, np.array([horizon]), nodes)[0]
+    end = integrate(task, start, check_times([horizon]), nodes)[0]
     check_norm(end)
+    with double_precision():
+        flat, law = end.reshape(-1, end.shape[-1]), task.law()
+        slopes, finer = (vector_field(task.loss, one, law, flat) for one in (nodes, nodes.finer()))
+    check_agreement(np.abs(slopes - finer).max(), AGREEMENT, nodes)
     sizes = np.abs(end[..., :-1])
     learned = sizes.max(-1) > 0.1 * np.sqrt(np.maximum(end[..., -1], 0)) + 1e-6
     return np.where(learned, sizes.argmax(-1), -1)
@@ -232,7 +244,7 @@ def _newton(task: ContrastiveTask, states: np.ndarray, nodes: Nodes) -> np.ndarr
         law = task.law()
         for _ in range(ITERATIONS):
             slopes = vector_field(task.loss, nodes, law, states[moving])
-            going = np.abs(slopes).max(-1) > RESIDUAL
+            going = ~(np.abs(slopes).max(-1) <= RESIDUAL)
             moving[moving] = going
             if not going.any():
                 break

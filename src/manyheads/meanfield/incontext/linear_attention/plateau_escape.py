@@ -17,13 +17,14 @@ remaining eigenvalue except with small probability.
 
 **In the drop** this head is aligned, :math:`v = k_d = q_d = s`, and :math:`x = s/a` with :math:`a^3 = u_d^*` follows
 
-.. math:: \dot x = \frac{\lambda_d^2}{a}x^2(1 - x^3), \qquad
-          t = t^* + \frac{a}{\lambda_d^2}\Big[h(x) - h(0) - \frac1x\Big], \qquad
+.. math:: \dot x = a\lambda_d^2x^2(1 - x^3), \qquad
+          t = t^* + \frac1{a\lambda_d^2}\Big[h(x) - h(0) - \frac1x\Big], \qquad
           h(x) = -\tfrac13\ln(1-x) + \tfrac16\ln(1+x+x^2) - \tfrac1{\sqrt3}\arctan\tfrac{2x+1}{\sqrt3},
 
 matched to the divergence at :math:`t^*`. The circuit is :math:`u_d = u_d^*x^3`; for all other heads :math:`g_d` drops
-to zero at the effective time :math:`t^* - a/\lambda_d^2`, because :math:`\int(1-x^3)dt = (a/\lambda_d^2)\int x^{-2}dx`.
-What is neglected moves a drop by less than its width :math:`a/\lambda_d^2` if the initialization is small.
+to zero at the effective time :math:`t^* - 1/(a\lambda_d^2)`, because
+:math:`\int(1-x^3)dt = \frac1{a\lambda_d^2}\int x^{-2}dx`.
+What is neglected moves a drop by less than its width :math:`1/(a\lambda_d^2)` if the initialization is small.
 
 Source: Zhang, Singh, Latham, Saxe (arXiv 2501.16265) for the saddles and the scalar equation of an aligned head. The
 prediction from random initial weights, the matching and the closed form are derived here.
@@ -58,7 +59,7 @@ class Drop:
     divergence
         :math:`t^*`, at which the head would diverge without saturation.
     width
-        :math:`a/\lambda_d^2`, duration of the drop.
+        :math:`1/(a\lambda_d^2)`, duration of the drop.
     """
 
     direction: int
@@ -134,7 +135,7 @@ def predict_staircase(task: InContextRegression, heads: SeparateHeads) -> Stairc
         winner = int(np.abs(value).argmax())
         winning = np.abs(state.moved(tau, value, growth).amplitude(winner))
         direction = int((growth * winning**2).argmax())
-        width = task.optimum[direction] ** (1 / 3) / growth[direction]
+        width = task.optimum[direction] ** (-1 / 3) / growth[direction]
         divergence = begin + solution.t[-1] + 1 / (growth[direction] * LARGEST_VALUE)
         drop = Drop(direction, int(state.heads[winner]), divergence, width)
         if drop.effective_time <= begin:

@@ -51,6 +51,7 @@ class SaddleToSaddle(Study):
         identifier="2501.16265",
         locus="abstract: one drop, saddle-to-saddle dynamics; the times from random initial weights are derived here",
     )
+    revision: ClassVar[int] = 2
 
     eigenvalues: tuple[float, ...] = (1.0, 0.6, 0.36)
     prompt_length: int = 10
@@ -91,7 +92,7 @@ class SaddleToSaddle(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return what does not depend on the initial weights: levels of the saddles, optimum, widths of the drops."""
         task = self.task
-        widths = task.optimum ** (1 / 3) / task.spectrum**2
+        widths = task.optimum ** (-1 / 3) / task.spectrum**2
         return xr.Dataset(
             {
                 "level": ("saddle", task.levels, _label("population loss at the saddles")),
@@ -111,7 +112,7 @@ class SaddleToSaddle(Study):
             expected = theory.half_times
         except CertificateError:  # drops overlap: data, left out where the prediction is compared
             theory, expected = None, np.full(task.dim, np.nan)
-        slowest = task.optimum[-1] ** (1 / 3) / task.spectrum[-1] ** 2
+        slowest = task.optimum[-1] ** (-1 / 3) / task.spectrum[-1] ** 2
         last = 3 * slowest / std if theory is None else float(expected.max())
         found = train_heads(
             task,
