@@ -1,5 +1,6 @@
 """SGD: the reduced chain and the weights against literal steps in n dimensions, and its mean step against the ODE."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manyheads.errors import ShapeError, UsageError
+from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.ode import overlap_trajectory, vector_field
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import overlap_step, train_overlaps, train_weights, weight_step
@@ -101,3 +102,5 @@ def test_bad_starts_and_features_are_refused(rng):
         train_overlaps(TASK, START[None], 100, [1.0, 0.5], rng)
     with pytest.raises(ShapeError, match="orthogonal features"):
         train_weights(TASK, np.ones(10), np.ones((2, 10)), [1.0], rng)
+    with pytest.raises(CertificateError, match="diverged"):
+        train_overlaps(replace(TASK, learning_rate=1e6), START[None], 50, [4.0], rng)

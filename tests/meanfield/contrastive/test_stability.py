@@ -95,3 +95,9 @@ def test_a_horizon_that_is_no_time_is_refused(horizon):
 def test_states_without_finite_numbers_are_refused(state):
     with pytest.raises(UsageError, match="finite numbers"):
         find_basins(TASK, state, 1.0, NODES)
+
+
+def test_a_loss_without_finite_derivatives_is_refused():
+    task = replace(TASK, loss=lambda anchor, positive, negative: jax.numpy.log(anchor - 50) * positive)
+    with pytest.raises(CertificateError, match="not finite"):
+        find_basins(task, [0.15, 0.1, 0.5], 1.0, Nodes(4, 1, 4))

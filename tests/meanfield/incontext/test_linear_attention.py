@@ -162,6 +162,8 @@ def test_drops_are_counted_by_the_plateaus_between_them():
         lambda: predict_drops(TASK, draw_heads(jax.random.key(0), 3, 2, 0.1)),
         lambda: predict_drops(TASK, draw_heads(jax.random.key(0), 3, 2, 0.1, rank=None)),
         lambda: predict_drops(TASK, draw_heads(jax.random.key(0), 2, 2, 0.1, rank=2)),
+        lambda: predict_drops(TASK, MergedHeads(np.full(2, np.nan), np.zeros((2, 2, 2)))),
+        lambda: train_heads(TASK, draw_heads(jax.random.key(0), 3, 2, 0.1), jax.random.key(0), duration=1.0),
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong):
@@ -173,6 +175,8 @@ def test_what_does_not_converge_is_refused():
     still = SeparateHeads(np.zeros(2), np.zeros((2, 1, 2)), np.zeros((2, 1, 2)))
     with pytest.raises(CertificateError, match="no head grows"):
         predict_drops(TASK, still)
+    with pytest.raises(CertificateError, match="no head grows"):
+        predict_drops(TASK, MergedHeads(np.zeros(2), np.zeros((2, 2, 2))))
     with pytest.raises(CertificateError, match="smaller std"):
         predict_drops(TASK, draw_heads(jax.random.key(0), 2, 2, 3.0))
     with pytest.raises(CertificateError, match="diverged"):

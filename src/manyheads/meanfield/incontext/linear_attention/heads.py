@@ -108,6 +108,15 @@ def draw_heads(key: jax.Array, dim: int, heads: int, std: float, rank: int | Non
     return MergedHeads(*weights[:2]) if rank is None else SeparateHeads(*weights)
 
 
+def check_heads(task: InContextRegression, heads: Heads) -> None:
+    """Refuse weights of another dimension than the task's, or that are not finite."""
+    shapes = [np.shape(weight) for weight in heads]
+    if any(shape[-1:] != (task.dim,) for shape in shapes[1:]):
+        raise UsageError(f"weights of shapes {shapes}: expected last dimensions of {task.dim}, as in the task")
+    if not all(np.isfinite(weight).all() for weight in heads):
+        raise UsageError("weights that are not finite: give finite numbers")
+
+
 def sampled_loss(heads: Heads, prompts: Prompts) -> Float[Array, ""]:
     """Compute half the mean squared error of the layer on prompts."""
     correlation = jnp.einsum("bn,bnd->bd", prompts.outputs, prompts.inputs) / prompts.outputs.shape[1]
@@ -145,10 +154,11 @@ def train_heads(
     Raises
     ------
     UsageError
-        A size below 1, or a duration or learning rate that is not positive.
+        A size below 1, a duration or learning rate that is not positive, or weights of another dimension.
     CertificateError
         The weights diverge.
     """
+    check_heads(task, heads)
     records = check_integer("records", records)
     batch = None if batch is None else check_integer("batch", batch)
     if not (0 < duration < np.inf and 0 < learning_rate < np.inf):

@@ -28,8 +28,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
-from manyheads.errors import UsageError
-from manyheads.meanfield.incontext.linear_attention.heads import MergedHeads
+from manyheads.errors import CertificateError, UsageError
+from manyheads.meanfield.incontext.linear_attention.heads import MergedHeads, check_heads
 from manyheads.meanfield.incontext.linear_attention.regression import InContextRegression
 
 
@@ -53,7 +53,7 @@ class SingleDrop:
 
     def learned(self, times: Float[np.ndarray, " time"]) -> Float[np.ndarray, "time dim"]:
         """Return the share of its optimum that the circuit has reached along each eigenvector."""
-        return self._shares(self._solve((0.0, float(times[-1])), t_eval=times).y)
+        return self._shares(self._solve((0.0, max(float(times[-1]), 1e-9)), t_eval=times).y)
 
     def _shares(self, state: np.ndarray) -> np.ndarray:
         """Return u / u* from s and w, state of shape (1 + D,) or (1 + D, T)."""
@@ -76,11 +76,17 @@ def predict_single_drop(task: InContextRegression, heads: MergedHeads) -> Single
     Raises
     ------
     UsageError
-        Heads of another dimension.
+        Heads of another dimension, or weights that are not finite.
+    CertificateError
+        Weights from which no head grows.
     """
+    check_heads(task, heads)
     value, matrix = (np.asarray(weight, np.float64) for weight in heads)
     if matrix.shape[1:] != (task.dim, task.dim):
         raise UsageError(f"key-query weights of shape {matrix.shape}: expected (H, {task.dim}, {task.dim})")
     squared = task.spectrum**2
     mode = value + np.einsum("hdd,d->h", matrix, squared) / np.linalg.norm(squared)
-    return SingleDrop(task, float(np.linalg.norm(mode) / 2))
+    size = float(np.linalg.norm(mode) / 2)
+    if not size > 0:
+        raise CertificateError("no head grows: draw other weights", measured=size, threshold=0.0)
+    return SingleDrop(task, size)

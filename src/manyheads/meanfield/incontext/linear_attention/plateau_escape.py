@@ -40,7 +40,7 @@ from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.meanfield.incontext.linear_attention.heads import SeparateHeads
+from manyheads.meanfield.incontext.linear_attention.heads import SeparateHeads, check_heads
 from manyheads.meanfield.incontext.linear_attention.regression import InContextRegression
 
 LARGEST_VALUE = 1e3  # value weight at which a diverging head is aligned: the rest is 1/(g v) in closed form
@@ -120,10 +120,11 @@ def predict_staircase(task: InContextRegression, heads: SeparateHeads) -> Stairc
     Raises
     ------
     UsageError
-        Heads of another rank or dimension.
+        Heads of another rank or dimension, or weights that are not finite.
     CertificateError
         Weights from which no head grows, or an initialization so large that a plateau is shorter than the drop.
     """
+    check_heads(task, heads)
     value, key, query = (np.asarray(weight, np.float64) for weight in heads)
     if key.ndim != 3 or key.shape[1:] != (1, task.dim):
         raise UsageError(f"keys of shape {key.shape}: expected rank one and dimension {task.dim}, (H, 1, {task.dim})")
