@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.meanfield.contrastive.sgd import train_overlaps
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -54,6 +54,9 @@ class ContrastiveSgd(Study):
     escape_horizon: float = 40.0
 
     def __post_init__(self) -> None:
+        check_integers(self, "records", "runs")
+        if not (0 < self.horizon < float("inf") and 0 < self.escape_horizon < float("inf")):
+            raise UsageError(f"horizon={self.horizon}, escape_horizon={self.escape_horizon}: expected positive times")
         if len(self.dimensions) < 2 or list(self.dimensions) != sorted(set(self.dimensions)) or self.dimensions[0] < 8:
             raise UsageError(f"dimensions={self.dimensions}: expected two or more increasing ones from 8 on")
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integers
 from manyheads.meanfield.contrastive.ode import integrate
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import train_overlaps
@@ -77,6 +77,11 @@ class FeatureBasins(Study):
     rounds: int = 3
 
     def __post_init__(self) -> None:
+        check_integers(self, "runs", "rounds")
+        check_integers(self, "angles", least=2)
+        check_integers(self, "dimension", least=4)
+        if not 0 < self.horizon < float("inf"):
+            raise UsageError(f"horizon={self.horizon}: expected a positive time")
         if len(self.probabilities) < 2 or self.probabilities[0] != 1:
             raise UsageError(f"probabilities={self.probabilities}: expected 1 first, and another one")
 

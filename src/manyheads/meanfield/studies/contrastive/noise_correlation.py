@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from manyheads.errors import UsageError, check_integers
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import train_overlaps
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -69,6 +70,12 @@ class NoiseCorrelation(Study):
     runs: int = 16
     burn_in: float = 40.0
     horizon: float = 140.0
+
+    def __post_init__(self) -> None:
+        check_integers(self, "runs")
+        check_integers(self, "dimension", least=3)
+        if not 0 <= self.burn_in < self.horizon < float("inf"):
+            raise UsageError(f"burn_in={self.burn_in}, horizon={self.horizon}: expected 0 <= burn_in < horizon")
 
     @classmethod
     def small(cls) -> NoiseCorrelation:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import CertificateError, UsageError, check_integers
 from manyheads.meanfield.incontext.linear_attention.drops import count_drops, half_times
 from manyheads.meanfield.incontext.linear_attention.heads import draw_heads, train_heads
 from manyheads.meanfield.incontext.linear_attention.plateau_escape import Drop
@@ -63,6 +63,7 @@ class SaddleToSaddle(Study):
 
     def __post_init__(self) -> None:
         task = InContextRegression(self.eigenvalues, self.prompt_length)  # which checks both
+        check_integers(self, "batch", "heads", "records")
         if self.heads < task.dim:
             raise UsageError(f"heads={self.heads}: {task.dim} eigenvectors need as many heads of rank one")
         if task.dim < 2 or len(self.stds) < 2 or not all(a > b > 0 for a, b in pairwise(self.stds)):
@@ -164,7 +165,7 @@ class SaddleToSaddle(Study):
                 part = _last(trained, kind)
                 error = np.sqrt(((part["loss"] - part["theory"]).values ** 2).mean(1))
                 steps, delays = -np.diff(predicted["level"].values), np.cumsum(predicted["width"].values)
-                return _valid(error / np.sqrt((steps**2 * delays).sum() / part["time"].values[:, -1]))
+                return _valid(error / np.sqrt((steps**2 * delays).sum() / part["time"].values.max(1)))
 
             return measure
 
@@ -324,7 +325,7 @@ def _rows(trained: xr.Dataset, name: str, kind: str) -> np.ndarray:
 
 def _last(trained: xr.Dataset, kind: str) -> xr.Dataset:
     """Return the replicates of one kind at the smallest std."""
-    return trained.isel(cell=int(np.flatnonzero(trained["attention"].values == kind)[-1]))
+    return trained.isel(cell=int(np.flatnonzero(trained["attention"].values == kind)[-1])).transpose("replicate", ...)
 
 
 def _valid(values: np.ndarray) -> np.ndarray:
