@@ -66,7 +66,7 @@ class InContextRegression:
     --------
     >>> task = InContextRegression((1.0, 0.5), prompt_length=10)
     >>> task.levels.round(4)
-    array([0.75  , 0.35  , 0.1643])
+    array([0.75  , 0.35  , 0.1714])
     """
 
     eigenvalues: tuple[float, ...] = (1.0, 0.6, 0.36)
