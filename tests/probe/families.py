@@ -32,7 +32,12 @@ FAMILIES = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", GROUPED),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", NARROW),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": WINDOW}),
-    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**NARROW, **MIXED, "attn_logit_softcapping": 10.0}),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        # Older versions of transformers choose sdpa, which leaves the soft-cap out.
+        {**NARROW, **MIXED, "attn_logit_softcapping": 10.0, "attn_implementation": "eager"},
+    ),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**NARROW, **MIXED}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {**NARROW, **MIXED, **EXPERTS, "num_local_experts": 4}),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", SIZES),
@@ -137,6 +142,9 @@ def eager_patterns(model, inputs, names):
 
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
+    for part in model.modules():  # configurations of encoder and decoder are not reached by all versions
+        if hasattr(part, "config"):
+            part.config._attn_implementation_internal = "eager"
     found = {}
 
     def keep(name):

@@ -116,6 +116,27 @@ def test_a_rule_and_a_mask_of_numbers_are_read_as_booleans_are():
     assert statistics("eager", None)[0].causal is False
 
 
+def test_sdpa_leaves_soft_caps_and_sinks_out_as_its_kernel_does():
+    from types import SimpleNamespace
+
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from manyheads.probe.calls import read_call
+    from manyheads.probe.row_statistics import row_statistics
+
+    query, key = 10 * torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    keywords = {"scaling": 0.5, "softcap": 1.0, "s_aux": torch.zeros(2)}
+    module = SimpleNamespace(is_causal=True, num_key_value_groups=1)
+    capped = sdpa_attention_forward(module, query, key, key, None, **keywords)[0]
+    assert torch.equal(capped, sdpa_attention_forward(module, query, key, key, None, scaling=0.5)[0])
+    call = read_call("sdpa", "attn", module, (query, key, key, None), keywords)
+    logits = (query @ key.mT * 0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(row_statistics(call, torch.arange(6))[0]["logsumexp"], logits.logsumexp(-1))
+    call = read_call("eager", "attn", module, (query, key, key, torch.zeros(1, 1, 6, 6)), keywords)
+    assert (call.softcap, call.sink.tolist()) == (1.0, [0.0, 0.0])
+
+
 def test_sampled_rows_are_the_first_and_one_of_each_stratum(rng):
     sample = draw_rows(1000, 64, rng)
     assert sample.index[:17].tolist()[:16] == list(range(16))

@@ -12,7 +12,8 @@ eager           None, or numbers (B, 1, n, m)    0 or the smallest number of the
 flex_attention  `BlockMask`                      its rule is evaluated on the rows that are measured
 ==============  ===============================  ======================================================================
 
-Windows are part of the mask in all three. `position_bias`, `softcap` and `s_aux` (sinks) are keywords.
+Windows are part of the mask in all three. `position_bias`, `softcap` and `s_aux` (sinks) are keywords; sdpa ignores the
+last two, so that a model with a soft-cap that runs on sdpa is measured without it.
 """
 
 import re
@@ -109,7 +110,8 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
     arguments
         (query, key, value, mask, ...): query (B, H, n, d), key (B, G, m, d).
     keywords
-        `scaling`, `is_causal`, `position_bias`, `softcap`, `s_aux`; others are ignored.
+        `scaling`, `is_causal`, `position_bias`, and, where the implementation applies them, `softcap` and `s_aux`;
+        others are ignored. "sdpa" computes attention without soft-cap and without sinks, whatever the module passes.
     """
     query, key, _, mask = (value.detach() if hasattr(value, "detach") else value for value in arguments[:4])
     n, m = query.shape[2], key.shape[2]
@@ -126,7 +128,7 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
     if position is not None:
         position = position.detach()[..., :m]
         bias = position if bias is None else bias + position
-    sink = keywords.get("s_aux")
+    softcap, sink = (None if implementation == "sdpa" else keywords.get(name) for name in ("softcap", "s_aux"))
     return AttentionCall(
         query=query,
         key=key,
@@ -134,7 +136,7 @@ def read_call(implementation: str, name: str, module: Any, arguments: tuple[Any,
         causal=causal,
         mask=allowed,
         bias=bias,
-        softcap=keywords.get("softcap"),
+        softcap=softcap,
         sink=None if sink is None else sink.detach(),
         cross=bool(CROSS.search(name)) or m < n,
     )
