@@ -22,7 +22,8 @@ REPEATS = {512: 7, 2048: 3, 4096: 3}
 VARIANTS = {
     "plain": "plain forward pass",
     "rows": "manyheads, 64 rows",
-    "all": "manyheads, all rows, exact largest logit",
+    "entropy": "manyheads, all rows: entropy, first mass, relative output",
+    "all": "manyheads, all rows, every figure, exact largest logit",
     "pattern": "output_attentions, -sum p log p, sum p^2",
 }
 
@@ -54,7 +55,9 @@ def measure(variant, model, tokens):
                 collision = (p * p).sum(-1).mean((0, 2))
                 assert len(entropy) == len(collision) == 8
         else:
-            with record_attention(model, rows=64 if variant == "rows" else None) as record:
+            rows = 64 if variant == "rows" else None
+            figures = ("entropy", "logsumexp", "first_mass", "relative_output") if variant == "entropy" else None
+            with record_attention(model, rows, figures=figures) as record:
                 model(tokens, use_cache=False)
             record.dataset()
 

@@ -141,6 +141,32 @@ def test_sampled_rows_have_intervals_from_64_rows_on():
     np.testing.assert_allclose(exact.entropy_uniform, np.log(np.arange(1, 301)).mean(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [None, 8])
+def test_figures_are_chosen(llama, rows, monkeypatch):
+    """Those that are asked for are the same ones, and the second kernel call is left out where none needs it."""
+    from manyheads.probe import fused
+
+    scales = []
+    attend = fused._attend
+    monkeypatch.setattr(fused, "_attend", lambda *args: (scales.append(args[3]), attend(*args))[1])
+    inputs = batch("llama")
+    found = {}
+    for chosen in (None, ("entropy", "first_mass"), ("collision", "distance"), ("max_logit",)):
+        with record_attention(llama, rows=rows, figures=chosen) as record:
+            run(llama, inputs)
+        found[chosen] = record.dataset()
+    for chosen, part in found.items():
+        if chosen is not None:
+            names = [name for name in part.data_vars if not name.endswith("_uniform") and name != "measured_rows"]
+            assert set(names) == set(chosen) - ({"max_logit"} if rows else set())  # sampled rows do not give it
+            for name in part.data_vars:
+                np.testing.assert_allclose(part[name], found[None][name], rtol=1e-5, atol=1e-6)
+    assert len(scales) == (0 if rows else 2 * (2 + 1 + 2 + 2))
+    for wrong in ("entropy", ("entropi",), ()):
+        with pytest.raises(UsageError, match="expected a collection of names out of entropy, "):
+            record_attention(llama, figures=wrong).__enter__()
+
+
 def test_autocast_does_not_round_the_statistics(llama):
     import torch
 

@@ -46,7 +46,7 @@ def measure_errors(n, sharp, masked, sunk, seed):
     largest = torch.where(counted[..., None], logits, -torch.inf).amax((0, 2, 3))
 
     by_rows, levels, seen = row_statistics(call, torch.arange(n))
-    fused, levels_fused, seen_fused, found = fused_statistics(call)
+    fused, levels_fused, seen_fused, found = fused_statistics(call, ("collision", "max_logit", "distance"))
     assert torch.equal(seen.expand(B, 1, n), counted)
     assert torch.equal(seen_fused.expand(B, 1, n), counted)
     assert all(torch.equal(levels[name], level) for name, level in levels_fused.items())

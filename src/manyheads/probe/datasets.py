@@ -1,7 +1,7 @@
 """Datasets of recorded attention: sums over calls by layer, and the figures with their levels and intervals."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +102,10 @@ class LayerRecord:
         return means, errors, levels
 
 
-def as_dataset(layers: Mapping[str, LayerRecord], rows: int | None, unmeasured: list[str]) -> "xr.Dataset":
-    """Gather the figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
+def as_dataset(
+    layers: Mapping[str, LayerRecord], rows: int | None, chosen: Collection[str], unmeasured: list[str]
+) -> "xr.Dataset":
+    """Gather the chosen figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
     import xarray as xr
 
     measured = {name: layer for name, layer in layers.items() if layer.weight}
@@ -126,7 +128,7 @@ def as_dataset(layers: Mapping[str, LayerRecord], rows: int | None, unmeasured: 
         "not_measured": ", ".join(unmeasured),
     }
     for name, (title, unit) in FIGURES.items():
-        if not any(name in means for means, _, _ in figures):
+        if name not in chosen or not any(name in means for means, _, _ in figures):
             continue
         mean = _padded([means.get(name) for means, _, _ in figures], heads)
         level = [levels.get(name, np.nan) for _, _, levels in figures]

@@ -14,6 +14,7 @@ smaller than the next bound. Heads near uniform attention, as in untrained model
 with an error of a few eps max(1, max |s|), eps that of float32.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from manyheads.probe.calls import AttentionCall
@@ -28,15 +29,24 @@ WIDTHS = (16, 128)
 """Rows evaluated at a time in search of the largest logit, at first and at most."""
 
 
-def fused_statistics(call: AttentionCall) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
+def fused_statistics(
+    call: AttentionCall, figures: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any], Any, Any | None]:
     """Compute statistics of all rows of a fusable call.
+
+    Parameters
+    ----------
+    call
+        The call of the attention function.
+    figures
+        Of "collision", "max_logit" and "distance", which cost more, those in it are computed; the others always.
 
     Returns
     -------
     statistics, levels, counted
         As `row_statistics` returns them for all rows, without max_logit.
     max_logit
-        The largest logit of each head over the batch and the rows that count, (H,).
+        The largest logit of each head over the batch and the rows that count, (H,); None if not asked for.
     """
     import torch
 
@@ -49,24 +59,32 @@ def fused_statistics(call: AttentionCall) -> tuple[dict[str, Any], dict[str, Any
     if call.mask is not None:
         hidden = ~call.allowed(rows)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=query.device).masked_fill_(hidden, torch.finfo(dtype).min)
-    value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
-    double = _attend(query, key, key, 2 * call.scale, call.causal, mask)[1]
+    if summary.own is not None and "distance" in figures:
+        value, lse = _attend(_pad(query), _pad(key), _with_positions(key), call.scale, call.causal, mask)
+    else:
+        value, lse = _attend(query, key, key, call.scale, call.causal, mask)
     mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
     statistics = {
         "entropy": lse - mean,
         "logsumexp": lse,
         "mean_logit": mean,
-        "collision": (double - 2 * lse).exp(),
         "first_mass": ((query * _take_rows(key, summary.first)).sum(-1) * call.scale - lse).exp(),
     }
-    if summary.own is not None:
+    if value.shape[-1] > query.shape[-1]:
         statistics["distance"] = summary.own - value[..., query.shape[-1]]
+    bound = None
+    if "collision" in figures or "max_logit" in figures:
+        double = _attend(query, key, key, 2 * call.scale, call.causal, mask)[1]
+        statistics["collision"] = (double - 2 * lse).exp()
+        bound = torch.where(counted, double / 2 + SLACK * (1 + double.abs()), -torch.inf)
     statistics = {name: torch.where(counted, found, 0.0) for name, found in statistics.items()}
     if call.sink is not None:
         statistics = fold_sink(statistics, call.sink.to(dtype))
-    levels = summary.levels(call.sink is not None)
-    bound = torch.where(counted, double / 2 + SLACK * (1 + double.abs()), -torch.inf)
-    return statistics, levels, counted, largest_logit(call, query * call.scale, key, bound)
+    largest = None
+    if bound is not None and "max_logit" in figures:
+        largest = largest_logit(call, query * call.scale, key, bound)
+    levels = {name: level for name, level in summary.levels(call.sink is not None).items() if name in statistics}
+    return statistics, levels, counted, largest
 
 
 def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:

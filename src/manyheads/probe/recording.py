@@ -10,7 +10,7 @@ import numpy as np
 from manyheads._extras import require
 from manyheads.errors import UsageError, check_integer
 from manyheads.probe.calls import AttentionCall, read_call
-from manyheads.probe.datasets import LayerRecord, as_dataset, layer_number
+from manyheads.probe.datasets import FIGURES, LayerRecord, as_dataset, layer_number
 from manyheads.probe.fused import fused_statistics
 from manyheads.probe.interface import observe_attention
 from manyheads.probe.row_sampling import RowSample, draw_rows, estimate_mean
@@ -28,11 +28,14 @@ class AttentionRecord:
     ----------
     rows
         Rows measured of each sequence; None: all, by fused kernels.
+    figures
+        Names of the figures that are measured.
     layers
         Name of an attention module → what was measured there, in the order of the first calls.
     """
 
     rows: int | None
+    figures: frozenset[str] = frozenset(FIGURES)
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict, repr=False)
     _stacks: list[list[str]] = field(default_factory=list, repr=False)
@@ -68,7 +71,7 @@ class AttentionRecord:
         UsageError
             Nothing was recorded.
         """
-        return as_dataset(self.layers, self.rows, self._unmeasured())
+        return as_dataset(self.layers, self.rows, self.figures, self._unmeasured())
 
     def __repr__(self) -> str:
         calls = sum(layer.calls for layer in self.layers.values())
@@ -108,7 +111,7 @@ class AttentionRecord:
                     "rows=None takes all rows by fused kernels of the CPU, which know no soft-cap, additive bias or "
                     "block mask: give rows=64, or as many rows as the sequences are long"
                 )
-            statistics, levels, counted, largest = fused_statistics(call)
+            statistics, levels, counted, largest = fused_statistics(call, self.figures)
         else:
             statistics, levels, counted = row_statistics(call, index)
             largest = statistics.pop("max_logit")
@@ -131,7 +134,12 @@ def _mean(values: Any, counts: Any, sample: RowSample) -> tuple[np.ndarray, np.n
 
 @contextmanager
 def record_attention(
-    model: Any, rows: int | None = 64, *, layers: Collection[int] | None = None, seed: int = 0
+    model: Any,
+    rows: int | None = 64,
+    *,
+    figures: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+    seed: int = 0,
 ) -> Iterator[AttentionRecord]:
     """Record attention statistics of every forward pass of a model within a `with` block.
 
@@ -147,7 +155,10 @@ def record_attention(
         "sdpa", "eager" and "flex_attention".
     rows
         Rows measured of each sequence: the first quarter of them for certain, the others drawn from strata. Shorter
-        sequences are measured whole. None: all rows, out of two fused kernel calls, with the exact largest logit.
+        sequences are measured whole. None: all rows, out of fused kernel calls, with the exact largest logit.
+    figures
+        Names of those that are wanted, as `AttentionRecord.dataset` lists them; None: all. With `rows=None` collision
+        and max_logit cost a second kernel call, max_logit a search after it, and distance a quarter of the first call.
     layers
         Numbers of the layers that are measured, as in the names of their modules; None: all.
     seed
@@ -163,7 +174,7 @@ def record_attention(
     ExtraMissing
         PyTorch is not installed.
     UsageError
-        The model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by an implementation whose
+        A figure is unknown, or the model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by an implementation whose
         masks are not read, or with `rows=None` in a way that fused kernels do not know.
 
     Notes
@@ -186,12 +197,15 @@ def record_attention(
     """
     require("torch")
     rows = None if rows is None else check_integer("rows", rows)
+    chosen = frozenset(FIGURES if figures is None else figures)
+    if isinstance(figures, str) or not chosen or not chosen <= FIGURES.keys():
+        raise UsageError(f"figures={figures!r}: expected a collection of names out of {', '.join(FIGURES)}")
     names = {
         id(module): name
         for name, module in model.named_modules()
         if layers is None or layer_number(name) in set(layers)
     }
-    record = AttentionRecord(rows, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
+    record = AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
     with observe_attention(model, record._observe):
         yield record
 

@@ -33,10 +33,11 @@ def fold_sink(statistics: dict[str, Any], sink: Any) -> dict[str, Any]:
     x = lse - beta
     mass = torch.sigmoid(x)
     rest = torch.sigmoid(-x)
+    if "collision" in statistics:
+        statistics = statistics | {"collision": mass * mass * statistics["collision"] + rest * rest}
     return statistics | {
         "entropy": mass * statistics["entropy"] + torch.nn.functional.softplus(x) - mass * x,
         "logsumexp": torch.logaddexp(lse, beta.expand_as(lse)),
-        "collision": mass * mass * statistics["collision"] + rest * rest,
         "first_mass": mass * statistics["first_mass"],
         "sink_mass": rest,
         "key_entropy": statistics["entropy"],
