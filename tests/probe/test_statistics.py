@@ -116,7 +116,9 @@ def test_a_rule_and_a_mask_of_numbers_are_read_as_booleans_are():
     assert statistics("eager", None)[0].causal is False
 
 
+@pytest.mark.torch
 def test_sdpa_leaves_soft_caps_and_sinks_out_as_its_kernel_does():
+    """Of transformers 5.15; later kernels refuse soft-caps."""
     from types import SimpleNamespace
 
     import torch
@@ -128,8 +130,15 @@ def test_sdpa_leaves_soft_caps_and_sinks_out_as_its_kernel_does():
     query, key = 10 * torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     keywords = {"scaling": 0.5, "softcap": 1.0, "s_aux": torch.zeros(2)}
     module = SimpleNamespace(is_causal=True, num_key_value_groups=1)
-    capped = sdpa_attention_forward(module, query, key, key, None, **keywords)[0]
-    assert torch.equal(capped, sdpa_attention_forward(module, query, key, key, None, scaling=0.5)[0])
+    plain = sdpa_attention_forward(module, query, key, key, None, scaling=0.5)[0]
+    sunk = sdpa_attention_forward(module, query, key, key, None, scaling=0.5, s_aux=keywords["s_aux"])[0]
+    assert torch.equal(sunk, plain)
+    try:
+        capped = sdpa_attention_forward(module, query, key, key, None, **keywords)[0]
+    except ValueError as refusal:
+        assert "softcap" in str(refusal)
+    else:
+        assert torch.equal(capped, plain)
     call = read_call("sdpa", "attn", module, (query, key, key, None), keywords)
     logits = (query @ key.mT * 0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(row_statistics(call, torch.arange(6))[0]["logsumexp"], logits.logsumexp(-1))

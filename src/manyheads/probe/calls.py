@@ -12,8 +12,8 @@ eager           None, or numbers (B, 1, n, m)    0 or the smallest number of the
 flex_attention  `BlockMask`                      its rule is evaluated on the rows that are measured
 ==============  ===============================  ======================================================================
 
-Windows are part of the mask in all three. `position_bias`, `softcap` and `s_aux` (sinks) are keywords; sdpa ignores the
-last two, so that a model with a soft-cap that runs on sdpa is measured without it.
+Windows are part of the mask in all three. `position_bias`, `softcap` and `s_aux` (sinks) are keywords; sdpa ignores
+sinks, and soft-caps before transformers refused them there: such a model is measured without them.
 """
 
 import re
