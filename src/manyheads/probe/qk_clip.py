@@ -62,7 +62,9 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
     if not 0 < threshold < np.inf:
         raise UsageError(f"threshold={threshold}: expected a positive number")
     if "max_logit" not in statistics:
-        raise UsageError("the dataset has no max_logit, which sampled rows do not give: record with rows=None and figures=None")
+        raise UsageError(
+            "the dataset has no max_logit, which sampled rows do not give: record with rows=None and figures=None"
+        )
     largest = statistics["max_logit"].values
     factor = np.where(largest > threshold, threshold / np.where(largest > threshold, largest, 1.0), 1.0)
     factor = np.where(np.isnan(largest), np.nan, factor)

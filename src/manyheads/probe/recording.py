@@ -174,8 +174,8 @@ def record_attention(
     ExtraMissing
         PyTorch is not installed.
     UsageError
-        A figure is unknown, or the model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by an implementation whose
-        masks are not read, or with `rows=None` in a way that fused kernels do not know.
+        A figure is unknown, or the model computes its attention outside the interface (BLOOM, MPT, GPT-J, Falcon), by
+        an implementation whose masks are not read, or with `rows=None` in a way that fused kernels do not know.
 
     Notes
     -----
