@@ -57,7 +57,8 @@ class SparsePenalty(Study):
     horizon, records
         End time in samples per dimension, and number of times that are compared.
     runs
-        Independent runs of a replicate, over which the squared distance is averaged.
+        Independent runs of a replicate, over which the squared distance is averaged: its distribution has a heavy tail,
+        the standard deviation of one run is 1.2 times the mean.
     """
 
     name: ClassVar[str] = "meanfield/sparse-penalty"
@@ -67,12 +68,12 @@ class SparsePenalty(Study):
     )
     revision: ClassVar[int] = 2
 
-    dimensions: tuple[int, ...] = (100, 400, 1600)
+    dimensions: tuple[int, ...] = (200, 400, 800, 1600)
     particles: int = 20_000
     steps: int = 640
     horizon: float = 30.0
     records: int = 32
-    runs: int = 8
+    runs: int = 32
 
     def __post_init__(self) -> None:
         check_integers(self, "runs")
@@ -146,12 +147,14 @@ class SparsePenalty(Study):
 
         return (
             Claim(
-                "The rms distance between SGD with an L1 penalty and the McKean-Vlasov particles scales as n^(-1/2)",
+                "The rms distance between SGD with an L1 penalty and the McKean-Vlasov particles scales as n^(-1/2) "
+                f"from n = {self.dimensions[0]} on",
                 slope,
                 target=-0.5,
-                tolerance=0.2,
-                basis="fluctuations of a mean over n coordinates; a fifth for corrections of order 1/n and "
-                "the particles' own n^(-1/2)",
+                tolerance=0.15,
+                basis="fluctuations of a mean over n coordinates. Corrections of order 1/n add 0.4 to n times the "
+                "squared distance at n = 100 (relative), at most 0.1 from 200 on (256 runs): 0.03 in the exponent; the "
+                "rest for the heavy tail of the distances and for the particles' own error",
             ),
             Claim(
                 f"For a sparse feature an L1 penalty of {STRENGTH} gives a larger cosine than weight decay of "
