@@ -196,6 +196,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
     ),
+    "meanfield/head-particles": Entry(
+        "manyheads.meanfield.studies.incontext.head_particles:HeadParticlesStudy",
+        "Logits of H averaged heads deviate from their mean-field limit by H^(-1/2)",
+    ),
     "meanfield/contrastive-sgd": Entry(
         "manyheads.meanfield.studies.contrastive.contrastive_sgd:ContrastiveSgd",
         "SGD for contrastive learning follows the overlap ODE with error n^(-1/2)",
