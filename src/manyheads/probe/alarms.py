@@ -1,0 +1,327 @@
+"""Alarms over the curves of a training: which head, at which step, by which detector, at which false-alarm rate."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from manyheads.errors import UsageError, check_integer
+from manyheads.probe.calibration import LEAST_RUNS, calibrated_level, score
+from manyheads.probe.changes import alarm_level, detection_statistics, standardized_residuals
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = np.ndarray
+
+LAG = 16
+"""Probes over which a change must have its smallest size to be worth an alarm."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that alarms watch.
+
+    Attributes
+    ----------
+    name
+        Of the variable over (step, layer, head).
+    transform
+        Scale on which changes are compared, with the unwelcome direction upwards.
+    change
+        Smallest change on that scale that is worth an alarm.
+    words
+        What the alarm says.
+    """
+
+    name: str
+    transform: Callable[[Array], Array]
+    change: float
+    words: str
+
+
+def _logit(mass: Array) -> Array:
+    return np.log((mass + 1e-4) / (1 - mass + 1e-4))
+
+
+WATCHED = (
+    Figure("entropy", lambda x: -x, 0.1, "entropy falls"),  # as a share of that of uniform attention
+    Figure("max_logit", lambda x: np.log(np.maximum(x, 0.05)), np.log(1.5), "largest logit grows"),
+    Figure("first_mass", _logit, 0.7, "attention to the first key grows"),
+    Figure("stable_rank", lambda x: -np.log(x), 0.1, "stable rank of W_Q^T W_K falls"),
+    Figure("frobenius", np.log, np.log(1.25), "norm of W_Q^T W_K grows"),
+)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm.
+
+    Attributes
+    ----------
+    detector
+        "change" (sudden, against the run's own past), "clean runs" (above what clean runs of the recipe reach), "level"
+        (a fixed bound), or "not finite".
+    figure
+        Name of the variable.
+    step, layer, head
+        Where; `layer` and `head` are coordinates of the curves.
+    value, before
+        The figure then, and the median of the last probes before it.
+    others
+        Further heads that the same detector names at that step.
+    false_alarm
+        Chance of any alarm of this detector in a clean run, as far as its assumptions hold; None for a bound.
+    """
+
+    detector: str
+    figure: str
+    step: int
+    layer: int
+    head: int
+    value: float
+    before: float
+    others: int
+    false_alarm: float | None
+
+    def __str__(self) -> str:
+        words = {figure.name: figure.words for figure in WATCHED}.get(self.figure, self.figure)
+        rate = "" if self.false_alarm is None else f", false-alarm rate {self.false_alarm:.2g} a run"
+        others = f" and {self.others} further heads" if self.others else ""
+        where = f"step {self.step}, layer {self.layer} head {self.head}{others}"
+        return f"{where}: {words}, {self.before:.3g} -> {self.value:.3g} ({self.detector}{rate})"
+
+
+def find_alarms(
+    curves: "xr.Dataset",
+    *,
+    probes: int | None = None,
+    false_alarm: float = 0.05,
+    clean: "Sequence[xr.Dataset]" = (),
+    max_logit: float = 50.0,
+    ignored: int = 24,
+    silent: int = 48,
+    window: int = 24,
+) -> list[Alarm]:
+    """Find what broke in a training: the first alarm of each detector, heads first.
+
+    Three detectors are reported by name, never as one score. "change" finds sudden changes against the run's own past,
+    at a stated chance of any alarm in a clean run; it is blind to slow drift. "clean runs" compares with clean runs of
+    the same recipe. "level" is a bound on the largest logit. Where the loss itself moves, none is much earlier than the
+    loss: they find faults that the loss does not show, and name the head. None says anything about the final loss.
+
+    Parameters
+    ----------
+    curves
+        Figures of one training over (step, layer, head), on the same batch at every probe, at equal intervals: those of
+        `AttentionRecord.dataset` and `query_key_spectra` that are among entropy (with entropy_uniform), max_logit,
+        first_mass, stable_rank and frobenius.
+    probes
+        Planned number of probes of the training, on which the rate depends; None: those of `curves`.
+    false_alarm
+        Chance of any alarm of "change" in a clean run, between 0 and 1.
+    clean
+        Curves of at least 4 clean runs of the same recipe, at the same steps; their rate is about 1 / (runs + 1).
+    max_logit
+        Bound of "level".
+    ignored, silent
+        Probes at the start that "change" does not learn from, and in which it gives no alarm: attention leaves
+        uniformity then. "clean runs" begins after `ignored` probes too.
+    window
+        Probes of the past that "change" predicts from, at least 8.
+
+    Returns
+    -------
+    list of Alarm
+        At most one of each detector, by step. Empty: none.
+
+    Raises
+    ------
+    UsageError
+        Curves without the dimensions or any of the figures, steps that do not rise, options out of range, clean runs
+        of other steps or heads.
+
+    Notes
+    -----
+    The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one. In
+    measured trainings it was kept; see docs/probe.md.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from manyheads.probe import find_alarms
+    >>> rng = np.random.default_rng(0)
+    >>> entropy = 3 + 0.02 * rng.standard_normal((200, 2, 4))
+    >>> entropy[150:, 1, 2] -= 1.5
+    >>> curves = xr.Dataset({"entropy": (("step", "layer", "head"), entropy), "entropy_uniform": ("layer", [4.0, 4.0])})
+    >>> print(*find_alarms(curves.assign_coords(step=10 * np.arange(200))))
+    step 1500, layer 1 head 2: entropy falls, 3.01 -> 1.49 (change, false-alarm rate 0.05 a run)
+    """
+    check_integer("ignored", ignored, 0)
+    check_integer("window", window, 8)
+    check_integer("silent", silent, ignored + 7)
+    if not 0 < false_alarm < 1:
+        raise UsageError(f"false_alarm={false_alarm}: expected a chance between 0 and 1")
+    if not max_logit > 0:
+        raise UsageError(f"max_logit={max_logit}: expected a positive bound")
+    series = _gather(curves)
+    planned = len(series.steps) if probes is None else check_integer("probes", probes, len(series.steps))
+    found = [
+        _find_not_finite(series),
+        _find_level(series, max_logit),
+        _find_change(series, planned, false_alarm, window=window, ignored=ignored, silent=silent),
+        _find_beyond_clean(series, [_gather(run) for run in clean], ignored) if clean else None,
+    ]
+    return sorted((alarm for alarm in found if alarm is not None), key=lambda alarm: alarm.step)
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Curves side by side.
+
+    Attributes
+    ----------
+    steps
+        (T,).
+    raw, values
+        The figures, and on the scale of changes, upwards unwelcome, without gaps, (T, K).
+    figure, layer, head
+        Number of the figure in WATCHED, and coordinates, (K,).
+    """
+
+    steps: Array
+    raw: Array
+    values: Array
+    figure: Array
+    layer: Array
+    head: Array
+
+    def alarm(self, detector: str, t: int, who: Array, false_alarm: float | None = None) -> Alarm:
+        """Return the alarm of a detector at probe t, of series in falling order of their part in it."""
+        k = who[0]
+        named = {(self.layer[each], self.head[each]) for each in who}
+        return Alarm(
+            detector,
+            WATCHED[self.figure[k]].name,
+            int(self.steps[t]),
+            int(self.layer[k]),
+            int(self.head[k]),
+            float(self.raw[t, k]),
+            float(np.median(self.raw[max(t - LAG, 0) : max(t, 1), k])),
+            len(named) - 1,
+            false_alarm,
+        )
+
+
+def _gather(curves: "xr.Dataset") -> _Series:
+    """Check curves and lay them side by side, heads that a layer lacks left out."""
+    names = ", ".join(figure.name for figure in WATCHED)
+    if not {"step", "layer", "head"} <= set(curves.dims):
+        raise UsageError(f"curves over {tuple(curves.dims)}: expected dimensions step, layer and head")
+    steps = np.asarray(curves["step"].values if "step" in curves.coords else np.arange(curves.sizes["step"]))
+    if (np.diff(steps) <= 0).any():
+        raise UsageError("the steps of the curves do not rise: sort them, and leave repeated ones out")
+    layers, heads = (
+        curves[name].values if name in curves.coords else np.arange(curves.sizes[name]) for name in ("layer", "head")
+    )
+    raw, values, places = [], [], []
+    for number, figure in enumerate(WATCHED):
+        if figure.name not in curves:
+            continue
+        table = np.asarray(curves[figure.name].transpose("step", "layer", "head").values, float)
+        scaled = table
+        if figure.name == "entropy":
+            if "entropy_uniform" not in curves:
+                raise UsageError("entropy without entropy_uniform, which sets its scale: keep both of the record")
+            scaled = (
+                table
+                / curves["entropy_uniform"].broadcast_like(curves["entropy"]).transpose("step", "layer", "head").values
+            )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = figure.transform(scaled)
+        for row, column in np.argwhere(np.isfinite(table).any(axis=0)):
+            raw.append(table[:, row, column])
+            values.append(_fill(scaled[:, row, column]))
+            places.append((number, layers[row], heads[column]))
+    if not raw:
+        raise UsageError(f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}")
+    figure, layer, head = np.array(places).T
+    return _Series(steps, np.stack(raw, 1), np.stack(values, 1), figure, layer, head)
+
+
+def _fill(values: Array) -> Array:
+    """Replace what is not finite by the last finite value before it, or the first one after it."""
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.zeros_like(values)
+    last = np.maximum.accumulate(np.where(finite, np.arange(len(values)), 0))
+    return np.where(finite[last], values[last], values[np.argmax(finite)])
+
+
+def _find_not_finite(series: _Series) -> Alarm | None:
+    bad = ~np.isfinite(series.raw) & np.logical_or.accumulate(np.isfinite(series.raw), axis=0)
+    if not bad.any():
+        return None
+    t = int(np.argmax(bad.any(axis=1)))
+    return series.alarm("not finite", t, np.flatnonzero(bad[t]))
+
+
+def _find_level(series: _Series, max_logit: float) -> Alarm | None:
+    logits = [figure.name for figure in WATCHED].index("max_logit")
+    above = (series.raw > max_logit) & (series.figure == logits)
+    if not above.any():
+        return None
+    t = int(np.argmax(above.any(axis=1)))
+    who = np.flatnonzero(above[t])
+    return series.alarm("level", t, who[np.argsort(-series.raw[t, who])])
+
+
+def _find_change(series: _Series, planned: int, false_alarm: float, **options: int) -> Alarm | None:
+    """Apply the e-detector; heads that carry the sum and whose change is large enough are named."""
+    statistics = detection_statistics(standardized_residuals(series.values, series.figure, **options))
+    K = statistics.shape[1]
+    level = alarm_level(planned, K, false_alarm)
+    smallest = np.array([WATCHED[number].change for number in series.figure])
+    for t in np.flatnonzero(np.logaddexp.reduce(statistics, axis=1) >= level):
+        carries = statistics[t] >= max(level - np.log(K), statistics[t].max() - np.log(1e3))
+        change = series.values[t] - series.values[max(t - LAG, 0) : t].min(axis=0)
+        who = np.flatnonzero(carries & (change >= smallest))
+        if len(who):
+            return series.alarm("change", int(t), who[np.argsort(-statistics[t, who])], false_alarm)
+    return None
+
+
+def _find_beyond_clean(series: _Series, clean: list[_Series], ignored: int) -> Alarm | None:
+    """Compare with clean runs; the head that goes furthest in the figure that crosses the level is named."""
+    if len(clean) < LEAST_RUNS:
+        raise UsageError(f"{len(clean)} clean runs: expected at least {LEAST_RUNS}, of which a spread can be taken")
+    for run in clean:
+        same = all(np.array_equal(getattr(run, name), getattr(series, name)) for name in ("figure", "layer", "head"))
+        if (
+            not same
+            or not np.array_equal(run.steps[: len(series.steps)], series.steps)
+            or len(run.steps) != len(clean[0].steps)
+        ):
+            raise UsageError("a clean run has other steps, heads or figures than the curves: give runs of one recipe")
+    if len(series.steps) <= ignored:
+        return None
+    present = np.unique(series.figure)
+
+    def worst(run: _Series) -> Array:
+        return np.stack([run.values[ignored:, run.figure == number].max(axis=1) for number in present], axis=1)
+
+    reference = np.stack([worst(run) for run in clean])
+    level = calibrated_level(reference)
+    own, length = worst(series), len(series.steps) - ignored
+    above = score(own, reference[:, :length]) > level
+    if not above.any():
+        return None
+    t = int(np.argmax(above))
+    mean, spread = reference[:, t].mean(axis=0), reference[:, t].std(axis=0, ddof=1) + 1e-12
+    figure = present[np.argmax((own[t] - mean) / spread)]
+    beyond = reference[:, t, present == figure].max()
+    who = np.flatnonzero((series.figure == figure) & (series.values[t + ignored] > beyond))
+    who = who if len(who) else np.flatnonzero(series.figure == figure)
+    who = who[np.argsort(-series.values[t + ignored, who])]
+    return series.alarm("clean runs", t + ignored, who, 1 / (len(clean) + 1))

@@ -1,0 +1,37 @@
+"""Alarm levels from clean runs of the same recipe: how far the worst head may go before it is further than in any."""
+
+import numpy as np
+
+Array = np.ndarray
+
+LEAST_RUNS = 4
+"""Clean runs of which a spread is taken."""
+
+
+def score(run: Array, others: Array) -> Array:
+    """Return by how many standard deviations of other runs the worst figure of a run has been above their mean.
+
+    Parameters
+    ----------
+    run
+        For each probe the largest value over the heads of every figure, large ones unwelcome, (T, F).
+    others
+        The same of other runs, (m, T, F).
+
+    Returns
+    -------
+    Array
+        Running maximum over probes of the largest of the figures, (T,).
+    """
+    spread = others.std(axis=0, ddof=1)
+    spread = np.maximum(spread, np.median(spread, axis=0)) + 1e-12
+    return np.maximum.accumulate(((run - others.mean(axis=0)) / spread).max(axis=1))
+
+
+def calibrated_level(clean: Array) -> float:
+    """Return the largest final score that a clean run has against the others, from clean runs (m, T, F).
+
+    A further clean run exceeds it with a chance of about 1 / (m + 1), because runs are exchangeable; about, because
+    each clean run is compared with m - 1 others, the new one with m.
+    """
+    return max(float(score(run, np.delete(clean, i, axis=0))[-1]) for i, run in enumerate(clean))
