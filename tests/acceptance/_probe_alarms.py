@@ -1,8 +1,9 @@
 """Alarms on really trained networks: how often clean runs alarm, and how late faults are named."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+import xarray as xr
 from scipy import stats
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._probe_trainings import EVERY, FAULT, Recipe, train
@@ -10,17 +11,23 @@ from tests.acceptance._probe_trainings import EVERY, FAULT, Recipe, train
 from manyheads.probe import find_alarms
 
 RECIPE = Recipe()
-OTHERS = (
-    Recipe(cosine=True),
-    Recipe(learning_rate=1e-3),
-    Recipe(text="test"),
-    Recipe(optimizer="muon"),
-    Recipe(warmup=120),
-    Recipe(width=32),
-    Recipe(width=80),
-)
+OTHERS = {
+    "cosine": Recipe(cosine=True),
+    "rate 1e-3": Recipe(learning_rate=1e-3),
+    "other text": Recipe(text="test"),
+    "Muon": Recipe(optimizer="muon"),
+    "warm-up 120": Recipe(warmup=120),
+    "width 32": Recipe(width=32),
+    "width 80": Recipe(width=80),
+}
 FAULTS = ("rate10", "head8", "drift2", "shuffled")
 DETECTORS = ("change", "clean runs", "level")
+
+
+def alarmed(run: xr.Dataset, recipe: Recipe, detector: str = "change", clean: Sequence[xr.Dataset] = ()) -> bool:
+    """Say whether a detector alarms, silent until the learning rate has risen."""
+    silent = max(48, recipe.warmup // EVERY + 10)
+    return any(alarm.detector == detector for alarm in find_alarms(run, silent=silent, clean=clean))
 
 
 def interval(count: int, of: int) -> str:
@@ -34,47 +41,42 @@ def alarms(folder: Path, seeds: int, faulty: int) -> Measured:
     A clean run of the recipe is judged by the other clean runs of the recipe, a faulty one by the first 12.
     """
     same = [train(folder, 10 * s + i, RECIPE) for s in range(seeds) for i in range(3)]
-    clean = [find_alarms(run) for run in same]
-    by_recipe = {"recipe": sum(any(a.detector == "change" for a in found) for found in clean)}
-    other = 0
-    for number, recipe in enumerate(OTHERS):
-        found = [find_alarms(train(folder, 10 * s + 3 + number, recipe)) for s in range(seeds)]
-        clean += found
-        other += sum(any(a.detector == "change" for a in each) for each in found)
-    changed = by_recipe["recipe"] + other
-    levels = sum(any(a.detector == "level" for a in found) for found in clean)
-    beyond = 0
-    for i, run in enumerate(same):
-        found = find_alarms(run, clean=[each for j, each in enumerate(same) if j != i])
-        beyond += any(a.detector == "clean runs" for a in found)
-    shown = [
-        f"clean: change {interval(changed, len(clean))} ({by_recipe['recipe']} of {len(same)} of the recipe), level "
-        f"{levels}/{len(clean)}, clean runs {interval(beyond, len(same))} of the recipe (stated {1 / len(same):.2f})"
-    ]
+    counts = {"the recipe": (sum(alarmed(run, RECIPE) for run in same), len(same))}
+    levels = sum(alarmed(run, RECIPE, "level") for run in same)
+    for number, (name, recipe) in enumerate(OTHERS.items()):
+        runs = [train(folder, 10 * s + 3 + number, recipe) for s in range(seeds)]
+        counts[name] = sum(alarmed(run, recipe) for run in runs), seeds
+        levels += sum(alarmed(run, recipe, "level") for run in runs)
+    count, of = map(sum, zip(*counts.values(), strict=True))
+    rest = [[run for run in same if run is not judged] for judged in same]
+    beyond = sum(alarmed(run, RECIPE, "clean runs", others) for run, others in zip(same, rest, strict=True))
+    by_recipe = ", ".join(f"{name} {found}/{number}" for name, (found, number) in counts.items())
+    stated = f"{interval(beyond, len(same))}, stated {1 / len(same):.2f}"
+    shown = [f"change {interval(count, of)}: {by_recipe}", f"clean runs of the recipe {stated}", f"level {levels}/{of}"]
     named = 0
     for fault in FAULTS:
         delays: dict[str, list[str]] = {detector: [] for detector in DETECTORS}
         for s in range(faulty):
-            run = train(folder, 100 + s, RECIPE, fault)
-            found = {alarm.detector: alarm for alarm in find_alarms(run, clean=same[:12])}
+            found = {
+                alarm.detector: alarm for alarm in find_alarms(train(folder, 100 + s, RECIPE, fault), clean=same[:12])
+            }
             for detector in DETECTORS:
-                alarm = found.get(detector)
-                delays[detector].append("-" if alarm is None else str(alarm.step - FAULT + 1))
-            alarm = found.get("change")
-            first = alarm is not None and FAULT <= alarm.step < FAULT + EVERY
-            named += fault == "head8" and first and (alarm.layer, alarm.head) == (1, 0)
-        shown.append(f"{fault}: " + ", ".join(f"{name} {' '.join(times)}" for name, times in delays.items()))
-    rate = changed / len(clean)
-    passed = rate <= 2 / 24 and named >= 0.75 * faulty
-    figure = f"{changed} of {len(clean)} clean runs alarmed; the head named at the next probe in {named} of {faulty}"
-    extent = "; ".join(shown) + " (delays in steps)"
-    return Measured(figure, extent, f"0-{10 * seeds - 1}, 100-{99 + faulty}", passed)
+                delays[detector].append(str(found[detector].step - FAULT + 1) if detector in found else "none")
+            first = found.get("change")
+            if fault == "head8" and first is not None and FAULT <= first.step < FAULT + EVERY:
+                named += (first.layer, first.head) == (1, 0)
+        shown.append(
+            f"{fault} after " + ", ".join(f"{' '.join(times)} steps ({name})" for name, times in delays.items())
+        )
+    figure = f"{interval(count, of)} clean runs alarmed; the head named at the next probe in {named} of {faulty}"
+    passed = count <= of * 2 / 24 and named >= 0.75 * faulty
+    return Measured(figure, "; ".join(shown), f"0-{10 * seeds - 1}, 100-{99 + faulty}", passed)
 
 
 FIGURES = [
     Figure(
         "alarms",
-        "the e-detector keeps its rate on clean trainings of eight recipes and names a head whose queries are multiplied",
+        "the e-detector keeps its rate in clean trainings of 8 recipes and names a head whose W_Q is multiplied by 8",
         "at most 2 of 24 clean runs alarmed; the head named at the next probe in at least 3 of 4",
         alarms,
         {"seeds": 6, "faulty": 4},

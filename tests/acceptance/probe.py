@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+from tests.acceptance import _probe_alarms
 from tests.acceptance._lane import Figure, Measured
 from tests.probe.families import FAMILIES, NOT_FUSED, OUTSIDE, batch, build, double, eager_patterns, run
 from tests.probe.test_families import compare
@@ -198,4 +199,5 @@ FIGURES = [
         clipping,
         {"seeds": 5},
     ),
+    *_probe_alarms.FIGURES,
 ]

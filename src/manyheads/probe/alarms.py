@@ -127,7 +127,8 @@ def find_alarms(
         Bound of "level".
     ignored, silent
         Probes at the start that "change" does not learn from, and in which it gives no alarm: attention leaves
-        uniformity then. "clean runs" begins after `ignored` probes too.
+        uniformity while the learning rate rises, so that `silent` is at least the probes of the warm-up. "clean runs"
+        begins after `ignored` probes too.
     window
         Probes of the past that "change" predicts from, at least 8.
 
