@@ -88,7 +88,7 @@ def train(lesson, network, count, first=0):
 
 @dataclass(frozen=True)
 class Law:
-    """What was measured of networks of some sizes, and the laws that continue it."""
+    """Measurements of networks of some sizes, and the laws that continue them."""
 
     spreads: dict  # rms distance of single networks from their mean
     biases: dict  # rms distance of the mean from the limit, without what a mean of so many scatters; zero: unresolved

@@ -160,6 +160,8 @@ def test_the_registry_is_static_and_tells_the_truth():
     assert done.returncode == 0, done.stderr
     from manyheads.study.registry import STUDIES, load
 
+    wings = [name.partition("/")[0] for name in STUDIES]
+    assert len(list(itertools.groupby(wings))) == len(set(wings)), "the studies of a wing stand together"
     for name, entry in STUDIES.items():
         study = load(name)
         assert (study.name, f"{study.__module__}:{study.__name__}") == (name, entry.place)

@@ -34,7 +34,7 @@ written by that command: edit the modules of `tests/acceptance`, not this file. 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out: the figure, its interval or the extent of the search, the seeds, and whether it is enough."""
+    """Outcome: the figure, its interval or the extent of the search, the seeds, and whether it is enough."""
 
     figure: str
     extent: str

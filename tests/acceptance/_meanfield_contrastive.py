@@ -10,7 +10,7 @@ from manyheads.meanfield import ContrastiveTask, overlap_trajectory, train_overl
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.stability import basin_boundary, growth_rates, norms_without_features
 from manyheads.meanfield.contrastive.task import FeatureDistribution, sparse_feature
-from manyheads.meanfield.studies.contrastive.feature_basins import rival_state, two_features
+from manyheads.meanfield.studies.contrastive.feature_basins import second_feature_state, two_features
 from manyheads.meanfield.studies.contrastive.noise_correlation import one_feature, stationary_cosine
 
 START = (0.15, 0.1, 0.5)
@@ -52,7 +52,7 @@ def boundary(folder: Path, probabilities: list[float], horizon: float) -> Measur
     """Locate the boundary of the basins, and the growth rate of feature 1 where feature 2 is learned."""
     tasks = [two_features(probability) for probability in probabilities]
     angles = [basin_boundary(task, horizon=horizon) for task in tasks]
-    rates = [growth_rates(task, rival_state(task).state)[0] for task in tasks]
+    rates = [growth_rates(task, second_feature_state(task).state)[0] for task in tasks]
     passed = abs(angles[0] - 45) <= 0.4 and abs(angles[1] - 54) <= 1 and min(angles[2:]) >= 87
     passed = passed and rates[1] < 0 < rates[2] and np.allclose(rates, (-0.0917, -0.0073, 0.082, 0.166), atol=1e-3)
     shown = ", ".join(f"{angle:.2f}" for angle in angles)

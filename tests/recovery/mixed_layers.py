@@ -26,7 +26,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """Outcome of a case.
 
     `end` is "accepted", "rejected" (verified and found wrong), "refused", or "unnamed" (an error that is no refusal:
     a defect). `beyond` is the share of new sequences whose error exceeds the certificate's, relative to what it

@@ -41,7 +41,7 @@ FRESH = 300
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one function: its kind, precision and bias, and how it ended.
+    """Outcome of one function: its kind, precision and bias, and how it ended.
 
     `end` is "accepted", "refused" or "unnamed" (an error that is no refusal). `stated` is E*; `error` the mean relative
     squared error of the token-dependent part, against the function in float64, `share` of sequences above E*.

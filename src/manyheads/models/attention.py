@@ -183,7 +183,7 @@ class AttentionWeights:
 
     @property
     def scale(self) -> float:
-        """What the products of queries and keys are multiplied with before the softmax."""
+        """Factor of the products of queries and keys before the softmax."""
         return self.config.scale
 
 

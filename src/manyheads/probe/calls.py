@@ -20,8 +20,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+# Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`.
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
-"""Names of modules that attend to another sequence: `encoder_attn`, `crossattention`, `EncDecAttention`."""
 
 
 @dataclass(frozen=True)

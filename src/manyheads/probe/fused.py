@@ -21,12 +21,9 @@ from manyheads.probe.calls import AttentionCall
 from manyheads.probe.row_statistics import summarize_mask
 from manyheads.probe.sinks import fold_sink
 
-PADDING = 8
-"""Columns that carry the position: heads of queries, keys and values must be equally wide."""
-SLACK = 1e-5
-"""Relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32."""
-WIDTHS = (16, 128)
-"""Rows evaluated at a time in search of the largest logit, at first and at most."""
+PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
+SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32
+WIDTHS = (16, 128)  # rows evaluated at a time in search of the largest logit, at first and at most
 
 
 def fused_statistics(

@@ -13,11 +13,10 @@ from typing import Any
 
 from manyheads.errors import UsageError
 
-MEASURED = ("sdpa", "eager", "flex_attention")
-"""Implementations of attention whose masks are read."""
+MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
 
+# Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.
 Observer = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output."""
 
 
 @contextmanager

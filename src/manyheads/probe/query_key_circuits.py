@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
+# Names of the query and the key projection of an attention module, weights (out, in).
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"))
-"""Names of the query and the key projection of an attention module, weights (out, in)."""
+# Name of a joint projection → its rows: all queries, all keys, all values; or query, key, value head after head.
 FUSED = {"query_key_value": "heads", "Wqkv": "parts", "c_attn": "parts"}
-"""Name of a joint projection → its rows: all queries, all keys, all values; or query, key, value head after head."""
-DRAWS = 64
-"""Pairs of Gaussian matrices of which the null level is the mean."""
+DRAWS = 64  # pairs of Gaussian matrices of which the null level is the mean
 
 
 def query_key_spectra(model: Any) -> "xr.Dataset":

@@ -13,8 +13,7 @@ from typing import Any
 from manyheads.probe.calls import AttentionCall
 from manyheads.probe.sinks import fold_sink
 
-BLOCK = 128
-"""Rows at a time: their logits are held for all heads."""
+BLOCK = 128  # rows at a time: their logits are held for all heads
 
 
 def row_statistics(call: AttentionCall, rows: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
@@ -91,7 +90,7 @@ def _logits(call: AttentionCall, rows: Any) -> Any:
 
 @dataclass(frozen=True)
 class MaskSummary:
-    """What the mask says of each row.
+    """Keys that the mask allows to each row, as numbers.
 
     Attributes
     ----------

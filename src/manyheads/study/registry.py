@@ -1,4 +1,4 @@
-"""The studies by name: a table of text, so that listing them imports nothing.
+"""Registry of the studies, wing by wing: a table of text, so that listing them imports nothing.
 
 `study` imports no theory of its own accord: it imports the module of a study when the study is named, and not before.
 """
@@ -32,13 +32,77 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.order_blindness:OrderBlindness",
         "Pooling is order-blind, an RNN forgets with distance, attention does neither",
     ),
-    "demo/text": Entry(
-        "manyheads.demo.text:TextTraining",
-        "A small transformer predicts text better than bigram and trigram models",
-    ),
     "attention/costs": Entry(
         "manyheads.attention.studies.costs:Costs",
         "Exact costs, depth and crossover length of attention, an RNN and a pooled MLP",
+    ),
+    "recovery/stages": Entry(
+        "manyheads.recovery.studies.stages:Stages",
+        "The refined sum and its span lower the error; the joint fit reaches rounding",
+    ),
+    "recovery/acceptance": Entry(
+        "manyheads.recovery.studies.acceptance:Acceptance",
+        "Rows are certified as often as the softmax vectors of all heads agree",
+    ),
+    "recovery/noise": Entry(
+        "manyheads.recovery.studies.noise:Noise",
+        "On noisy labels the student attains the parametric rate from random starts",
+    ),
+    "recovery/violations": Entry(
+        "manyheads.recovery.studies.violations:Violations",
+        "A violated assumption breaks the stages that need it and is refused by name",
+    ),
+    "recovery/hard-instances": Entry(
+        "manyheads.recovery.studies.hard_instances:HardInstances",
+        "A restarted student fits ordinary layers and fails on parity and wave layers",
+    ),
+    "recovery/passive-against-queries": Entry(
+        "manyheads.recovery.studies.passive_against_queries:PassiveAgainstQueries",
+        "Random examples and queries recover the layer; queries save computation only",
+    ),
+    "limits/coordinate-check": Entry(
+        "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
+        "Coordinate check: the RMS update of every module is independent of N, H and L",
+    ),
+    "limits/learning-rate-transfer": Entry(
+        "manyheads.limits.studies.learning_rate_transfer:LearningRateTransfer",
+        "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
+    ),
+    "limits/head-diversity": Entry(
+        "manyheads.limits.studies.head_diversity:HeadDiversity",
+        "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
+    ),
+    "limits/key-dim-stability": Entry(
+        "manyheads.limits.studies.key_dim_stability:KeyDimStability",
+        "At logit exponent 1/2 gradients below attention grow with N during training",
+    ),
+    "limits/infinite-key-dim": Entry(
+        "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
+        "Training converges to its mean-field limit as N grows, for any number of heads",
+    ),
+    "limits/infinite-heads": Entry(
+        "manyheads.limits.studies.infinite_heads:InfiniteHeads",
+        "Training converges to its mean-field limit as H grows, at both logit exponents",
+    ),
+    "limits/infinite-depth": Entry(
+        "manyheads.limits.studies.infinite_depth:InfiniteDepth",
+        "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2",
+    ),
+    "limits/lazy-to-rich": Entry(
+        "manyheads.limits.studies.lazy_to_rich:LazyToRich",
+        "Features move as richness squared up to 0.1, and saturate in rich training",
+    ),
+    "limits/approach": Entry(
+        "manyheads.limits.studies.approach:Approach",
+        "Loss curves and kernels converge as N, H, L grow, except under standard scaling",
+    ),
+    "joma/invariants": Entry(
+        "manyheads.joma.studies.invariants:Invariants",
+        "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)",
+    ),
+    "joma/winners": Entry(
+        "manyheads.joma.studies.winners:Winners",
+        "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",
     ),
     "joma/clouds": Entry(
         "manyheads.joma.studies.clouds:Clouds",
@@ -68,13 +132,29 @@ STUDIES: dict[str, Entry] = {
         "manyheads.joma.studies.real_text:RealText",
         "Attention entropy of the bottom layer drops and rebounds in training on text",
     ),
-    "bigram/stage-two": Entry(
-        "manyheads.bigram.studies.stage_two:StageTwo",
-        "Initialized with signal, proximal SGD needs samples independent of the length",
+    "bigram/two-stages": Entry(
+        "manyheads.bigram.studies.two_stages:TwoStages",
+        "The two-stage algorithm recovers all positions; the refit error is of order 1/n",
+    ),
+    "bigram/l1-against-sgd": Entry(
+        "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
+        "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too",
     ),
     "bigram/sample-complexity": Entry(
         "manyheads.bigram.studies.sample_complexity:SampleComplexity",
         "From scratch the samples grow as T ln T; the share of sign flips is predicted",
+    ),
+    "bigram/stage-two": Entry(
+        "manyheads.bigram.studies.stage_two:StageTwo",
+        "Initialized with signal, proximal SGD needs samples independent of the length",
+    ),
+    "bigram/softmax": Entry(
+        "manyheads.bigram.studies.softmax:Softmax",
+        "Softmax and linear heads train alike early, and to the end for equal weights",
+    ),
+    "bigram/transfer": Entry(
+        "manyheads.bigram.studies.transfer:TransferCost",
+        "A value matrix of correlation rho finds the positions in C/rho^2 samples",
     ),
     "bigram/screening": Entry(
         "manyheads.bigram.studies.screening:ScreeningCost",
@@ -84,117 +164,33 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.lags:PlantedLags",
         "One shared transition finds planted lags of real text; counting lag by lag fails",
     ),
-    "bigram/transfer": Entry(
-        "manyheads.bigram.studies.transfer:TransferCost",
-        "A value matrix of correlation rho finds the positions in C/rho^2 samples",
-    ),
-    "bigram/softmax": Entry(
-        "manyheads.bigram.studies.softmax:Softmax",
-        "Softmax and linear heads train alike early, and to the end for equal weights",
-    ),
-    "bigram/l1-against-sgd": Entry(
-        "manyheads.bigram.studies.l1_against_sgd:L1AgainstSGD",
-        "An l1 penalty lowers the raw loss; rounded, plain SGD recovers the task too",
-    ),
-    "bigram/two-stages": Entry(
-        "manyheads.bigram.studies.two_stages:TwoStages",
-        "The two-stage algorithm recovers all positions; the refit error is of order 1/n",
-    ),
-    "joma/invariants": Entry(
-        "manyheads.joma.studies.invariants:Invariants",
-        "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)",
-    ),
-    "joma/winners": Entry(
-        "manyheads.joma.studies.winners:Winners",
-        "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",
-    ),
     "meanfield/hopfield-finite-size": Entry(
         "manyheads.meanfield.studies.hopfield.finite_size:FiniteSize",
         "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)",
     ),
-    "meanfield/saddle-to-saddle": Entry(
-        "manyheads.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
-        "Merged key-query weights learn in one drop, separate ones in one per eigenvector",
+    "meanfield/prompt-length": Entry(
+        "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
+        "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
     ),
-    "limits/coordinate-check": Entry(
-        "manyheads.limits.studies.coordinate_check:CoordinateCheckStudy",
-        "Coordinate check: the RMS update of every module is independent of N, H and L",
-    ),
-    "limits/learning-rate-transfer": Entry(
-        "manyheads.limits.studies.learning_rate_transfer:LearningRateTransfer",
-        "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
-    ),
-    "limits/head-diversity": Entry(
-        "manyheads.limits.studies.head_diversity:HeadDiversity",
-        "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
-    ),
-    "limits/approach": Entry(
-        "manyheads.limits.studies.approach:Approach",
-        "Loss curves and kernels converge as N, H, L grow, except under standard scaling",
-    ),
-    "limits/infinite-key-dim": Entry(
-        "manyheads.limits.studies.infinite_key_dim:InfiniteKeyDim",
-        "Training converges to its mean-field limit as N grows, for any number of heads",
-    ),
-    "limits/infinite-heads": Entry(
-        "manyheads.limits.studies.infinite_heads:InfiniteHeads",
-        "Training converges to its mean-field limit as H grows, at both logit exponents",
-    ),
-    "limits/infinite-depth": Entry(
-        "manyheads.limits.studies.infinite_depth:InfiniteDepth",
-        "Infinite depth: attention learns at depth exponent 1 and stays uniform at 1/2",
-    ),
-    "limits/lazy-to-rich": Entry(
-        "manyheads.limits.studies.lazy_to_rich:LazyToRich",
-        "Features move as richness squared up to 0.1, and saturate in rich training",
-    ),
-    "limits/key-dim-stability": Entry(
-        "manyheads.limits.studies.key_dim_stability:KeyDimStability",
-        "At logit exponent 1/2 gradients below attention grow with N during training",
-    ),
-    "recovery/violations": Entry(
-        "manyheads.recovery.studies.violations:Violations",
-        "A violated assumption breaks the stages that need it and is refused by name",
-    ),
-    "recovery/hard-instances": Entry(
-        "manyheads.recovery.studies.hard_instances:HardInstances",
-        "A restarted student fits ordinary layers and fails on parity and wave layers",
-    ),
-    "recovery/passive-against-queries": Entry(
-        "manyheads.recovery.studies.passive_against_queries:PassiveAgainstQueries",
-        "Random examples and queries recover the layer; queries save computation only",
-    ),
-    "recovery/noise": Entry(
-        "manyheads.recovery.studies.noise:Noise",
-        "On noisy labels the student attains the parametric rate from random starts",
-    ),
-    "recovery/stages": Entry(
-        "manyheads.recovery.studies.stages:Stages",
-        "The refined sum and its span lower the error; the joint fit reaches rounding",
-    ),
-    "recovery/acceptance": Entry(
-        "manyheads.recovery.studies.acceptance:Acceptance",
-        "Rows are certified as often as the softmax vectors of all heads agree",
-    ),
-    "meanfield/saddle-escape": Entry(
-        "manyheads.meanfield.studies.incontext.saddle_escape:SaddleEscape",
-        "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass",
+    "meanfield/mlp-width": Entry(
+        "manyheads.meanfield.studies.incontext.mlp_width:MLPWidth",
+        "Losses at width N deviate by N^(-1/2) if amplitudes start well above N^(-1/2)",
     ),
     "meanfield/attention-speed": Entry(
         "manyheads.meanfield.studies.incontext.attention_speed:AttentionSpeed",
         "The two-timescale limit errs as 1/r at attention speed r, but only from r = 1000",
     ),
-    "meanfield/mlp-width": Entry(
-        "manyheads.meanfield.studies.incontext.mlp_width:MLPWidth",
-        "Loss trajectories of MLPs of width N deviate from the limit by N^(-1/2)",
-    ),
     "meanfield/benign-landscape": Entry(
         "manyheads.meanfield.studies.incontext.benign_landscape:BenignLandscape",
         "Saddles lie at half sums of missed eigenvalues; each has negative curvature",
     ),
-    "meanfield/prompt-length": Entry(
-        "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
-        "With n pairs in a prompt the loss exceeds its limit by exactly c/n",
+    "meanfield/saddle-escape": Entry(
+        "manyheads.meanfield.studies.incontext.saddle_escape:SaddleEscape",
+        "A missed feature is learned after (g^2/kappa) ln(1/eps), g^2 its foreign mass",
+    ),
+    "meanfield/saddle-to-saddle": Entry(
+        "manyheads.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
+        "Merged key-query weights learn in one drop, separate ones in one per eigenvector",
     ),
     "meanfield/head-particles": Entry(
         "manyheads.meanfield.studies.incontext.head_particles:HeadParticlesStudy",
@@ -215,6 +211,10 @@ STUDIES: dict[str, Entry] = {
     "meanfield/sparse-penalty": Entry(
         "manyheads.meanfield.studies.contrastive.sparse_penalty:SparsePenalty",
         "SGD with an L1 penalty follows McKean-Vlasov particles with error n^(-1/2)",
+    ),
+    "demo/text": Entry(
+        "manyheads.demo.text:TextTraining",
+        "A small transformer predicts text better than bigram and trigram models",
     ),
 }
 

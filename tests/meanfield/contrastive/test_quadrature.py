@@ -28,8 +28,8 @@ def product_rule(task, overlaps, squared_norm, count):
         return task.loss(*y)
 
     both = jax.jit(jax.vmap(lambda y: (jax.grad(of_outputs)(y), jax.hessian(of_outputs)(y))))
-    law, total = task.law(), [0.0, 0.0, 0.0]
-    joint = list(zip(law.values, law.probabilities, strict=True))
+    parameters, total = task.parameters(), [0.0, 0.0, 0.0]
+    joint = list(zip(parameters.values, parameters.probabilities, strict=True))
     features = [(c, d, p * q) for (c, p), (d, q) in itertools.product(joint, repeat=2)]
     c = np.array([(one, one, other) for one, other, _ in features])  # (pairs, view, p)
     y = (c @ overlaps)[:, None] + np.sqrt(squared_norm) * z  # (pairs, nodes, view)
@@ -47,7 +47,7 @@ def test_reduced_expectations_are_those_of_the_product_rule(loss, count, error):
     overlaps, squared_norm = np.array([0.5, 0.3]), 0.7
     with jax.enable_x64(True):
         reduced = jax.jit(expectations, static_argnums=(0, 1))
-        found = reduced(loss, Nodes(40, 12, 40), task.law(), overlaps, squared_norm)
+        found = reduced(loss, Nodes(40, 12, 40), task.parameters(), overlaps, squared_norm)
         for one, other in zip(found, product_rule(task, overlaps, squared_norm, count), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=error)
 

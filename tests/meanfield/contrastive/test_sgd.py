@@ -43,7 +43,7 @@ def test_overlaps_and_norm_are_a_chain_of_their_own(rng):
     root = np.linalg.cholesky(TASK.noise_covariance)
     chain = np.array([*START[:2], np.sqrt(START[2] - (START[:2] ** 2).sum())])
     with jax.enable_x64(True):
-        step = jax.jit(partial(overlap_step, TASK.loss, TASK.law(), N))
+        step = jax.jit(partial(overlap_step, TASK.loss, TASK.parameters(), N))
         for _ in range(40):
             coefficients = rng.choice([-1.0, 1.0, 2.0], (2, 2))[[0, 0, 1]]
             noise = root @ rng.standard_normal((3, N))
@@ -61,7 +61,7 @@ def test_a_step_of_the_weights_is_the_literal_one(rng):
     basis = draw_basis(rng)
     features, weights = basis[:2], draw_weights(basis)
     with jax.enable_x64(True):
-        step = jax.jit(partial(weight_step, TASK.loss, lambda w: 0.3 * jnp.sign(w), TASK.law(), features))
+        step = jax.jit(partial(weight_step, TASK.loss, lambda w: 0.3 * jnp.sign(w), TASK.parameters(), features))
         for _ in range(10):
             coefficients = rng.choice([-1.0, 1.0, 2.0], (2, 2))[[0, 0, 1]]
             noise = np.linalg.cholesky(TASK.noise_covariance) @ rng.standard_normal((3, N))
@@ -79,7 +79,7 @@ def test_the_mean_step_is_the_ode(rng):
     path = train_overlaps(TASK, np.tile(START, (runs, 1)), dimension, [0.0, 1 / dimension], rng)
     steps = dimension * (path[1] - path[0])
     with jax.enable_x64(True):
-        expected = vector_field(TASK.loss, NODES, TASK.law(), START[None])[0]
+        expected = vector_field(TASK.loss, NODES, TASK.parameters(), START[None])[0]
     error = steps.std(0) / runs**0.5
     assert (np.abs(steps.mean(0) - expected) < 5 * error + 1e-4).all()
 

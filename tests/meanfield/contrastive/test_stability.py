@@ -40,11 +40,11 @@ def test_stationary_states_are_stationary_and_their_jacobian_is_a_derivative():
     assert states[0].cosines[0] == pytest.approx(0.959, abs=2e-3)
     assert states[1].eigenvalues[0].real == pytest.approx(0.082, abs=2e-3)  # towards the first feature
     with jax.enable_x64(True):
-        law, point = TASK.law(), np.array(states[0].state)
-        assert np.abs(vector_field(TASK.loss, nodes.finer(), law, point[None])).max() < 1e-9
+        parameters, point = TASK.parameters(), np.array(states[0].state)
+        assert np.abs(vector_field(TASK.loss, nodes.finer(), parameters, point[None])).max() < 1e-9
         nudged = point + 1e-5 * np.concatenate([np.eye(3), -np.eye(3)])
-        slopes = vector_field(TASK.loss, nodes, law, nudged)
-        jacobian = jacobians(TASK.loss, nodes, law, point[None])[0]
+        slopes = vector_field(TASK.loss, nodes, parameters, nudged)
+        jacobian = jacobians(TASK.loss, nodes, parameters, point[None])[0]
         np.testing.assert_allclose(jacobian.T, (slopes[:3] - slopes[3:]) / 2e-5, atol=1e-7)
 
 
@@ -65,8 +65,8 @@ def test_a_task_whose_norm_decays_has_no_state_without_features():
 
 def test_views_without_noise_of_their_own_have_a_jacobian():
     with jax.enable_x64(True):
-        law = replace(TASK, augmentation_std=0.0).law()
-        assert np.isfinite(jacobians(TASK.loss, NODES, law, np.array([[0.3, 0.2, 0.6]]))).all()
+        parameters = replace(TASK, augmentation_std=0.0).parameters()
+        assert np.isfinite(jacobians(TASK.loss, NODES, parameters, np.array([[0.3, 0.2, 0.6]]))).all()
 
 
 def test_tasks_that_the_theory_does_not_cover_are_refused():

@@ -14,7 +14,7 @@ from manyheads.meanfield import (
     mean_field_trajectory,
 )
 from manyheads.meanfield.hopfield.dynamics import State, Sweep, fill_window, first_state, read_weights, step
-from manyheads.meanfield.hopfield.lyapunov import LyapunovSpectrum, flatten, orthonormalise, unflatten
+from manyheads.meanfield.hopfield.lyapunov import LyapunovSpectrum, flatten, orthonormalize, unflatten
 
 PUBLISHED = OneBitNetwork.published()
 SHORT = {"transient": 400, "steps": 400, "record": 80}
@@ -67,7 +67,7 @@ def test_the_record_is_the_end_of_the_trajectory():
 
 def test_vectors_are_those_of_a_qr_decomposition(rng):
     vectors = rng.normal(size=(3, 6, 2))
-    found, logs = orthonormalise(vectors)
+    found, logs = orthonormalize(vectors)
     for system in range(2):
         q, r = np.linalg.qr(vectors[..., system].T)
         np.testing.assert_allclose(np.abs(np.asarray(found)[..., system].T), np.abs(q), rtol=1e-4)

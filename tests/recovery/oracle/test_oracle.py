@@ -72,7 +72,7 @@ def test_batches_hold_so_many_tokens_and_the_function_may_overwrite_them(rng):
 
 
 class Tensor:
-    """What PyTorch shows of a tensor, as far as an oracle looks."""
+    """Stand-in for a PyTorch tensor, with the attributes that an oracle reads."""
 
     def __init__(self, x, dtype):
         self.x, self.dtype = x, dtype

@@ -35,7 +35,7 @@ QUANTITIES = {
     "logits": "attention logits at the end",
     "pooled": "kernel of the read-outs at the end",
 }
-"""What is compared, and how it is called in claims and pictures."""
+"""Compared quantity → its name in claims and pictures."""
 
 DIMS: dict[str, tuple[str, ...]] = {
     "output": ("step", "read_out", "class"),

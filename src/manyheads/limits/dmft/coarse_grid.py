@@ -195,7 +195,7 @@ def bfgs_update(kernel: np.ndarray, errors: np.ndarray, displacement: np.ndarray
 
 
 class IntervalState(NamedTuple):
-    """What a coarse grid knows of the outputs at one moment; vectors (O C,)."""
+    """State of the outputs on a coarse grid at one moment; vectors (O C,)."""
 
     kernel: np.ndarray  # tangent kernel K (O C, O C), as learned so far
     found: np.ndarray  # outputs at the moment before

@@ -33,7 +33,7 @@ class Moment:
 @final
 @dataclass(frozen=True)
 class System:
-    """What does not change in time; only branches keep a history of their own.
+    """Constants of a solution; only branches keep a history of their own.
 
     Attributes
     ----------

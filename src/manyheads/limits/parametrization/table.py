@@ -12,7 +12,7 @@ OUTSIDE = (
     "training horizon: the theory keeps the number of steps; a longer run may want another rate",
     "coupled L2 weight decay (inside the gradient), momentum and Adam's betas: taken over unchanged",
 )
-"""What no table here scales, and says so."""
+"""Settings that no table here scales, named in each of them."""
 
 
 @dataclass(frozen=True)

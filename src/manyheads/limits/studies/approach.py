@@ -37,7 +37,7 @@ WHEN = {0: "before training", -1: "after training"}
 DRIFT = "at these sizes a drift like log {0} would have this power, and one like a power of {0} a higher one"
 ROOT, HALF_WAY = -0.5, 0.25  # independent parts average out; half way from there to no fall at all
 FLAT = {("half-logit", "key_dim"): "pattern", ("half-depth", "depth"): "kernel"}
-"""What stays random in the limit itself: logits of every head at the logit exponent 1/2, the stream at the depth
+"""Quantities that stay random in the limit: logits of every head at the logit exponent 1/2, the stream at the depth
 exponent 1/2, where it adds up random blocks like a Brownian motion."""
 
 

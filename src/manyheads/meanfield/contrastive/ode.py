@@ -26,7 +26,7 @@ from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
-from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
+from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 
 TOLERANCE = 1e-5  # of a trajectory: largest change of an overlap or squared norm between two node counts
 SMALLEST = 1e-12  # squared norm at which the expectations are taken when a trajectory has collapsed
@@ -87,12 +87,12 @@ def integrate(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes
         The solver stops before the last time, or derivatives are not finite.
     """
     with double_precision():
-        law, shape = task.law(), state.shape
+        parameters, shape = task.parameters(), state.shape
         span = (0.0, max(float(times[-1]), 1e-9))
 
         def slope(_: float, flat: np.ndarray) -> np.ndarray:
             states = flat.reshape(-1, shape[-1])
-            return vector_field(task.loss, nodes, law, states).ravel()
+            return vector_field(task.loss, nodes, parameters, states).ravel()
 
         found = solve_ivp(slope, span, state.ravel(), "RK45", times, rtol=1e-7, atol=1e-9)
     if not found.success:
@@ -105,10 +105,13 @@ def integrate(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes
 
 
 def vector_field(
-    loss: ContrastiveLoss, nodes: Nodes, law: Law, states: Float[np.ndarray, "states features_and_norm"]
+    loss: ContrastiveLoss,
+    nodes: Nodes,
+    parameters: TaskParameters,
+    states: Float[np.ndarray, "states features_and_norm"],
 ) -> Float[np.ndarray, "states features_and_norm"]:
     """Return (Q', q') at several states, one after the other: one program serves any number of them."""
-    slopes = np.stack([np.asarray(slope_at(loss, nodes, law, state)) for state in states])
+    slopes = np.stack([np.asarray(slope_at(loss, nodes, parameters, state)) for state in states])
     if not np.isfinite(slopes).all():  # an adaptive solver would shorten its step for ever
         raise CertificateError(
             "derivatives of the overlaps are not finite: give a loss with finite derivatives, or lower learning_rate",
@@ -119,20 +122,23 @@ def vector_field(
 
 
 def jacobians(
-    loss: ContrastiveLoss, nodes: Nodes, law: Law, states: Float[np.ndarray, "states features_and_norm"]
+    loss: ContrastiveLoss,
+    nodes: Nodes,
+    parameters: TaskParameters,
+    states: Float[np.ndarray, "states features_and_norm"],
 ) -> Float[np.ndarray, "states features_and_norm features_and_norm"]:
     """Return the Jacobian of the vector field at several states."""
-    return np.stack([np.asarray(_jacobian_at(loss, nodes, law, state)) for state in states])
+    return np.stack([np.asarray(_jacobian_at(loss, nodes, parameters, state)) for state in states])
 
 
 @partial(jax.jit, static_argnames=("loss", "nodes"))
 def slope_at(
-    loss: ContrastiveLoss, nodes: Nodes, law: Law, state: Float[Array, " features_and_norm"]
+    loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, state: Float[Array, " features_and_norm"]
 ) -> Float[Array, " features_and_norm"]:
     """Return (Q', q') at one state."""
     overlaps, squared_norm = state[:-1], jnp.maximum(state[-1], SMALLEST)
-    found = expectations(loss, nodes, law, overlaps, squared_norm)
-    decay, learning_rate = found.restoring + law.weight_decay, law.learning_rate
+    found = expectations(loss, nodes, parameters, overlaps, squared_norm)
+    decay, learning_rate = found.restoring + parameters.weight_decay, parameters.learning_rate
     slopes = -learning_rate * (found.signal + decay * overlaps)
     contraction = -2 * learning_rate * (overlaps @ found.signal + decay * squared_norm)
     growth = contraction + learning_rate**2 * found.diffusion
@@ -140,8 +146,8 @@ def slope_at(
 
 
 @partial(jax.jit, static_argnames=("loss", "nodes"))
-def _jacobian_at(loss: ContrastiveLoss, nodes: Nodes, law: Law, state: Array) -> Array:
-    return jax.jacfwd(partial(slope_at, loss, nodes, law))(state)
+def _jacobian_at(loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters, state: Array) -> Array:
+    return jax.jacfwd(partial(slope_at, loss, nodes, parameters))(state)
 
 
 def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:

@@ -7,7 +7,7 @@ follows [derived here]
 
 with A, B, D of `quadrature` at Q_k = E[u_k w] and q = E[w^2], expectations over all coordinates. For phi = 0 the first
 two moments close, which is the ODE of the overlaps; for another penalty, such as lambda_1 sign(w), they do not, and the
-law of (u, w) is what is simulated here by N particles and Euler-Maruyama steps.
+distribution of (u, w) is simulated here by N particles and Euler-Maruyama steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from manyheads.errors import CertificateError, UsageError, check_integer
 from manyheads.meanfield.contrastive.ode import SMALLEST
 from manyheads.meanfield.contrastive.quadrature import Nodes, expectations
 from manyheads.meanfield.contrastive.sgd import Penalty, check_features
-from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
+from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 
 
 class ParticlePath(NamedTuple):
@@ -113,7 +113,7 @@ def simulate_particles(
     with double_precision():
         run = partial(_simulate, task.loss, nodes or Nodes(), penalty, steps, records)
         (states, end), (longer, _) = (
-            run(stride, task.law(), basis, start, horizon, jax.random.key_data(key)) for stride in (1, 2)
+            run(stride, task.parameters(), basis, start, horizon, jax.random.key_data(key)) for stride in (1, 2)
         )
         states, longer = np.asarray(states), np.asarray(longer)
     discrepancy = float(np.abs(states - longer).max())
@@ -132,7 +132,7 @@ def _simulate(
     steps: int,
     records: int,
     stride: int,
-    law: Law,
+    parameters: TaskParameters,
     features: Float[Array, "features particles"],
     weights: Float[Array, " particles"],
     horizon: float,
@@ -146,12 +146,12 @@ def _simulate(
         return features @ weights / weights.size, jnp.maximum(weights @ weights / weights.size, SMALLEST)
 
     def step(weights: Array, keys: Array) -> tuple[Array, None]:
-        found = expectations(loss, nodes, law, *measure(weights))
-        decay = (found.restoring + law.weight_decay) * weights
+        found = expectations(loss, nodes, parameters, *measure(weights))
+        decay = (found.restoring + parameters.weight_decay) * weights
         decay = decay if penalty is None else decay + penalty(weights)
-        drift = -law.learning_rate * (found.signal @ features + decay)
+        drift = -parameters.learning_rate * (found.signal @ features + decay)
         moved = sum(jax.random.normal(keys[i], weights.shape, weights.dtype) for i in range(stride))
-        noise = law.learning_rate * jnp.sqrt(found.diffusion * short) * moved
+        noise = parameters.learning_rate * jnp.sqrt(found.diffusion * short) * moved
         return weights + stride * short * drift + noise, None
 
     def record(weights: Array, keys: Array) -> tuple[Array, Array]:

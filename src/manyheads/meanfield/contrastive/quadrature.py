@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 from numpy.polynomial.hermite_e import hermegauss
 
 from manyheads.errors import CertificateError, check_integers
-from manyheads.meanfield.contrastive.task import ContrastiveLoss, Law
+from manyheads.meanfield.contrastive.task import ContrastiveLoss, TaskParameters
 
 REACH = 6.5  # standard deviations on either side of the outermost component; what lies outside has 1e-10
 
@@ -81,12 +81,16 @@ class _Mixture(NamedTuple):
 
 
 def expectations(
-    loss: ContrastiveLoss, nodes: Nodes, law: Law, overlaps: Float[Array, " features"], squared_norm: Float[Array, ""]
+    loss: ContrastiveLoss,
+    nodes: Nodes,
+    parameters: TaskParameters,
+    overlaps: Float[Array, " features"],
+    squared_norm: Float[Array, ""],
 ) -> Expectations:
     """Return A, B and D at overlaps Q and squared norm q > 0; a function to be traced, `loss` and `nodes` static."""
-    shared, opposed = law.variance + law.covariance, law.variance - law.covariance
-    mean = _mixture(law, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
-    negative = _mixture(law, overlaps, jnp.sqrt(squared_norm * law.variance), nodes.negative)
+    shared, opposed = parameters.variance + parameters.covariance, parameters.variance - parameters.covariance
+    mean = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
+    negative = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
     ticks, chances = hermegauss(nodes.difference)
     half = jnp.sqrt(squared_norm) * jnp.sqrt(jnp.maximum(opposed, 0) / 2) * ticks  # differentiable at equal views
     chances = chances / chances.sum()
@@ -100,17 +104,19 @@ def expectations(
     of_negative = jnp.einsum("ijl,i,j->l", g2, mean.weights, chances)
     signal = of_mean @ mean.features + of_negative @ negative.features
     total = (of_mean * mean.nodes) @ mean.weights + of_difference + (of_negative * negative.nodes) @ negative.weights
-    squares = law.variance * (g0**2 + g1**2 + g2**2) + 2 * law.covariance * g0 * g1
+    squares = parameters.variance * (g0**2 + g1**2 + g2**2) + 2 * parameters.covariance * g0 * g1
     diffusion = jnp.einsum("ijl,i,j,l->", squares, mean.weights, chances, negative.weights)
     return Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
 
 
-def _mixture(law: Law, overlaps: Float[Array, " features"], std: Float[Array, ""], count: int) -> _Mixture:
+def _mixture(
+    parameters: TaskParameters, overlaps: Float[Array, " features"], std: Float[Array, ""], count: int
+) -> _Mixture:
     """Return the trapezoidal rule for y = sum_k c_k Q_k + std z."""
-    centers = law.values @ overlaps  # (joint,)
+    centers = parameters.values @ overlaps  # (joint,)
     end = jnp.abs(centers).max() + REACH * std
     nodes = end * jnp.linspace(-1, 1, count)
     step = 2 * end / (count - 1)
     density = jnp.exp(-0.5 * ((nodes[:, None] - centers) / std) ** 2) / (std * np.sqrt(2 * np.pi))
-    joint = step * density * law.probabilities  # (nodes, joint)
-    return _Mixture(nodes, joint.sum(1), joint @ law.values)
+    joint = step * density * parameters.probabilities  # (nodes, joint)
+    return _Mixture(nodes, joint.sum(1), joint @ parameters.values)

@@ -29,7 +29,7 @@ from manyheads._arrays import takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, check_integer
 from manyheads.meanfield.contrastive.ode import check_state, check_times
-from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, Law
+from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 
 CHUNK = 1024  # steps whose random numbers are drawn at a time
 CHUNK_OF_WEIGHTS = 128
@@ -79,15 +79,17 @@ def train_overlaps(
     steps = _whole_steps(times, dimension)
     outside = start[:, -1] - (start[:, :-1] ** 2).sum(-1)
     chain = np.concatenate([start[:, :-1], np.sqrt(np.maximum(outside, 0))[:, None]], 1)
-    law = task.law()
+    parameters = task.parameters()
 
     length = min(CHUNK, int(steps[-1]))
 
     def advance(chain: np.ndarray) -> np.ndarray:
-        coefficients = _draw_coefficients(law, rng, (length, runs))
+        coefficients = _draw_coefficients(parameters, rng, (length, runs))
         normal = rng.standard_normal((length, runs, 3, size))
         remainder = rng.chisquare(dimension - size, (length, runs))
-        return np.asarray(_run_overlaps(task.loss, law, float(dimension), chain, coefficients, normal, remainder))
+        return np.asarray(
+            _run_overlaps(task.loss, parameters, float(dimension), chain, coefficients, normal, remainder)
+        )
 
     with double_precision():
         path = _record(chain, steps, advance)
@@ -139,13 +141,13 @@ def train_weights(
     start, basis = np.asarray(weights, float), np.asarray(features, float)
     check_features(task, start, basis)
     steps = _whole_steps(times, start.size)
-    law = task.law()
+    parameters = task.parameters()
 
     def advance(weights: np.ndarray) -> np.ndarray:
-        coefficients = _draw_coefficients(law, rng, (CHUNK_OF_WEIGHTS,))
+        coefficients = _draw_coefficients(parameters, rng, (CHUNK_OF_WEIGHTS,))
         normal = rng.standard_normal((CHUNK_OF_WEIGHTS, 3))
         vectors = rng.standard_normal((CHUNK_OF_WEIGHTS, start.size))
-        return np.asarray(_run_weights(task.loss, penalty, law, basis, weights, coefficients, normal, vectors))
+        return np.asarray(_run_weights(task.loss, penalty, parameters, basis, weights, coefficients, normal, vectors))
 
     with double_precision():
         return _record(start, steps, advance)
@@ -153,7 +155,7 @@ def train_weights(
 
 def overlap_step(
     loss: ContrastiveLoss,
-    law: Law,
+    parameters: TaskParameters,
     dimension: Float[Array, ""] | float,
     chain: Float[Array, " features_and_outside"],
     coefficients: Float[Array, "view features"],
@@ -163,16 +165,16 @@ def overlap_step(
     """Return (Q, r) after one step, given c, (alpha, beta) and the chi^2 of the module's first lines."""
     inputs = jnp.asarray(noise).at[:, :-1].add(coefficients)  # c + alpha, and beta: (3, p + 1)
     gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*(inputs @ chain)))
-    step = law.learning_rate / dimension
-    moved = (1 - step * law.weight_decay) * chain - step * (gradient @ inputs)
-    added = step**2 * _noise_power(law, gradient) * remainder
+    step = parameters.learning_rate / dimension
+    moved = (1 - step * parameters.weight_decay) * chain - step * (gradient @ inputs)
+    added = step**2 * _noise_power(parameters, gradient) * remainder
     return moved.at[-1].set(jnp.sqrt(moved[-1] ** 2 + added))
 
 
 def weight_step(
     loss: ContrastiveLoss,
     penalty: Penalty | None,
-    law: Law,
+    parameters: TaskParameters,
     features: Float[Array, "features n"],
     weights: Float[Array, " n"],
     coefficients: Float[Array, "view features"],
@@ -186,17 +188,17 @@ def weight_step(
     outputs = coefficients @ (features @ weights) / size + length / jnp.sqrt(size) * noise
     gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*outputs))
     across = vector - along * (along @ vector)
-    blurred = (gradient @ noise) * along + jnp.sqrt(_noise_power(law, gradient)) * across  # sum_s g_s a_s
+    blurred = (gradient @ noise) * along + jnp.sqrt(_noise_power(parameters, gradient)) * across  # sum_s g_s a_s
     signal = (gradient @ coefficients) @ features / jnp.sqrt(size)
-    decay = law.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
-    return weights - law.learning_rate * ((signal + blurred) / jnp.sqrt(size) + decay / size)
+    decay = parameters.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
+    return weights - parameters.learning_rate * ((signal + blurred) / jnp.sqrt(size) + decay / size)
 
 
-def correlate(law: Law, normal: Float[Array, "view ..."]) -> Float[Array, "view ..."]:
+def correlate(parameters: TaskParameters, normal: Float[Array, "view ..."]) -> Float[Array, "view ..."]:
     """Turn independent normal numbers of three views into noise with covariance R, which may be singular."""
-    common = jnp.sqrt((law.variance + law.covariance) / 2) * normal[0]
-    opposed = jnp.sqrt(jnp.maximum(law.variance - law.covariance, 0) / 2) * normal[1]
-    return jnp.stack([common + opposed, common - opposed, jnp.sqrt(law.variance) * normal[2]])
+    common = jnp.sqrt((parameters.variance + parameters.covariance) / 2) * normal[0]
+    opposed = jnp.sqrt(jnp.maximum(parameters.variance - parameters.covariance, 0) / 2) * normal[1]
+    return jnp.stack([common + opposed, common - opposed, jnp.sqrt(parameters.variance) * normal[2]])
 
 
 def check_features(task: ContrastiveTask, weights: np.ndarray, features: np.ndarray) -> None:
@@ -212,19 +214,19 @@ def check_features(task: ContrastiveTask, weights: np.ndarray, features: np.ndar
         )
 
 
-def _noise_power(law: Law, gradient: Float[Array, " view"]) -> Float[Array, ""]:
+def _noise_power(parameters: TaskParameters, gradient: Float[Array, " view"]) -> Float[Array, ""]:
     """Return g^T R g."""
-    return law.variance * (gradient @ gradient) + 2 * law.covariance * gradient[0] * gradient[1]
+    return parameters.variance * (gradient @ gradient) + 2 * parameters.covariance * gradient[0] * gradient[1]
 
 
 @partial(jax.jit, static_argnames=("loss",))
 def _run_overlaps(
-    loss: ContrastiveLoss, law: Law, dimension: float, chain: Array, *draws: Array
+    loss: ContrastiveLoss, parameters: TaskParameters, dimension: float, chain: Array, *draws: Array
 ) -> Float[Array, "steps runs features_and_outside"]:
     """Return (Q, r) of all runs after every step of a chunk."""
 
     def step(chain: Array, coefficients: Array, normal: Array, remainder: Array) -> Array:
-        return overlap_step(loss, law, dimension, chain, coefficients, correlate(law, normal), remainder)
+        return overlap_step(loss, parameters, dimension, chain, coefficients, correlate(parameters, normal), remainder)
 
     def body(chain: Array, drawn: tuple[Array, ...]) -> tuple[Array, Array]:
         after = jax.vmap(step)(chain, *drawn)
@@ -235,14 +237,19 @@ def _run_overlaps(
 
 @partial(jax.jit, static_argnames=("loss", "penalty"))
 def _run_weights(
-    loss: ContrastiveLoss, penalty: Penalty | None, law: Law, features: Array, weights: Array, *draws: Array
+    loss: ContrastiveLoss,
+    penalty: Penalty | None,
+    parameters: TaskParameters,
+    features: Array,
+    weights: Array,
+    *draws: Array,
 ) -> Float[Array, "steps n"]:
     """Return the weights after every step of a chunk."""
 
     def body(weights: Array, drawn: tuple[Array, ...]) -> tuple[Array, Array]:
         coefficients, normal, vector = drawn
-        noise = correlate(law, normal)
-        after = weight_step(loss, penalty, law, features, weights, coefficients, noise, vector)
+        noise = correlate(parameters, normal)
+        after = weight_step(loss, penalty, parameters, features, weights, coefficients, noise, vector)
         return after, after
 
     return jax.lax.scan(body, weights, draws)[1]
@@ -270,8 +277,8 @@ def _whole_steps(times: ArrayLike, dimension: int) -> np.ndarray:
     return np.rint(check_times(times) * dimension).astype(np.int64)
 
 
-def _draw_coefficients(law: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _draw_coefficients(parameters: TaskParameters, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draw c of the three views, (*shape, 3, p): the first two are the same, the third is independent."""
-    levels = np.cumsum(law.probabilities)[:-1]
+    levels = np.cumsum(parameters.probabilities)[:-1]
     drawn = np.searchsorted(levels, rng.random((*shape, 2)), side="right")
-    return np.asarray(law.values)[drawn[..., [0, 0, 1]]]
+    return np.asarray(parameters.values)[drawn[..., [0, 0, 1]]]

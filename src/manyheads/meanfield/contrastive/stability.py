@@ -1,6 +1,6 @@
 """Stationary states of the overlap dynamics, their stability, growth rates of features, and basins of attraction.
 
-At Q = 0 the linearised ODE is diagonal in the features [derived here]: feature k grows at the rate
+At Q = 0 the linearized ODE is diagonal in the features [derived here]: feature k grows at the rate
 
     -tau ( E c_k^2 sum_ss' K_ss' E l_ss' + sum_ss' R_ss' E l_ss' + lambda ),    K = 1 where s, s' are both or neither 2,
 
@@ -90,7 +90,7 @@ def stationary_states(
     starts
         Starts (Q_1, ..., Q_p, q); by default one feature alone and all features, in two sizes.
     nodes
-        Nodes of the quadrature; every state is polished and its eigenvalues are taken with one and a half times as
+        Nodes of the quadrature; every state is refined, and its eigenvalues are computed, with one and a half times as
         many.
 
     Raises
@@ -131,10 +131,10 @@ def norms_without_features(task: ContrastiveTask, nodes: Nodes | None = None) ->
 
     def growth(norms: np.ndarray) -> np.ndarray:
         states = np.concatenate([np.zeros((len(norms), size)), norms[:, None]], 1)
-        return vector_field(task.loss, nodes, law, states)[:, -1]
+        return vector_field(task.loss, nodes, parameters, states)[:, -1]
 
     with double_precision():
-        law = task.law()
+        parameters = task.parameters()
         values = growth(grid)
         places = np.flatnonzero(np.sign(values[:-1]) != np.sign(values[1:]))
         return tuple(
@@ -148,7 +148,7 @@ def eigenvalues(
 ) -> np.ndarray:
     """Return the eigenvalues of the Jacobian at several states, largest real part first: complex (states, p + 1)."""
     with double_precision():
-        matrices = jacobians(task.loss, nodes or Nodes(), task.law(), check_state(task, states))
+        matrices = jacobians(task.loss, nodes or Nodes(), task.parameters(), check_state(task, states))
     values = np.linalg.eigvals(matrices).astype(complex)
     return np.take_along_axis(values, np.argsort(-values.real, axis=-1, kind="stable"), -1)
 
@@ -162,7 +162,7 @@ def growth_rates(
     A feature with Q_k = 0 is decoupled to first order from the others and from the norm, by its sign symmetry.
     """
     with double_precision():
-        found = jacobians(task.loss, nodes or Nodes(), task.law(), check_state(task, state)[None])
+        found = jacobians(task.loss, nodes or Nodes(), task.parameters(), check_state(task, state)[None])
     return np.diagonal(found[0])[:-1].copy()
 
 
@@ -196,8 +196,8 @@ def find_basins(
     end = integrate(task, start, check_times([horizon]), nodes)[0]
     check_norm(end)
     with double_precision():
-        flat, law = end.reshape(-1, end.shape[-1]), task.law()
-        slopes, finer = (vector_field(task.loss, one, law, flat) for one in (nodes, nodes.finer()))
+        flat, parameters = end.reshape(-1, end.shape[-1]), task.parameters()
+        slopes, finer = (vector_field(task.loss, one, parameters, flat) for one in (nodes, nodes.finer()))
     check_agreement(np.abs(slopes - finer).max(), AGREEMENT, nodes)
     sizes = np.abs(end[..., :-1])
     learned = sizes.max(-1) > 0.1 * np.sqrt(np.maximum(end[..., -1], 0)) + 1e-6
@@ -241,14 +241,14 @@ def _newton(task: ContrastiveTask, states: np.ndarray, nodes: Nodes) -> np.ndarr
     """Return the states in which Newton's method ends; NaN where it does not converge."""
     states, moving = states.copy(), np.ones(len(states), bool)
     with double_precision():
-        law = task.law()
+        parameters = task.parameters()
         for _ in range(ITERATIONS):
-            slopes = vector_field(task.loss, nodes, law, states[moving])
+            slopes = vector_field(task.loss, nodes, parameters, states[moving])
             going = ~(np.abs(slopes).max(-1) <= RESIDUAL)
             moving[moving] = going
             if not going.any():
                 break
-            matrices = jacobians(task.loss, nodes, law, states[moving])
+            matrices = jacobians(task.loss, nodes, parameters, states[moving])
             steps = -(np.linalg.pinv(matrices) @ slopes[going, :, None])[..., 0]
             lengths = np.linalg.norm(steps, axis=-1, keepdims=True)
             states[moving] += steps * np.minimum(1.0, STEP / np.maximum(lengths, 1e-300))

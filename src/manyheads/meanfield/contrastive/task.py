@@ -51,13 +51,13 @@ class FeatureDistribution:
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        law = dict(zip(self.values, self.probabilities, strict=False))
+        chances = dict(zip(self.values, self.probabilities, strict=False))
         total = math.fsum(self.probabilities)
-        if len(self.values) != len(self.probabilities) or len(law) != len(self.values):
+        if len(self.values) != len(self.probabilities) or len(chances) != len(self.values):
             raise UsageError(f"{self}: give one probability for each value, and each value once")
         if min(self.probabilities, default=0.0) < 0 or not math.isclose(total, 1.0, rel_tol=1e-9):
             raise UsageError(f"probabilities={self.probabilities} sum to {total:g}: expected 1, and none negative")
-        if any(not math.isclose(law.get(-value, -1.0), chance, rel_tol=1e-9) for value, chance in law.items()):
+        if any(not math.isclose(chances.get(-value, -1.0), chance, rel_tol=1e-9) for value, chance in chances.items()):
             raise UsageError(f"{self}: the theory takes a symmetric distribution; give -c the probability of c")
 
     def moment(self, order: int) -> float:
@@ -179,17 +179,17 @@ class ContrastiveTask:
         matrix[0, 1] = matrix[1, 0] = self.covariance
         return matrix
 
-    def law(self) -> Law:
-        """Return the numbers of the task as arrays: what compiled programs take."""
+    def parameters(self) -> TaskParameters:
+        """Return the numbers of the task as arrays, for compiled programs."""
         combinations = list(itertools.product(*(zip(f.values, f.probabilities, strict=True) for f in self.features)))
         values = np.array([[value for value, _ in row] for row in combinations])
         chances = np.array([math.prod(chance for _, chance in row) for row in combinations])
         scalars = (self.variance, self.covariance, self.learning_rate, self.weight_decay)
-        return Law(values, chances, *map(np.float64, scalars))
+        return TaskParameters(values, chances, *map(np.float64, scalars))
 
 
-class Law(NamedTuple):
-    """Numbers of a task: the M joint values of the p features with their probabilities, R, tau and lambda."""
+class TaskParameters(NamedTuple):
+    """Parameters of a task: the M joint values of the p features with their probabilities, R, tau and lambda."""
 
     values: Float[Any, "joint features"]
     probabilities: Float[Any, " joint"]

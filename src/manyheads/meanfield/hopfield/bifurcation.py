@@ -28,7 +28,7 @@ from manyheads.meanfield.hopfield.lyapunov import (
     LyapunovSpectrum,
     draw_tangents,
     follow,
-    summarise,
+    summarize,
 )
 from manyheads.meanfield.hopfield.network import OneBitNetwork
 
@@ -77,7 +77,7 @@ def bifurcation_scan(
         given = (lengths.recorded, weights, state, tangents, visited.beta, first.gain, lengths[:2])
         logs, overlaps = (np.asarray(part) for part in _compiled_scan()(*given))
     logs, overlaps = (np.moveaxis(part[order, ..., 0], 0, -1) for part in (logs, overlaps))  # betas last
-    return summarise(network, lengths, values.shape, logs, overlaps)
+    return summarize(network, lengths, values.shape, logs, overlaps)
 
 
 @functools.cache

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What later tokens read; the last axis counts systems."""
+    """State after a token: the part of the past that later tokens read; the last axis counts systems."""
 
     attended: Any  # (M, B)
     keys: Any  # (tokens, M, B), newest first

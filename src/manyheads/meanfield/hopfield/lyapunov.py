@@ -4,7 +4,7 @@ The tangent space holds attended values, keys and values of the window. The posi
 a direction of that space, so no exponent of -infinity arises from them. Of the M (2 L - 1) directions at most L M are
 free, since key and value of a token are both functions of what was attended before it.
 
-Each step maps the tangent vectors by the exact Jacobian and orthonormalises them (Gram-Schmidt); the exponents are the
+Each step maps the tangent vectors by the exact Jacobian and orthonormalizes them (Gram-Schmidt); the exponents are the
 mean logarithms of the lengths, in nats per step.
 """
 
@@ -136,10 +136,10 @@ def lyapunov_spectrum(
             _, logs, overlaps = compiled_follow()(lengths.recorded, weights, state, tangents, part, lengths)
             found.append((np.asarray(logs), np.asarray(overlaps)))
     logs, overlaps = (np.concatenate(parts, axis=-1)[..., : sweep.beta.size] for parts in zip(*found, strict=True))
-    return summarise(network, lengths, sweep.shape, logs, overlaps)
+    return summarize(network, lengths, sweep.shape, logs, overlaps)
 
 
-def summarise(
+def summarize(
     network: OneBitNetwork, lengths: Lengths, shape: tuple[int, ...], logs: np.ndarray, overlaps: np.ndarray
 ) -> LyapunovSpectrum:
     """Make a spectrum of mean logarithms (blocks, exponents, B) and of overlaps (recorded, M, B)."""
@@ -179,7 +179,7 @@ def follow(recorded: int, weights: Weights, state: State, tangents: Any, sweep: 
     def measured_step(carry: Any, position: Any) -> Any:
         state, vectors, logs = carry
         state, push = jax.linearize(lambda state: step(weights, position, state, beta, gain)[0], state)
-        vectors, lengths = orthonormalise(flatten(jax.vmap(push)(unflatten(vectors, context, features))))
+        vectors, lengths = orthonormalize(flatten(jax.vmap(push)(unflatten(vectors, context, features))))
         return (state, vectors, logs + lengths), None
 
     def block(carry: Any, _: Any) -> Any:
@@ -227,8 +227,8 @@ def unflatten(vectors: Any, context: int, features: int) -> State:
     return State(blocks[:, 0], blocks[:, 1:context], blocks[:, context:])
 
 
-def orthonormalise(vectors: Any) -> tuple[Any, Any]:
-    """Orthonormalise (exponents, D, B) one after the other; return them and the logarithms of their lengths.
+def orthonormalize(vectors: Any) -> tuple[Any, Any]:
+    """Orthonormalize (exponents, D, B) one after the other; return them and the logarithms of their lengths.
 
     For a few short vectors and many systems this is far cheaper than a QR decomposition of each system.
     """

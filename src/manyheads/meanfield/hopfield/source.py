@@ -1,4 +1,4 @@
-"""Publication on self-attention with 1-bit tokens."""
+"""Source of the studies on self-attention with 1-bit tokens."""
 
 from manyheads.study import Source
 

@@ -199,7 +199,7 @@ def check_particles(task: FeatureTask, particles: Any) -> Particles:
 
 
 class _Problem(eqx.Module):
-    """What stays constant while both layers move."""
+    """Constants of the flow of both layers."""
 
     inputs: jax.Array
     targets: jax.Array
@@ -235,7 +235,7 @@ def _observe(state: tuple[jax.Array, jax.Array], problem: _Problem) -> tuple[jax
 
 
 class _Frozen(eqx.Module):
-    """What stays constant while the second layer moves; the state q on nodes is a sum of gradients."""
+    """Constants of the flow of the second layer alone; its state q on nodes is a sum of gradients."""
 
     kernel: jax.Array
     start: jax.Array

@@ -1,4 +1,4 @@
-"""Source of the studies."""
+"""Source of the studies on in-context learning by an MLP under linear attention."""
 
 from manyheads.study import Source
 

@@ -4,7 +4,7 @@ A task v ~ (0, I_k) is drawn for every prompt; its pairs are :math:`(x_i, y_i)` 
 \text{noise}`. Inputs are uniform on a finite set of nodes, so that every expectation over x is a finite sum, exactly. A
 covariance :math:`\Sigma_v` of the tasks is the case of the features :math:`\Sigma_v^{1/2} f°`.
 
-Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258); the normalisation and the task on the circle are derived here.
+Source: Kim and Suzuki, ICML 2024 (arXiv 2402.01258); the normalization and the task on the circle are derived here.
 """
 
 from __future__ import annotations

@@ -158,4 +158,4 @@ DEFORMATIONS: Mapping[str, Deformation] = MappingProxyType(
         "parity": Deformation("a parity layer", "stable rank of attention", _parity),
     }
 )
-"""What is broken, by name."""
+"""Deformations of a layer, by name."""

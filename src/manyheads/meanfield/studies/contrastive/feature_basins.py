@@ -28,7 +28,7 @@ from manyheads.study.tables import dataset, select_cell
 
 RADIUS = 0.1  # of the starts whose basin is looked for
 SMALL = 0.05  # overlap of a feature whose growth rate is measured
-RIVAL = (0.0, 0.7, 0.7)  # where Newton's method starts for the state that has learned feature 2
+SECOND = (0.0, 0.7, 0.7)  # start of Newton's method for the state that has learned feature 2
 NODES = Nodes(32, 10, 32)
 WINDOW = 3.0  # time over which growth is measured
 
@@ -38,9 +38,9 @@ def two_features(probability: float) -> ContrastiveTask:
     return ContrastiveTask(features=(sparse_feature(), sparse_feature(probability)))
 
 
-def rival_state(task: ContrastiveTask) -> StationaryState:
+def second_feature_state(task: ContrastiveTask) -> StationaryState:
     """Return the stationary state that has learned feature 2 alone."""
-    found = stationary_states(task, [RIVAL], NODES)
+    found = stationary_states(task, [SECOND], NODES)
     return next(state for state in found if abs(state.overlaps[1]) > 0.1)
 
 
@@ -102,7 +102,7 @@ class FeatureBasins(Study):
             norm = norms_without_features(task, NODES)[-1]
             growth.append(growth_rates(task, (0.0, 0.0, norm), NODES))
             boundary.append(basin_boundary(task, RADIUS, self.horizon, self.rounds, NODES))
-            transverse.append(growth_rates(task, rival_state(task).state, NODES)[0])
+            transverse.append(growth_rates(task, second_feature_state(task).state, NODES)[0])
         return dataset(
             {
                 "growth": (("probability", "feature"), growth, "growth rate at Q = 0", "1/time"),
@@ -120,7 +120,7 @@ class FeatureBasins(Study):
         turned = np.deg2rad(np.linspace(0, 90, self.angles))
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
         paths = integrate(task, starts, times, NODES)
-        states = stationary_states(task, [RIVAL, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
+        states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
         return {
             "path": (("time", "start", "coordinate"), paths, "trajectory of the ODE"),
             "state": (("found", "coordinate"), [state.state for state in states], "stationary state"),
@@ -136,9 +136,9 @@ class FeatureBasins(Study):
         task = two_features(float(cell["probability"]))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
         norm = norms_without_features(task, NODES)[-1]
-        uninformed = self._rates(task, (SMALL, SMALL, norm), rng)
-        learned = np.array(rival_state(task).state)
-        at_rival = self._rates(task, (SMALL, learned[1], learned[2] + SMALL**2), rng)[0]
+        growth = self._rates(task, (SMALL, SMALL, norm), rng)
+        learned = np.array(second_feature_state(task).state)
+        transverse = self._rates(task, (SMALL, learned[1], learned[2] + SMALL**2), rng)[0]
         spacing = 90 / self.angles
         turned = np.deg2rad(spacing * (np.arange(self.angles) + 0.5))
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
@@ -147,8 +147,8 @@ class FeatureBasins(Study):
         first = (end[:, 0] > end[:, 1]).reshape(self.angles, -1).mean(1)
         return dataset(
             {
-                "growth": ("feature", uninformed, "growth rate at Q = 0", "1/time"),
-                "transverse": ((), at_rival, "growth rate of feature 1 where 2 is learned", "1/time"),
+                "growth": ("feature", growth, "growth rate at Q = 0", "1/time"),
+                "transverse": ((), transverse, "growth rate of feature 1 where 2 is learned", "1/time"),
                 "boundary": ((), spacing * first.sum(), "boundary angle of the basins", "degrees"),
                 "selected": ("angle", first, "share of runs that learn feature 1"),
             },

@@ -64,6 +64,8 @@ class NoiseCorrelation(Study):
         SOURCE, locus="abstract: negatively correlated noise yields better performance; the regimes are derived here"
     )
 
+    revision: ClassVar[int] = 2
+
     moderate: tuple[float, float] = (0.5, 2.0)
     strong: tuple[float, float] = (1.0, 0.5)
     dimension: int = 1000
@@ -87,7 +89,7 @@ class NoiseCorrelation(Study):
         std, rate = self.moderate
         settings = [(0.0, rate, 0.0), *((std, rate, rho) for rho in (-0.9, -0.5, 0.0, 0.5))]
         settings += [(self.strong[0], self.strong[1], rho) for rho in (-0.9, 0.0)]
-        return tuple(Cell(noise=noise, rate=rate, correlation=rho) for noise, rate, rho in settings)
+        return tuple(Cell(noise=noise, learning_rate=rate, correlation=rho) for noise, rate, rho in settings)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the stationary cosine of the ODE in every cell, and for smaller learning rates."""
@@ -98,9 +100,9 @@ class NoiseCorrelation(Study):
         return dataset(
             {
                 "cosine": ("setting", cosines, "stationary cosine"),
-                "benefit": ("rate", -np.diff(table)[:, 0], "gain in cosine by a correlation of -0.9"),
+                "benefit": ("learning_rate", -np.diff(table)[:, 0], "gain in cosine by a correlation of -0.9"),
             },
-            {"rate": (rate * scales, "learning rate"), "setting": [cell.slug for cell in self.cells()]},
+            {"learning_rate": (rate * scales, "learning rate"), "setting": [cell.slug for cell in self.cells()]},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -115,28 +117,31 @@ class NoiseCorrelation(Study):
         """Test the two statements of the abstract on noise, and the size of the effect in both regimes."""
         (std, rate), (large, slow) = self.moderate, self.strong
 
-        def gain(noise: float, speed: float) -> Callable[[xr.Dataset, xr.Dataset], np.ndarray]:
+        def gain(noise: float, learning_rate: float) -> Callable[[xr.Dataset, xr.Dataset], np.ndarray]:
             def measured(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
                 negative, independent = (
-                    select_cell(trained, noise=noise, rate=speed, correlation=rho)["cosine"].values
+                    select_cell(trained, noise=noise, learning_rate=learning_rate, correlation=rho)["cosine"].values
                     for rho in (-0.9, 0.0)
                 )
                 return negative - independent
 
             return measured
 
-        def expected(noise: float, speed: float) -> Callable[[xr.Dataset], float]:
-            cosines = {(cell["noise"], cell["rate"], cell["correlation"]): i for i, cell in enumerate(self.cells())}
+        def expected(noise: float, learning_rate: float) -> Callable[[xr.Dataset], float]:
+            places = {
+                (cell["noise"], cell["learning_rate"], cell["correlation"]): i for i, cell in enumerate(self.cells())
+            }
 
             def predicted_gain(predicted: xr.Dataset) -> float:
                 values = predicted["cosine"].values
-                return float(values[cosines[noise, speed, -0.9]] - values[cosines[noise, speed, 0.0]])
+                return float(values[places[noise, learning_rate, -0.9]] - values[places[noise, learning_rate, 0.0]])
 
             return predicted_gain
 
         def loss_by_noise(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             clean, noisy = (
-                select_cell(trained, noise=noise, rate=rate, correlation=0.0)["cosine"].values for noise in (0.0, std)
+                select_cell(trained, noise=noise, learning_rate=rate, correlation=0.0)["cosine"].values
+                for noise in (0.0, std)
             )
             return clean - noisy
 
@@ -180,11 +185,11 @@ class NoiseCorrelation(Study):
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the cosine against rho in the moderate regime, for SGD and the ODE, and the gain by learning rate."""
         std, rate = self.moderate
-        inside = [i for i, c in enumerate(self.cells()) if c["noise"] == std and c["rate"] == rate]
+        inside = [i for i, c in enumerate(self.cells()) if c["noise"] == std and c["learning_rate"] == rate]
         rho = tuple(float(self.cells()[i]["correlation"]) for i in inside)
         sampled = trained["cosine"].transpose("replicate", "cell").values[:, inside]
         theory = tuple(predicted["cosine"].values[inside].tolist())
-        rates, benefit = predicted["rate"].values, predicted["benefit"].values
+        rates, benefit = predicted["learning_rate"].values, predicted["benefit"].values
         law = benefit[-1] * (rates / rates[-1]) ** 2
         return (
             Lines(
@@ -210,4 +215,4 @@ class NoiseCorrelation(Study):
 
 
 def _task(cell: Cell) -> ContrastiveTask:
-    return one_feature(float(cell["noise"]), float(cell["correlation"]), float(cell["rate"]))
+    return one_feature(float(cell["noise"]), float(cell["correlation"]), float(cell["learning_rate"]))

@@ -51,7 +51,7 @@ class MLPWidth(Study):
     """
 
     name: ClassVar[str] = "meanfield/mlp-width"
-    claim: ClassVar[str] = "Loss trajectories of MLPs of width N deviate from the limit by N^(-1/2)"
+    claim: ClassVar[str] = "Losses at width N deviate by N^(-1/2) if amplitudes start well above N^(-1/2)"
     source: ClassVar[Source] = replace(SOURCE, locus="mean-field limit; rates of finite width are measured here")
 
     missed: float = 0.2
