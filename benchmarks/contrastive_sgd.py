@@ -8,14 +8,12 @@ it path by path) and train the default task in float64 on one thread. Time is CP
 compilation excluded, the median of repeats; the ratio comes with the smallest and the largest ratio of pairs.
 """
 
-import importlib.metadata
 import os
-import platform
 import statistics
-import time
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"})
+from _shared import ONE_THREAD, ratio_of, timed, versions_of
+
+os.environ.update(ONE_THREAD)
 
 DIMENSION, HORIZON, START, REPEATS = 3200, 2.0, (0.15, 0.1, 0.5), 3
 
@@ -51,28 +49,21 @@ def loop(task, seed):
     return np.array([*(features @ weights / n), weights @ weights / n])
 
 
-def timed(run, task, seed):
-    start = time.process_time()
-    end = run(task, seed)
-    return time.process_time() - start, end
-
-
 def main():
     from manyheads.meanfield import ContrastiveTask, overlap_trajectory
 
     task = ContrastiveTask()
     once, _ = timed(chain, task, 0)
-    pairs = [(timed(chain, task, seed), timed(loop, task, seed)) for seed in range(REPEATS)]
-    ratios = [slow[0] / fast[0] for fast, slow in pairs]
-    ours, theirs = (statistics.median(pair[place][0] for pair in pairs) for place in (0, 1))
+    fast, slow = zip(*((timed(chain, task, seed), timed(loop, task, seed)) for seed in range(REPEATS)), strict=True)
+    ours, theirs = ([seconds for seconds, _ in runs] for runs in (fast, slow))
     limit = overlap_trajectory(task, START, [HORIZON])[0]
-    apart = max(abs(end - limit).max() for pair in pairs for _, end in pair)
+    apart = max(abs(end - limit).max() for _, end in (*fast, *slow))
+    middle = statistics.median(ours)
     print("| chain | compilation | NumPy loop | loop over chain (spread) | farthest end from the ODE |")
     print("|---|---|---|---|---|")
-    ratio = f"{statistics.median(ratios):.0f} ({min(ratios):.0f} to {max(ratios):.0f})"
-    print(f"| {ours:.3f} s | {once - ours:.1f} s | {theirs:.2f} s | {ratio} | {apart:.3f} |")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("manyheads", "jax", "numpy"))
-    print(f"\n{versions}, Python {platform.python_version()}, {platform.machine()}, one thread, CPU time")
+    times = f"{middle:.3f} s | {once - middle:.1f} s | {statistics.median(theirs):.2f} s"
+    print(f"| {times} | {ratio_of(theirs, ours, 0)} | {apart:.3f} |")
+    print(f"\n{versions_of('manyheads', 'jax', 'numpy')}, CPU time")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ time 40, float64, one thread. Both follow the same draw and must end in the same
 excluded (it is given beside), the median of repeats; the ratio comes with the smallest and the largest ratio of pairs.
 """
 
-import importlib.metadata
 import os
-import platform
 import statistics
-import time
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"})
+from _shared import ONE_THREAD, ratio_of, timed, versions_of
+
+os.environ.update(ONE_THREAD)
 
 HORIZON, STEP, REPEATS = 40.0, 0.02, 3
 
@@ -63,12 +61,6 @@ def torch_loop(problem):
     return state[0].numpy()
 
 
-def timed(run, problem):
-    start = time.process_time()
-    end = run(problem)
-    return time.process_time() - start, end
-
-
 def main():
     import numpy as np
 
@@ -79,14 +71,11 @@ def main():
         once, _ = timed(ours, problem)
         fast = [timed(ours, problem) for _ in range(REPEATS)]
         slow = [timed(torch_loop, problem) for _ in range(REPEATS)]
-        ratios = [b[0] / a[0] for a, b in zip(fast, slow, strict=True)]
-        ours_time, torch_time = (statistics.median(t for t, _ in runs) for runs in (fast, slow))
-        ratio = f"{torch_time / ours_time:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
-        apart = np.abs(fast[0][1] - slow[0][1]).max()
-        times = f"{ours_time:.2f} s | {once - ours_time:.1f} s | {torch_time:.2f} s"
-        print(f"| {activation} | {times} | {ratio} | {apart:.0e} |")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("manyheads", "jax", "torch"))
-    print(f"\n{versions}, Python {platform.python_version()}, {platform.machine()}, one thread, CPU time")
+        own, theirs = ([seconds for seconds, _ in runs] for runs in (fast, slow))
+        middle, apart = statistics.median(own), np.abs(fast[0][1] - slow[0][1]).max()
+        times = f"{middle:.2f} s | {once - middle:.1f} s | {statistics.median(theirs):.2f} s"
+        print(f"| {activation} | {times} | {ratio_of(theirs, own)} | {apart:.0e} |")
+    print(f"\n{versions_of('manyheads', 'jax', 'torch')}, CPU time")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,16 @@ against fives of the digits, four tokens an image, by gradient descent at richne
 * ``figures``: the solver at 512 token-times, and the error of plain heads, whose normals are used as they are drawn.
 """
 
-import importlib.metadata
 import os
-import platform
 import resource
 import statistics
 import sys
 import time
 from dataclasses import dataclass
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-os.environ.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"})
+from _shared import ONE_THREAD, ratio_of, versions_of
+
+os.environ.update(ONE_THREAD)
 
 import jax
 import numpy as np
@@ -284,10 +283,8 @@ def compare_torch():
         fast, _, ours = repeated(lambda: train(lesson, network, count))  # noqa: B023
         torch_loop(lesson, network, starts[:1])
         slow, _, theirs = repeated(lambda: torch_loop(lesson, network, starts))  # noqa: B023
-        ratios = [b / a for a, b in zip(fast, slow, strict=True)]
-        ratio = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
         times = f"{shown(fast)} | {once - statistics.median(fast):.1f} s | {shown(slow)}"
-        cells = f"{times} | {ratio} | {np.abs(ours - theirs).max():.0e}"
+        cells = f"{times} | {ratio_of(slow, fast)} | {np.abs(ours - theirs).max():.0e}"
         print(f"| {key_dim}, {heads}, {depth} | {count} | {cells} |", flush=True)
 
 
@@ -361,9 +358,8 @@ def main():
         print(f"\n{part}\n")
         PARTS[part]()
     packages = ["manyheads", "jax", "numpy", "scipy"] + ["torch"] * ("torch" in wanted)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"\n{versions}, Python {platform.python_version()}, {platform.machine()}, one thread, peak {peak:.1f} GB")
+    print(f"\n{versions_of(*packages)}, peak {peak:.1f} GB")
 
 
 if __name__ == "__main__":

@@ -224,6 +224,31 @@ def test_whole_numbers_may_come_as_floats():
         as_integers(np.array([True]), "tokens")
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("text", "dtype"),
+        ([1.0, "2"], "dtype"),
+        ([[1.0], [1.0, 2.0]], "unequal lengths"),
+        (1j, "complex"),
+        (None, "dtype"),
+    ],
+)
+def test_what_is_no_number_is_named(value, problem):
+    with pytest.raises(ShapeError, match=f"beta.*{problem}"):
+        _arrays.as_floats(value, "beta")
+
+
+def test_times_are_finite_and_increasing_from_zero_on():
+    assert _arrays.check_times([0, 1, 3]).dtype == np.float64
+    for wrong in ([], 1.0, [[0.0]]):
+        with pytest.raises(ShapeError, match="times of shape"):
+            _arrays.check_times(wrong)
+    for wrong in ([-1.0], [0.0, 0.0], [1.0, 0.5], [0.0, np.nan], [np.inf]):
+        with pytest.raises(UsageError, match="finite, increasing times"):
+            _arrays.check_times(wrong)
+
+
 @_arrays.takes_arrays
 def takes_arrays_of_rows(rows, fail=False):
     if fail:

@@ -21,7 +21,7 @@ LONGEST = 400
 # Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
 # room that has no row here) may import the ground alone.
 GROUND = {"attention", "transformer", "costs", "models", "data", "spectra", "statistics", "study"}
-LOW = dict.fromkeys(("errors", "_extras", "_settings", "_arrays", "_machine"), 0)
+LOW = dict.fromkeys(("errors", "_extras", "_settings", "_arrays", "_machine", "_runge_kutta"), 0)
 FLOOR = LOW | dict.fromkeys(GROUND, 1) | {"probe": 3, "demo": 3, "cli": 4, "__main__": 4}
 THEORY = 2
 

@@ -41,6 +41,7 @@ REAL = "biuf"
 COMPLEX = "biufc"
 LABELS = "biufOSU"
 PLAIN = frozenset({int, float, bool, str, type(None)})
+RAGGED = "give an array, with rows cut or padded to one length"
 REMEDIES = {
     "c": "this function is real: give `.real`, or the absolute value",
     "O": "give numbers, such as `.astype(float)`",
@@ -114,6 +115,54 @@ def as_integers(value: Any, name: str) -> Any:
         where = tuple(int(index) for index in np.argwhere(~whole)[0])
         raise UsageError(f"{name} holds {array[where]} at {where}: give integers")
     return array.astype(np.int64)
+
+
+def as_floats(value: Any, name: str) -> np.ndarray:
+    """Return real numbers, also in lists, as a float64 array on the host.
+
+    Raises
+    ------
+    ShapeError
+        Text, complex numbers, objects, or lists of unequal lengths.
+    """
+    value = as_native(value, name)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{name} holds lists of unequal lengths: {RAGGED}") from error
+    _check_kind(array.dtype, name, REAL)
+    return array.astype(np.float64, copy=False)
+
+
+def check_times(times: Any, name: str = "times") -> np.ndarray:
+    """Return times as a float64 array, finite and increasing from 0 on.
+
+    Raises
+    ------
+    ShapeError
+        No vector, or an empty one.
+    UsageError
+        Numbers that are not finite, negative, or not in increasing order.
+    """
+    array = as_floats(times, name)
+    if array.ndim != 1 or not array.size:
+        raise ShapeError(f"{name} of shape {array.shape}: expected a vector of one time or more")
+    if not np.isfinite(array).all() or array[0] < 0 or (np.diff(array) <= 0).any():
+        raise UsageError(f"{name}={array}: expected finite, increasing times from 0 on")
+    return array
+
+
+def check_generator(rng: Any) -> np.random.Generator:
+    """Return a generator of NumPy, or refuse anything else.
+
+    Raises
+    ------
+    UsageError
+        None, a seed, or a key of JAX.
+    """
+    if not isinstance(rng, np.random.Generator):
+        raise UsageError(f"rng={rng!r}: expected a generator, such as numpy.random.default_rng(0)")
+    return rng
 
 
 def check_arrays(value: Any, name: str = "an array", kinds: str = REAL) -> Any:
@@ -217,9 +266,7 @@ def _ragged_lists_named(function: Any, args: Any, kwargs: Any) -> Iterator[None]
             raise
         for name, value in (*_named(function, args), *kwargs.items()):
             if isinstance(value, list | tuple) and _is_ragged(value):
-                raise ShapeError(
-                    f"{name} holds lists of unequal lengths: give an array, with rows cut or padded to one length"
-                ) from error
+                raise ShapeError(f"{name} holds lists of unequal lengths: {RAGGED}") from error
         raise
 
 

@@ -8,7 +8,8 @@ from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._studies import study, words_of
 
 from manyheads.meanfield import prompt_loss
-from manyheads.meanfield.incontext.circle import circle_flow, conserved_quantity, escape_rate, escape_time
+from manyheads.meanfield.incontext.circle import circle_flow, conserved_quantity, escape_rate
+from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.prompt_length import length_coefficient, solve_attention
 from manyheads.meanfield.incontext.prompts import draw_prompt_losses
 from manyheads.meanfield.studies.incontext.prompt_length import representation
@@ -36,7 +37,7 @@ def escape(folder: Path, sizes: list[float]) -> Measured:
     """Fit the escape time of the closed equations, and follow their conserved quantity."""
     times = np.linspace(0.0, 500.0, 2001)
     flows = [circle_flow(np.diag([0.3, size]), FOREIGN, times) for size in sizes]
-    found = [escape_time(times, flow.loss, 0.25) for flow in flows]
+    found = [first_crossing(times, flow.loss, 0.25) for flow in flows]
     slope = float(np.polyfit(np.log10(1 / np.asarray(sizes)), found, 1)[0])
     predicted = float(np.log(10) / escape_rate(0.36))
     drift = max(float(np.abs(kept - kept[0]).max()) for kept in map(conserved_quantity, flows))

@@ -100,6 +100,8 @@ def test_bad_starts_and_features_are_refused(rng):
         train_overlaps(TASK, [[0.1, 0.5]], 100, [1.0], rng)
     with pytest.raises(UsageError, match="increasing times"):
         train_overlaps(TASK, START[None], 100, [1.0, 0.5], rng)
+    with pytest.raises(UsageError, match="rng=0: expected a generator"):
+        train_overlaps(TASK, START[None], 100, [1.0], 0)
     with pytest.raises(ShapeError, match="orthogonal features"):
         train_weights(TASK, np.ones(10), np.ones((2, 10)), [1.0], rng)
     with pytest.raises(CertificateError, match="diverged"):

@@ -74,6 +74,8 @@ def test_tasks_that_the_theory_does_not_cover_are_refused():
         FeatureDistribution((-1.0, 2.0), (2 / 3, 1 / 3))
     with pytest.raises(UsageError, match="expected 1"):
         FeatureDistribution((-1.0, 1.0), (0.5, 0.6))
+    with pytest.raises(UsageError, match="always zero"):
+        FeatureDistribution((0.0,), (1.0,)).kurtosis  # noqa: B018
     with pytest.raises(UsageError, match="from -1 to 1"):
         ContrastiveTask(correlation=1.5)
     with pytest.raises(UsageError, match="no noise"):

@@ -82,6 +82,10 @@ def test_what_cannot_be_run_is_refused(rng):
         simulate_network(PUBLISHED, 1.0, 2, 100, rng)
     with pytest.raises(UsageError, match="beta"):
         mean_field_trajectory(PUBLISHED, -1.0, 2)
+    with pytest.raises(ShapeError, match=r"beta of dtype .*: give numbers"):
+        mean_field_trajectory(PUBLISHED, "cold", 2)
+    with pytest.raises(UsageError, match="rng=None: expected a generator"):
+        simulate_network(PUBLISHED, 1.0, 2, 300, None)
     with pytest.raises(ShapeError, match="broadcast"):
         simulate_network(PUBLISHED, [1.0, 2.0], 2, [3, 3, 3], rng)
     with pytest.raises(ShapeError, match="at least one system"):

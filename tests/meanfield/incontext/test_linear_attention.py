@@ -8,7 +8,8 @@ from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, UsageError
 from manyheads.meanfield import InContextRegression, predict_drops, train_heads
-from manyheads.meanfield.incontext.linear_attention.drops import count_drops, first_crossing, half_times
+from manyheads.meanfield.incontext.crossings import first_crossing
+from manyheads.meanfield.incontext.linear_attention.drops import count_drops, half_times
 from manyheads.meanfield.incontext.linear_attention.heads import MergedHeads, SeparateHeads, draw_heads, sampled_loss
 from manyheads.meanfield.incontext.linear_attention.merged_weights import SingleDrop
 from manyheads.meanfield.incontext.linear_attention.plateau_escape import Drop, predict_staircase
@@ -155,6 +156,8 @@ def test_drops_are_counted_by_the_plateaus_between_them():
     [
         lambda: InContextRegression((0.5, 1.0)),
         lambda: InContextRegression(()),
+        lambda: InContextRegression(("a",)),
+        lambda: InContextRegression(0.5),
         lambda: InContextRegression((1.0,), prompt_length=0),
         lambda: draw_heads(jax.random.key(0), 2, 0, 0.1),
         lambda: draw_heads(jax.random.key(0), 2, 2, 0.0),

@@ -8,9 +8,9 @@ from manyheads.meanfield.incontext.circle import (
     circle_flow,
     conserved_quantity,
     escape_rate,
-    escape_time,
     harmonic_coefficient,
 )
+from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.particles import Particles, circle_particles, particle_flow, represent
 from manyheads.meanfield.incontext.prompt_length import solve_attention
 from manyheads.meanfield.incontext.task import circle_task
@@ -37,10 +37,10 @@ def test_the_conserved_quantity_is_constant_and_the_escape_has_its_rate():
     assert np.abs(kept - kept[0]).max() < 1e-8
     times = np.linspace(0.0, 500.0, 1001)
     small, large = (
-        escape_time(times, circle_flow(np.diag([0.3, eps]), FOREIGN, times).loss, 0.25) for eps in (1e-5, 1e-3)
+        first_crossing(times, circle_flow(np.diag([0.3, eps]), FOREIGN, times).loss, 0.25) for eps in (1e-5, 1e-3)
     )
     assert small - large == pytest.approx(np.log(100) / escape_rate(0.36), rel=2e-3)
-    assert np.isnan(escape_time(times, np.ones(1001), 0.5))
+    assert first_crossing(times, np.ones(1001), 0.5) == np.inf
     assert harmonic_coefficient(3) == pytest.approx(0.0, abs=1e-9)
 
 
@@ -96,7 +96,7 @@ def test_what_cannot_flow_is_refused(rng):
         circle_flow(np.zeros((2, 2)), np.zeros((2, 2)), [1.0])
     with pytest.raises(ShapeError, match="particles"):
         particle_flow(task, (start.outer, start.inner[:, :1]), [1.0])
-    with pytest.raises(UsageError, match="rising"):
+    with pytest.raises(UsageError, match="increasing times"):
         particle_flow(task, start, [1.0, 0.5])
     with pytest.raises(UsageError, match="layers"):
         particle_flow(task, start, [1.0], layers="inner")
@@ -104,6 +104,10 @@ def test_what_cannot_flow_is_refused(rng):
         particle_flow(task, start, [1.0], activation="step")
     with pytest.raises(UsageError, match="harmonic"):
         circle_particles(SIGNAL, FOREIGN, 8, activation="sigmoid")
+    with pytest.raises(ShapeError, match="signal of shape \\(3, 3\\)"):
+        circle_particles(np.eye(3), FOREIGN, 8)
+    with pytest.raises(ShapeError, match="vectors of one length"):
+        first_crossing([0.0, 1.0], [1.0], 0.5)
     with pytest.raises(UsageError, match="foreign_mass"):
         escape_rate(0.0)
     with pytest.raises(UsageError, match="tolerance"):

@@ -93,3 +93,5 @@ def test_what_cannot_be_solved_is_refused(rng):
         FeatureTask(task.inputs, task.targets, -1.0)
     with pytest.raises(UsageError, match="degrees"):
         circle_task((2, 2, 2))
+    with pytest.raises(UsageError, match="a degree for each feature"):
+        circle_task(2)

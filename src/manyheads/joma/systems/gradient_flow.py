@@ -16,6 +16,7 @@ import optimistix
 from jaxtyping import Bool, Float, Int
 
 from manyheads._arrays import follows_caller
+from manyheads._runge_kutta import move, runge_kutta_step
 from manyheads.errors import CertificateError, UsageError
 from manyheads.joma.systems.layer import LayerParameters, Loss, forward, objective, token_weights, vector_field
 from manyheads.joma.systems.recording import record_states
@@ -129,26 +130,9 @@ def _flow(
     def derivative(state: LayerParameters) -> LayerParameters:
         return vector_field(state, task, loss, rule)
 
-    return _record(network, task, loss, rule, lambda _, state: _rk4(derivative, state, step), step, stride, records)
-
-
-RK4 = ((0.0, 0.5, 0.5, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6))  # nodes and weights of the tableau
-
-
-def _rk4(derivative: Any, state: LayerParameters, step: jax.Array) -> LayerParameters:
-    def stage(carry: tuple[LayerParameters, LayerParameters], shares: tuple[jax.Array, jax.Array]) -> Any:
-        slope, end = carry
-        slope = derivative(_moved(state, slope, step * shares[0]))
-        return (slope, _moved(end, slope, step * shares[1])), None
-
-    # A scan instead of four calls: the field is compiled once, in half the time, and runs as fast.
-    shares = jax.tree.map(lambda column: jnp.asarray(column, step.dtype), (np.asarray(RK4[0]), np.asarray(RK4[1])))
-    still = jax.tree.map(jnp.zeros_like, state)
-    return jax.lax.scan(stage, (still, state), shares)[0][1]
-
-
-def _moved(state: LayerParameters, direction: LayerParameters, by: Any) -> LayerParameters:
-    return jax.tree.map(lambda y, dy: y + by * dy, state, direction)
+    return _record(
+        network, task, loss, rule, lambda _, state: runge_kutta_step(derivative, state, step), step, stride, records
+    )
 
 
 def _record(
@@ -231,7 +215,7 @@ def _descend(
         if size is not None:
             rows = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, len(task.contexts))
             batch = task.take(rows)
-        return _moved(state, vector_field(state, batch, loss, rule), learning_rate)
+        return move(state, vector_field(state, batch, loss, rule), learning_rate)
 
     return _record(network, task, loss, rule, advance, learning_rate, stride, records)
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
@@ -97,13 +97,11 @@ def scan_and_snap_flow(
     CertificateError
         The integrator does not reach the last time.
     """
-    table, moments = np.asarray(cooccurrence.probabilities, np.float64), np.asarray(times, np.float64)
+    table, moments = np.asarray(cooccurrence.probabilities, np.float64), check_times(times)
     if table.ndim != 2 or not (table >= 0).all() or np.abs(table.sum(1) - 1).max() > ROUNDING:
         raise UsageError(
             f"probabilities of shape {table.shape}: expected (K, M), nonnegative, with rows that sum to one"
         )
-    if moments.ndim != 1 or not len(moments) or moments[0] < 0 or (np.diff(moments) <= 0).any():
-        raise UsageError("times: expected one or more, rising and nonnegative")
     check_learning_rates(decoder_learning_rate, attention_learning_rate)
     with double_precision():
         learning_rates = jnp.array([decoder_learning_rate, attention_learning_rate], jnp.float64)

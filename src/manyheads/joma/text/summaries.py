@@ -12,7 +12,7 @@ from jaxtyping import ArrayLike, Float, Shaped
 from numpy.typing import NDArray
 from scipy import stats
 
-from manyheads._arrays import as_native, takes_labels
+from manyheads._arrays import as_floats, takes_labels
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.drop_and_rise import DropAndRise, drop_and_rise, forward_fill, replicated_drop_and_rise
 
@@ -207,7 +207,7 @@ def within_group_spearman(
     >>> within_group_spearman(x, y, groups), round(within_group_spearman(x, y), 3)
     (1.0, -0.543)
     """
-    first, second = (np.asarray(as_native(value, name), np.float64) for name, value in (("x", x), ("y", y)))
+    first, second = (as_floats(value, name) for name, value in (("x", x), ("y", y)))
     labels = np.zeros(first.shape) if groups is None else np.asarray(groups)
     if first.ndim != 1 or not first.shape == second.shape == labels.shape:
         raise ShapeError(f"pairs of shape {first.shape} and {second.shape} in groups {labels.shape}: give three (n,)")

@@ -29,7 +29,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, ArrayLike, Float
 from scipy.special import gammaln
 
-from manyheads._arrays import follows_caller, on_host, takes_arrays, to_numpy
+from manyheads._arrays import check_times, follows_caller, on_host, takes_arrays, to_numpy
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError
 from manyheads.joma.systems.activations import Nonlinearity
@@ -187,9 +187,7 @@ def linear_noise_approximation(
     >>> float(found.path[1, 0].round(6)), float((2 - np.exp(-1)).round(6))
     (1.632121, 1.632121)
     """
-    grid = np.asarray(times, np.float64)
-    if grid.ndim != 1 or len(grid) < 1 or grid[0] < 0 or np.any(np.diff(grid) <= 0):
-        raise UsageError(f"times={times}: expected rising times from zero on")
+    grid = check_times(times)
     _check(mixture, init)
     with double_precision():
         host = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), mixture)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 from scipy.integrate import solve_ivp
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import as_floats, check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
@@ -152,7 +152,7 @@ def _jacobian_at(loss: ContrastiveLoss, nodes: Nodes, parameters: TaskParameters
 
 def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:
     """Return initial states as an array (..., p + 1) whose squared overlaps do not exceed the squared norm."""
-    array, size = np.asarray(state, float), len(task.features) + 1
+    array, size = as_floats(state, "state"), len(task.features) + 1
     if array.ndim < 1 or array.shape[-1] != size:
         raise ShapeError(f"state of shape {array.shape}: expected (..., {size}), the overlaps and the squared norm")
     if not array.size or not np.isfinite(array).all():
@@ -163,14 +163,6 @@ def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:
             f"the squared overlaps exceed the squared norm by {np.max(excess):.3g}: no weights have these overlaps; "
             "raise the last number of the state"
         )
-    return array
-
-
-def check_times(times: ArrayLike) -> np.ndarray:
-    """Return times as an array, finite and increasing from 0 on."""
-    array = np.asarray(times, float)
-    if array.ndim != 1 or not array.size or not np.isfinite(array).all() or array[0] < 0 or (np.diff(array) <= 0).any():
-        raise UsageError(f"times={array}: expected finite, increasing times from 0 on")
     return array
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import as_floats, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError, check_integer
 from manyheads.meanfield.contrastive.ode import SMALLEST
@@ -102,7 +102,7 @@ def simulate_particles(
     >>> path.states.shape, path.weights.shape
     ((5, 3), (1000,))
     """
-    start, basis = np.asarray(weights, float), np.asarray(features, float)
+    start, basis = as_floats(weights, "weights"), as_floats(features, "features")
     check_features(task, start, basis)
     steps, records = check_integer("steps", steps, least=2), check_integer("records", records)
     if steps % (2 * records) or not horizon > 0:

@@ -25,10 +25,10 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import as_floats, check_generator, check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, check_integer
-from manyheads.meanfield.contrastive.ode import check_state, check_times
+from manyheads.meanfield.contrastive.ode import check_state
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 
 CHUNK = 1024  # steps whose random numbers are drawn at a time
@@ -73,7 +73,7 @@ def train_overlaps(
     >>> path.shape, path[0, 0].round(3).tolist()
     ((2, 4, 3), [0.15, 0.1, 0.5])
     """
-    start = np.atleast_2d(check_state(task, state))
+    start, rng = np.atleast_2d(check_state(task, state)), check_generator(rng)
     runs, size = start.shape
     dimension = check_integer("dimension", dimension, least=size + 1)
     steps = _whole_steps(times, dimension)
@@ -138,8 +138,9 @@ def train_weights(
     >>> path.shape
     (2, 100)
     """
-    start, basis = np.asarray(weights, float), np.asarray(features, float)
+    start, basis = as_floats(weights, "weights"), as_floats(features, "features")
     check_features(task, start, basis)
+    rng = check_generator(rng)
     steps = _whole_steps(times, start.size)
     parameters = task.parameters()
 

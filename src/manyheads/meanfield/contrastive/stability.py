@@ -16,14 +16,13 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError
 from manyheads.meanfield.contrastive.ode import (
     check_agreement,
     check_norm,
     check_state,
-    check_times,
     integrate,
     jacobians,
     vector_field,
@@ -193,7 +192,7 @@ def find_basins(
     """
     nodes = nodes or Nodes()
     start = check_state(task, states)
-    end = integrate(task, start, check_times([horizon]), nodes)[0]
+    end = integrate(task, start, check_times([horizon], "horizon"), nodes)[0]
     check_norm(end)
     with double_precision():
         flat, parameters = end.reshape(-1, end.shape[-1]), task.parameters()

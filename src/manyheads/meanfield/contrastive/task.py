@@ -71,7 +71,15 @@ class FeatureDistribution:
 
     @property
     def kurtosis(self) -> float:
-        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P."""
+        """E c^4 / (E c^2)^2: 1 for a sign, 1/P for a sign that is zero with probability 1 - P.
+
+        Raises
+        ------
+        UsageError
+            A feature that is always zero.
+        """
+        if not self.moment(2) > 0:
+            raise UsageError(f"{self} is always zero, without a kurtosis: give a value other than zero")
         return self.moment(4) / self.moment(2) ** 2
 
 

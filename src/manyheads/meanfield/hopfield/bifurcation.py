@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import as_floats, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import ShapeError, UsageError
 from manyheads.meanfield.hopfield.dynamics import (
@@ -62,7 +62,7 @@ def bifurcation_scan(
     UsageError
         Temperatures that do not increase, or a direction of another name.
     """
-    values = np.asarray(betas, np.float64)
+    values = as_floats(betas, "betas")
     if values.ndim != 1 or not values.size:
         raise ShapeError(f"betas {values.shape}: expected one axis of temperatures")
     if (np.diff(values) <= 0).any() or direction not in ("up", "down"):

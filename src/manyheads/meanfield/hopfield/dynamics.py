@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from manyheads._arrays import as_floats
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def read_weights(network: OneBitNetwork) -> Weights:
 def read_sweep(network: OneBitNetwork, beta: ArrayLike, gain: ArrayLike | None) -> Sweep:
     """Check inverse temperatures and broadcast them to one axis of systems."""
     gain = network.gain if gain is None else gain
-    betas, gains = np.asarray(beta, np.float64), np.asarray(gain, np.float64)
+    betas, gains = as_floats(beta, "beta"), as_floats(gain, "gain")
     for name, values in (("beta", betas), ("gain", gains)):
         if not (np.isfinite(values) & (values >= 0)).all():
             raise UsageError(f"{name}: expected finite numbers of at least 0")
@@ -72,7 +73,7 @@ def read_sweep(network: OneBitNetwork, beta: ArrayLike, gain: ArrayLike | None) 
 
 def read_initial(network: OneBitNetwork, initial: ArrayLike | None) -> np.ndarray:
     """Return the mean spins of the first token by type, shape (C, 1); by default those of the first feature, W^o_1."""
-    spins = network.output[0] if initial is None else np.asarray(initial, np.float64)
+    spins = network.output[0] if initial is None else as_floats(initial, "initial")
     if spins.shape != (network.types,) or not (np.abs(spins) <= 1).all():
         raise UsageError(f"initial: expected {network.types} mean spins from -1 to 1, one for each type of neurons")
     return spins[:, None]

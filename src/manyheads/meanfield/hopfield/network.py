@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats, check_generator
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 Correlations = Literal["limit", "quenched"]
@@ -79,7 +79,7 @@ class OneBitNetwork:
     def __post_init__(self) -> None:
         names = ("output", "query", "key", "value", "positional")
         for name in names:
-            weights = np.array(as_native(getattr(self, name), name), np.float64)
+            weights = as_floats(getattr(self, name), name).copy()
             if not (np.abs(weights) == 1).all():
                 raise UsageError(f"{name}: expected weights of -1 and +1")
             object.__setattr__(self, name, weights)
@@ -93,9 +93,7 @@ class OneBitNetwork:
                 "with at most 8 bits"
             )
         equal = self.fractions is None
-        fractions = (
-            np.full(shape[1], 1 / shape[1]) if equal else np.array(as_native(self.fractions, "fractions"), np.float64)
-        )
+        fractions = np.full(shape[1], 1 / shape[1]) if equal else as_floats(self.fractions, "fractions").copy()
         if fractions.shape != shape[1:] or not (fractions >= 0).all() or abs(fractions.sum() - 1) > 1e-9:
             raise UsageError(f"fractions: expected {shape[1]} shares that sum to 1, got {fractions}")
         object.__setattr__(self, "fractions", fractions)
@@ -132,7 +130,7 @@ class OneBitNetwork:
             M, C and P.
         """
         features, types = check_integer("features", features), check_integer("types", types)
-        bits = check_integer("positional_bits", positional_bits, 0, 8)
+        bits, rng = check_integer("positional_bits", positional_bits, 0, 8), check_generator(rng)
         output, query, key, value = 2.0 * rng.integers(0, 2, (4, features, types)) - 1
         positional = 2.0 * rng.integers(0, 2, (3, features, bits)) - 1
         return cls(output, query, key, value, positional, positional_weight=cls.positional_weight if bits else 0.0)
@@ -166,7 +164,7 @@ class OneBitNetwork:
             raise UsageError(f'correlations={correlations!r}: expected "limit" or "quenched"')
         if rng is None:
             raise UsageError('correlations="quenched" draws the types of neurons: give rng')
-        return replace(self, fractions=rng.multinomial(neurons, self.fractions) / neurons)
+        return replace(self, fractions=check_generator(rng).multinomial(neurons, self.fractions) / neurons)
 
     def counts(self, neurons: int) -> np.ndarray:
         """Return the number of neurons of each type, shape (C,).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
 
-from manyheads._arrays import as_integers, takes_arrays
+from manyheads._arrays import as_integers, check_generator, takes_arrays
 from manyheads.errors import ShapeError, UsageError, check_integer
 from manyheads.meanfield.hopfield.dynamics import (
     append_token,
@@ -55,7 +55,8 @@ def simulate_network(
     Raises
     ------
     UsageError
-        Shares that are no whole numbers of neurons, or inverse temperatures that are negative or infinite.
+        Shares that are no whole numbers of neurons, inverse temperatures that are negative or infinite, or an `rng`
+        that is no generator.
 
     Examples
     --------
@@ -63,7 +64,7 @@ def simulate_network(
     >>> simulate_network(OneBitNetwork.published(), 0.5, 20, sizes, np.random.default_rng(0)).shape
     (8, 20, 3)
     """
-    steps = check_integer("steps", steps)
+    steps, rng = check_integer("steps", steps), check_generator(rng)
     sizes = as_integers(neurons, "neurons")
     if (sizes < 1).any():
         raise UsageError("neurons: expected integers of at least 1")

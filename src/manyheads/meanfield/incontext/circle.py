@@ -32,10 +32,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import ShapeError, UsageError, check_integer
-from manyheads.meanfield.incontext.gradient_flow import check_times, integrate
+from manyheads.meanfield.incontext.gradient_flow import integrate
 from manyheads.meanfield.incontext.prompt_length import Moments, check_condition, joint_loss, reduced_loss
 
 TARGET, FOREIGN = 2, 1  # degrees
@@ -91,6 +91,19 @@ def circle_coefficient(degree: int, activation: str) -> float:
     found = harmonic_coefficient(degree, activation)
     if abs(found) < 1e-9:
         raise UsageError(f"activation={activation!r}: has no harmonic of degree {degree}; take relu or softplus")
+    return found
+
+
+def check_amplitudes(
+    signal: Float[ArrayLike, "2 2"], foreign: Float[ArrayLike, "2 2"]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return H and G as float64, or refuse other shapes and numbers that are not finite."""
+    found = as_floats(signal, "signal"), as_floats(foreign, "foreign")
+    for name, matrix in zip(("signal", "foreign"), found, strict=True):
+        if matrix.shape != (2, 2):
+            raise ShapeError(f"{name} of shape {matrix.shape}: expected (2, 2), amplitudes of the two harmonics")
+        if not np.isfinite(matrix).all():
+            raise UsageError(f"{name}={matrix.tolist()}: expected finite numbers")
     return found
 
 
@@ -170,9 +183,7 @@ def circle_flow(
     >>> found.loss.round(3).tolist()
     [0.899, 0.451, 0.0]
     """
-    start = [np.asarray(as_native(each, name), np.float64) for each, name in ((signal, "signal"), (foreign, "foreign"))]
-    if any(each.shape != (2, 2) for each in start):
-        raise ShapeError(f"signal and foreign: shapes {[each.shape for each in start]}, expected (2, 2) twice")
+    start = check_amplitudes(signal, foreign)
     if attention_speed is not None and not 0 < attention_speed < np.inf:
         raise UsageError(f"attention_speed={attention_speed}: expected a positive number, or None for instantaneous")
     times = check_times(times)
@@ -204,22 +215,3 @@ def escape_rate(foreign_mass: float, activation: str = "relu") -> float:
     if not 0 < foreign_mass < np.inf:
         raise UsageError(f"foreign_mass={foreign_mass}: expected a positive number")
     return circle_coefficient(TARGET, activation) ** 2 / foreign_mass
-
-
-def escape_time(times: Float[ArrayLike, " times"], loss: Float[ArrayLike, " times"], level: float) -> float:
-    """Return the first time at which a recorded loss is below a level, between records linearly; NaN if never.
-
-    Examples
-    --------
-    >>> escape_time([0.0, 1.0, 2.0], [0.9, 0.5, 0.3], 0.4)
-    1.5
-    """
-    times, loss = np.asarray(times, float), np.asarray(loss, float)
-    below = np.flatnonzero(loss < level)
-    if not below.size:
-        return float("nan")
-    at = int(below[0])
-    if at == 0:
-        return float(times[0])
-    share = (loss[at - 1] - level) / (loss[at - 1] - loss[at])
-    return float(times[at - 1] + share * (times[at] - times[at - 1]))

@@ -10,23 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import ArrayLike, Float
+from jaxtyping import Float
 from scipy.integrate import solve_ivp
 
-from manyheads._arrays import as_native
-from manyheads.errors import CertificateError, ShapeError, UsageError
+from manyheads._runge_kutta import runge_kutta_step
+from manyheads.errors import CertificateError, UsageError
 
 Derivative = Callable[[Any, Any], Any]
-
-
-def check_times(times: Float[ArrayLike, " times"]) -> np.ndarray:
-    """Return times as float64: rising and not negative."""
-    times = np.asarray(as_native(times, "times"), np.float64)
-    if times.ndim != 1 or not times.size:
-        raise ShapeError(f"times: shape {times.shape}, expected (times,)")
-    if not (np.isfinite(times).all() and times[0] >= 0 and (np.diff(times) > 0).all()):
-        raise UsageError("times: expected finite numbers from 0 on, rising")
-    return times
 
 
 def _flat(derivative: Derivative, flat: jax.Array, like: Any, args: Any) -> jax.Array:
@@ -104,20 +94,9 @@ def _steps(
 ) -> Any:
     """Scan over the intervals between records, each of a number of steps of one size."""
 
-    def move(state: Any, slope: Any, size: jax.Array) -> Any:
-        return jax.tree.map(lambda value, rate: value + size * rate, state, slope)
-
     def interval(state: Any, counted: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
         count, size = counted
-
-        def step(_: Any, now: Any) -> Any:
-            first = derivative(now, args)
-            second = derivative(move(now, first, size / 2), args)
-            third = derivative(move(now, second, size / 2), args)
-            fourth = derivative(move(now, third, size), args)
-            mean = jax.tree.map(lambda a, b, c, d: (a + 2 * b + 2 * c + d) / 6, first, second, third, fourth)
-            return move(now, mean, size)
-
+        step = lambda _, now: runge_kutta_step(lambda each: derivative(each, args), now, size)  # noqa: E731
         state = jax.lax.fori_loop(0, count, step, state)
         return state, observe(state, args)
 

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.incontext.prompt_length import check_attention, check_condition, check_representation
 from manyheads.meanfield.incontext.task import FeatureTask
@@ -61,7 +61,7 @@ def saddle_levels(covariance: Float[ArrayLike, "k k"]) -> Float[np.ndarray, " le
     >>> saddle_levels(np.diag([1.0, 0.49, 0.16])).round(3).tolist()
     [0.08, 0.245, 0.325, 0.5, 0.58, 0.745, 0.825]
     """
-    matrix = np.asarray(as_native(covariance, "covariance"), np.float64)
+    matrix = as_floats(covariance, "covariance")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise ShapeError(f"covariance: shape {matrix.shape}, expected a square matrix")
     if not np.isfinite(matrix).all():

@@ -25,11 +25,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
-from manyheads.meanfield.incontext.circle import ACTIVATIONS, FOREIGN, TARGET, activation_of, circle_coefficient
-from manyheads.meanfield.incontext.gradient_flow import check_times, integrate, integrate_in_steps
+from manyheads.meanfield.incontext.circle import (
+    ACTIVATIONS,
+    FOREIGN,
+    TARGET,
+    activation_of,
+    check_amplitudes,
+    circle_coefficient,
+)
+from manyheads.meanfield.incontext.gradient_flow import integrate, integrate_in_steps
 from manyheads.meanfield.incontext.prompt_length import LARGEST_CONDITION, Moments, check_condition, reduced_loss
 from manyheads.meanfield.incontext.task import FeatureTask, harmonics
 
@@ -71,18 +78,25 @@ def circle_particles(
     rng
         Independent uniform angles; None for equidistant ones, a quadrature of the infinite width.
 
+    Raises
+    ------
+    ShapeError
+        A matrix that is not 2 by 2.
+    UsageError
+        Numbers that are not finite, a width below 1, or an activation without a harmonic (sigmoid).
+
     Examples
     --------
     >>> import numpy as np
     >>> circle_particles(np.eye(2), np.eye(2), 8).outer.shape
     (8, 2)
     """
-    width = check_integer("width", width)
+    width, amplitudes = check_integer("width", width), check_amplitudes(signal, foreign)
     share = np.arange(width) / width if rng is None else rng.random(width)
     angles = 2 * np.pi * share
     outer = sum(
-        harmonics(degree, angles) @ np.asarray(each, np.float64).T / circle_coefficient(degree, activation)
-        for degree, each in ((TARGET, signal), (FOREIGN, foreign))
+        harmonics(degree, angles) @ each.T / circle_coefficient(degree, activation)
+        for degree, each in zip((TARGET, FOREIGN), amplitudes, strict=True)
     )
     return Particles(np.asarray(outer), np.stack([np.cos(angles), np.sin(angles)], 1))
 
@@ -188,7 +202,7 @@ def particle_flow(
 
 def check_particles(task: FeatureTask, particles: Any) -> Particles:
     """Return particles as float64, of the task's numbers of features and inputs."""
-    outer, inner = (np.asarray(as_native(each, name), np.float64) for each, name in zip(particles, "aw", strict=True))
+    outer, inner = (as_floats(each, name) for each, name in zip(particles, ("outer", "inner"), strict=True))
     fits = outer.ndim == inner.ndim == 2 and len(outer) == len(inner) > 0
     if not fits or (outer.shape[1], inner.shape[1]) != (task.features, task.inputs.shape[1]):
         raise ShapeError(

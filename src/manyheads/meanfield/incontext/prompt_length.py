@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 from scipy.linalg import cho_factor, cho_solve
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.incontext.task import FeatureTask
@@ -183,7 +183,7 @@ def length_coefficient(
 
 def check_representation(task: FeatureTask, representation: Float[ArrayLike, "nodes k"]) -> np.ndarray:
     """Return h as float64, of the shape of the targets."""
-    h = np.asarray(as_native(representation, "representation"), np.float64)
+    h = as_floats(representation, "representation")
     if h.shape != task.targets.shape:
         raise ShapeError(f"representation: shape {h.shape}, expected {task.targets.shape} as the targets")
     if not np.isfinite(h).all():
@@ -193,7 +193,7 @@ def check_representation(task: FeatureTask, representation: Float[ArrayLike, "no
 
 def check_attention(task: FeatureTask, attention: Float[ArrayLike, "k k"]) -> np.ndarray:
     """Return W as float64, with a row and a column for every feature."""
-    weights = np.asarray(as_native(attention, "attention"), np.float64)
+    weights = as_floats(attention, "attention")
     if weights.shape != (task.features, task.features):
         raise ShapeError(f"attention: shape {weights.shape}, expected {(task.features, task.features)}")
     if not np.isfinite(weights).all():

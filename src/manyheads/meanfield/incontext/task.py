@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from manyheads._arrays import as_native
+from manyheads._arrays import as_floats
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 
@@ -51,7 +51,7 @@ class FeatureTask:
 
     def __post_init__(self) -> None:
         for name in ("inputs", "targets"):
-            value = np.asarray(as_native(getattr(self, name), name), np.float64)
+            value = as_floats(getattr(self, name), name)
             if value.ndim != 2 or not value.size:
                 raise ShapeError(f"{name}: shape {value.shape}, expected a matrix with one row a node")
             if not np.isfinite(value).all():
@@ -93,23 +93,25 @@ def circle_task(
     Raises
     ------
     UsageError
-        A degree more than twice, no degree, too few nodes, or amplitudes of another number.
+        No sequence of degrees, a degree more than twice, too few nodes, or amplitudes of another number.
 
     Examples
     --------
     >>> circle_task((2, 2)).covariance.round(12).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    if not isinstance(degrees, Sequence) or isinstance(degrees, str):
+        raise UsageError(f"degrees={degrees!r}: expected a degree for each feature, such as (2, 2)")
     degrees = tuple(check_integer("degrees", degree) for degree in degrees)
-    amplitudes = (1.0,) * len(degrees) if amplitudes is None else tuple(amplitudes)
-    if not degrees or len(amplitudes) != len(degrees) or max(map(degrees.count, degrees)) > 2:
+    sizes = np.ones(len(degrees)) if amplitudes is None else as_floats(amplitudes, "amplitudes")
+    if not degrees or sizes.shape != (len(degrees),) or max(map(degrees.count, degrees)) > 2:
         raise UsageError(
             f"degrees={degrees}, amplitudes={amplitudes}: expected one amplitude a feature, and a degree twice at most"
         )
     nodes = check_integer("nodes", nodes, 4 * max(degrees) + 1)
     angles = 2 * np.pi * np.arange(nodes) / nodes
     columns = []
-    for place, (degree, amplitude) in enumerate(zip(degrees, amplitudes, strict=True)):
+    for place, (degree, amplitude) in enumerate(zip(degrees, sizes.tolist(), strict=True)):
         cosine, sine = harmonics(degree, angles).T
         columns.append(amplitude * (sine if degree in degrees[:place] else cosine))
     return FeatureTask(np.stack([np.cos(angles), np.sin(angles)], 1), np.stack(columns, 1))

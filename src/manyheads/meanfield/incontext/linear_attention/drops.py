@@ -1,4 +1,4 @@
-"""Drops and plateaus of a loss curve: first crossings, plateaus, half times of eigenvectors."""
+"""Drops and plateaus of a loss curve, and half times of eigenvectors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.signal import find_peaks
 
+from manyheads.meanfield.incontext.crossings import first_crossing
+
 SMALLEST_FALL = 0.02  # of the initial loss: below it nothing has been learned
-
-
-def first_crossing(times: Float[np.ndarray, " time"], values: Float[np.ndarray, " time"], level: float) -> float:
-    """Return when a falling curve first reaches a level, by linear interpolation; infinity if it does not."""
-    below = np.flatnonzero(values <= level)
-    if not len(below):
-        return np.inf
-    place = int(below[0])
-    if place == 0:
-        return float(times[0])
-    share = (values[place - 1] - level) / (values[place - 1] - values[place])
-    return float(times[place - 1] + share * (times[place] - times[place - 1]))
 
 
 def half_times(times: Float[np.ndarray, " time"], learned: Float[np.ndarray, "time dim"]) -> Float[np.ndarray, " dim"]:

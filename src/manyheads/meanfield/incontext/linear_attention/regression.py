@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manyheads._arrays import follows_caller
+from manyheads._arrays import as_floats, follows_caller
 from manyheads.errors import UsageError, check_integers
 
 
@@ -74,7 +74,10 @@ class InContextRegression:
 
     def __post_init__(self) -> None:
         check_integers(self, "prompt_length")
-        values = tuple(float(value) for value in self.eigenvalues)
+        found = as_floats(self.eigenvalues, "eigenvalues")
+        if found.ndim != 1:
+            raise UsageError(f"eigenvalues={self.eigenvalues}: expected one or more, such as (1.0, 0.5)")
+        values = tuple(found.tolist())
         object.__setattr__(self, "eigenvalues", values)
         if (
             not values

@@ -48,6 +48,8 @@ class BenignLandscape(Study):
         "Levels and the bound -4 L^2/E|h|^2 are derived here",
     )
 
+    revision: ClassVar[int] = 2
+
     saddles: int = 20
     width: int = 256
     nodes: int = 64

@@ -12,7 +12,8 @@ import xarray as xr
 from scipy.optimize import brentq
 
 from manyheads.errors import UsageError
-from manyheads.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate, escape_time
+from manyheads.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate
+from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.landscape import saddle_levels
 from manyheads.meanfield.incontext.particles import circle_particles, particle_flow
 from manyheads.meanfield.incontext.source import SOURCE
@@ -82,7 +83,7 @@ class SaddleEscape(Study):
         """Return the escape times and the loss of the closed equations, and the saddle levels."""
         times, rate = self._times(), escape_rate(FOREIGN**2)
         flows = [circle_flow(np.diag([LEARNED, size]), FOREIGN * np.eye(2), times).loss for size in self.sizes]
-        found = [rate * escape_time(times, loss, LEVEL) for loss in flows]
+        found = [rate * first_crossing(times, loss, LEVEL) for loss in flows]
         return dataset(
             {
                 "time": ("size", found, "escape time of the closed equations times the rate"),
@@ -100,7 +101,7 @@ class SaddleEscape(Study):
         flow = particle_flow(circle_task(nodes=self.nodes), start, times, layers="outer")
         return dataset(
             {
-                "time": ((), rate * escape_time(times, flow.loss, LEVEL), "escape time times the predicted rate"),
+                "time": ((), rate * first_crossing(times, flow.loss, LEVEL), "escape time times the predicted rate"),
                 "loss": ("moment", flow.loss, "loss of particles"),
                 "radius": ("length", [_flat_radius(foreign, n) for n in self.lengths], "radius of the flat region"),
                 "slope": ("length", [_growth(1e-6, foreign, n) for n in self.lengths], "relative growth near zero"),

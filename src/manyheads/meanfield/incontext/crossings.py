@@ -1,0 +1,35 @@
+"""First crossing of a level by a recorded curve: escape times and half times."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import ArrayLike, Float
+
+from manyheads._arrays import as_floats
+from manyheads.errors import ShapeError
+
+
+def first_crossing(times: Float[ArrayLike, " time"], values: Float[ArrayLike, " time"], level: float) -> float:
+    """Return when a falling curve first reaches a level, by linear interpolation; infinity if it does not.
+
+    Raises
+    ------
+    ShapeError
+        Times and values of different shapes, or no vectors.
+
+    Examples
+    --------
+    >>> first_crossing([0.0, 1.0, 2.0], [0.9, 0.5, 0.3], 0.4)
+    1.5
+    """
+    times, values = as_floats(times, "times"), as_floats(values, "values")
+    if times.ndim != 1 or times.shape != values.shape:
+        raise ShapeError(f"times of shape {times.shape}, values of {values.shape}: expected two vectors of one length")
+    below = np.flatnonzero(values <= level)
+    if not below.size:
+        return float("inf")
+    place = int(below[0])
+    if place == 0:
+        return float(times[0])
+    share = (values[place - 1] - level) / (values[place - 1] - values[place])
+    return float(times[place - 1] + share * (times[place] - times[place - 1]))
