@@ -32,6 +32,7 @@ def expected(pattern, inputs, cross):
         "collision": (every**2).sum(-1),
         "first_mass": first,
         "sink_mass": sink,
+        "idle_mass": first + sink,
         "distance": np.arange(n) - p @ np.arange(m) / np.where(seen.any(-1), p.sum(-1), 1),
         "entropy_uniform": np.log(np.maximum(count, 1)),
         "collision_uniform": 1 / np.maximum(count, 1),

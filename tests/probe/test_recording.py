@@ -73,6 +73,19 @@ def test_generation_is_untouched_and_decoding_steps_are_rows(llama, options):
         np.testing.assert_allclose(found[name], at_once[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+def test_heads_that_write_nothing_have_no_output(llama):
+    import torch
+
+    model = copy.deepcopy(llama)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[8:].zero_()  # the second key head, of heads 2 and 3
+    with record_attention(model) as record:
+        run(model, batch("llama"))
+    relative = record.dataset().relative_output.values[0]
+    assert (relative[:2] > 0.1).all()
+    assert (relative[2:] == 0).all()
+
+
 def test_packed_documents_have_first_keys_of_their_own(llama):
     """Positions that start again separate two documents, if the cache is off."""
     import torch

@@ -1,5 +1,7 @@
 """McKean-Vlasov particles: the ODE without a penalty, and the refusal of long steps."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,16 @@ def test_particles_without_a_penalty_follow_the_ode(rng, seed):
     expected = overlap_trajectory(TASK, [0.3, 0.2, 0.6], found.times, NODES, tolerance=1e-3)
     np.testing.assert_allclose(found.states, expected, atol=0.02)  # five standard errors, and the steps' error
     np.testing.assert_allclose(found.states[0], [0.3, 0.2, 0.6], atol=1e-12)
+
+
+def test_a_penalty_in_proportion_to_the_weights_is_weight_decay(rng, seed):
+    weights, features = draw_particles(rng, 400)
+    settings = {"key": jax.random.key(seed), "steps": 8, "records": 2, "nodes": NODES, "tolerance": 1.0}
+    penalized = simulate_particles(TASK, weights, features, 1.0, penalty=lambda w: 0.3 * w, **settings)
+    decayed = simulate_particles(
+        replace(TASK, weight_decay=TASK.weight_decay + 0.3), weights, features, 1.0, **settings
+    )
+    np.testing.assert_allclose(penalized.weights, decayed.weights, atol=1e-12)
 
 
 def test_long_steps_are_refused(rng, seed):

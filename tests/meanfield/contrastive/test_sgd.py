@@ -11,7 +11,7 @@ import pytest
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.ode import overlap_trajectory, vector_field
 from manyheads.meanfield.contrastive.quadrature import Nodes
-from manyheads.meanfield.contrastive.sgd import overlap_step, train_overlaps, train_weights, weight_step
+from manyheads.meanfield.contrastive.sgd import correlate, overlap_step, train_overlaps, train_weights, weight_step
 from manyheads.meanfield.contrastive.task import ContrastiveTask
 
 N, NODES = 30, Nodes(20, 6, 20)
@@ -33,8 +33,8 @@ def literal_step(weights, features, coefficients, noise, penalty):
     f = np.tanh(x @ weights / np.sqrt(N))
     slope = 1 / (1 + np.exp(f[0] * (f[1] - f[2])))
     g = slope * np.array([f[2] - f[1], -f[0], f[0]]) * (1 - f**2)
-    pull = TASK.weight_decay * weights + penalty(weights)
-    return weights - TASK.learning_rate * (g @ x / np.sqrt(N) + pull / N), g
+    decay = TASK.weight_decay * weights + penalty(weights)
+    return weights - TASK.learning_rate * (g @ x / np.sqrt(N) + decay / N), g
 
 
 def test_overlaps_and_norm_are_a_chain_of_their_own(rng):
@@ -55,6 +55,14 @@ def test_overlaps_and_norm_are_a_chain_of_their_own(rng):
             chain = np.asarray(step(chain, coefficients, noise @ frame.T, remainder))
             np.testing.assert_allclose(chain[:2], features @ weights / N, atol=1e-12)
             np.testing.assert_allclose((chain**2).sum(), weights @ weights / N, atol=1e-12)
+
+
+def test_normal_numbers_become_noise_with_the_covariance_of_the_views():
+    for correlation in (-0.4, 1.0):
+        task = replace(TASK, correlation=correlation)
+        with jax.enable_x64(True):
+            root = np.asarray(correlate(task.parameters(), np.eye(3)))
+        np.testing.assert_allclose(root @ root.T, task.noise_covariance, atol=1e-14)
 
 
 def test_a_step_of_the_weights_is_the_literal_one(rng):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import CertificateError, UsageError
+from manyheads.meanfield.contrastive import stability
 from manyheads.meanfield.contrastive.ode import jacobians, vector_field
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError
 from manyheads.meanfield.contrastive.stability import (
@@ -53,6 +54,18 @@ def test_the_first_feature_wins_on_its_side_of_the_boundary():
     equal = replace(TASK, features=(sparse_feature(), sparse_feature()))
     starts = np.stack([0.1 * np.cos(angles), 0.1 * np.sin(angles), [0.508] * 2], 1)
     assert find_basins(equal, starts, 60.0, NODES).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("boundary", "expected"), [(54.67, 54.67), (0.01, 0.0), (91.0, 90.0)])
+def test_the_boundary_of_the_basins_is_bracketed(monkeypatch, boundary, expected):
+    def find(task, states, horizon, nodes):
+        np.testing.assert_allclose(np.hypot(states[:, 0], states[:, 1]), 0.1)
+        assert (states[:, 2] == 0.5).all()
+        return np.where(np.rad2deg(np.arctan2(states[:, 1], states[:, 0])) < boundary, 0, 1)
+
+    monkeypatch.setattr(stability, "norms_without_features", lambda *_: (0.2, 0.5))
+    monkeypatch.setattr(stability, "find_basins", find)
+    assert basin_boundary(TASK) == pytest.approx(expected, abs=0.05)  # half of the last bracket
 
 
 def test_a_task_whose_norm_decays_has_no_state_without_features():

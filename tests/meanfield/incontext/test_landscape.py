@@ -33,7 +33,12 @@ def test_saddles_have_their_level_and_a_direction_of_escape(rng, missed):
 def test_fixed_points_of_the_attention_solve_the_equation_of_the_paper(rng):
     task, h = draw_saddle(rng, (2,))
     second, cross = h.T @ h / len(h), task.targets.T @ h / len(h)
-    limit = attention_fixed_point(task, h, rng.normal(size=(3, 3)))
+    start = rng.normal(size=(3, 3))
+    limit = attention_fixed_point(task, h, start)
+    flow = np.kron(cross.T @ cross, second)  # of the entries of W, row by row
+    inverse = np.linalg.pinv(flow, rcond=1e-10)
+    end = inverse @ (cross.T @ cross).ravel() + start.ravel() - inverse @ (flow @ start.ravel())
+    np.testing.assert_allclose(limit.ravel(), end, atol=1e-7)
     assert np.abs(cross.T @ (cross - cross @ limit @ second)).max() < 1e-9
     assert np.abs(cross @ limit - cross @ np.linalg.inv(second)).max() < 1e-9
     assert np.abs(limit - np.linalg.inv(second)).max() > 1e-3  # W itself is not unique at a saddle

@@ -141,6 +141,23 @@ def test_merged_heads_fall_in_one_logistic_drop_on_white_inputs():
     assert count_drops(found.times, found.losses) == 1
 
 
+def test_the_reduced_equation_is_the_gradient_flow_of_merged_heads(seed):
+    heads = draw_heads(jax.random.key(seed), 2, 3, 1e-3, rank=None)
+    covariance, moment = np.diag(TASK.spectrum), np.diag(TASK.second_moment)
+    drop = predict_drops(TASK, heads)
+
+    def field(time, state):
+        value, matrix = state[:3], state[3:].reshape(3, 2, 2)
+        slope = covariance**2 - moment @ np.einsum("h,hde->de", value, matrix) @ covariance
+        return np.concatenate([np.einsum("hde,de->h", matrix, slope), np.multiply.outer(value, slope).ravel()])
+
+    times = np.linspace(0.5, 1.5, 9) * drop.half_times[0]
+    begin = np.concatenate([np.ravel(part) for part in heads])
+    found = solve_ivp(field, (0, times[-1]), begin, t_eval=times, rtol=1e-9, atol=1e-14).y
+    circuits = np.einsum("ht,hdet->tde", found[:3], found[3:].reshape(3, 2, 2, -1))
+    np.testing.assert_allclose(np.einsum("tdd->td", circuits) / TASK.optimum, drop.learned(times), atol=0.01)
+
+
 def test_drops_are_counted_by_the_plateaus_between_them():
     times = np.linspace(0, 10, 201)
     stairs = 1 - 0.5 / (1 + np.exp(-20 * (times - 2))) - 0.4 / (1 + np.exp(-20 * (times - 6)))

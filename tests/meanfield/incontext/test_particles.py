@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.integrate import solve_ivp
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.incontext.circle import (
@@ -52,6 +53,26 @@ def test_fast_attention_is_the_two_timescale_limit():
         for speed in (1e3, 1e4)
     ]
     assert errors[1] < 0.2 * errors[0] < 4e-3
+
+
+def test_attention_of_finite_speed_descends_the_loss_at_its_own_weights():
+    """Against an integration in NumPy, with central differences of the loss at W."""
+    rates = np.repeat([harmonic_coefficient(2) ** 2, harmonic_coefficient(1) ** 2, 3.0], 4)
+    signal, foreign = np.array([[0.3, 0.1], [-0.2, 0.1]]), np.array([[0.5, 0.2], [0.1, 0.6]])
+
+    def loss(flat):
+        h, g, w = flat.reshape(3, 2, 2)
+        return 1 - np.trace(h.T @ w @ h) + 0.5 * np.trace(w @ (h @ h.T + g @ g.T) @ w.T @ h @ h.T)
+
+    def slope(_, flat):
+        return -rates * np.array([loss(flat + step) - loss(flat - step) for step in 1e-6 * np.eye(12)]) / 2e-6
+
+    start = np.stack([signal, foreign, np.linalg.inv(signal @ signal.T + foreign @ foreign.T)])
+    expected = solve_ivp(slope, (0, 30), start.ravel(), rtol=1e-8, atol=1e-10).y[:, -1].reshape(3, 2, 2)
+    found = circle_flow(signal, foreign, [30.0], attention_speed=3.0)
+    for name, each in zip(("signal", "foreign", "attention"), expected, strict=True):
+        np.testing.assert_allclose(getattr(found, name)[0], each, atol=1e-5)
+    assert found.loss[0] == pytest.approx(loss(expected.ravel()), abs=1e-6)
 
 
 @pytest.mark.slow

@@ -69,7 +69,10 @@ def test_the_correction_has_a_bound_for_every_representation(rng):
     task = circle_task((1, 2, 2), (1.0, 0.7, 0.4))
     for _ in range(5):
         h = task.targets @ rng.normal(size=(3, 3)) + rng.normal(size=task.targets.shape)
-        coefficient = length_coefficient(task, h, solve_attention(task, h).weights)
+        attention = solve_attention(task, h).weights
+        coefficient = length_coefficient(task, h, attention)
+        excess = prompt_loss(task, h, attention, 7) - prompt_loss(task, h, attention)
+        assert coefficient == pytest.approx(7 * excess)
         assert 0 < coefficient < 1.5 * (task.targets**2).sum(1).max()
 
 
