@@ -93,7 +93,9 @@ def mixture(rng):
 
 
 ROWS_OF_ATTENTION = RowCoefficients((TASK.weights**2).sum(1), (TASK.weights**2).sum(1))
-SYSTEM = SignalSystem(0.2, 0.5, length=100, vocabulary=3, value_rate=0.02, attention_rate=0.05, batch=10)
+SYSTEM = SignalSystem(
+    0.2, 0.5, length=100, vocabulary=3, value_learning_rate=0.02, attention_learning_rate=0.05, batch=10
+)
 WEIGHTS = {"value": of(TASK.centred), "attention": of(TASK.attention)}
 CLOUDS = {"mixture": mixture, "weights": positive(2)}
 CONTRASTIVE = fixed(task=ContrastiveTask())

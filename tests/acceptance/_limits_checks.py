@@ -18,9 +18,9 @@ def plain_slopes(
 ) -> Measured:
     """Both exponents one: plain slopes of outputs, stream, logits and values, all intervals within the widest."""
     trained = open_run(run_study(words_of("limits/coordinate-check", replicates, flags))[0])["trained"].to_dataset()
-    schemes = tuple(dict.fromkeys(["limits", *map(str, trained["scheme"].values)]))
+    parametrizations = tuple(dict.fromkeys(["limits", *map(str, trained["parametrization"].values)]))
     grown = {name: tuple(values) for name, values in sizes.items()}
-    setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), schemes=schemes, **grown)
+    setting = CoordinateCheckStudy(optimizer=optimizer, axes=tuple(axes), parametrizations=parametrizations, **grown)
     shown, extents, passed = [], [], True
     for axis in axes:
         for growth in setting.growths(trained, "limits", axis):  # type: ignore[arg-type]
@@ -42,8 +42,8 @@ def verdicts_of(name: str, title: str, claim: str, replicates: int = 8, flags: s
 
 ALL = "--axes key_dim heads depth"
 SGD = "--optimizer sgd"
-DEPTH = "--optimizer sgd --axes depth --schemes limits half-depth standard"
-LARGER = "--axes key_dim --schemes limits --key-dims 32 64 128 --seed 1"
+DEPTH = "--optimizer sgd --axes depth --parametrizations limits half-depth standard"
+LARGER = "--axes key_dim --parametrizations limits --key-dims 32 64 128 --seed 1"
 
 FIGURES = (
     verdicts_of(
@@ -56,28 +56,28 @@ FIGURES = (
         "coordinates-adam-key-dim",
         "Adam along N, with the replicates that 8 undecided ones asked for, and fresh seeds",
         48,
-        "--axes key_dim --schemes limits --seed 1",
+        "--axes key_dim --parametrizations limits --seed 1",
     ),
     verdicts_of(
         "limits/coordinate-check",
         "coordinates-sgd-key-dim",
         "gradient descent along N, with more replicates and fresh seeds",
         32,
-        f"{SGD} --axes key_dim --schemes limits half-logit --seed 1",
+        f"{SGD} --axes key_dim --parametrizations limits half-logit --seed 1",
     ),
     verdicts_of(
         "limits/coordinate-check",
         "coordinates-sgd-heads",
         "gradient descent along H, with more replicates and fresh seeds",
         32,
-        f"{SGD} --axes heads --schemes limits --seed 1",
+        f"{SGD} --axes heads --parametrizations limits --seed 1",
     ),
     verdicts_of("limits/coordinate-check", "coordinates-text", "Adam on text", flags="--task text"),
     verdicts_of(
         "limits/coordinate-check",
         "coordinates-text-larger",
         "the same at larger N and H, where finite size matters less",
-        flags="--task text --axes key_dim heads --schemes limits half-logit "
+        flags="--task text --axes key_dim heads --parametrizations limits half-logit "
         "--key-dims 32 64 128 --heads-counts 16 32 64 --seed 1",
     ),
     Figure(
@@ -119,7 +119,7 @@ FIGURES = (
         "transfer-depth",
         "digits along L, with the replicates that 16 undecided ones asked for, and fresh seeds",
         32,
-        "--axes depth --schemes limits mup --seed 2",
+        "--axes depth --parametrizations limits mup --seed 2",
     ),
     verdicts_of(
         "limits/learning-rate-transfer",
@@ -132,7 +132,7 @@ FIGURES = (
         "transfer-text-key-dim",
         "text along N, with the replicates that 8 undecided ones asked for, and fresh seeds",
         32,
-        "--task text --steps 60 --axes key_dim --schemes limits half-logit --seed 1",
+        "--task text --steps 60 --axes key_dim --parametrizations limits half-logit --seed 1",
     ),
     verdicts_of(
         "limits/head-diversity",

@@ -46,7 +46,7 @@ def test_all_rates_of_a_search_are_in_the_frame():
 
 
 def test_optimal_learning_rates_beyond_the_grid_prove_no_transfer(rng):
-    study = LearningRateTransfer(schemes=("limits",), key_dims=(4, 8, 32))
+    study = LearningRateTransfer(parametrizations=("limits",), key_dims=(4, 8, 32))
     cells = study.cells()
     coords = {name: ("cell", [cell[name] for cell in cells]) for name in cells[0]}
     best = (("replicate", "cell"), 0.01 * np.exp(0.05 * rng.normal(size=(8, 3))))
@@ -67,7 +67,7 @@ def test_optimal_learning_rates_beyond_the_grid_prove_no_transfer(rng):
         lambda: Plan(BASE, (), ("mup",), "adam"),
         lambda: Plan(BASE, SIZES, ("mup", "mup"), "adam"),
         lambda: Plan(BASE, (SIZES[0], SIZES[0]), ("mup",), "adam"),
-        lambda: LearningRateTransfer(schemes=("mup-half-logit",)),
+        lambda: LearningRateTransfer(parametrizations=("mup-half-logit",)),
         lambda: LearningRateTransfer(axes=("width",)),
         lambda: LearningRateTransfer(ratio=1.0),
         lambda: LearningRateTransfer(task="speech"),

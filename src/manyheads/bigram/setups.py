@@ -87,8 +87,8 @@ def noiseless_descent(task: BigramTask, state: State, settings: StepSettings, st
         losses.append(excess(task, value, attention) / zero)
         signals.append(measure_overlaps(task, value, attention).value_signal)
         by_value, by_attention = gradients(task, value, attention)
-        value = value - settings.value_rate * by_value
-        attention = attention - settings.attention_rate * by_attention
+        value = value - settings.value_learning_rate * by_value
+        attention = attention - settings.attention_learning_rate * by_attention
         attention -= np.clip(attention, -settings.threshold, settings.threshold)
     return NoiselessPath(np.array(losses), np.array(signals))
 
@@ -102,7 +102,7 @@ def predict_signals(
 
 def signal_system(task: BigramTask, settings: StepSettings) -> SignalSystem:
     """Return the signal system of a task under the rates and the batch of a step."""
-    return SignalSystem.of(task, settings.value_rate, settings.attention_rate, settings.batch)
+    return SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, settings.batch)
 
 
 def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:

@@ -54,7 +54,7 @@ class DemoScaling(Study):
     """
 
     name: ClassVar[str] = "demo/scaling"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Scaled by the table, updates keep their size at twice the heads and depth"
     source: ClassVar[Source] = bordelon("table 1: initial standard deviations, multipliers and learning rates for Adam")
     unread_prediction: ClassVar[str] = (
@@ -103,20 +103,29 @@ class DemoScaling(Study):
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train one shape with and without the table, and measure the RMS updates."""
         shape = Shape(self.key_dim, int(cell["heads"]), int(cell["depth"]))
-        schemes = {"scaled": Parametrization.complete_p(self.base), "plain": Parametrization.standard(self.base)}
+        parametrizations = {
+            "scaled": Parametrization.complete_p(self.base),
+            "plain": Parametrization.standard(self.base),
+        }
         task, recipe = self._task(), Recipe(epsilon=1e-8)
         moved = [
-            measure_updates(task, scheme, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN))
-            for scheme in schemes.values()
+            measure_updates(
+                task, parametrization, shape, recipe, self.learning_rate, self.steps, key, fields=tuple(DRAWN)
+            )
+            for parametrization in parametrizations.values()
         ]
         return dataset(
             {
-                name: (("scheme", "step"), np.stack([getattr(each, name) for each in moved]), f"rms update of {module}")
+                name: (
+                    ("parametrization", "step"),
+                    np.stack([getattr(each, name) for each in moved]),
+                    f"rms update of {module}",
+                )
                 for name, module in QUANTITIES.items()
                 if name in DRAWN
             },
             coords={
-                "scheme": (list(schemes), "numbers"),
+                "parametrization": (list(parametrizations), "numbers"),
                 "step": (list(self.steps), "step"),
             },
         )
@@ -128,8 +137,8 @@ class DemoScaling(Study):
         # One doubling of the heads and one of the depth: the tolerances of both axes add up.
         allowed = TOLERANCE["heads"] + TOLERANCE["depth"]
 
-        def growth(name: str, scheme: str) -> Measure:
-            return lambda predicted, trained: self._growth(trained, name, scheme)
+        def growth(name: str, parametrization: str) -> Measure:
+            return lambda predicted, trained: self._growth(trained, name, parametrization)
 
         claims = []
         for name, words in DRAWN.items():
@@ -165,25 +174,31 @@ class DemoScaling(Study):
         template = character_config(self.base, len(vocabulary), self.length)
         return Task(template, TextWindows(training, self.length, self.batch))
 
-    def _growth(self, trained: xr.Dataset, name: str, scheme: str) -> NDArray[np.float64]:
+    def _growth(self, trained: xr.Dataset, name: str, parametrization: str) -> NDArray[np.float64]:
         """Return log2 of the RMS update at the larger shape over the demo's, at the last step: (replicates,)."""
-        last = trained[name].isel(step=-1).sel(scheme=scheme).transpose("cell", "replicate").values
+        last = trained[name].isel(step=-1).sel(parametrization=parametrization).transpose("cell", "replicate").values
         return np.log2(last[1] / last[0])
 
     def _draw_motions(self, trained: xr.Dataset) -> Multiples:
         steps, (small, large) = trained["step"].values, (_listed(self.base), _listed(self.target))
 
         def curves(name: str) -> tuple[Curve, ...]:
-            values = trained[name].transpose("cell", "scheme", "replicate", "step")
+            values = trained[name].transpose("cell", "parametrization", "replicate", "step")
             return (
-                spread_curve(steps, values.isel(cell=0).sel(scheme="scaled").values, f"{small}, the demo's", group=0),
-                spread_curve(steps, values.isel(cell=1).sel(scheme="scaled").values, f"{large}, the table", group=1),
-                spread_curve(steps, values.isel(cell=1).sel(scheme="plain").values, f"{large}, plain", group=2),
+                spread_curve(
+                    steps, values.isel(cell=0).sel(parametrization="scaled").values, f"{small}, the demo's", group=0
+                ),
+                spread_curve(
+                    steps, values.isel(cell=1).sel(parametrization="scaled").values, f"{large}, the table", group=1
+                ),
+                spread_curve(
+                    steps, values.isel(cell=1).sel(parametrization="plain").values, f"{large}, plain", group=2
+                ),
             )
 
         farther = {
-            scheme: f"{float(np.exp2(self._growth(trained, 'residual', scheme).mean())):.2f}"
-            for scheme in ("scaled", "plain")
+            parametrization: f"{float(np.exp2(self._growth(trained, 'residual', parametrization).mean())):.2f}"
+            for parametrization in ("scaled", "plain")
         }
         return Multiples(
             "RMS updates",

@@ -19,9 +19,9 @@ from manyheads.errors import UsageError
 def test_the_rates_make_the_growth_that_the_ratio_asks_for(rng):
     task = draw_bigram_task(rng, 4, 5000, 3)
     settings = balanced_settings(task, 32, noise_ratio=5.0)
-    system = SignalSystem.of(task, settings.value_rate, settings.attention_rate, 32)
+    system = SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, 32)
     assert system.noise_ratio == pytest.approx(5.0)
-    assert system.value_rate * task.attention_squared_norm == pytest.approx(system.growth)
+    assert system.value_learning_rate * task.attention_squared_norm == pytest.approx(system.growth)
 
 
 def test_the_law_of_stage_one_is_the_system_within_a_fifth(rng):
@@ -29,7 +29,9 @@ def test_the_law_of_stage_one_is_the_system_within_a_fifth(rng):
         task = draw_bigram_task(rng, 3, length, 2)
         for ratio in (2.0, 4.0, 8.0):
             settings = balanced_settings(task, 16, noise_ratio=ratio)
-            steps = predict_escape(SignalSystem.of(task, settings.value_rate, settings.attention_rate, 16))
+            steps = predict_escape(
+                SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, 16)
+            )
             assert 0.75 < 16 * steps / stage_one_samples(task, ratio) < 1.2
 
 
@@ -37,15 +39,15 @@ def test_the_flip_probability_follows_from_the_noise_of_the_first_step(rng):
     """Draw the gradient noise of untrained weights and sum it as the growing mode does."""
     task = draw_bigram_task(rng, 3, 1000, 2)
     settings = balanced_settings(task, 20, noise_ratio=6.0)
-    growth = settings.attention_rate * task.transition_squared_norm
+    growth = settings.attention_learning_rate * task.transition_squared_norm
     rows = row_coefficients(task, np.full((3, 1000), 1 / 1000))
     drawn = ValueNoise(task, 20).draw(
         rng, np.zeros((20_000, 3, 3)), type(rows)(*(np.broadcast_to(part, (20_000, 3)) for part in rows))
     )
     along = (drawn * task.centred).sum(1) @ task.stationary / task.transition_squared_norm
-    spread = settings.value_rate * along.std() / (2 * growth) ** 0.5  # sum of e^{-2 growth s} over steps
+    spread = settings.value_learning_rate * along.std() / (2 * growth) ** 0.5  # sum of e^{-2 growth s} over steps
     drift = 1 / (1000 * task.attention_squared_norm)
-    system = SignalSystem.of(task, settings.value_rate, settings.attention_rate, 20)
+    system = SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, 20)
     assert system.flip_probability == pytest.approx(norm.cdf(-drift / spread), rel=0.12)  # std to 2.5% at five sigma
 
 

@@ -21,8 +21,8 @@ def descend(task, system, value_signal, attention_signal, steps):
     attention = 1 / task.length + attention_signal * (task.attention - 1 / task.length)
     for _ in range(steps):
         slope = gradients(task, value, attention)
-        value = value - system.value_rate * slope.value
-        attention = attention - system.attention_rate * slope.attention
+        value = value - system.value_learning_rate * slope.value
+        attention = attention - system.attention_learning_rate * slope.attention
     return value, attention
 
 
@@ -46,7 +46,7 @@ def test_the_plane_is_kept_and_the_system_is_the_descent(rng):
 
 
 def test_small_signals_grow_like_hyperbolic_functions():
-    system = SignalSystem(0.2, 0.4, length=10**7, vocabulary=3, value_rate=0.025, attention_rate=0.05)
+    system = SignalSystem(0.2, 0.4, length=10**7, vocabulary=3, value_learning_rate=0.025, attention_learning_rate=0.05)
     found = solve(system, 600)
     drift = 1 / (10**7 * 0.4)
     assert found.value_signal[1:] == pytest.approx(drift * np.sinh(0.01 * found.times[1:]), rel=1e-4)
@@ -54,7 +54,7 @@ def test_small_signals_grow_like_hyperbolic_functions():
 
 
 def test_the_solution_rests_and_the_sign_flipped_point_drifts():
-    system = SignalSystem(0.2, 0.4, length=1000, vocabulary=3, value_rate=0.025, attention_rate=0.05)
+    system = SignalSystem(0.2, 0.4, length=1000, vocabulary=3, value_learning_rate=0.025, attention_learning_rate=0.05)
     rest = solve(system, 1000, (1.0, 1.0))
     assert np.abs(rest.value_signal - 1).max() < 1e-9
     creep = solve(system, 100_000, (-1.0, -1.0))
@@ -79,7 +79,9 @@ def test_noise_delays_the_escape_and_prevents_it():
 
 def test_the_path_with_noise_is_that_of_small_euler_steps():
     """An own right side, written down again from the module's text, in ten thousand steps of first order."""
-    system = SignalSystem(0.2, 0.4, length=500, vocabulary=3, value_rate=0.025, attention_rate=0.05, batch=20)
+    system = SignalSystem(
+        0.2, 0.4, length=500, vocabulary=3, value_learning_rate=0.025, attention_learning_rate=0.05, batch=20
+    )
     state, step = np.zeros(4), 0.1
     for _ in range(10_000):
         v, a, e, f = state
@@ -98,7 +100,7 @@ def test_the_path_with_noise_is_that_of_small_euler_steps():
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(UsageError, match="'value_rate': 0"):
+    with pytest.raises(UsageError, match="'value_learning_rate': 0"):
         SignalSystem(0.2, 0.4, 1000, 3, 0, 0.05)
     system = SignalSystem(0.2, 0.4, 1000, 3, 0.1, 0.05)
     with pytest.raises(UsageError, match="limit=1"):

@@ -22,7 +22,7 @@ from manyheads.bigram.training.proximal_sgd import (
 )
 from manyheads.errors import ExtraMissing, ShapeError, UsageError
 
-PLAIN = StepSettings(batch=24, value_rate=0.05, attention_rate=0.03)
+PLAIN = StepSettings(batch=24, value_learning_rate=0.05, attention_learning_rate=0.03)
 
 
 def problem(rng, tokens=4, length=30, uniform=False):
@@ -149,8 +149,8 @@ def test_divergence_is_named_with_step_and_figure(rng):
     ("change", "says"),
     [
         ({"batch": 0}, "batch=0"),
-        ({"value_rate": -1.0}, "value_rate"),
-        ({"attention_rate": float("nan")}, "attention_rate"),
+        ({"value_learning_rate": -1.0}, "value_learning_rate"),
+        ({"attention_learning_rate": float("nan")}, "attention_learning_rate"),
         ({"penalty": float("inf")}, "penalty"),
         ({"penalty": 40.0}, "would set all of it to zero"),
     ],

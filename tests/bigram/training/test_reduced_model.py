@@ -24,8 +24,8 @@ def descend_densely(task, state, settings, steps, rng):
         white = rng.standard_normal(attention.shape)
         white -= white.mean(1, keepdims=True)
         scatter = attention_noise(task, value, rows, settings.batch)[:, None] * white
-        value = value - settings.value_rate * (slope.value + noise.draw(rng, value, rows))
-        attention = attention - settings.attention_rate * (slope.attention + scatter)
+        value = value - settings.value_learning_rate * (slope.value + noise.draw(rng, value, rows))
+        attention = attention - settings.attention_learning_rate * (slope.attention + scatter)
     return State(value, attention)
 
 
@@ -52,7 +52,7 @@ def test_plateau_escapes_and_flips_are_those_of_the_signal_system(rng):
     settings = balanced_settings(task, batch, noise_ratio=5.0)
     escape = find_escape(task, settings, 400, rng, most_steps=800)
     assert (escape.outcome == "escaped").all()
-    system = SignalSystem.of(task, settings.value_rate, settings.attention_rate, batch)
+    system = SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, batch)
     assert np.median(escape.steps[~escape.flipped]) == pytest.approx(predict_escape(system), rel=0.1)
     share = system.flip_probability
     assert escape.flipped.mean() == pytest.approx(share, abs=6 * (share / 400) ** 0.5)
@@ -63,7 +63,7 @@ def test_runs_without_escape_have_an_outcome(rng):
     budget = find_escape(task, balanced_settings(task, 64, noise_ratio=1.0), 3, rng, most_steps=2)
     assert budget.outcome.tolist() == ["budget"] * 3
     assert not budget.steps.any()
-    wild = StepSettings(4, value_rate=50.0, attention_rate=50.0)
+    wild = StepSettings(4, value_learning_rate=50.0, attention_learning_rate=50.0)
     assert (find_escape(task, wild, 3, rng, most_steps=200).outcome != "budget").all()
 
 

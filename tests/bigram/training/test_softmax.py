@@ -100,12 +100,16 @@ def test_bad_requests_are_refused(rng):
     task = draw_bigram_task(rng, 3, 12, 1)
     with pytest.raises(UsageError, match="scaled, constant or adam"):
         SoftmaxSettings(8, 0.1, 0.1, "other")
-    for batch, rates, words in ((0, (0.1, 0.1), "batch=0"), (8, (-1.0, 0.1), "value_rate=-1"), (8, (0, np.inf), "inf")):
+    for batch, rates, words in (
+        (0, (0.1, 0.1), "batch=0"),
+        (8, (-1.0, 0.1), "value_learning_rate=-1"),
+        (8, (0, np.inf), "inf"),
+    ):
         with pytest.raises(UsageError, match=words):
             SoftmaxSettings(batch, *rates)
     with pytest.raises(UsageError, match="first_step=-1"):
         descend_softmax(task, initial_softmax_state(task), SoftmaxSettings(8, 0.1, 0.1), 1, seed=0, first_step=-1)
     with pytest.raises(UsageError, match="smaller <= larger"):
         predict_second_weight(10, 0.3, 0.7)
-    with pytest.raises(Diverged, match="smaller rates"):
+    with pytest.raises(Diverged, match="smaller learning rates"):
         descend_softmax(task, initial_softmax_state(task), SoftmaxSettings(8, 1e6, 0.1), 8, seed=0)

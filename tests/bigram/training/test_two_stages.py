@@ -89,7 +89,7 @@ def test_divergence_is_named(rng, seed):
     task = draw_bigram_task(rng, 3, 200, 2)
     first = FirstStage(GUESS, 2, noise_ratio=4.0)
     second = SecondStage("plain", batch=2, growth=0.5, samples=2000, every=100)
-    with pytest.raises(Diverged, match=r"stage two: lower its growth per step .* smaller rates"):
+    with pytest.raises(Diverged, match=r"stage two: lower its growth per step .* smaller learning rates"):
         train_bigram(task, TrainingSettings(first, second, held_out=10), seed=seed, engine="jax")
     with pytest.raises(Diverged, match="stage one: lower noise_ratio") as caught:
         run_stage_one(task, FirstStage(0.99, 2, batch=2, noise_ratio=30.0, switch=1e6), seed=seed, engine="jax")

@@ -1,4 +1,4 @@
-"""Motions against a training written out by hand; the sweep against single runs; schemes at the base."""
+"""Motions against a training written out by hand; the sweep against single runs; parametrizations at the base."""
 
 import jax
 import jax.numpy as jnp

@@ -139,7 +139,7 @@ class SampleComplexity(Study):
         seed = shared.replicate_seed(key)
         task = self._task(np.random.default_rng(seed), int(cell["vocabulary"]), int(cell["length"]))
         system = self._system(cell)
-        settings = StepSettings(round(system.batch), system.value_rate, system.attention_rate)
+        settings = StepSettings(round(system.batch), system.value_learning_rate, system.attention_learning_rate)
         number = [candidate.slug for candidate in self.cells()].index(cell.slug)
         if cell["engine"] == "sgd":
             most, every = self._most_steps(system), max(1, round(SPACING / system.growth))

@@ -61,7 +61,7 @@ class TwoStages(Study):
     name: ClassVar[str] = "bigram/two-stages"
     claim: ClassVar[str] = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
     source: ClassVar = shared.SOURCE
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     length: int = 500
     vocabulary: int = 3
@@ -115,7 +115,7 @@ class TwoStages(Study):
         scalars = {
             "escape": (predict_escape(system, ESCAPED), "steps to the plateau escape"),
             "growth": (growth, "steps of growth"),
-            "rate": (system.growth, "growth per step"),
+            "growth_per_step": (system.growth, "growth per step"),
             "stage_one": (stage_one_samples(task, self.noise_ratio), "samples of stage one"),
             "refit": (2 * refit_excess(task, checked) / self._initial(task), "excess loss after the refit"),
         }
@@ -157,7 +157,7 @@ class TwoStages(Study):
 
     def _run_algorithm(self, task: BigramTask, seed: list[int]) -> dict[str, float]:
         """Train by the algorithm; the mean excess loss is that of several refits of its raw iterate."""
-        growth = self._settings(task).value_rate * task.attention_squared_norm
+        growth = self._settings(task).value_learning_rate * task.attention_squared_norm
         first = FirstStage(task.transition_squared_norm, self.sparsity, self.batch, self.noise_ratio)
         second = SecondStage(batch=self.batch, growth=growth, ratio=self.ratio, samples=self.budget)
         settings = TrainingSettings(first, second, fresh=self.fresh)
@@ -199,7 +199,7 @@ class TwoStages(Study):
             Claim(
                 "The plateau escape of SGD is at the predicted step (difference in growth times)",
                 lambda predicted, trained: (
-                    float(predicted["rate"]) * (of("sgd", "escape")(trained) - float(predicted["escape"]))
+                    float(predicted["growth_per_step"]) * (of("sgd", "escape")(trained) - float(predicted["escape"]))
                 ),
                 target=0.0,
                 tolerance=1.0,

@@ -63,7 +63,7 @@ class SignalSystem:
         :math:`K_P` and :math:`K_Q`.
     length, vocabulary
         :math:`T` and :math:`N`.
-    value_rate, attention_rate
+    value_learning_rate, attention_learning_rate
         Learning rates :math:`\eta_V` and :math:`\eta_A`; time is measured in steps.
     batch
         Samples of a step, which determine the noise; infinite for none.
@@ -73,8 +73,8 @@ class SignalSystem:
     attention_squared_norm: float
     length: int
     vocabulary: int
-    value_rate: float
-    attention_rate: float
+    value_learning_rate: float
+    attention_learning_rate: float
     batch: float = float("inf")
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class SignalSystem:
 
     @classmethod
     def of(
-        cls, task: BigramTask, value_rate: float, attention_rate: float, batch: float = float("inf")
+        cls, task: BigramTask, value_learning_rate: float, attention_learning_rate: float, batch: float = float("inf")
     ) -> "SignalSystem":
         """Return the system of a task."""
         return cls(
@@ -92,8 +92,8 @@ class SignalSystem:
             task.attention_squared_norm,
             task.length,
             task.vocabulary,
-            value_rate,
-            attention_rate,
+            value_learning_rate,
+            attention_learning_rate,
             batch,
         )
 
@@ -101,7 +101,10 @@ class SignalSystem:
     def growth(self) -> float:
         r"""Rate of the exponential growth of small signals, :math:`\eta = \sqrt{\eta_V\eta_AK_PK_Q}`, per step."""
         return (
-            self.value_rate * self.attention_rate * self.transition_squared_norm * self.attention_squared_norm
+            self.value_learning_rate
+            * self.attention_learning_rate
+            * self.transition_squared_norm
+            * self.attention_squared_norm
         ) ** 0.5
 
     @property
@@ -128,7 +131,9 @@ class SignalSystem:
             return 0.0, 0.0
         middle = float(norm.isf(norm.cdf(1 / self.init_noise) / 2))
         drift = 1 / (self.length * self.attention_squared_norm)
-        return drift * self.init_noise * middle * (self.value_rate * self.attention_squared_norm / self.growth), 0.0
+        return drift * self.init_noise * middle * (
+            self.value_learning_rate * self.attention_squared_norm / self.growth
+        ), 0.0
 
 
 class SignalTrajectory(NamedTuple):
@@ -161,7 +166,7 @@ def solve_signals(system: SignalSystem, times: np.ndarray, init: tuple[float, fl
     )
     if not (found.success and np.isfinite(found.y).all()):
         raise CertificateError(
-            "the solver of the signal system stopped before the last time: use smaller rates or fewer steps",
+            "the solver of the signal system stopped before the last time: use smaller learning rates or fewer steps",
             measured=float(found.t[-1]) if found.t.size else float(times[0]),
             threshold=float(times[-1]),
         )
@@ -204,10 +209,14 @@ def _derivative(system: SignalSystem, time: float, state: np.ndarray) -> tuple[f
     share, noise = 1 / system.length, 1 / system.batch
     norm = share + system.attention_squared_norm * attention**2 + attention_noise  # |A|^2
     values = system.transition_squared_norm * value**2 + value_noise  # K_V
-    value_rate, attention_rate, directions = system.value_rate, system.attention_rate, _directions(system.vocabulary)
+    value_learning_rate, attention_learning_rate, directions = (
+        system.value_learning_rate,
+        system.attention_learning_rate,
+        _directions(system.vocabulary),
+    )
     return (
-        value_rate * (system.attention_squared_norm * attention + share - norm * value),
-        attention_rate * (system.transition_squared_norm * value - values * attention),
-        -2 * attention_rate * values * attention_noise + attention_rate**2 * values * noise / share,
-        -2 * value_rate * norm * value_noise + value_rate**2 * norm * directions * noise,
+        value_learning_rate * (system.attention_squared_norm * attention + share - norm * value),
+        attention_learning_rate * (system.transition_squared_norm * value - values * attention),
+        -2 * attention_learning_rate * values * attention_noise + attention_learning_rate**2 * values * noise / share,
+        -2 * value_learning_rate * norm * value_noise + value_learning_rate**2 * norm * directions * noise,
     )

@@ -71,28 +71,28 @@ class StepSettings:
     ----------
     batch
         Samples B of a step.
-    value_rate, attention_rate
+    value_learning_rate, attention_learning_rate
         Learning rates :math:`\eta_W` and :math:`\eta_A`.
     penalty
         :math:`\lambda`: the soft threshold of a step is :math:`\eta_A\lambda`; rows may then have any sum.
     """
 
     batch: int
-    value_rate: float
-    attention_rate: float
+    value_learning_rate: float
+    attention_learning_rate: float
     penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch < LONGEST:
             raise UsageError(f"batch={self.batch}: give between 1 sample and {LONGEST - 1}")
-        for name in ("value_rate", "attention_rate", "penalty"):
+        for name in ("value_learning_rate", "attention_learning_rate", "penalty"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise UsageError(f"{name}={getattr(self, name)}: give a finite number, zero or more")
 
     @property
     def threshold(self) -> float:
         r"""Soft threshold of a step, :math:`\eta_A\lambda`."""
-        return self.attention_rate * self.penalty
+        return self.attention_learning_rate * self.penalty
 
 
 def initial_state(task: BigramTask) -> State:
@@ -121,7 +121,7 @@ def descend(
     state, tables, roots = _prepare(task, state, seed)
     check_steps(steps, first_step)
     check_threshold(state, settings)
-    rates = Rates(settings.value_rate, settings.attention_rate, settings.threshold, LIMIT)
+    rates = Rates(settings.value_learning_rate, settings.attention_learning_rate, settings.threshold, LIMIT)
     span = first_step, first_step + steps
     if engine == "numba":
         value, attention, reached, peak = descend_in_numba(
@@ -213,8 +213,9 @@ def check_size(largest: float, settings: StepSettings, message: str) -> None:
     """Raise `Diverged`, starting with `message`, if the largest entry of the value is not below the limit."""
     if not largest <= LIMIT:
         raise Diverged(
-            f"{message}: the largest entry of the value; use smaller rates than {settings.value_rate:g} and "
-            f"{settings.attention_rate:g}, or a larger batch than {settings.batch}",
+            f"{message}: the largest entry of the value; use smaller learning rates than "
+            f"{settings.value_learning_rate:g} and {settings.attention_learning_rate:g}, or a larger batch than "
+            f"{settings.batch}",
             measured=largest,
             threshold=LIMIT,
         )
@@ -227,6 +228,6 @@ def check_threshold(state: State, settings: StepSettings) -> None:
     largest = float(np.abs(state.attention).max())
     if settings.threshold >= largest:
         raise UsageError(
-            f"soft threshold {settings.threshold:.3g} (attention_rate x penalty) is above the largest attention "
-            f"{largest:.3g} and would set all of it to zero: train without a penalty first"
+            f"soft threshold {settings.threshold:.3g} (attention_learning_rate x penalty) is above the largest "
+            f"attention {largest:.3g} and would set all of it to zero: train without a penalty first"
         )

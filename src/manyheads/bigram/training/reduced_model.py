@@ -156,17 +156,17 @@ class ReducedChain:
         inner = ((state.value * self.centred).sum(-2) @ mu)[:, None, None]
         norm, overlap = (rows.squared_norms @ mu)[:, None, None], (rows.overlaps @ mu)[:, None, None]
         sigma = attention_noise(task, state.value, rows, settings.batch)
-        std = settings.attention_rate * np.broadcast_to(sigma, state.residual.shape)  # (R, N)
+        std = settings.attention_learning_rate * np.broadcast_to(sigma, state.residual.shape)  # (R, N)
         gradient = value_squared_norm * (state.on_support - 1 / task.length) - inner * self.weights
         white = rng.standard_normal(state.on_support.shape)
         outside = self.others**0.5 * rng.standard_normal(std.shape)
         white -= ((white.sum(-1) + outside) / task.length)[..., None]  # the mean over all positions goes
-        on_support = state.on_support - settings.attention_rate * gradient + std[..., None] * white
-        along = (1 - settings.attention_rate * value_squared_norm[..., 0]) * np.sqrt(state.residual)
+        on_support = state.on_support - settings.attention_learning_rate * gradient + std[..., None] * white
+        along = (1 - settings.attention_learning_rate * value_squared_norm[..., 0]) * np.sqrt(state.residual)
         along += std * rng.standard_normal(std.shape)
         residual = along**2 + std**2 * rng.chisquare(self.others - 2, std.shape)
-        value = state.value - settings.value_rate * (norm * state.value - overlap * self.centred)
-        value += settings.value_rate * self.noise.draw(rng, state.value, rows)
+        value = state.value - settings.value_learning_rate * (norm * state.value - overlap * self.centred)
+        value += settings.value_learning_rate * self.noise.draw(rng, state.value, rows)
         return ReducedState(value, on_support, residual)
 
 

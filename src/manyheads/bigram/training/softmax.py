@@ -70,9 +70,9 @@ class SoftmaxSettings:
     ----------
     batch
         Samples of a step.
-    value_rate
+    value_learning_rate
         :math:`\eta_W`.
-    attention_rate
+    attention_learning_rate
         :math:`\eta_A` of the linear model for "scaled"; the learning rate of the logits for "constant" and "adam".
     rule
         "scaled": gradient steps of :math:`\eta_A/\max_t a_t^2`, the maximum of each row's softmax over positions, and
@@ -82,8 +82,8 @@ class SoftmaxSettings:
     """
 
     batch: int
-    value_rate: float
-    attention_rate: float
+    value_learning_rate: float
+    attention_learning_rate: float
     rule: Rule = "scaled"
     token_logits: bool = False
 
@@ -94,7 +94,7 @@ class SoftmaxSettings:
 
     def linear(self) -> StepSettings:
         """Return the linear model's step of the same batch and rates."""
-        return StepSettings(self.batch, self.value_rate, self.attention_rate)
+        return StepSettings(self.batch, self.value_learning_rate, self.attention_learning_rate)
 
 
 def initial_softmax_state(task: BigramTask) -> SoftmaxState:
@@ -137,7 +137,7 @@ def descend_softmax(
     """
     check_steps(steps, first_step)
     static = {"batch": settings.batch, "rule": settings.rule, "token_logits": settings.token_logits}
-    rates = (settings.value_rate, settings.attention_rate)
+    rates = (settings.value_learning_rate, settings.attention_learning_rate)
     with double_precision():
         logits = tuple(jnp.asarray(part, np.float32) for part in (state.positions, state.tokens))
         memory = state.memory or (_adam().init(logits) if settings.rule == "adam" else ())

@@ -3,10 +3,10 @@
 Networks of several shapes are trained from several seeds. Of every quantity a power of the size is fitted to each seed,
 and its interval is held against the power that a consistent scaling prescribes.
 
-Three things mislead a naive check, and all were seen here. A few steps are not enough: a wrong scheme may look flat
-at first, so the last checkpoint is to lie where the outputs have moved by order one. A consistent scheme may look too
-slow: what is a random sum at the start is aligned later, and so has two powers (`least_growth`). And at the edge of
-stability everything grows with the size: repeat a failed check at half the rate before you believe it.
+Three effects, all seen here, mislead a naive check. A few steps are not enough: a wrong parametrization may look flat
+at first, so the last checkpoint is to lie where the outputs have moved by order one. A consistent parametrization may
+look too slow: a sum that is random at initialization is aligned later, and so has two powers (`least_growth`). And at
+the edge of stability everything grows with the size: repeat a failed check at half the learning rate.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def required_growth(parametrization: Parametrization) -> dict[str, Power]:
     """Return the power of every quantity that a consistent scaling with these exponents prescribes.
 
     The updates of outputs, stream and logits are independent of size. Queries move by N^(alpha_A - 1), so that a
-    logit, N products of moved queries with keys over N^alpha_A, moves by one: that holds for whatever logit exponent a
-    network has, also where its scheme does not provide for it. In each of L blocks weights move what they compute by
-    L^(alpha_L - 1), which together move the stream by one; schemes without a depth exponent are asked for one.
+    logit, N products of moved queries with keys over N^alpha_A, moves by one: that holds for every logit exponent, also
+    where the parametrization does not provide for it. In each of L blocks weights move what they compute by
+    L^(alpha_L - 1), which together move the stream by one; parametrizations without a depth exponent are asked for one.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def least_growth(parametrization: Parametrization, early: bool = False) -> dict[
     * At the start values and backward signals are independent, and the gradient of a logit, their product over N, is
       N^(-1/2) instead of one. Gradient descent then moves queries and logits by N^(-1/2) of what is prescribed, until
       training of order one has aligned them; Adam divides the gradient by its size and does not wait.
-    * Schemes without a depth exponent may move a block's quantities like any exponent between 1/2 and 1.
+    * Parametrizations without a depth exponent may move a block's quantities like any exponent between 1/2 and 1.
 
     Derived here.
 

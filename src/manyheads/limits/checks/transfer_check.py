@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 ALLOWED_DECADES = 0.25
 """Drift of the optimal learning rate, in decades over a factor of eight in size, that still counts as transfer. The
-least power by which a scheme goes wrong, the root of a size, makes 0.45, and the middle between that and none is 0.23.
+least power by which a parametrization goes wrong, the root of a size, makes 0.45, and the middle between that and none
+is 0.23.
 A rate that is off by so much, a factor 1.8, costs little, because the loss is flat around its optimum."""
 
 WIDENINGS = 2

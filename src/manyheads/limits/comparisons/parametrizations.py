@@ -56,7 +56,7 @@ def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametr
         return Parametrization.mup(base, optimizer, 0.5 if name == "mup-half-logit" else 1.0)
     exponents = {"limits": (1.0, 1.0), "half-logit": (0.5, 1.0), "half-depth": (1.0, 0.5)}
     if name not in exponents:
-        raise UsageError(f"scheme {name!r}: choose from {', '.join(LABELS)}")
+        raise UsageError(f"parametrization {name!r}: choose from {', '.join(LABELS)}")
     return Parametrization(*exponents[name], optimizer=optimizer, base=base)
 
 
@@ -82,27 +82,27 @@ def choose_sizes(
 class Plan:
     """The networks that a study compares: parametrizations, a base, and sizes along axes.
 
-    Two schemes that give a network the same numbers at a shape train the same network, so it is trained once: at the
-    base all of them are one, and schemes that differ in one axis are one along the others.
+    Two parametrizations that give a network the same numbers at a shape train the same network, so it is trained once:
+    at the base all of them are one, and parametrizations that differ in one axis are one along the others.
     """
 
     base: Shape
     sizes: tuple[tuple[Axis, tuple[int, ...]], ...]
-    schemes: tuple[str, ...]
+    parametrizations: tuple[str, ...]
     optimizer: Optimizer
     epsilon: bool = True  # whether Adam's epsilon is large enough to make a difference
 
     def __post_init__(self) -> None:
-        if not self.schemes or not self.sizes:
-            raise UsageError("choose at least one scheme and one axis")
-        for name, given in (("schemes", self.schemes), ("axes", [axis for axis, _ in self.sizes])):
+        if not self.parametrizations or not self.sizes:
+            raise UsageError("choose at least one parametrization and one axis")
+        for name, given in (("parametrizations", self.parametrizations), ("axes", [axis for axis, _ in self.sizes])):
             if len(set(given)) < len(given):
                 raise UsageError(f"{name}={tuple(given)}: give each of them once")
         for axis, values in self.sizes:
             if axis not in AXES:
                 raise UsageError(f"axis={axis!r}: choose one of {', '.join(AXES)}")
             check_rising(axis, values)
-        for name in self.schemes:
+        for name in self.parametrizations:
             parametrization_of(name, self.base, self.optimizer)
 
     def shapes(self, axis: Axis) -> tuple[Shape, ...]:
@@ -110,43 +110,45 @@ class Plan:
         return shapes_along(axis, self.base, dict(self.sizes)[axis])
 
     def networks(self) -> dict[tuple[str, Shape], Cell]:
-        """Return the cell in which the network of every scheme and shape is trained."""
+        """Return the cell in which the network of every parametrization and shape is trained."""
         first: dict[Any, Cell] = {}
         found = {}
         for axis, _ in self.sizes:
-            for name in self.schemes:
+            for name in self.parametrizations:
                 for shape in self.shapes(axis):
-                    own = Cell(scheme=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
+                    own = Cell(parametrization=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
                     marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
                     found[name, shape] = first.setdefault((shape, marks), own)
         return found
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once, small ones first."""
-        return tuple(sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["scheme"]))))
+        return tuple(
+            sorted(set(self.networks().values()), key=lambda cell: (*_shape(cell), str(cell["parametrization"])))
+        )
 
     def train_with(self, cell: Cell) -> tuple[Parametrization, Shape]:
         """Return what a cell stands for."""
-        return parametrization_of(str(cell["scheme"]), self.base, self.optimizer), Shape(*_shape(cell))
+        return parametrization_of(str(cell["parametrization"]), self.base, self.optimizer), Shape(*_shape(cell))
 
-    def along(self, trained: xr.Dataset, name: str, scheme: str, axis: Axis) -> np.ndarray:
+    def along(self, trained: xr.Dataset, name: str, parametrization: str, axis: Axis) -> np.ndarray:
         """Return a variable along one axis: (replicates, sizes, ...)."""
         networks = self.networks()
-        places = [_place(trained, networks[scheme, shape]) for shape in self.shapes(axis)]
+        places = [_place(trained, networks[parametrization, shape]) for shape in self.shapes(axis)]
         picked = trained[name].isel(cell=places)
         return picked.transpose("replicate", "cell", ...).values
 
     def pairs(self) -> Iterable[tuple[str, Axis]]:
-        """Return every scheme with every axis along which it is something of its own."""
+        """Return every parametrization with every axis along which it is something of its own."""
         for axis, _ in self.sizes:
-            for name in self.schemes:
-                if any(cell["scheme"] == name for cell in self.own(name, axis)):
+            for name in self.parametrizations:
+                if any(cell["parametrization"] == name for cell in self.own(name, axis)):
                     yield name, axis
 
-    def own(self, scheme: str, axis: Axis) -> Sequence[Cell]:
-        """Return the cells of a scheme away from the base."""
+    def own(self, parametrization: str, axis: Axis) -> Sequence[Cell]:
+        """Return the cells of a parametrization away from the base."""
         networks = self.networks()
-        return [networks[scheme, shape] for shape in self.shapes(axis) if shape != self.base]
+        return [networks[parametrization, shape] for shape in self.shapes(axis) if shape != self.base]
 
     def multiples(
         self,
@@ -158,24 +160,24 @@ class Plan:
         *,
         log_y: bool = False,
     ) -> Multiples:
-        """Return a plot for every scheme and axis, empty where the scheme's networks are those of another one."""
+        """Return a plot for every parametrization and axis, empty where its networks are those of another one."""
         pairs = set(self.pairs())
-        shown = [scheme for scheme in self.schemes if any(scheme == name for name, _ in pairs)]
+        shown = [name for name in self.parametrizations if any(name == other for other, _ in pairs)]
         sizes = "; ".join(f"{LETTERS[axis]} = {', '.join(map(str, values))}" for axis, values in self.sizes)
         return Multiples(
             title,
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple(LABELS[scheme] for scheme in shown),
+            row_labels=tuple(LABELS[name] for name in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
-            note=f"Sizes: {sizes}. {note} A scheme stands only along axes where its networks are its own.",
+            note=f"Sizes: {sizes}. {note} A parametrization stands only along axes where its networks are its own.",
         )
 
 
 def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
-    """Return all that a network consumes of a scheme, to ten digits: rounding makes no two networks of one."""
+    """Return all that a network consumes of a parametrization, to ten digits, so that rounding distinguishes none."""
     table = parametrization.table(shape)
     names = ("initial", "multiplier", "learning_rate", "epsilon")[: None if epsilon else -1]
     columns = [table.column(name).values() for name in names]

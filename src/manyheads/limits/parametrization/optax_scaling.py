@@ -36,7 +36,7 @@ def rescale(
         Names of roles in the structure of the weights; a name in place of a whole branch holds for all of it. Weights
         that `optax.masked` and `optax.multi_transform` leave out are left alone.
     learning_rates, epsilons
-        The factors by role, numbers or traced scalars: one compiled step then serves every scheme.
+        The factors by role, numbers or traced scalars: one compiled step then serves every parametrization.
     """
     if not isinstance(transformation, optax.GradientTransformation):
         raise UsageError(f"{transformation!r} is no optax transformation: give the base's, such as optax.adam(1e-3)")

@@ -29,6 +29,7 @@ from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 
 BATCHES = {"digits": 16, "text": 8}
@@ -49,10 +50,10 @@ class Approach(Study):
     ----------
     task
         ``"digits"`` or ``"text"``.
-    axes, schemes
-        Which axes, and which of the schemes: limits, half-logit, half-depth, mup, mup-half-logit, standard.
+    axes, parametrizations
+        Which axes, and which of the parametrizations: limits, half-logit, half-depth, mup, mup-half-logit, standard.
     base
-        N, H, L at which all schemes are one; a logit at exponent 1 is of size (N of the base / N)^(1/2) at the start.
+        N, H, L at which all parametrizations are one; initial logits at exponent 1 have size (N of the base / N)^(1/2).
     key_dims, heads_counts, depths
         Sizes along each axis; the others are compared with the last one.
     steps, learning_rate
@@ -66,9 +67,11 @@ class Approach(Study):
     source: ClassVar[Source] = bordelon("figures 6 to 12: training converges as N, H, L grow; powers are derived here")
     unread_prediction: ClassVar[str] = "the limit has no closed form: distances are to the largest network"
 
+    revision: ClassVar[int] = 2
+
     task: str = "digits"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")
-    schemes: tuple[str, ...] = ("limits", "half-logit", "half-depth", "standard")
+    parametrizations: tuple[str, ...] = ("limits", "half-logit", "half-depth", "standard")
     base: tuple[int, int, int] = (2, 4, 2)
     key_dims: tuple[int, ...] = (4, 8, 16, 32)
     heads_counts: tuple[int, ...] = (4, 8, 16, 32)
@@ -101,7 +104,7 @@ class Approach(Study):
         # Heads and replicates enough that distances stand out from the noise, and claims can change.
         return cls(
             axes=("key_dim",),
-            schemes=("limits", "standard"),
+            parametrizations=("limits", "standard"),
             base=(2, 8, 1),
             key_dims=(1, 2, 4),
             steps=3,
@@ -111,7 +114,7 @@ class Approach(Study):
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.schemes, "adam")
+        return Plan(Shape(*self.base), sizes, self.parametrizations, "adam")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""
@@ -136,20 +139,13 @@ class Approach(Study):
             [ROOT if name in CONSISTENT and FLAT.get((name, axis)) != q else 0.0 for q in QUANTITIES]
             for name, axis in pairs
         ]
-        return xr.Dataset(
+        places = [f"{name} along {LETTERS[axis]}" for name, axis in pairs]
+        return dataset(
             {
-                "mean": (
-                    "scheme",
-                    np.array(mean),
-                    {"long_name": "power of the size in a distance of means", "units": "1"},
-                ),
-                "scatter": (
-                    ("scheme", "quantity"),
-                    np.array(single),
-                    {"long_name": "power of a scatter", "units": "1"},
-                ),
+                "mean": ("parametrization", mean, "power of the size in a distance of means"),
+                "scatter": (("parametrization", "quantity"), single, "power of a scatter"),
             },
-            coords={"scheme": [f"{name} along {LETTERS[axis]}" for name, axis in pairs], "quantity": list(QUANTITIES)},
+            {"parametrization": places, "quantity": list(QUANTITIES)},
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -180,25 +176,25 @@ class Approach(Study):
     def claims(self) -> tuple[Claim, ...]:
         """Test the exponents of means and of single networks, and that the standard parametrization has no limit."""
         claims: list[Claim] = []
-        for scheme, axis in self.plan().pairs():
-            if scheme in CONSISTENT:
-                claims += self._means(scheme, axis)
-                claims += self._scatters(scheme, axis)
-            elif scheme == "standard":
+        for name, axis in self.plan().pairs():
+            if name in CONSISTENT:
+                claims += self._means(name, axis)
+                claims += self._scatters(name, axis)
+            elif name == "standard":
                 claims += self._divergence(axis)
         return tuple(claims)
 
-    def distances(self, trained: xr.Dataset, scheme: str, axis: Axis, quantity: str, place: int = -1) -> SizeDistances:
+    def distances(self, trained: xr.Dataset, name: str, axis: Axis, quantity: str, place: int = -1) -> SizeDistances:
         """Return the distances of one quantity, at one of the records unless it is the loss curve."""
-        values = self.plan().along(trained, quantity, scheme, axis)  # (replicates, sizes, networks, ...)
+        values = self.plan().along(trained, quantity, name, axis)  # (replicates, sizes, networks, ...)
         return distances_to_largest(values if quantity == "loss" else values[:, :, :, place])
 
-    def _means(self, scheme: str, axis: Axis) -> list[Claim]:
+    def _means(self, name: str, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        drift, who = power_of_drift(sizes), f"{LABELS[scheme]} parametrization"
+        drift, who = power_of_drift(sizes), f"{LABELS[name]} parametrization"
 
         def measure(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            return fall_of_mean(sizes, self.distances(trained, scheme, axis, "loss").mean).measured
+            return fall_of_mean(sizes, self.distances(trained, name, axis, "loss").mean).measured
 
         return [
             Claim(
@@ -217,18 +213,18 @@ class Approach(Study):
             ),
         ]
 
-    def _scatters(self, scheme: str, axis: Axis) -> list[Claim]:
+    def _scatters(self, name: str, axis: Axis) -> list[Claim]:
         sizes, letter = dict(self.plan().sizes)[axis], LETTERS[axis]
-        flat = FLAT.get((scheme, axis))
+        flat = FLAT.get((name, axis))
 
         def measure(quantity: str, place: int) -> Measure:
             return lambda predicted, trained: (
-                fall_of_scatter(sizes, self.distances(trained, scheme, axis, quantity, place).scatter).measured
+                fall_of_scatter(sizes, self.distances(trained, name, axis, quantity, place).scatter).measured
             )
 
         return [
             Claim(
-                f"{LABELS[scheme]} parametrization: the std over networks of the {QUANTITIES[quantity]}"
+                f"{LABELS[name]} parametrization: the std over networks of the {QUANTITIES[quantity]}"
                 f"{'' if quantity == 'loss' else ' ' + when} "
                 + (f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"),
                 measure(quantity, place),
@@ -265,7 +261,7 @@ class Approach(Study):
                 expected="refuted",
             )
         ]
-        if "limits" in self.schemes:
+        if "limits" in self.parametrizations:
             claims.append(
                 Claim(
                     f"From {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve changes more under the standard "
@@ -290,8 +286,8 @@ class Approach(Study):
 def _loss_curves(study: Approach, trained: xr.Dataset) -> Panel:
     plan, steps = study.plan(), tuple(map(float, range(study.steps)))
 
-    def plot(scheme: str, axis: Axis) -> tuple[Curve, ...]:
-        mean = plan.along(trained, "loss", scheme, axis).mean((0, 2))  # (sizes, steps)
+    def plot(name: str, axis: Axis) -> tuple[Curve, ...]:
+        mean = plan.along(trained, "loss", name, axis).mean((0, 2))  # (sizes, steps)
         names = [f"size {place + 1} of {len(mean)}" for place in range(len(mean))]
         return tuple(spread_curve(steps, row, names[place], group=place) for place, row in enumerate(mean))
 
@@ -309,17 +305,17 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
     sizes, letter = dict(plan.sizes)[axis], LETTERS[axis]
     x = tuple(map(float, sizes[:-1]))
     curves = []
-    for scheme in [name for name, other in plan.pairs() if other == axis]:
-        found = study.distances(trained, scheme, axis, "loss")
+    for name in [name for name, other in plan.pairs() if other == axis]:
+        found = study.distances(trained, name, axis, "loss")
         middle = found.mean.mean(0)
         error = found.mean.std(0, ddof=1) / math.sqrt(len(found.mean)) if len(found.mean) > 1 else 0 * middle
         seen = (middle > 0) & np.isfinite(middle)
         low, high = middle - error, middle + error
-        group = list(LABELS).index(scheme)
+        group = list(LABELS).index(name)
         ends = [np.sqrt(np.where(seen, np.maximum(v, 0.01 * np.abs(middle)), np.nan)) for v in (middle, low, high)]
         y, below, above = (tuple(v.tolist()) for v in ends)
-        curves.append(Curve(x, y, LABELS[scheme], group=group, low=below, high=above))
-        if scheme == "limits":
+        curves.append(Curve(x, y, LABELS[name], group=group, low=below, high=above))
+        if name == "limits":
             floor = np.sqrt(found.scatter.mean(0) / (study.networks * len(found.scatter)))
             curves.append(spread_curve(x, floor, "subtracted noise", "predicted", group))
             guide = 1 / effective_sizes(sizes)
@@ -341,10 +337,10 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
     plan = study.plan()
     sizes, letter = dict(plan.sizes)[axis], LETTERS[axis]
     curves: list[Curve] = []
-    for scheme in [name for name, other in plan.pairs() if other == axis and name in CONSISTENT]:
+    for name in [name for name, other in plan.pairs() if other == axis and name in CONSISTENT]:
         for quantity, text in QUANTITIES.items():
-            scatter = np.sqrt(study.distances(trained, scheme, axis, quantity).scatter)  # (replicates, sizes - 1)
-            label = f"{text}, {LABELS[scheme]}"
+            scatter = np.sqrt(study.distances(trained, name, axis, quantity).scatter)  # (replicates, sizes - 1)
+            label = f"{text}, {LABELS[name]}"
             curves.append(geometric_curve(sizes[:-1], scatter / scatter[:, :1], label, len(curves)))
     effective = effective_sizes(sizes, scatter=True)
     for power, label in ((ROOT, f"(1/{letter} + 1/{sizes[-1]})^(1/2)"), (0.0, "")):
@@ -363,15 +359,15 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
 
 def _powers(study: Approach, trained: xr.Dataset) -> Panel:
     rows = []
-    for scheme, axis in study.plan().pairs():
+    for name, axis in study.plan().pairs():
         sizes = dict(study.plan().sizes)[axis]
         for quantity, place in [(q, p) for q in QUANTITIES for p in ((-1,) if q == "loss" else WHEN)]:
-            found = study.distances(trained, scheme, axis, quantity, place)
+            found = study.distances(trained, name, axis, quantity, place)
             when = "" if quantity == "loss" else f", {WHEN[place]}"
             distances = ", ".join(show_distance(column) for column in found.mean.T)
             singles = ", ".join(f"{value:.3g}" for value in np.sqrt(found.scatter.mean(0)))
             mean, scatter = fall_of_mean(sizes, found.mean), fall_of_scatter(sizes, found.scatter)
-            who = (LABELS[scheme], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
+            who = (LABELS[name], LETTERS[axis], f"{QUANTITIES[quantity]}{when}")
             rows.append((*who, distances, str(mean), singles, str(scatter)))
     return Listing(
         "Powers of the size",
@@ -386,11 +382,11 @@ def _powers(study: Approach, trained: xr.Dataset) -> Panel:
 def _logits(study: Approach, trained: xr.Dataset) -> Panel:
     plan = study.plan()
     rows = []
-    for scheme, axis in plan.pairs():
-        logits = plan.along(trained, "logits", scheme, axis).mean((0, 2))  # (sizes, looks)
-        losses = plan.along(trained, "loss", scheme, axis)[..., -max(study.steps // 4, 1) :].mean((0, 2, 3))
+    for name, axis in plan.pairs():
+        logits = plan.along(trained, "logits", name, axis).mean((0, 2))  # (sizes, looks)
+        losses = plan.along(trained, "loss", name, axis)[..., -max(study.steps // 4, 1) :].mean((0, 2, 3))
         texts = [", ".join(f"{v:.2f}" for v in column) for column in (logits[:, 0], logits[:, -1], losses)]
-        rows.append((LABELS[scheme], LETTERS[axis], *texts))
+        rows.append((LABELS[name], LETTERS[axis], *texts))
     return Listing(
         "Attention logits and losses",
         ("scaling", "axis", "logits before, by size", "logits after", "loss of the last quarter [nat]"),

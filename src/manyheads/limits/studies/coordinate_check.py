@@ -33,6 +33,7 @@ from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_up
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
+from manyheads.study.tables import dataset
 from manyheads.transformer.shape import Shape
 
 DIVERGED = 99.0  # the exponent that stands for a training that diverged
@@ -45,7 +46,7 @@ SERIES = {"head_variance": "variance of the attention logits over heads", "loss"
 
 @dataclass(frozen=True)
 class CoordinateCheckStudy(Study):
-    """Updates of outputs, stream, logits, queries and values against size, for every scheme and axis.
+    """Updates of outputs, stream, logits, queries and values against size, for every parametrization and axis.
 
     Attributes
     ----------
@@ -53,10 +54,10 @@ class CoordinateCheckStudy(Study):
         ``"digits"`` or ``"text"``.
     optimizer
         ``"adam"`` or ``"sgd"``.
-    axes, schemes
-        Which axes, and which of the schemes: limits, half-logit, half-depth, mup, mup-half-logit, standard.
+    axes, parametrizations
+        Which axes, and which of the parametrizations: limits, half-logit, half-depth, mup, mup-half-logit, standard.
     base
-        N, H, L at which all schemes are one.
+        N, H, L at which all parametrizations are one.
     key_dims, heads_counts, depths
         Sizes along each axis.
     checkpoints
@@ -70,22 +71,23 @@ class CoordinateCheckStudy(Study):
     -----
     Random parts make the square of an update 1 + n0/n of what it is at infinite size. For what Adam's weights move n is
     the width N H and n0 is pi/2 times the number of directions in which the tokens of a batch lie, 11 for the digits
-    and about 50 for the text: at the default sizes the update of queries by a right scheme scales on text as N^-0.2
+    and about 50 for the text: at the default sizes the update of queries by a right parametrization scales on text as
+    N^-0.2
     where N^0 is prescribed, and larger sizes have to decide (NOTEBOOK, 2026-11-22; derived here).
     """
 
     name: ClassVar[str] = "limits/coordinate-check"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Coordinate check: the RMS update of every module is independent of N, H and L"
     source: ClassVar[Source] = bordelon("table 1 and figure 5; the exponents of single modules are derived here")
     unread_prediction: ClassVar[str] = (
-        "targets follow from the scheme and the axis of each claim; the prediction tabulates them"
+        "targets follow from the parametrization and the axis of each claim; the prediction tabulates them"
     )
 
     task: str = "digits"
     optimizer: Optimizer = "adam"
     axes: tuple[str, ...] = ("key_dim", "heads", "depth")
-    schemes: tuple[str, ...] = tuple(LABELS)
+    parametrizations: tuple[str, ...] = tuple(LABELS)
     base: tuple[int, int, int] = (8, 4, 2)
     key_dims: tuple[int, ...] = (4, 8, 32)
     heads_counts: tuple[int, ...] = (2, 4, 16)
@@ -120,7 +122,7 @@ class CoordinateCheckStudy(Study):
         # Networks, and compiled programs, of the sweep and of head diversity as well.
         return cls(
             axes=("key_dim",),
-            schemes=("limits", "half-logit", "standard"),
+            parametrizations=("limits", "half-logit", "standard"),
             base=(4, 2, 2),
             key_dims=(4, 8),
             checkpoints=(1, 2),
@@ -131,7 +133,7 @@ class CoordinateCheckStudy(Study):
     def plan(self) -> Plan:
         """Return the networks."""
         sizes = choose_sizes(self.axes, self.key_dims, self.heads_counts, self.depths)
-        return Plan(Shape(*self.base), sizes, self.schemes, self.optimizer)
+        return Plan(Shape(*self.base), sizes, self.parametrizations, self.optimizer)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once."""
@@ -140,18 +142,18 @@ class CoordinateCheckStudy(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the exponents that a consistent scaling prescribes, and the lowest that it may show at finite size."""
         found = {
-            "required": [required_growth(parametrization_of(name, *self._base)) for name in self.schemes],
-            "least": [least_growth(parametrization_of(name, *self._base)) for name in self.schemes],
+            "required": [required_growth(parametrization_of(name, *self._base)) for name in self.parametrizations],
+            "least": [least_growth(parametrization_of(name, *self._base)) for name in self.parametrizations],
         }
         texts = {"required": "prescribed exponent", "least": "lowest exponent of a consistent scaling"}
         table = {
             part: [[[getattr(powers[q], axis) for q in QUANTITIES] for axis in self.axes] for powers in rows]
             for part, rows in found.items()
         }
-        dims = ("scheme", "axis", "quantity")
-        return xr.Dataset(
-            {part: (dims, np.array(table[part]), {"long_name": texts[part], "units": "1"}) for part in found},
-            coords={"scheme": list(self.schemes), "axis": list(self.axes), "quantity": list(QUANTITIES)},
+        dims = ("parametrization", "axis", "quantity")
+        return dataset(
+            {part: (dims, table[part], texts[part]) for part in found},
+            dict(zip(dims, map(list, (self.parametrizations, self.axes, QUANTITIES)), strict=True)),
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
@@ -178,38 +180,37 @@ class CoordinateCheckStudy(Study):
         )
 
     def claims(self) -> tuple[Claim, ...]:
-        """Test every scheme along every axis: the updates of all modules, those of queries, and statistics at init."""
+        """Test every parametrization along every axis: updates of all modules, those of queries, statistics at init."""
         claims: list[Claim] = []
-        for scheme, axis in self.plan().pairs():
-            consistent = scheme in CONSISTENT or (scheme == "mup" and axis != "depth")
-            claims.append(self._consistent(scheme, axis) if consistent else self._inconsistent(scheme, axis))
-            claims += self._queries(scheme, axis)
-            claims += self._early(scheme, axis)
-            claims += self._at_init(scheme, axis)
+        for name, axis in self.plan().pairs():
+            consistent = name in CONSISTENT or (name == "mup" and axis != "depth")
+            claims.append(self._consistent(name, axis) if consistent else self._inconsistent(name, axis))
+            claims += self._queries(name, axis)
+            claims += self._early(name, axis)
+            claims += self._at_init(name, axis)
         return tuple(claims)
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show all updates against size, and the fitted exponents."""
         return _curves(self, trained), _exponents(self, trained)
 
-    def growths(self, trained: xr.Dataset, scheme: str, axis: Axis) -> tuple[Growth, ...]:
-        """Return the judged growths of one scheme along one axis."""
+    def growths(self, trained: xr.Dataset, name: str, axis: Axis) -> tuple[Growth, ...]:
+        """Return the judged growths of one parametrization along one axis."""
         plan = self.plan()
-        updates = {name: plan.along(trained, name, scheme, axis) for name in QUANTITIES}
-        parametrization = parametrization_of(scheme, *self._base)
+        updates = {quantity: plan.along(trained, quantity, name, axis) for quantity in QUANTITIES}
+        parametrization = parametrization_of(name, *self._base)
         sizes = dict(plan.sizes)[axis]
         return decide_growths(parametrization, axis, sizes, updates, self._training[2], TOLERANCE[axis])
 
-    def _consistent(self, scheme: str, axis: Axis) -> Claim:
+    def _consistent(self, name: str, axis: Axis) -> Claim:
         def worst(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
-            growths = self.growths(trained, scheme, axis)
+            growths = self.growths(trained, name, axis)
             found = max(growths, key=lambda g: max(abs(_beyond(g)[1].low), abs(_beyond(g)[1].high)))
             return *_beyond(found), found.seeds_needed
 
         return Claim(
-            f"{_who(scheme)}: the updates of all modules scale with {LETTERS[axis]} as prescribed (worst deviation "
-            "of an "
-            "exponent)",
+            f"{_who(name)}: the updates of all modules scale with {LETTERS[axis]} as prescribed "
+            "(worst deviation of an exponent)",
             worst,
             target=0.0,
             tolerance=TOLERANCE[axis],
@@ -217,34 +218,35 @@ class CoordinateCheckStudy(Study):
             "size lets a consistent exponent lie",
         )
 
-    def _inconsistent(self, scheme: str, axis: Axis) -> Claim:
+    def _inconsistent(self, name: str, axis: Axis) -> Claim:
         def clearest(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            return _beyond(max(self.growths(trained, scheme, axis), key=lambda g: _beyond(g)[1].low))
+            return _beyond(max(self.growths(trained, name, axis), key=lambda g: _beyond(g)[1].low))
 
         return Claim(
-            f"{_who(scheme)}: the update of a module grows with {LETTERS[axis]} faster than prescribed (excess of its "
-            "exponent)",
+            f"{_who(name)}: the update of a module grows with {LETTERS[axis]} faster than prescribed "
+            "(excess of its exponent)",
             clearest,
             target=TOLERANCE[axis],
             tolerance=(0.0, np.inf),
             basis="half of the distance between two exponents of the theory; the clearest growth of all modules counts",
         )
 
-    def _queries(self, scheme: str, axis: Axis) -> list[Claim]:
-        required = getattr(required_growth(parametrization_of(scheme, *self._base))["query_by_weights"], axis)
-        unscaled = scheme == "mup-half-logit" and axis == "key_dim"
-        if not (scheme == "limits" or (scheme in CONSISTENT and required) or unscaled):
+    def _queries(self, name: str, axis: Axis) -> list[Claim]:
+        required = getattr(required_growth(parametrization_of(name, *self._base))["query_by_weights"], axis)
+        unscaled = name == "mup-half-logit" and axis == "key_dim"
+        if not (name == "limits" or (name in CONSISTENT and required) or unscaled):
             return []
         exponent = 0.0 if unscaled else required
 
         def last(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            growths = self.growths(trained, scheme, axis)
+            growths = self.growths(trained, name, axis)
             return _fitted(next(g for g in reversed(growths) if g.quantity == "query_by_weights"))
 
         bias = -finite_size_bias(dict(self.plan().sizes)[axis])
         return [
             Claim(
-                f"{_who(scheme)}: the update of queries by their own weights scales as {LETTERS[axis]}^{exponent:g}"
+                f"{_who(name)}: the update of queries by their own weights scales as "
+                f"{LETTERS[axis]}^{exponent:g}"
                 + (", which a consistent scaling does not prescribe" if unscaled else ""),
                 last,
                 target=exponent,
@@ -254,30 +256,30 @@ class CoordinateCheckStudy(Study):
             )
         ]
 
-    def _early(self, scheme: str, axis: Axis) -> list[Claim]:
+    def _early(self, name: str, axis: Axis) -> list[Claim]:
         """Claim how fast updates grow after few steps of Adam on the digits, where that is known."""
         if self.task != "digits" or self.optimizer != "adam":
             return []
         step = self._training[2][0]
-        if scheme == "standard" and axis != "depth":
+        if name == "standard" and axis != "depth":
             # Not the outputs: after few steps they differ most between seeds.
             chosen: tuple[str, ...] = ("residual", "logits")
             text, least = f"the updates of stream and attention logits grow at least as {LETTERS[axis]}^0.5", 0.5
             basis = "an update of d^(1/2) or more: each of d entries moves by one step of Adam, whatever d"
-        elif scheme == "mup" and axis == "depth":
+        elif name == "mup" and axis == "depth":
             chosen, text, least = ("residual",), "the update of the stream grows at least as L^0.8", 0.8
             basis = "each block adds as much whatever L: L^1, less what blocks that disagree take away"
         else:
             return []
 
         def slowest(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            growths = self.growths(trained, scheme, axis)
+            growths = self.growths(trained, name, axis)
             found = [_fitted(g) for g in growths if g.step == step and g.quantity in chosen]
             return min(found, key=lambda fitted: fitted[1].low)
 
         return [
             Claim(
-                f"{_who(scheme)}: after {step} steps {text}",
+                f"{_who(name)}: after {step} steps {text}",
                 slowest,
                 target=least,
                 tolerance=(0.0, np.inf),
@@ -285,12 +287,12 @@ class CoordinateCheckStudy(Study):
             )
         ]
 
-    def _at_init(self, scheme: str, axis: Axis) -> list[Claim]:
-        if axis == "key_dim" and scheme in ("limits", "half-logit"):
-            power = -1.0 if scheme == "limits" else 0.0
+    def _at_init(self, name: str, axis: Axis) -> list[Claim]:
+        if axis == "key_dim" and name in ("limits", "half-logit"):
+            power = -1.0 if name == "limits" else 0.0
             variable, text = "head_variance_start", f"the variance of attention logits over heads scales as N^{power:g}"
             basis = "exact in the first layer, N^(1 - 2 alpha_A); deeper ones feel 1/(N H) through their kernels"
-        elif axis == "heads" and scheme == "limits":
+        elif axis == "heads" and name == "limits":
             variable, power = "kernel_std", -0.5
             text = "the residual kernel fluctuates between networks as H^-0.5"
             basis = "root mean squares of sums over N H entries: corrections of relative size 1/H"
@@ -299,9 +301,9 @@ class CoordinateCheckStudy(Study):
         plan = self.plan()
         return [
             Claim(
-                f"{_who(scheme)}: before training {text}",
+                f"{_who(name)}: before training {text}",
                 lambda predicted, trained: fit_exponent(
-                    dict(plan.sizes)[axis], plan.along(trained, variable, scheme, axis)
+                    dict(plan.sizes)[axis], plan.along(trained, variable, name, axis)
                 ),
                 target=power,
                 tolerance=0.1,
@@ -325,8 +327,8 @@ class CoordinateCheckStudy(Study):
 OWN: dict[str, tuple[float, int, tuple[int, ...]]] = {"adam": (0.003, 16, (4, 25)), "sgd": (0.3, 96, (4, 60))}
 
 
-def _who(scheme: str) -> str:
-    return f"{LABELS[scheme]} parametrization"
+def _who(name: str) -> str:
+    return f"{LABELS[name]} parametrization"
 
 
 def _fitted(growth: Growth) -> tuple[float, Interval]:
@@ -351,19 +353,19 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
     plan = study.plan()
     sizes, pairs = dict(plan.sizes), list(plan.pairs())
 
-    def curve(quantity: str, scheme: str, axis: Axis) -> Curve:
-        values = plan.along(trained, quantity, scheme, axis)[..., -1]  # (replicates, sizes)
+    def curve(quantity: str, name: str, axis: Axis) -> Curve:
+        values = plan.along(trained, quantity, name, axis)[..., -1]  # (replicates, sizes)
         place = sizes[axis].index(getattr(plan.base, axis)) if getattr(plan.base, axis) in sizes[axis] else 0
         relative = np.log2(values / values[:, place : place + 1])
         x = np.log2(np.asarray(sizes[axis]) / sizes[axis][place])
-        return spread_curve(x, relative, LABELS[scheme], group=list(LABELS).index(scheme))
+        return spread_curve(x, relative, LABELS[name], group=list(LABELS).index(name))
 
     return Multiples(
         f"Updates after {study._training[2][-1]} steps, relative to the base",
         "doublings of the size",
         "doublings of the update",
         tuple(
-            tuple(tuple(curve(q, s, axis) for s in study.schemes if (s, axis) in pairs) for axis in sizes)
+            tuple(tuple(curve(q, s, axis) for s in study.parametrizations if (s, axis) in pairs) for axis in sizes)
             for q in QUANTITIES
         ),
         row_labels=("outputs", "stream", "logits", "queries, own weights", "values, own weights"),
@@ -371,15 +373,15 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         note="In brackets the exponents of logits and of depth. Means over replicates; bands range over all. A "
         "horizontal "
         "line is consistent, except that at logit (depth) exponent 1/2 N^-0.5 (L^-0.5) is prescribed for queries by "
-        "their own weights. A scheme is shown only along axes where its networks differ from those of other schemes.",
+        "their own weights. A parametrization is shown only along axes where its networks differ from those of others.",
     )
 
 
 def _exponents(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
     rows = []
-    for scheme, axis in study.plan().pairs():
-        last = {g.quantity: g for g in study.growths(trained, scheme, axis) if g.step == study._training[2][-1]}
-        rows.append((LABELS[scheme], LETTERS[axis], *(_shown(last[name]) for name in QUANTITIES)))
+    for name, axis in study.plan().pairs():
+        last = {g.quantity: g for g in study.growths(trained, name, axis) if g.step == study._training[2][-1]}
+        rows.append((LABELS[name], LETTERS[axis], *(_shown(last[quantity]) for quantity in QUANTITIES)))
     return Listing(
         f"Exponents after {study._training[2][-1]} steps, with the half-width of their 99% intervals",
         ("scaling", "axis", "outputs", "stream", "logits", "queries", "values"),

@@ -55,7 +55,7 @@ OWN = {
 }
 BATCHES = {"sgd": {"digits": 96, "text": 48}, "adam": {"digits": 16, "text": 8}}
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
-SCHEMES = {1.0: "limits", 0.5: "half-logit"}
+BY_EXPONENT = {1.0: "limits", 0.5: "half-logit"}  # names of parametrizations
 GAUSSIAN = 0.01  # of probability: an excess kurtosis of 0.93
 MOVES = 0.23  # how far two per cent of a std move probabilities, over two per cent
 
@@ -286,11 +286,11 @@ class HeadDiversity(Study):
         """Train one transformer on mini-batches."""
         _, heads, depth, steps, learning_rate = self.training
         base = Shape(self.base_key_dim, heads, depth)
-        scheme = parametrization_of(SCHEMES[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
+        parametrization = parametrization_of(BY_EXPONENT[exponent], base, "adam" if self.optimizer == "adam" else "sgd")
         task = task_of(self.task, BATCHES[self.optimizer][self.task])
         shape = replace(base, key_dim=size)
         wanted = ("logits", "head_variance_start", "head_variance")
-        found = measure_updates(task, scheme, shape, Recipe(), learning_rate, (steps,), key, fields=wanted)
+        found = measure_updates(task, parametrization, shape, Recipe(), learning_rate, (steps,), key, fields=wanted)
         return {
             "variance_start": found.head_variance_start[None],
             "variance_end": found.head_variance,

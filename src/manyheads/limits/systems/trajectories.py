@@ -60,7 +60,7 @@ def follow_networks(
 ) -> NetworkRecords:
     """Train networks that differ in their init alone, on the same batches, and record them after some updates.
 
-    Batches and probe depend on the key alone, so that other shapes and schemes see the same; so do a network's weights
+    Batches and probe depend on the key alone, so that other shapes and parametrizations see the same; so do weights
     where they have the same shape: embeddings and read-out of network i are one at every depth.
     """
     if networks < 1:

@@ -1,6 +1,6 @@
 """Transformers of finite size under a parametrization: losses over learning rates and seeds, and RMS updates.
 
-Scheme and rate are traced numbers, so that one compiled program a shape serves every scheme, rate and seed.
+Parametrization and learning rate are traced numbers: one compiled program a shape serves all of them, and every seed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
 
 class NetworkFactors(NamedTuple):
-    """Everything about a scheme that a network of one shape consumes, as traced float32 numbers."""
+    """Numbers of a parametrization that a network of one shape consumes, as traced float32."""
 
     scaling: Scaling
     learning_rates: dict[str, Any]
@@ -117,7 +117,7 @@ def _sweep(
 def optimizer_of(
     setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
 ) -> optax.GradientTransformation:
-    """Return the optimizer with the scheme's rate and epsilon for every class of weights."""
+    """Return the optimizer with the parametrization's learning rate and epsilon for every class of weights."""
     base = optax.adam(learning_rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(learning_rate)
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
