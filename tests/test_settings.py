@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from tests.array_rows import EXPENSIVE, ROWS
-from tests.study.toys import VectorisedAverages, Walk
+from tests.study.toys import VectorizedAverages, Walk
 from tests.test_arrays import call, drawn, leaves
 
 from manyheads._settings import default_numpy_errors, reproducible
@@ -54,7 +54,7 @@ def test_plain_calls_go_on_under_strict_settings(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [Walk(), VectorisedAverages(repeats=5)], ids=lambda study: study.name)
+@pytest.mark.parametrize("study", [Walk(), VectorizedAverages(repeats=5)], ids=lambda study: study.name)
 def test_a_run_in_two_halves_under_other_settings_equals_one_without_a_break(study, tmp_path, seed):
     whole = run(study, 6, seed, store=tmp_path / "whole", progress=False)
     with other_numbers():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tests.acceptance import _kills
 from tests.acceptance._lane import Figure, Measured
-from tests.study.toys import Averages, VectorisedAverages, Walk
+from tests.study.toys import Averages, VectorizedAverages, Walk
 
 from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.errors import FileRefused
@@ -141,7 +141,7 @@ def executors(folder: Path, seeds: int) -> Measured:
 
     from distributed import LocalCluster
 
-    studies = (Walk(), VectorisedAverages(), OrderBlindness(lengths=(8,), steps_per_token=8))
+    studies = (Walk(), VectorizedAverages(), OrderBlindness(lengths=(8,), steps_per_token=8))
     faults = []
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
     with cluster, local_pool(2) as pool, open_executor(f"dask:{cluster.scheduler_address}") as dask:

@@ -4,14 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
+from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
 from manyheads.study import check_study
 from manyheads.study.contract import ContractBroken, check_use_of_prediction, start_trial
 
 
 @pytest.mark.parametrize(
-    "study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name
+    "study", [Averages(repeats=5), VectorizedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name
 )
 def test_the_toys_keep_the_contract(study, seed):
     check_study(study, replicates=3, seed=seed)

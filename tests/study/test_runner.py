@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 import pytest
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
+from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
 from manyheads.errors import UsageError
 from manyheads.study import open_run, run
@@ -24,7 +24,7 @@ def pool():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [Averages(repeats=5), VectorisedAverages(repeats=5), Walk()], ids=lambda s: s.name)
+@pytest.mark.parametrize("study", [Averages(repeats=5), VectorizedAverages(repeats=5), Walk()], ids=lambda s: s.name)
 def test_process_pool_threads_and_this_process_agree_to_the_last_bit(study, pool, tmp_path, seed):
     here = run(study, replicates=4, seed=seed, store=tmp_path / "here", progress=False)
     there = run(study, replicates=4, seed=seed, store=tmp_path / "pool", executor=pool, progress=False)

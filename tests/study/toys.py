@@ -52,7 +52,7 @@ class Averages(Study):
 
 
 @dataclass(frozen=True)
-class VectorisedAverages(Averages):
+class VectorizedAverages(Averages):
     """The same, several replicates at a time."""
 
     name: ClassVar[str] = "toy/vectorized-averages"

@@ -1,13 +1,13 @@
 import jax
 import numpy as np
 import pytest
-from tests.study.toys import Averages, Still, VectorisedAverages, Walk
+from tests.study.toys import Averages, Still, VectorizedAverages, Walk
 
 from manyheads.study.store.units import Layout, MalformedResult, compute, prediction_key, replicate_key
 
 
 def test_layout_covers_every_replicate_once_and_in_whole_chunks():
-    for study, replicates in ((Averages(), 5), (VectorisedAverages(), 5), (Walk(), 2)):
+    for study, replicates in ((Averages(), 5), (VectorizedAverages(), 5), (Walk(), 2)):
         layout = Layout.of(study)
         assert Layout.from_json(layout.to_json()) == layout
         for cell in layout.cells:
@@ -17,7 +17,7 @@ def test_layout_covers_every_replicate_once_and_in_whole_chunks():
 
 
 def test_more_replicates_keep_the_units_of_fewer():
-    layout = Layout.of(VectorisedAverages())
+    layout = Layout.of(VectorizedAverages())
     assert set(layout.trained(4)) <= set(layout.trained(11))
 
 
@@ -31,7 +31,7 @@ def test_keys_are_those_of_the_definition_and_all_different(seed):
 
 def test_a_chunk_holds_what_its_replicates_hold_alone(seed):
     """Vectorized and single training agree to rounding."""
-    vectorized, single = VectorisedAverages(repeats=8), Averages(repeats=8)
+    vectorized, single = VectorizedAverages(repeats=8), Averages(repeats=8)
     (chunk,) = (unit for unit in Layout.of(vectorized).trained(3) if unit.cell["size"] == 16)
     together = compute(vectorized, chunk, seed)
     for unit in Layout.of(single).trained(3):
