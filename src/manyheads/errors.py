@@ -6,6 +6,7 @@ into exit status 2 and every other one into 3.
 """
 
 import operator
+from collections.abc import Sequence
 
 
 class ManyheadsError(Exception):
@@ -56,6 +57,22 @@ def check_integers(owner: object, *names: str, least: int = 1, most: int | None 
     for name in names:
         value = check_integer(f"{type(owner).__name__}: {name}", getattr(owner, name), least, most)
         object.__setattr__(owner, name, value)
+
+
+def check_rising(name: str, values: Sequence[float], least: float = 1, count: int = 2) -> None:
+    """Check the values along an axis: at least `count`, in rising order, from `least` on.
+
+    Raises
+    ------
+    UsageError
+        Fewer values, one below `least`, or another order.
+
+    Examples
+    --------
+    >>> check_rising("lengths", (4, 16, 64))
+    """
+    if len(values) < count or list(values) != sorted(set(values)) or any(value < least for value in values):
+        raise UsageError(f"{name}={tuple(values)}: expected at least {count}, in rising order, from {least} on")
 
 
 class ExtraMissing(ManyheadsError, ImportError):

@@ -12,7 +12,6 @@ from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.bigram.theory.signal import SignalSystem, SignalTrajectory, solve_signals
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
-from manyheads.errors import UsageError
 from manyheads.study import Source
 
 SOURCE = Source(
@@ -63,13 +62,6 @@ def redraw_positions(task: BigramTask, length: int, rng: np.random.Generator) ->
     """Return the task with the same transition and weights and positions drawn anew for another length."""
     places = [np.sort(rng.choice(length, task.sparsity, replace=False)) for _ in range(task.vocabulary)]
     return replace(task, positions=np.stack(places), length=length)
-
-
-def check_increasing(**named: tuple[float, ...]) -> None:
-    """Refuse an axis of a study with fewer than two values, or values that do not increase."""
-    for name, values in named.items():
-        if len(values) < 2 or list(values) != sorted(set(values)):
-            raise UsageError(f"{name}={values}: give two or more, in increasing order")
 
 
 class NoiselessPath(NamedTuple):

@@ -16,9 +16,8 @@ from manyheads.data import load_text
 from manyheads.data.characters import UNKNOWN, build_vocabulary
 from manyheads.demo.sampling import mark_whitespace
 from manyheads.demo.text import TextTraining
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits import Network, Problem, infinite_key_dim, train_networks
-from manyheads.limits.axes import check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons.mean_field import along, biases, distances, solve_blocks
 from manyheads.limits.comparisons.parametrizations import bordelon

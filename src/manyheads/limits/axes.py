@@ -14,12 +14,6 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L"}
 
 
-def check_rising(name: str, values: Sequence[float], least: float = 1, count: int = 2) -> None:
-    """Refuse fewer values than `count`, one below `least`, or values that are not in rising order."""
-    if len(values) < count or list(values) != sorted(set(values)) or any(value < least for value in values):
-        raise UsageError(f"{name}={tuple(values)}: expected at least {count}, in rising order, from {least} on")
-
-
 def shapes_along(axis: Axis, base: Shape | Sequence[int], sizes: Iterable[int]) -> tuple[Shape, ...]:
     """Return the base with one of its sizes exchanged.
 

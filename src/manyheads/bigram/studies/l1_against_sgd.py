@@ -21,7 +21,7 @@ from manyheads.bigram.training.record import measure_distances
 from manyheads.bigram.training.rounding import find_support, refit_scale, round_attention, sample_support
 from manyheads.bigram.training.settings import FirstStage, SecondStage, TrainingSettings
 from manyheads.bigram.training.two_stages import run_stage_one, run_stage_two
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Lines, Listing, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import unstack
@@ -72,7 +72,7 @@ class L1AgainstSGD(Study):
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        shared.check_increasing(batches=self.batches)
+        check_rising("batches", self.batches)
         if not 0 < self.weak < self.strong < 0.5:
             raise UsageError(f"weak={self.weak}, strong={self.strong}: give shares of a weight, 0 < weak < strong < .5")
         needed = (np.log(self.length) + 1.3) / self.growth * self.batches[-1]

@@ -22,7 +22,7 @@ from manyheads.bigram.theory.signal import SignalSystem, predict_escape
 from manyheads.bigram.training.plateau_escape import sgd_escape
 from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.bigram.training.reduced_model import ESCAPED, find_escape
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Study
 from manyheads.study.claims import Measure
@@ -76,7 +76,8 @@ class SampleComplexity(Study):
 
     def __post_init__(self) -> None:
         axes = ("lengths", "longest", "vocabularies", "noises")
-        shared.check_increasing(**{name: getattr(self, name) for name in axes})
+        for name in axes:
+            check_rising(name, getattr(self, name), least=0)
         if self.noise not in self.noises or self.runs < 1 or self.simulated < 1:
             raise UsageError(f"noise={self.noise}: give one of noises={self.noises}, and positive runs and simulated")
         if not 0 < self.growth <= 0.1 or self._growth(self.lengths[0]) > 0.2:

@@ -11,13 +11,13 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram.screening import chi_square, count_pairs, predict_screening
-from manyheads.bigram.setups import SOURCE, check_increasing, redraw_positions, replicate_seed
+from manyheads.bigram.setups import SOURCE, redraw_positions, replicate_seed
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.sample_complexity import stage_one_samples
 from manyheads.bigram.training.proximal_sgd import Diverged, State, descend, initial_state
 from manyheads.bigram.training.record import trajectory
 from manyheads.bigram.training.settings import FirstStage
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -67,7 +67,7 @@ class ScreeningCost(Study):
     task: int = 4
 
     def __post_init__(self) -> None:
-        check_increasing(lengths=self.lengths)
+        check_rising("lengths", self.lengths)
         if not self.lengths[0] <= self.trained_length:
             raise UsageError(
                 f"trained_length={self.trained_length}: give at least the shortest context, {self.lengths[0]}"

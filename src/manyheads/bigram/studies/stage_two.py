@@ -22,7 +22,7 @@ from manyheads.bigram import setups as shared
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.training.proximal_sgd import State, StepSettings
 from manyheads.bigram.training.record import measure_rounded, record
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import unstack
@@ -67,7 +67,7 @@ class StageTwo(Study):
     weight_seed: int = 0
 
     def __post_init__(self) -> None:
-        shared.check_increasing(lengths=self.lengths)
+        check_rising("lengths", self.lengths)
         if self.samples < self.batch * RECORDS:
             raise UsageError(f"samples={self.samples}: give at least {RECORDS} steps, {RECORDS * self.batch}")
 

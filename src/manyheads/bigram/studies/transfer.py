@@ -10,11 +10,11 @@ import numpy as np
 import xarray as xr
 
 from manyheads.bigram.screening import predict_screening
-from manyheads.bigram.setups import SOURCE, check_increasing, redraw_positions, replicate_seed
+from manyheads.bigram.setups import SOURCE, redraw_positions, replicate_seed
 from manyheads.bigram.studies.screening import GROWTH, by_replicate, draw_uniform_batch, search
 from manyheads.bigram.task import Batch, BigramTask, draw_bigram_task, draw_correlated
 from manyheads.bigram.transfer import TransferSettings, predict_transfer, transfer_test
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -62,7 +62,7 @@ class TransferCost(Study):
         falling = list(self.correlations) == sorted(set(self.correlations), reverse=True)
         if len(self.correlations) < 2 or not falling or not 0 < self.correlations[-1] < self.correlations[0] <= 1:
             raise UsageError(f"correlations={self.correlations}: two or more in (0, 1], decreasing")
-        check_increasing(lengths=self.lengths)
+        check_rising("lengths", self.lengths)
 
     @classmethod
     def full(cls) -> TransferCost:

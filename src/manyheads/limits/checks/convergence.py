@@ -9,8 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import ShapeError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import ShapeError, check_rising
 from manyheads.statistics import Interval, fit_exponent, mean_interval
 from manyheads.statistics.distances import noise_of_mean
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from manyheads._arrays import takes_arrays
 from manyheads._settings import default_rules
-from manyheads.errors import UsageError
-from manyheads.limits.axes import AXES, LETTERS, Axis, check_rising, check_seeds, find_axis
+from manyheads.errors import UsageError, check_rising
+from manyheads.limits.axes import AXES, LETTERS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.power_laws import ONE, Power
 from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates

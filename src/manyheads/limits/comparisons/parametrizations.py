@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import AXES, LETTERS, Axis, check_rising, shapes_along
+from manyheads.errors import UsageError, check_rising
+from manyheads.limits.axes import AXES, LETTERS, Axis, shapes_along
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task

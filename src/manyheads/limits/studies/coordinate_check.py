@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import LETTERS, Axis, check_rising
+from manyheads.errors import UsageError, check_rising
+from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.coordinate_check import (
     TOLERANCE,
     Growth,

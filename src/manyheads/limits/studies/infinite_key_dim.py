@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.checks.coordinate_check import finite_size_bias
 from manyheads.limits.comparisons import mean_field
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.comparisons.mean_field import along, problem_of, solve_blocks, train_seeds
 from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.problem import Problem

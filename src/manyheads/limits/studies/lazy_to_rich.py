@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.comparisons.claims import nearer_claim, single_network_claim
 from manyheads.limits.comparisons.curves import power_curve
 from manyheads.limits.comparisons.mean_field import (

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manyheads.errors import UsageError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.systems.transformers import (
     NetworkFactors,
     Setting,

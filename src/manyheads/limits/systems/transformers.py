@@ -15,8 +15,7 @@ import numpy as np
 import optax
 
 from manyheads._arrays import takes_arrays
-from manyheads.errors import UsageError
-from manyheads.limits.axes import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.transformer.losses import cross_entropy

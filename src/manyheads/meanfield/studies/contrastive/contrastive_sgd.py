@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError, check_integers
+from manyheads.errors import UsageError, check_integers, check_rising
 from manyheads.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.meanfield.contrastive.sgd import train_overlaps
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -57,8 +57,7 @@ class ContrastiveSgd(Study):
         check_integers(self, "records", "runs")
         if not (0 < self.horizon < float("inf") and 0 < self.escape_horizon < float("inf")):
             raise UsageError(f"horizon={self.horizon}, escape_horizon={self.escape_horizon}: expected positive times")
-        if len(self.dimensions) < 2 or list(self.dimensions) != sorted(set(self.dimensions)) or self.dimensions[0] < 8:
-            raise UsageError(f"dimensions={self.dimensions}: expected two or more increasing ones from 8 on")
+        check_rising("dimensions", self.dimensions, least=8)
 
     @classmethod
     def small(cls) -> ContrastiveSgd:

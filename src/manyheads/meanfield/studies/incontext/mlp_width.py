@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import CertificateError, UsageError
+from manyheads.errors import CertificateError, UsageError, check_rising
 from manyheads.meanfield.incontext.circle import circle_flow
 from manyheads.meanfield.incontext.particles import circle_particles, particle_flow
 from manyheads.meanfield.incontext.source import SOURCE
@@ -64,9 +64,7 @@ class MLPWidth(Study):
 
     def __post_init__(self) -> None:
         for name in ("outer_widths", "both_widths"):
-            widths = list(getattr(self, name))
-            if len(widths) < 2 or widths != sorted(set(widths)) or widths[0] < 2:
-                raise UsageError(f"{name}={tuple(widths)}: expected two or more, from 2 on, rising")
+            check_rising(name, getattr(self, name), least=2)
         if self.networks < 1 or not 0 < self.missed <= LEARNED:
             raise UsageError(
                 f"networks={self.networks}, missed={self.missed}: expected at least 1, and a number up to {LEARNED:g}"

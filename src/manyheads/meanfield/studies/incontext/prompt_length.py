@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.incontext.prompt_length import length_coefficient, prompt_loss, solve_attention
 from manyheads.meanfield.incontext.prompts import draw_prompt_losses
 from manyheads.meanfield.incontext.source import SOURCE
@@ -48,8 +48,7 @@ class PromptLength(Study):
     pairs: int = 1 << 21
 
     def __post_init__(self) -> None:
-        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 1:
-            raise UsageError(f"lengths={self.lengths}: expected two or more, from 1 on, rising")
+        check_rising("lengths", self.lengths)
         if self.pairs < 1:
             raise UsageError(f"pairs={self.pairs}: expected a positive number")
 

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from scipy.optimize import brentq
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.incontext.circle import CircleState, circle_flow, circle_loss, escape_rate
 from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.landscape import saddle_levels
@@ -62,8 +62,7 @@ class SaddleEscape(Study):
     def __post_init__(self) -> None:
         if len(self.sizes) < 2 or list(self.sizes) != sorted(set(self.sizes), reverse=True) or self.sizes[-1] <= 0:
             raise UsageError(f"sizes={self.sizes}: expected two or more positive numbers, falling")
-        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)) or self.lengths[0] < 2:
-            raise UsageError(f"lengths={self.lengths}: expected two or more, from 2 on, rising")
+        check_rising("lengths", self.lengths, least=2)
 
     @classmethod
     def full(cls) -> SaddleEscape:
