@@ -1,9 +1,9 @@
 """Datasets of recorded attention: sums over calls by layer, and the figures with their levels and intervals."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -102,49 +102,120 @@ class LayerRecord:
         return means, errors, levels
 
 
-def as_dataset(
-    layers: Mapping[str, LayerRecord], rows: int | None, chosen: Collection[str], unmeasured: list[str]
-) -> "xr.Dataset":
-    """Gather the chosen figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
-    import xarray as xr
+class LayerHeads(NamedTuple):
+    """An attention module: its name, whether it attends to another sequence, and its numbers of heads."""
 
-    measured = {name: layer for name, layer in layers.items() if layer.weight}
+    module: str
+    cross: bool
+    heads: int
+    key_heads: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Figures of all layers at one time.
+
+    Attributes
+    ----------
+    layers
+        The modules, in the order of the first calls.
+    values, errors
+        Name → means and their standard errors, (layer, head); NaN where there is none.
+    levels
+        Name → value at logits of zero, (layer,).
+    weight
+        Rows that the measured ones stand for, (layer,).
+    """
+
+    layers: tuple[LayerHeads, ...]
+    values: Mapping[str, np.ndarray]
+    errors: Mapping[str, np.ndarray]
+    levels: Mapping[str, np.ndarray]
+    weight: np.ndarray
+
+
+def take_snapshot(records: Mapping[str, LayerRecord], chosen: Collection[str]) -> Snapshot:
+    """Gather the chosen figures of layers."""
+    measured = {name: record for name, record in records.items() if record.weight}
     if not measured:
         raise UsageError("nothing was recorded: run the model, in training or evaluation, within the with block")
-    figures = [layer.figures() for layer in measured.values()]
-    heads = max(layer.heads for layer in measured.values())
-    coordinates = {
-        "layer": np.arange(len(measured)),
-        "head": np.arange(heads),
-        "module": ("layer", list(measured)),
-        "attention": ("layer", ["cross" if layer.cross else "self" for layer in measured.values()]),
-        "key_heads": ("layer", [layer.key_heads for layer in measured.values()]),
-    }
-    found = xr.Dataset(coords=coordinates)
+    layers = tuple(LayerHeads(name, each.cross, each.heads, each.key_heads) for name, each in measured.items())
+    heads = max(layer.heads for layer in layers)
+    means, errors, levels = zip(*(record.figures() for record in measured.values()), strict=True)
+
+    def names(tables: tuple[dict[str, Any], ...]) -> list[str]:
+        return [name for name in FIGURES if name in chosen and any(name in table for table in tables)]
+
+    return Snapshot(
+        layers,
+        {name: _padded([table.get(name) for table in means], heads) for name in names(means)},
+        {name: _padded([table.get(name) for table in errors], heads) for name in names(errors)},
+        {name: np.array([table.get(name, np.nan) for table in levels]) for name in names(means)},
+        np.array([record.weight for record in measured.values()]),
+    )
+
+
+def as_dataset(
+    records: Mapping[str, LayerRecord], rows: int | None, chosen: Collection[str], unmeasured: list[str]
+) -> "xr.Dataset":
+    """Gather the chosen figures of layers over (layer, head), as `AttentionRecord.dataset` describes them."""
+    return stack_snapshots([0], [take_snapshot(records, chosen)], rows, unmeasured).isel(step=0, drop=True)
+
+
+def stack_snapshots(
+    steps: Sequence[int], snapshots: Sequence[Snapshot], rows: int | None, unmeasured: list[str]
+) -> "xr.Dataset":
+    """Gather figures over (step, layer, head); layers that a step lacks are NaN there."""
+    import xarray as xr
+
+    layers = {layer.module: layer for snapshot in snapshots for layer in snapshot.layers}
+    shape = len(snapshots), len(layers), max(layer.heads for layer in layers.values())
+    place = {name: row for row, name in enumerate(layers)}
+    rows_of = [[place[layer.module] for layer in snapshot.layers] for snapshot in snapshots]
+
+    def stacked(tables: list[np.ndarray | None]) -> np.ndarray:
+        width = () if all(table is None or table.ndim == 1 for table in tables) else shape[2:]
+        found = np.full(shape[:2] + width, np.nan)
+        for step, (table, chosen) in enumerate(zip(tables, rows_of, strict=True)):
+            if table is not None:
+                found[(step, chosen) if table.ndim == 1 else (step, chosen, slice(table.shape[1]))] = table
+        return found
+
+    found = xr.Dataset(
+        coords={
+            "step": np.array(steps, dtype=np.int64),
+            "layer": np.arange(shape[1]),
+            "head": np.arange(shape[2]),
+            "module": ("layer", list(layers)),
+            "attention": ("layer", ["cross" if layer.cross else "self" for layer in layers.values()]),
+            "key_heads": ("layer", [layer.key_heads for layer in layers.values()]),
+        }
+    )
+    found["step"].attrs["long_name"] = "optimizer updates so far"
     found["layer"].attrs["long_name"] = "attention module, in the order of the first calls"
     found["head"].attrs["long_name"] = "head"
-    found.attrs = {
-        "rows": "all" if rows is None else rows,
-        "not_measured": ", ".join(unmeasured),
-    }
+    found.attrs = {"rows": "all" if rows is None else rows, "not_measured": ", ".join(unmeasured)}
+    by_layer, by_head = ("step", "layer"), ("step", "layer", "head")
     for name, (title, unit) in FIGURES.items():
-        if name not in chosen or not any(name in means for means, _, _ in figures):
+        if not any(name in snapshot.values for snapshot in snapshots):
             continue
-        mean = _padded([means.get(name) for means, _, _ in figures], heads)
-        level = [levels.get(name, np.nan) for _, _, levels in figures]
-        found[name] = ("layer", "head"), mean, {"long_name": title, "units": unit}
-        found[f"{name}_uniform"] = "layer", level, {"long_name": f"{title}, at logits of zero", "units": unit}
-        if rows is not None and rows >= LEAST_FOR_INTERVAL and any(name in errors for _, errors, _ in figures):
-            margin = NORMAL_95 * _padded([errors.get(name) for _, errors, _ in figures], heads)
+        mean = stacked([snapshot.values.get(name) for snapshot in snapshots])
+        level = stacked([snapshot.levels.get(name) for snapshot in snapshots])
+        found[name] = by_head, mean, {"long_name": title, "units": unit}
+        found[f"{name}_uniform"] = by_layer, level, {"long_name": f"{title}, at logits of zero", "units": unit}
+        if has_intervals(rows) and any(name in snapshot.errors for snapshot in snapshots):
+            margin = NORMAL_95 * stacked([snapshot.errors.get(name) for snapshot in snapshots])
             for side, edge in (("low", mean - margin), ("high", mean + margin)):
                 attributes = {"long_name": f"{title}, {side} end of the 95% interval over rows", "units": unit}
-                found[f"{name}_{side}"] = ("layer", "head"), edge, attributes
-    found["measured_rows"] = (
-        "layer",
-        [layer.weight for layer in measured.values()],
-        {"long_name": "rows that the measured ones stand for", "units": "1"},
-    )
+                found[f"{name}_{side}"] = by_head, edge, attributes
+    attributes = {"long_name": "rows that the measured ones stand for", "units": "1"}
+    found["measured_rows"] = by_layer, stacked([snapshot.weight for snapshot in snapshots]), attributes
     return found
+
+
+def has_intervals(rows: int | None) -> bool:
+    """Whether so many sampled rows give intervals that cover what they say."""
+    return rows is not None and rows >= LEAST_FOR_INTERVAL
 
 
 def _padded(values: "list[np.ndarray | None]", heads: int) -> np.ndarray:

@@ -15,13 +15,17 @@ from manyheads.errors import UsageError
 
 MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
 
+REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before
+
 # Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.
 Observer = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
-@contextmanager
-def observe_attention(model: Any, observer: Observer) -> Iterator[None]:
-    """Call `observer` after every attention call of the modules of a model; other models pass by.
+class AttentionObserver:
+    """Wrappers of the attention functions of one model, which are put into the table and taken out again.
+
+    The same wrappers come back at every `observing`, so that `torch.compile` compiles twice at most, with and without
+    them.
 
     Parameters
     ----------
@@ -35,23 +39,66 @@ def observe_attention(model: Any, observer: Observer) -> Iterator[None]:
     UsageError
         The model computes its attention outside the interface, or by an implementation whose masks are not read.
     """
-    members = {id(module) for module in model.modules()}
-    tables, names = _tables(model), _implementations(model)
-    _check(model, tables, names)
-    undo: list[Callable[[], None]] = []
-    active = [True]
-    try:
-        for table in tables:
-            for name in names:
-                undo.append(_replace(table, name, _wrapper(name, table.get(name), members, active, observer)))
-        yield
-    finally:
-        active.clear()
-        for step in reversed(undo):
-            step()
+
+    def __init__(self, model: Any, observer: Observer) -> None:
+        members = {id(module) for module in model.modules()}
+        tables, names = _tables(model), _implementations(model)
+        _check(model, tables, names)
+        self._active: list[bool] = []
+        self._entries = [_Entry(table, name, members, self._active, observer) for table in tables for name in names]
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Call the observer after every attention call of the modules of the model; other models pass by."""
+        self._active[:] = [True]
+        try:
+            for entry in self._entries:
+                entry.insert()
+            yield
+        finally:
+            self._active.clear()
+            for entry in reversed(self._entries):
+                entry.remove()
 
 
-def _wrapper(name: str, before: Any, members: set[int], active: list[bool], observer: Observer) -> Callable[..., Any]:
+class _Entry:
+    """One wrapper, and its place in a table of attention functions."""
+
+    def __init__(self, table: Any, name: str, members: set[int], active: list[bool], observer: Observer) -> None:
+        self._table, self._name = table, name
+        self._earlier: tuple[bool, Any] = False, None
+        self._before: list[Any] = [None]
+        self._wrapper = _wrapper(name, self._before, members, active, observer)
+
+    def insert(self) -> None:
+        """Enter the wrapper before what stands in the table now."""
+        own, name = self._table._local_mapping, self._name
+        if self._wrapper in _chain(self._table.get(name)):  # left there by a record that ended out of order
+            return
+        self._earlier = name in own, own.get(name)
+        self._before[0] = self._table.get(name)
+        setattr(self._wrapper, REPLACES, self._before[0])
+        self._table[name] = self._wrapper
+
+    def remove(self) -> None:
+        """Put back what stood in the table before."""
+        if self._table._local_mapping.get(self._name) is not self._wrapper:
+            return  # a later entry calls this one, which is inactive by now
+        had, earlier = self._earlier
+        if had:
+            self._table[self._name] = earlier
+        else:
+            del self._table[self._name]
+
+
+def _chain(function: Any) -> Iterator[Any]:
+    """Yield an attention function and, if it is a wrapper, those that it calls."""
+    while function is not None:
+        yield function
+        function = getattr(function, REPLACES, None)
+
+
+def _wrapper(name: str, before: list[Any], members: set[int], active: list[bool], observer: Observer) -> Any:
     """Return an attention function that calls the one before it, and then the observer."""
     import torch
 
@@ -59,30 +106,13 @@ def _wrapper(name: str, before: Any, members: set[int], active: list[bool], obse
     report = torch._dynamo.disable(observer)
 
     def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-        function = _eager(module) if before is None else before
+        function = _eager(module) if before[0] is None else before[0]
         output = function(module, query, key, value, mask, *args, **kwargs)
         if active and id(module) in members:
             report(name, module, (query, key, value, mask, *args), kwargs, output[0])
         return output
 
     return attention
-
-
-def _replace(table: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Enter a function into an instance of the table; return what undoes it."""
-    own = table._local_mapping
-    had, earlier = name in own, own.get(name)
-    table[name] = function
-
-    def undo() -> None:
-        if own.get(name) is not function:  # a later entry calls this one, which is inactive by now
-            return
-        if had:
-            table[name] = earlier
-        else:
-            del table[name]
-
-    return undo
 
 
 def _eager(module: Any) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from manyheads.errors import UsageError, check_integer
 from manyheads.probe.calls import AttentionCall, read_call
 from manyheads.probe.datasets import FIGURES, LayerRecord, as_dataset, layer_number
 from manyheads.probe.fused import fused_statistics
-from manyheads.probe.interface import observe_attention
+from manyheads.probe.interface import AttentionObserver
 from manyheads.probe.row_sampling import RowSample, draw_rows, estimate_mean
 from manyheads.probe.row_statistics import row_statistics
 
@@ -71,14 +71,14 @@ class AttentionRecord:
         UsageError
             Nothing was recorded.
         """
-        return as_dataset(self.layers, self.rows, self.figures, self._unmeasured())
+        return as_dataset(self.layers, self.rows, self.figures, self.unmeasured())
 
     def __repr__(self) -> str:
         calls = sum(layer.calls for layer in self.layers.values())
         rows = "all rows" if self.rows is None else f"{self.rows} rows a sequence"
         return f"AttentionRecord({len(self.layers)} layers, {calls} calls, {rows})"
 
-    def _unmeasured(self) -> list[str]:
+    def unmeasured(self) -> list[str]:
         """Return layers beside measured ones in which no attention call arrived, such as linear attention."""
         missing = []
         for stack in self._stacks:
@@ -86,7 +86,7 @@ class AttentionRecord:
             missing += [block for block, found in zip(stack, arrived, strict=True) if any(arrived) and not found]
         return missing
 
-    def _observe(
+    def observe(
         self, implementation: str, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         """Measure one attention call of a module that is recorded."""
@@ -196,18 +196,24 @@ def record_attention(
     True
     """
     require("torch")
+    record = empty_record(model, rows, figures, layers, seed)
+    with AttentionObserver(model, record.observe).observing():
+        yield record
+
+
+def empty_record(
+    model: Any, rows: int | None, figures: Collection[str] | None, layers: Collection[int] | None, seed: int
+) -> AttentionRecord:
+    """Return a record of a model in which nothing is measured yet; parameters as in `record_attention`."""
     rows = None if rows is None else check_integer("rows", rows)
     chosen = frozenset(FIGURES if figures is None else figures)
     if isinstance(figures, str) or not chosen or not chosen <= FIGURES.keys():
         raise UsageError(f"figures={figures!r}: expected a collection of names out of {', '.join(FIGURES)}")
+    numbers = None if layers is None else set(layers)
     names = {
-        id(module): name
-        for name, module in model.named_modules()
-        if layers is None or layer_number(name) in set(layers)
+        id(module): name for name, module in model.named_modules() if numbers is None or layer_number(name) in numbers
     }
-    record = AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
-    with observe_attention(model, record._observe):
-        yield record
+    return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
 
 
 def _stacks(model: Any) -> list[list[str]]:

@@ -1,0 +1,1 @@
+"""Live recording: attention statistics and update sizes of a training while it runs, within a share of its time."""

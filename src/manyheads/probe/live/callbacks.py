@@ -1,0 +1,121 @@
+"""Callbacks that drive recorders from the Hugging Face Trainer and from Lightning."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from manyheads._extras import require
+from manyheads.errors import ExtraMissing
+from manyheads.probe.live.recorder import AttentionRecorder
+from manyheads.probe.live.updates import UpdateRecorder
+
+Recorder = AttentionRecorder | UpdateRecorder
+
+
+def trainer_callback(*recorders: Recorder) -> Any:
+    """Return a callback for the Trainer of transformers that drives recorders.
+
+    Steps are the Trainer's `global_step` before the update. With gradient accumulation the first micro-batch is
+    measured.
+
+    Parameters
+    ----------
+    *recorders
+        Of the Trainer's model.
+
+    Returns
+    -------
+    transformers.TrainerCallback
+        To pass in `Trainer(callbacks=[...])`.
+    """
+    require("transformers")
+    from transformers import TrainerCallback
+
+    class RecorderCallback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            _watch(recorders, [optimizer])
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            for recorder in recorders:
+                recorder.begin(state.global_step)
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            _end(recorders)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            _end(recorders)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            _finish(recorders, state.global_step)
+
+    return RecorderCallback()
+
+
+def lightning_callback(*recorders: Recorder) -> Any:
+    """Return a callback for Lightning's Trainer that drives recorders.
+
+    Steps are the Trainer's `global_step`. With gradient accumulation the first micro-batch is measured.
+
+    Parameters
+    ----------
+    *recorders
+        Of the model within the `LightningModule`, or of the module itself.
+
+    Returns
+    -------
+    lightning.pytorch.Callback
+        To pass in `Trainer(callbacks=[...])`.
+
+    Raises
+    ------
+    ExtraMissing
+        Neither `lightning` nor `pytorch_lightning` is installed.
+    """
+    base: Any = _lightning_callback_class()
+
+    class RecorderCallback(base):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            _watch(recorders, trainer.optimizers)
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            for recorder in recorders:
+                recorder.begin(trainer.global_step)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            _end(recorders)
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            _finish(recorders, trainer.global_step)
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            for recorder in recorders:
+                recorder.abandon()
+
+    return RecorderCallback()
+
+
+def _lightning_callback_class() -> Any:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        try:
+            from pytorch_lightning import Callback
+        except ModuleNotFoundError as error:
+            raise ExtraMissing("lightning is not installed: pip install lightning", name="lightning") from error
+    return Callback
+
+
+def _watch(recorders: Iterable[Recorder], optimizers: Iterable[Any]) -> None:
+    for recorder in recorders:
+        if isinstance(recorder, UpdateRecorder):
+            for optimizer in optimizers:
+                recorder.watch(optimizer)
+
+
+def _end(recorders: Iterable[Recorder]) -> None:
+    for recorder in recorders:
+        recorder.end()
+
+
+def _finish(recorders: Iterable[Recorder], step: int) -> None:
+    for recorder in recorders:
+        recorder.finish(step)

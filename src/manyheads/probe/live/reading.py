@@ -1,0 +1,120 @@
+"""Stores of live recordings, read as data sets over the steps of the training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import FileRefused, UsageError
+from manyheads.probe.datasets import LayerHeads, Snapshot, stack_snapshots
+from manyheads.probe.live.step_log import REMEDY, read_log
+from manyheads.study.store.disk import trusting_nothing
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def open_recording(store: Path | str) -> "xr.DataTree":
+    """Read what recorders appended to a store, while the training runs or later.
+
+    Parameters
+    ----------
+    store
+        The folder that the recorders were given.
+
+    Returns
+    -------
+    xr.DataTree
+        A node for each kind of recording that is there. `attention` (the training's own batches) and `attention_fixed`
+        (a fixed batch): as `AttentionRecord.dataset`, over (step, layer, head). `updates`: as
+        `UpdateRecorder.dataset`, over (step, matrix). In each `cost_seconds` and `elapsed_seconds` (step): the time
+        that was spent on measuring before the step was written, and that of the training.
+
+    Raises
+    ------
+    FileRefused
+        There is no recording.
+    StoreDamaged
+        A file is no recording, or damaged otherwise than at its end.
+    """
+    import xarray as xr
+
+    paths = sorted(Path(store).glob("*.jsonl"))
+    if not paths:
+        raise FileRefused(f"{store} holds no recording: give the folder that a recorder was given as store=")
+    found = {}
+    for path in paths:
+        header, lines = read_log(path)
+        if lines:
+            with trusting_nothing(path, REMEDY):
+                found[path.stem] = as_series(header, lines)
+    return xr.DataTree.from_dict(found)
+
+
+def as_series(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+    """Gather the lines of a log over the steps."""
+    if not lines:
+        raise UsageError("nothing was recorded yet: run the training with the recorder in it")
+    gather = _gather_updates if header["group"] == "updates" else _gather_attention
+    found = gather(header, lines)
+    for name, title in (("cost", "time spent on measuring so far"), ("elapsed", "time of the training so far")):
+        found[f"{name}_seconds"] = "step", [float(line[name]) for line in lines], {"long_name": title, "units": "s"}
+    found.attrs["model"] = str(header["model"])
+    return found
+
+
+def _gather_attention(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+    layers: tuple[LayerHeads, ...] = ()
+    unmeasured: list[str] = []
+    snapshots = []
+    for line in lines:
+        if "layers" in line:
+            layers, unmeasured = tuple(LayerHeads(*layer) for layer in line["layers"]), line["not_measured"]
+        tables = [
+            {name: np.array(table, dtype=float) for name, table in line[kind].items()}
+            for kind in ("values", "errors", "levels")
+        ]
+        snapshots.append(Snapshot(layers, *tables, np.array(line["weight"], dtype=float)))
+    return stack_snapshots([line["step"] for line in lines], snapshots, header["rows"], unmeasured)
+
+
+FIGURES = {
+    "update_ratio": ("RMS of the update over RMS of the weight, weight decay taken out", "1"),
+    "weight_rms": ("RMS of the weight before the update", "1"),
+    "orthogonality": ("sum of the update's singular values / (sqrt(rank) Frobenius norm)", "1"),
+    "stable_rank": ("stable rank of the update", "1"),
+}
+LEVELS = {
+    "update_ratio_rounding": "RMS of the rounding of weights of this type over RMS of the weight",
+    "orthogonality_random": "orthogonality of a Gaussian matrix of this shape",
+    "stable_rank_random": "stable rank of a Gaussian matrix of this shape",
+}
+
+
+def _gather_updates(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+    import xarray as xr
+
+    about = {name: each for line in lines for name, each in line.get("matrices", {}).items()}
+    place = {name: column for column, name in enumerate(about)}
+    found = xr.Dataset(
+        coords={
+            "step": np.array([line["step"] for line in lines], dtype=np.int64),
+            "matrix": list(about),
+            **{key: ("matrix", [each[key] for each in about.values()]) for key in ("role", "layer", "optimizer")},
+            "weight_decay": ("matrix", [each["weight_decay"] for each in about.values()]),
+        }
+    )
+    found["step"].attrs["long_name"] = "optimizer updates before this one"
+    for name, (title, unit) in FIGURES.items():
+        table = np.full((len(lines), len(about)), np.nan)
+        for row, line in zip(table, lines, strict=True):
+            for matrix, figures in line["figures"].items():
+                row[place[matrix]] = float(figures.get(name, np.nan))
+        if not np.isnan(table).all():
+            found[name] = ("step", "matrix"), table, {"long_name": title, "units": unit}
+    for name, title in LEVELS.items():
+        if name.rpartition("_")[0] in found:
+            values = [float(each["levels"].get(name, np.nan)) for each in about.values()]
+            found[name] = "matrix", values, {"long_name": title, "units": "1"}
+    return found

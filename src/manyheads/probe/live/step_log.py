@@ -1,0 +1,148 @@
+"""Append-only log of measured steps: a JSON header, and one JSON line for each step.
+
+A line goes to the operating system as soon as its step is measured: a process that is killed loses no finished step. A
+line that was being written is dropped when the log is read or continued. A training that starts again from a
+checkpoint appends to the same log; on reading, a step replaces what the log said before of that step and later ones.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from manyheads.errors import UsageError
+from manyheads.study.store.disk import LARGEST_FILE, StoreDamaged, open_bounded, trusting_nothing
+
+FORMAT = 1
+REMEDY = "move it away and record again"
+
+
+class StepLog:
+    """Log of one kind of figures, in a file or in memory.
+
+    Parameters
+    ----------
+    path
+        The file; continued if it exists. None: lines are kept in memory.
+    header
+        What the log is about. A file whose header says otherwise is not continued.
+
+    Raises
+    ------
+    UsageError
+        The file belongs to another recording.
+    StoreDamaged
+        The file is no log.
+    """
+
+    def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
+        self._path, self._header = path, {"manyheads": "step log", "format": FORMAT, **header}
+        self._file: BinaryIO | None = None
+        self._lines: list[dict[str, Any]] = []
+        if path is not None and path.exists() and (found := read_log(path)[0]) != self._header:
+            other = sorted(key for key in found.keys() | self._header.keys() if found.get(key) != self._header.get(key))
+            raise UsageError(f"{path} holds another recording ({', '.join(other)} differ): give another store")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add the line of a step."""
+        if self._path is None:
+            self._lines.append(dict(line))
+            return
+        if self._file is None:
+            self._file = _open(self._path, self._header)
+        self._file.write(_encode(line))
+        self._file.flush()
+
+    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the header and the lines that count."""
+        return (self._header, drop_replaced(self._lines)) if self._path is None else read_log(self._path)
+
+    def close(self) -> None:
+        """Close the file; a later line opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read the header and the lines that count.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    StoreDamaged
+        The file is no log, or a line within it is damaged.
+    """
+    with open_bounded(path, LARGEST_FILE) as file:
+        whole = [line for line in file if line.endswith(b"\n")]  # the last one may be torn
+    with trusting_nothing(path, REMEDY):
+        parsed = [json.loads(line) for line in whole]
+        if not parsed:
+            raise StoreDamaged(f"{path} has no header: nothing was recorded; {REMEDY}")
+        header, lines = parsed[0], parsed[1:]
+        if header["manyheads"] != "step log" or header["format"] != FORMAT:
+            raise StoreDamaged(f"{path} is no step log of format {FORMAT}; {REMEDY}")
+        return header, drop_replaced(lines)
+
+
+def drop_replaced(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines in the order of their steps, without those that a training which started again replaced.
+
+    Examples
+    --------
+    >>> [line["step"] for line in drop_replaced([{"step": step} for step in (0, 4, 8, 4, 6)])]
+    [0, 4, 6]
+    """
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        while kept and kept[-1]["step"] >= line["step"]:
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:
+    """Open a log for appending, without the torn line of a killed process, and write the header of a new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+b")
+    _lock(file, path)
+    file.seek(0)
+    whole = sum(len(line) for line in file if line.endswith(b"\n"))
+    file.truncate(whole)
+    if not whole:
+        file.write(_encode(header))
+    return file
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(line), allow_nan=False).encode() + b"\n"
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Keep other processes from appending to the log, where the system can lock files."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(f"another process records into {path.parent}: give another store") from None
+    except OSError:  # a network disk without locks
+        return
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: arrays as lists, numbers that are not finite as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

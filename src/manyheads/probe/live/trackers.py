@@ -1,0 +1,130 @@
+"""Trackers: where scalars of a training are sent beside the store, such as TensorBoard, W&B, trackio or MLflow.
+
+A tracker is any function that takes the rows of one measured step.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Row(NamedTuple):
+    """One figure of one step.
+
+    Attributes
+    ----------
+    step
+        Optimizer updates so far.
+    layer, head
+        Numbers; None if the figure belongs to no single one. `layer` is as in `record.dataset()`.
+    name
+        Of the figure, such as "entropy"; for a matrix with its name, such as "update_ratio/h.0.attn.c_proj".
+    value
+        The figure.
+    se
+        Its standard error from the sampling of rows; None if exact or not known.
+    level
+        Its null level; None if there is none.
+    """
+
+    step: int
+    layer: int | None
+    head: int | None
+    name: str
+    value: float
+    se: float | None
+    level: float | None
+
+
+Tracker = Callable[[Sequence[Row]], None]
+"""Called with all rows of a measured step."""
+
+
+def scalars(rows: Iterable[Row], heads: bool = False) -> dict[str, float]:
+    """Return scalars by tag: figures of layers, means over their heads, and null levels.
+
+    Parameters
+    ----------
+    rows
+        Of one step.
+    heads
+        Whether there is a scalar for every head as well. The largest logit of a layer is that of all its heads.
+
+    Examples
+    --------
+    >>> rows = [Row(0, 3, head, "entropy", value, None, 4.6) for head, value in enumerate((1.0, 2.0))]
+    >>> scalars(rows)
+    {'entropy/layer_3': 1.5, 'entropy_null/layer_3': 4.6}
+    """
+    found: dict[str, float] = {}
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        tag = row.name if row.layer is None else f"{row.name}/layer_{row.layer}"
+        groups.setdefault(tag, []).append(row)
+        if heads and row.head is not None:
+            found[f"{tag}/head_{row.head}"] = row.value
+    for tag, group in groups.items():
+        pooled = np.max if group[0].name == "max_logit" else np.mean
+        found[tag] = float(pooled([row.value for row in group]))
+        if group[0].level is not None:
+            name, *rest = tag.split("/")
+            found["/".join([f"{name}_null", *rest])] = group[0].level
+    return found
+
+
+def tensorboard_tracker(writer: Any, heads: bool = False) -> Tracker:
+    """Send scalars to TensorBoard.
+
+    Parameters
+    ----------
+    writer
+        A `SummaryWriter`, or any object with `add_scalar(tag, value, step)`.
+    heads
+        Whether every head has a tag of its own, beside the means over heads.
+    """
+
+    def track(rows: Sequence[Row]) -> None:
+        for tag, value in scalars(rows, heads).items():
+            writer.add_scalar(f"probe/{tag}", value, rows[0].step)
+
+    return track
+
+
+def wandb_tracker(run: Any, heads: bool = False, step_name: str = "train/global_step") -> Tracker:
+    """Send scalars to a run of W&B or trackio.
+
+    Parameters
+    ----------
+    run
+        What `wandb.init()` returned, the module `trackio`, or any object with `log(scalars)`.
+    heads
+        As in `tensorboard_tracker`.
+    step_name
+        The scalar that holds the step, as the Hugging Face Trainer logs it. The services' own step is left alone,
+        because they refuse one that is smaller than the last.
+    """
+
+    def track(rows: Sequence[Row]) -> None:
+        found = {f"probe/{tag}": value for tag, value in scalars(rows, heads).items()}
+        run.log({**found, step_name: rows[0].step})
+
+    return track
+
+
+def mlflow_tracker(client: Any, heads: bool = False) -> Tracker:
+    """Send scalars to MLflow.
+
+    Parameters
+    ----------
+    client
+        The module `mlflow` with an active run, or any object with `log_metrics(scalars, step=step)`.
+    heads
+        As in `tensorboard_tracker`.
+    """
+
+    def track(rows: Sequence[Row]) -> None:
+        found = {f"probe/{tag}": value for tag, value in scalars(rows, heads).items()}
+        client.log_metrics(found, step=rows[0].step)
+
+    return track

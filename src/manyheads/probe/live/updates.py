@@ -1,0 +1,340 @@
+r"""Update recorder: how far each step of an optimizer moves the weight matrices, a few of them in turn.
+
+With the decoupled weight decay of AdamW and Muon taken out, the update of a weight is
+
+.. math:: U = W_{t+1} - W_t + \eta \lambda W_t.
+
+Its figures are RMS(U) / RMS(W), and for optimizers that orthogonalize it (Muon) the stable rank and
+
+.. math:: \mathrm{orthogonality} = \frac{\sum_i \sigma_i(U)}{\sqrt{\min(m, n)}\, \|U\|_F} \le 1,
+
+with equality if all singular values are equal; Newton-Schulz iterations that stop early stay below 1.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from manyheads._extras import require
+from manyheads.errors import ManyheadsError, UsageError, check_integer
+from manyheads.limits.torch.model import INNER, unwrap
+from manyheads.models.parameters import recognize
+from manyheads.probe.datasets import layer_number
+from manyheads.probe.live.budget import TimeBudget
+from manyheads.probe.live.output import Output, count_processes
+from manyheads.probe.live.reading import as_series
+from manyheads.probe.live.trackers import Row, Tracker
+from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_density, marchenko_pastur_edges
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+DECOUPLED = ("AdamW", "Muon")
+"""Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient."""
+ROUNDING = 0.212
+"""RMS of relative rounding errors in units of eps, for significands that are uniform on the logarithmic scale."""
+
+
+class _Matrix(NamedTuple):
+    name: str
+    parameter: Any
+    optimizer: Any
+    group: Mapping[str, Any]
+
+
+class UpdateRecorder:
+    """Record the sizes of the updates of weight matrices while a model trains, within a share of its time.
+
+    A few matrices in turn are copied before an optimizer's step and compared after it. The training is the same to the
+    last bit.
+
+    Parameters
+    ----------
+    model
+        The model that is trained.
+    matrices
+        How many matrices are measured at a time.
+    share, every, store, tracker
+        As in `AttentionRecorder`.
+    spectra
+        Whether stable rank and orthogonality of the update are computed as well; None: for optimizers that
+        orthogonalize it.
+
+    Raises
+    ------
+    ExtraMissing
+        PyTorch is not installed.
+    UsageError
+        The store holds another recording.
+
+    Notes
+    -----
+    Weight decay of AdamW and Muon, and of Adam with `decoupled_weight_decay`, is taken out. That of other optimizers is
+    part of their gradient or unknown, and stays in; the coordinate `weight_decay` says so. If several processes train
+    together, `share=None` is needed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from manyheads.probe import UpdateRecorder
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    >>> recorder = UpdateRecorder(model, share=None)
+    >>> recorder.watch(optimizer)
+    >>> before = model[0].weight.detach().clone()
+    >>> model(torch.ones(1, 8)).square().sum().backward()
+    >>> optimizer.step()
+    >>> found = recorder.dataset().update_ratio.sel(matrix="0.weight").item()
+    >>> abs(found - ((model[0].weight - before).norm() / before.norm()).item()) < 1e-6
+    True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        matrices: int = 2,
+        *,
+        share: float | None = 0.01,
+        every: int = 1,
+        spectra: bool | None = None,
+        store: Path | str | None = None,
+        tracker: Tracker | None = None,
+    ) -> None:
+        require("torch")
+        self._model, self._count, self._spectra = unwrap(model), check_integer("matrices", matrices), spectra
+        self._budget = TimeBudget(share, every, next(self._model.parameters()).device)
+        header = {"group": "updates", "model": type(self._model).__name__}
+        self._output = Output(store, header, tracker)
+        self._queue: list[_Matrix] = []
+        self._optimizers: list[Any] = []
+        self._before: list[tuple[_Matrix, Any, float]] = []
+        self._step, self._next = 0, 0
+        self._about: dict[str, dict[str, Any]] = {}
+
+    def watch(self, optimizer: Any) -> None:
+        """Measure the steps of an optimizer from now on; several optimizers may train parts of the model.
+
+        Parameters
+        ----------
+        optimizer
+            A `torch.optim.Optimizer`, or a wrapper with the attribute `optimizer`.
+
+        Raises
+        ------
+        UsageError
+            No optimizer, or one that trains no matrix of the model.
+        """
+        torch = require("torch")
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"{type(optimizer).__name__} is no torch.optim.Optimizer: give the optimizer itself")
+        if optimizer in self._optimizers:
+            return
+        names = {id(parameter): _clean(name) for name, parameter in self._model.named_parameters()}
+        found = [
+            _Matrix(names[id(parameter)], parameter, optimizer, group)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.dim() >= 2 and id(parameter) in names
+        ]
+        if not found:
+            raise UsageError(f"{type(optimizer).__name__} trains no matrix of the model: give the model's optimizer")
+        self._queue += found
+        self._optimizers.append(optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._copy(optimizer))
+        optimizer.register_step_post_hook(lambda *_: self._compare(optimizer))
+
+    def begin(self, step: int) -> None:
+        """Set the number of the step; without it, the steps of the first optimizer are counted."""
+        self._step = step
+
+    def end(self) -> None:
+        """End a step; nothing is pending."""
+
+    def finish(self, step: int) -> None:
+        """End the training."""
+        self.abandon()
+        self._output.log.close()
+
+    def abandon(self) -> None:
+        """Forget copies of a step that failed."""
+        self._before = []
+
+    def dataset(self) -> "xr.Dataset":
+        """Return what was recorded.
+
+        Returns
+        -------
+        xr.Dataset
+            Over (step, matrix), NaN where it was not a matrix's turn: `update_ratio`, RMS of the update over that of
+            the weight, beside `update_ratio_rounding` (matrix), what rounding to the type of the weight amounts to;
+            `weight_rms`; and, if spectra are computed, `orthogonality` and `stable_rank` of the update beside
+            `orthogonality_random` and `stable_rank_random` (matrix), those of Gaussian matrices. Coordinates: `role`,
+            `layer` (-1: none), `optimizer` and `weight_decay` (matrix; "removed", "none" or "included").
+
+        Raises
+        ------
+        UsageError
+            Nothing was recorded.
+        """
+        return as_series(*self._output.log.read())
+
+    def _copy(self, optimizer: Any) -> None:
+        """Copy the matrices whose turn it is, if they belong to this optimizer."""
+        self._before = []
+        if self._queue[self._next].optimizer is not optimizer:
+            return
+        if count_processes() > 1 and not self._budget.unlimited:
+            raise UsageError(
+                "updates are compared in all processes at the same steps, which a share of the time does not give: "
+                "set share=None and every=..."
+            )
+        if not self._budget.admits(self._step):
+            return
+        with self._budget.spending():
+            for matrix in self._take_turn(optimizer):
+                rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
+                removed = rate * decay if _decay(matrix) == "removed" else 0.0
+                self._before.append((matrix, matrix.parameter.detach().clone(), removed))
+
+    def _take_turn(self, optimizer: Any) -> Iterator[_Matrix]:
+        """Yield the next matrices of the queue, as far as they belong to this optimizer and have gradients."""
+        for _ in range(min(self._count, len(self._queue))):
+            matrix = self._queue[self._next]
+            if matrix.optimizer is not optimizer:
+                return
+            self._next = (self._next + 1) % len(self._queue)
+            if matrix.parameter.grad is not None:
+                yield matrix
+
+    def _compare(self, optimizer: Any) -> None:
+        """Compare the copies with the weights after the step."""
+        step = self._step
+        if optimizer is self._optimizers[0]:
+            self._step += 1
+        if not self._before:
+            return
+        with self._budget.spending():
+            figures = {matrix.name: self._measure(matrix, before, decay) for matrix, before, decay in self._before}
+            new = {m.name: self._describe(m) for m, _, _ in self._before if m.name not in self._about}
+            self._before, self._about = [], self._about | new
+            line = {"step": step, "cost": self._budget.cost, "elapsed": self._budget.elapsed, "figures": figures}
+            self._output.write(line | ({"matrices": new} if new else {}), lambda: list(self._rows(step, figures)))
+
+    def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, float]:
+        """Return the figures of one update, from the weight before the step and the decay within it."""
+        update = matrix.parameter.detach() - before
+        update = (update + decay * before) if decay else update
+        weight, moved = (_squared_norm(tensor) for tensor in (before, update))
+        found = {
+            "update_ratio": math.sqrt(moved / weight) if weight else math.nan,
+            "weight_rms": math.sqrt(weight / before.numel()),
+        }
+        if self._has_spectrum(matrix) and moved:
+            squares = np.linalg.eigvalsh(_gram(update)).clip(0)
+            values = np.sqrt(squares[-min(update.shape) :])
+            found["orthogonality"] = float(values.sum() / math.sqrt(len(values) * moved))
+            found["stable_rank"] = float(moved / squares[-1])
+        return found
+
+    def _has_spectrum(self, matrix: _Matrix) -> bool:
+        wanted = "ns_steps" in matrix.group if self._spectra is None else self._spectra
+        return wanted and matrix.parameter.dim() == 2
+
+    def _describe(self, matrix: _Matrix) -> dict[str, Any]:
+        import torch
+
+        levels = {"update_ratio_rounding": ROUNDING * torch.finfo(matrix.parameter.dtype).eps}
+        if self._has_spectrum(matrix):
+            rows, columns = matrix.parameter.shape
+            levels["orthogonality_random"] = random_orthogonality(rows, columns)
+            levels["stable_rank_random"] = expected_stable_rank(rows, columns)
+        number = layer_number(matrix.name)
+        return {
+            "role": self._roles.get(matrix.name, ""),
+            "layer": -1 if number is None else number,
+            "optimizer": type(matrix.optimizer).__name__,
+            "weight_decay": _decay(matrix),
+            "levels": levels,
+        }
+
+    @functools.cached_property
+    def _roles(self) -> dict[str, str]:
+        """Names of weights → their roles, for families of models that are known."""
+        config = getattr(self._model, "config", None)
+        names = [_clean(name) for name, _ in self._model.named_parameters()]
+        try:
+            found = recognize(config.to_dict(), names) if hasattr(config, "to_dict") else None
+        except ManyheadsError:
+            found = None
+        return {} if found is None else {name: str(role.role) for name, role in found.roles.items()}
+
+    def _rows(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> Iterator[Row]:
+        """Yield the figures of a step one by one."""
+        for matrix, values in figures.items():
+            levels = self._about[matrix]["levels"]
+            for name, value in values.items():
+                level = levels.get(f"{name}_rounding", levels.get(f"{name}_random"))
+                yield Row(step, None, None, f"{name}/{matrix}", value, None, level)
+
+
+@functools.cache
+def random_orthogonality(rows: int, columns: int) -> float:
+    """Return the orthogonality of a large Gaussian matrix, by the law of Marchenko and Pastur.
+
+    Examples
+    --------
+    >>> round(random_orthogonality(512, 512), 4), round(8 / (3 * math.pi), 4)
+    (0.8488, 0.8488)
+    """
+    low, high = marchenko_pastur_edges(rows, columns)
+    angles = (np.arange(512) + 0.5) * np.pi / 512
+    squares = (low + high) / 2 - (high - low) / 2 * np.cos(angles)
+    density = marchenko_pastur_density(squares, rows, columns) * np.sin(angles)
+    return float(density @ np.sqrt(squares) / math.sqrt(density.sum() * (density @ squares)))
+
+
+def _decay(matrix: _Matrix) -> str:
+    """Say what happens to weight decay: "none", "removed" from the update, or "included" in it."""
+    if not float(matrix.group.get("weight_decay", 0.0)):
+        return "none"
+    known = type(matrix.optimizer).__name__ in DECOUPLED or matrix.group.get("decoupled_weight_decay", False)
+    return "removed" if known else "included"
+
+
+def _clean(name: str) -> str:
+    return ".".join(piece for piece in name.split(".") if piece not in INNER)
+
+
+def _squared_norm(tensor: Any) -> float:
+    """Return the squared Frobenius norm of a tensor, over all its shards if it is a DTensor."""
+    return float(_over_shards(tensor, _local(tensor).double().square().sum()))
+
+
+def _gram(matrix: Any) -> np.ndarray:
+    """Return the Gram matrix of a matrix's shorter side, or of its columns if rows are sharded."""
+    local = _local(matrix).double()
+    sharded = local is not matrix and tuple(local.shape) != tuple(matrix.shape)
+    local = local if sharded or matrix.shape[0] >= matrix.shape[1] else local.T
+    return _over_shards(matrix, local.T @ local).cpu().numpy()
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _over_shards(tensor: Any, found: Any) -> Any:
+    """Sum what was found in the shard of this process over the shards of all processes."""
+    if not hasattr(tensor, "device_mesh"):
+        return found
+    import torch
+
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            torch.distributed.all_reduce(found, group=tensor.device_mesh.get_group(dimension))
+    return found
