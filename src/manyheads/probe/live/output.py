@@ -18,6 +18,13 @@ class Output:
     A disk that is full or a service that fails is reported once to the logger "manyheads.probe", and not used again:
     the training goes on.
 
+    Attributes
+    ----------
+    log
+        The log of measured steps.
+    failed
+        "the store" or "the tracker" → why it failed.
+
     Parameters
     ----------
     store
@@ -31,6 +38,7 @@ class Output:
     def __init__(self, store: Path | str | None, header: Mapping[str, Any], tracker: Tracker | None) -> None:
         path = None if store is None else Path(store) / f"{header['group']}.jsonl"
         self.log = StepLog(path, header)
+        self.failed: dict[str, str] = {}
         self._targets: dict[str, Callable[[Any, Any], None]] = {"the store": lambda line, _: self.log.append(line)}
         if tracker is not None:
             self._targets["the tracker"] = lambda _, rows: tracker(rows())
@@ -44,6 +52,7 @@ class Output:
                 send(line, rows)
             except Exception as error:
                 del self._targets[name]
+                self.failed[name] = repr(error)
                 LOGGER.error("%s failed at step %s and is not used again: %r", name, line["step"], error)
 
 

@@ -109,7 +109,7 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
-        self._layers: dict[str, Any] = {}  # as in the last line that was written
+        self._written, self._layers = -1, dict[str, Any]()  # as in the last line
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -220,8 +220,9 @@ class AttentionRecorder:
     def _write(self, snapshot: Snapshot, unmeasured: list[str]) -> None:
         line: dict[str, Any] = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
         layers = {"layers": snapshot.layers, "not_measured": unmeasured}
-        if layers != self._layers:
+        if layers != self._layers or line["step"] <= self._written:  # the training started again
             line, self._layers = line | layers, layers
+        self._written = line["step"]
         errors = snapshot.errors if has_intervals(self._empty.rows) else {}
         line |= {"values": snapshot.values, "errors": errors, "levels": snapshot.levels, "weight": snapshot.weight}
         self._output.write(line, lambda: list(_rows(self._step or 0, snapshot, errors)))

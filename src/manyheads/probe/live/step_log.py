@@ -7,6 +7,7 @@ checkpoint appends to the same log; on reading, a step replaces what the log sai
 
 import json
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +54,7 @@ class StepLog:
             return
         if self._file is None:
             self._file = _open(self._path, self._header)
+            self._close = weakref.finalize(self, self._file.close)
         self._file.write(_encode(line))
         self._file.flush()
 
@@ -63,7 +65,7 @@ class StepLog:
     def close(self) -> None:
         """Close the file; a later line opens it again."""
         if self._file is not None:
-            self._file.close()
+            self._close()
             self._file = None
 
 

@@ -112,7 +112,7 @@ class UpdateRecorder:
         self._queue: list[_Matrix] = []
         self._optimizers: list[Any] = []
         self._before: list[tuple[_Matrix, Any, float]] = []
-        self._step, self._next = 0, 0
+        self._step, self._given, self._written, self._next = -1, None, -1, 0
         self._about: dict[str, dict[str, Any]] = {}
 
     def watch(self, optimizer: Any) -> None:
@@ -140,24 +140,27 @@ class UpdateRecorder:
             _Matrix(names[id(parameter)], parameter, optimizer, group)
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.dim() >= 2 and id(parameter) in names
+            if parameter.dim() >= 2 and parameter.requires_grad and id(parameter) in names
         ]
         if not found:
             raise UsageError(f"{type(optimizer).__name__} trains no matrix of the model: give the model's optimizer")
         self._queue += found
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._copy(optimizer))
-        optimizer.register_step_post_hook(lambda *_: self._compare(optimizer))
+        optimizer.register_step_post_hook(lambda *_: self._compare())
+
+    _given: int | None
+    """Number of the next step, if it was given by `begin`."""
 
     def begin(self, step: int) -> None:
-        """Set the number of the step; without it, the steps of the first optimizer are counted."""
-        self._step = step
+        """Give the number of the next step; without it, the steps of the first optimizer are counted."""
+        self._given = step
 
     def end(self) -> None:
         """End a step; nothing is pending."""
 
     def finish(self, step: int) -> None:
-        """End the training."""
+        """End the training after so many updates."""
         self.abandon()
         self._output.log.close()
 
@@ -187,6 +190,8 @@ class UpdateRecorder:
     def _copy(self, optimizer: Any) -> None:
         """Copy the matrices whose turn it is, if they belong to this optimizer."""
         self._before = []
+        if optimizer is self._optimizers[0]:
+            self._step, self._given = self._step + 1 if self._given is None else self._given, None
         if self._queue[self._next].optimizer is not optimizer:
             return
         if count_processes() > 1 and not self._budget.unlimited:
@@ -197,34 +202,36 @@ class UpdateRecorder:
         if not self._budget.admits(self._step):
             return
         with self._budget.spending():
-            for matrix in self._take_turn(optimizer):
+            for matrix in self._take_turn():
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
                 removed = rate * decay if _decay(matrix) == "removed" else 0.0
                 self._before.append((matrix, matrix.parameter.detach().clone(), removed))
 
-    def _take_turn(self, optimizer: Any) -> Iterator[_Matrix]:
-        """Yield the next matrices of the queue, as far as they belong to this optimizer and have gradients."""
+    def _take_turn(self) -> Iterator[_Matrix]:
+        """Yield the next matrices of the queue that belong to one optimizer."""
+        first = self._queue[self._next]
         for _ in range(min(self._count, len(self._queue))):
             matrix = self._queue[self._next]
-            if matrix.optimizer is not optimizer:
+            if matrix.optimizer is not first.optimizer:
                 return
             self._next = (self._next + 1) % len(self._queue)
-            if matrix.parameter.grad is not None:
-                yield matrix
+            yield matrix
 
-    def _compare(self, optimizer: Any) -> None:
-        """Compare the copies with the weights after the step."""
-        step = self._step
-        if optimizer is self._optimizers[0]:
-            self._step += 1
-        if not self._before:
+    def _compare(self) -> None:
+        """Compare the copies with the weights after the step, those without a gradient left out."""
+        copies = [copy for copy in self._before if copy[0].parameter.grad is not None]
+        self._before = []
+        if not copies:
             return
         with self._budget.spending():
-            figures = {matrix.name: self._measure(matrix, before, decay) for matrix, before, decay in self._before}
-            new = {m.name: self._describe(m) for m, _, _ in self._before if m.name not in self._about}
-            self._before, self._about = [], self._about | new
-            line = {"step": step, "cost": self._budget.cost, "elapsed": self._budget.elapsed, "figures": figures}
-            self._output.write(line | ({"matrices": new} if new else {}), lambda: list(self._rows(step, figures)))
+            if self._step <= self._written:  # the training started again
+                self._about = {}
+            figures = {matrix.name: self._measure(matrix, before, decay) for matrix, before, decay in copies}
+            new = {matrix.name: self._describe(matrix) for matrix, _, _ in copies if matrix.name not in self._about}
+            self._about, self._written = self._about | new, self._step
+            cost = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
+            line = cost | {"figures": figures} | ({"matrices": new} if new else {})
+            self._output.write(line, lambda: list(self._rows(self._written, figures)))
 
     def _measure(self, matrix: _Matrix, before: Any, decay: float) -> dict[str, float]:
         """Return the figures of one update, from the weight before the step and the decay within it."""

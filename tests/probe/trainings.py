@@ -1,0 +1,99 @@
+"""Small trainings, with and without recorders: in a plain loop, with the Hugging Face Trainer, with Lightning."""
+
+import contextlib
+
+LENGTH = 16
+STEPS = 4
+
+
+def small_model(**options):
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 29, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options))
+
+
+def windows(count=16, seed=2, length=LENGTH):
+    import torch
+
+    return torch.randint(0, 29, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def train_plainly(make=(), accumulate=1, model=None, forward=None):
+    """Train in a loop; `make(model, optimizer)` gives recorders. Return losses and recorders."""
+    import torch
+
+    model = small_model() if model is None else model
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
+    recorders = make(model, optimizer) if make else []
+    torch.manual_seed(3)
+    losses = []
+    for step in range(STEPS):
+        for part in windows().view(STEPS, accumulate, -1, LENGTH)[step]:
+            with contextlib.ExitStack() as stack:
+                for recorder in recorders:
+                    if hasattr(recorder, "step"):
+                        stack.enter_context(recorder.step(step))
+                loss = (model if forward is None else forward)(part, labels=part).loss
+                loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    for recorder in recorders:
+        recorder.finish(STEPS)
+    return losses
+
+
+def train_by_trainer(folder, make=(), accumulate=1, **options):
+    """Train with the Trainer of transformers; `make(model)` gives recorders. Return losses."""
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+
+    from manyheads.probe import trainer_callback
+
+    model = small_model()
+    arguments = {"max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-2, "seed": 1}
+    arguments |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 4}
+    arguments |= {"gradient_accumulation_steps": accumulate, "dataloader_pin_memory": False} | options
+    data = [{"input_ids": window, "labels": window} for window in windows(16 * accumulate)]
+    callbacks = [trainer_callback(*make(model))] if make else []
+    trainer = Trainer(model, TrainingArguments(str(folder), **arguments), train_dataset=data, callbacks=callbacks)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def train_by_lightning(make=(), accumulate=1, fail_at=None):
+    """Train with Lightning; `make(model)` gives recorders. Return losses."""
+    import lightning.pytorch as lightning
+    import torch
+
+    from manyheads.probe import lightning_callback
+
+    losses = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = small_model()
+
+        def training_step(self, batch, index):
+            if index == fail_at:
+                raise KeyError(index)
+            loss = self.model(batch, labels=batch).loss
+            losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    module = Module()
+    callbacks = [lightning_callback(*make(module.model))] if make else []
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    torch.manual_seed(3)
+    trainer = lightning.Trainer(
+        max_steps=STEPS, accelerator="cpu", callbacks=callbacks, accumulate_grad_batches=accumulate, **quiet
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(windows(16 * accumulate), batch_size=4))
+    return losses
