@@ -1,42 +1,28 @@
-"""Recorders in the Hugging Face Trainer and in Lightning: losses are the same to the bit."""
+"""Recorders in the Hugging Face Trainer, in Lightning and with sharded parameters: losses are the same to the bit."""
 
 import pytest
-from tests.probe.trainings import LENGTH, STEPS, train_by_lightning, train_by_trainer, windows
+from tests.probe.trainings import (
+    STEPS,
+    all_recorders,
+    check_store,
+    train_by_lightning,
+    train_by_trainer,
+    train_plainly,
+    train_sharded,
+)
 
-from manyheads.probe import AttentionRecorder, UpdateRecorder, open_recording, tensorboard_tracker
+from manyheads.probe import AttentionRecorder, tensorboard_tracker
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-def make_all(folder):
-    def make(model):
-        fixed = {"input_ids": windows(2, seed=5, length=30)}
-        return [
-            AttentionRecorder(model, share=None, store=folder),
-            AttentionRecorder(model, rows=None, share=None, every=2, batch=fixed, store=folder),
-            UpdateRecorder(model, 3, share=None, store=folder),
-        ]
-
-    return make
-
-
-def check(folder):
-    tree = open_recording(folder)
-    assert tree["attention"].step.values.tolist() == list(range(STEPS))
-    assert (tree["attention"].measured_rows == 4 * LENGTH).all()  # one micro-batch
-    assert tree["attention_fixed"].step.values.tolist() == [0, 2, 4]
-    assert (tree["attention_fixed"].measured_rows == 2 * 30).all()
-    assert tree["updates"].step.values.tolist() == list(range(STEPS))
-    assert int(tree["updates"].update_ratio.count()) == 3 * STEPS
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_trainer_of_transformers(tmp_path, accumulate):
     pytest.importorskip("accelerate")
     plain = train_by_trainer(tmp_path / "plain", accumulate=accumulate)
-    assert plain == train_by_trainer(tmp_path / "run", make_all(tmp_path / "store"), accumulate)
+    assert plain == train_by_trainer(tmp_path / "run", all_recorders(tmp_path / "store"), accumulate)
     assert len(plain) == STEPS
-    check(tmp_path / "store")
+    check_store(tmp_path / "store")
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about loaders and devices
@@ -44,9 +30,9 @@ def test_the_trainer_of_transformers(tmp_path, accumulate):
 def test_lightning(tmp_path, accumulate):
     pytest.importorskip("lightning")
     plain = train_by_lightning(accumulate=accumulate)
-    assert plain == train_by_lightning(make_all(tmp_path), accumulate)
+    assert plain == train_by_lightning(all_recorders(tmp_path), accumulate)
     assert len(plain) == STEPS * accumulate
-    check(tmp_path)
+    check_store(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -62,7 +48,6 @@ def test_an_exception_under_lightning_leaves_nothing_behind():
 def test_scalars_arrive_in_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tests.probe.trainings import train_plainly
     from torch.utils.tensorboard import SummaryWriter
 
     recorders = []
@@ -77,3 +62,18 @@ def test_scalars_arrive_in_tensorboard(tmp_path):
     expected = recorders[0].dataset().entropy.sel(layer=0).mean("head")
     assert [event.step for event in events] == list(range(STEPS))
     assert [event.value for event in events] == pytest.approx(expected.values.tolist(), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the process group
+def test_sharded_parameters(tmp_path):
+    """With DTensors everything is as without, the figures too."""
+    (tmp_path / "group").mkdir()
+    (tmp_path / "plain_group").mkdir()
+    plain = train_plainly(all_recorders(tmp_path / "plain"))
+    assert plain == train_sharded(tmp_path / "plain_group")
+    assert plain == train_sharded(tmp_path / "group", all_recorders(tmp_path / "sharded"))
+    trees = [check_store(tmp_path / name).to_dict() for name in ("plain", "sharded")]
+    timed = ["cost_seconds", "elapsed_seconds"]
+    for kind in ("/attention", "/attention_fixed", "/updates"):
+        first, second = (tree[kind].drop_vars(timed) for tree in trees)
+        assert first.drop_attrs().equals(second.drop_attrs())

@@ -7,7 +7,7 @@ import pytest
 from tests.probe.families import LENGTH, batch, build, run
 
 from manyheads.errors import UsageError
-from manyheads.probe import record_attention
+from manyheads.probe import dormant_heads, record_attention
 
 pytestmark = pytest.mark.torch
 
@@ -190,3 +190,19 @@ def test_autocast_does_not_round_the_statistics(llama):
             assert torch.equal(before, run(llama, inputs))
     # The same queries and keys of bfloat16, in float32 twice; logits of bfloat16 would differ by 1e-2.
     np.testing.assert_allclose(rows.dataset().entropy, fused.dataset().entropy, atol=3e-5)
+
+
+def test_heads_that_write_nothing_are_named():
+    import torch
+
+    model = build("llama", max_position_embeddings=64)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[:8] = 0  # the first of two heads of values, for two of queries
+    with record_attention(model, rows=None) as record:
+        run(model, batch("llama"))
+    name = "model.layers.1.self_attn, head"
+    assert dormant_heads(record.dataset()) == [f"{name} 0", f"{name} 1"]
+    with pytest.raises(UsageError, match="threshold=0"):
+        dormant_heads(record.dataset(), 0)
+    with pytest.raises(UsageError, match="choose one step"):
+        dormant_heads(record.dataset().expand_dims("step"))

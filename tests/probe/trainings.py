@@ -97,3 +97,59 @@ def train_by_lightning(make=(), accumulate=1, fail_at=None):
     )
     trainer.fit(module, torch.utils.data.DataLoader(windows(16 * accumulate), batch_size=4))
     return losses
+
+
+def train_sharded(folder, make=()):
+    """Train in a loop with parameters that are DTensors: fully_shard, in one process."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=0, world_size=1)
+    try:
+        mesh, model = init_device_mesh("cpu", (1,)), small_model()
+        for block in model.transformer.h:
+            fully_shard(block, mesh=mesh)
+        return train_plainly(make, model=fully_shard(model, mesh=mesh))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def train_compiled(backend, make=()):
+    """Train in a loop through `torch.compile`."""
+    import torch
+
+    torch._dynamo.reset()
+    model = small_model()
+    losses = train_plainly(make, model=model, forward=torch.compile(model, backend=backend))
+    torch._dynamo.reset()
+    return losses
+
+
+def all_recorders(folder):
+    """Return a function that makes a recorder of each kind, which measure all steps of a training."""
+    from manyheads.probe import AttentionRecorder, UpdateRecorder
+
+    def make(model, *optimizer):
+        fixed = {"input_ids": windows(2, seed=5, length=30)}
+        updates = UpdateRecorder(model, 3, share=None, store=folder)
+        for each in optimizer:
+            updates.watch(each)
+        in_step = AttentionRecorder(model, share=None, store=folder)
+        return [in_step, AttentionRecorder(model, rows=None, share=None, every=2, batch=fixed, store=folder), updates]
+
+    return make
+
+
+def check_store(folder, tokens=4 * LENGTH):
+    """Check that everything was recorded, of the first micro-batch alone, and nothing twice."""
+    from manyheads.probe import open_recording
+
+    tree = open_recording(folder)
+    assert tree["attention"].step.values.tolist() == list(range(STEPS))
+    assert (tree["attention"].measured_rows == tokens).all()
+    assert tree["attention_fixed"].step.values.tolist() == [0, 2, 4]  # the last one of the finished weights
+    assert (tree["attention_fixed"].measured_rows == 2 * 30).all()
+    assert tree["updates"].step.values.tolist() == list(range(STEPS))
+    assert int(tree["updates"].update_ratio.count()) == 3 * STEPS
+    return tree

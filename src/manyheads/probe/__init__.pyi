@@ -1,5 +1,6 @@
 from .alarms import Alarm as Alarm
 from .alarms import find_alarms as find_alarms
+from .dormant_heads import dormant_heads as dormant_heads
 from .live.callbacks import lightning_callback as lightning_callback
 from .live.callbacks import trainer_callback as trainer_callback
 from .live.reading import open_recording as open_recording

@@ -113,6 +113,7 @@ class UpdateRecorder:
         self._optimizers: list[Any] = []
         self._before: list[tuple[_Matrix, Any, float]] = []
         self._step, self._given, self._written, self._next = -1, None, -1, 0
+        self._done = False  # whether this step is measured already, by another optimizer
         self._about: dict[str, dict[str, Any]] = {}
 
     def watch(self, optimizer: Any) -> None:
@@ -192,7 +193,8 @@ class UpdateRecorder:
         self._before = []
         if optimizer is self._optimizers[0]:
             self._step, self._given = self._step + 1 if self._given is None else self._given, None
-        if self._queue[self._next].optimizer is not optimizer:
+            self._done = False
+        if self._done or self._queue[self._next].optimizer is not optimizer:
             return
         if count_processes() > 1 and not self._budget.unlimited:
             raise UsageError(
@@ -201,6 +203,7 @@ class UpdateRecorder:
             )
         if not self._budget.admits(self._step):
             return
+        self._done = True
         with self._budget.spending():
             for matrix in self._take_turn():
                 rate, decay = (float(matrix.group.get(key, 0.0)) for key in ("lr", "weight_decay"))
