@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance import _probe_alarms
+from tests.acceptance import _probe_live
 from tests.acceptance._lane import Figure, Measured
 from tests.probe.families import FAMILIES, NOT_FUSED, OUTSIDE, batch, build, double, eager_patterns, run
 from tests.probe.test_families import compare
@@ -200,4 +201,5 @@ FIGURES = [
         {"seeds": 5},
     ),
     *_probe_alarms.FIGURES,
+    *_probe_live.FIGURES,
 ]

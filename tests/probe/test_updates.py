@@ -102,7 +102,7 @@ def test_what_is_no_optimizer_of_the_model_is_refused():
 
     model = small_model()
     recorder = UpdateRecorder(model)
-    with pytest.raises(UsageError, match="is no torch.optim"):
+    with pytest.raises(UsageError, match=r"is no torch\.optim"):
         recorder.watch(model)
     with pytest.raises(UsageError, match="trains no matrix"):
         recorder.watch(torch.optim.SGD(small_model().parameters()))

@@ -1,0 +1,200 @@
+"""Live recording of real trainings: the Hugging Face Trainer on WikiText-2, every way to train, killed processes."""
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+from tests.acceptance._lane import Figure, Measured
+from tests.probe.test_live import kill_a_recording
+from tests.probe.trainings import (
+    LENGTH,
+    all_recorders,
+    check_store,
+    train_by_lightning,
+    train_by_trainer,
+    train_compiled,
+    train_plainly,
+    train_sharded,
+)
+
+from manyheads.probe import (
+    AttentionRecorder,
+    UpdateRecorder,
+    dormant_heads,
+    open_recording,
+    record_attention,
+    trainer_callback,
+)
+
+WIKITEXT = "../shared/data/wikitext-2/valid.txt"
+LENGTH_OF_TEXT = 256
+BATCH = 4
+SHARES = {"attention": 0.004, "attention_fixed": 0.005, "updates": 0.001}
+"""Shares of the time of the three recorders: 1% together."""
+
+
+def real_training(folder: Path, learning_rate: float, steps: int, every: int, seed: int) -> Measured:
+    """Train a GPT-2-style model with and without recorders, and measure its checkpoints again offline."""
+    text = np.frombuffer(Path(WIKITEXT).read_bytes(), dtype=np.uint8).astype(np.int64)
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, len(text) - LENGTH_OF_TEXT, steps * BATCH + 2)
+    windows = [text[start : start + LENGTH_OF_TEXT] for start in starts]
+    fixed, windows = windows[:2], windows[2:]
+    plain, seconds = _train(folder / "plain", windows, learning_rate, steps, None, every)
+    store = folder / "store"
+    found, with_recorders = _train(folder / "run", windows, learning_rate, steps, (store, fixed), every)
+    tree = open_recording(store)
+    shares = {name: float(tree[name].cost_seconds[-1] / tree[name].elapsed_seconds[-1]) for name in SHARES}
+    compared, same, apart = _compare(folder / "run", tree["attention_fixed"].to_dataset(), fixed)
+    last = tree["attention_fixed"].to_dataset().isel(step=-1)
+    entropy, level = last.entropy.mean("head").values, last.entropy_uniform.values
+    measured = ", ".join(f"{name} {tree[name].sizes['step']} steps {shares[name]:.2%}" for name in SHARES)
+    extent = (
+        f"{steps} steps of {BATCH} x {LENGTH_OF_TEXT} bytes; {measured}; CPU seconds {seconds:.0f} without and "
+        f"{with_recorders:.0f} with; losses {plain[0]:.2f} to {plain[-1]:.2f}, "
+        f"{'identical' if plain == found else 'DIFFERENT'}; checkpoints {', '.join(map(str, compared))}, largest "
+        f"difference {apart:.1e}; at the end entropy by layer {_listed(entropy)} of {_listed(level)} nat, dormant: "
+        f"{', '.join(dormant_heads(last)) or 'none'}"
+    )
+    share = sum(shares.values())
+    passed = plain == found and share <= 0.01 and same and len(compared) >= 2
+    return Measured(
+        f"{share:.2%} of the time; checkpoints {'identical' if same else 'DIFFERENT'}", extent, str(seed), passed
+    )
+
+
+def _train(folder, windows, learning_rate, steps, record, every):
+    """Train; return losses and CPU seconds. `record`: the store and the fixed batch."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainingArguments
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = {"n_embd": 128, "n_layer": 4, "n_head": 4, "vocab_size": 256, "n_positions": LENGTH_OF_TEXT}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    model = GPT2LMHeadModel(config)
+    callbacks = []
+    if record is not None:
+        store, fixed = record
+        batch = {"input_ids": torch.tensor(np.array(fixed))}
+        recorders = (
+            AttentionRecorder(model, share=SHARES["attention"], store=store),
+            AttentionRecorder(model, rows=None, share=SHARES["attention_fixed"], every=every, batch=batch, store=store),
+            UpdateRecorder(model, share=SHARES["updates"], store=store),
+        )
+        callbacks = [trainer_callback(*recorders)]
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        logging_steps=1,
+        save_steps=every,
+        learning_rate=learning_rate,
+        seed=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        per_device_train_batch_size=BATCH,
+        dataloader_pin_memory=False,
+    )
+    data = [{"input_ids": torch.tensor(window), "labels": torch.tensor(window)} for window in windows]
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
+    trainer.remove_callback(PrinterCallback)
+    start = time.process_time()
+    trainer.train()
+    seconds = time.process_time() - start
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line], seconds
+
+
+def _compare(folder, live, fixed):
+    """Measure saved checkpoints on the fixed batch; return which, whether they agree, and the largest difference."""
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    compared, same, apart = [], True, 0.0
+    for step in live.step.values.tolist():
+        checkpoint = folder / f"checkpoint-{step}"
+        if not checkpoint.exists():
+            continue
+        model = GPT2LMHeadModel.from_pretrained(checkpoint).eval()
+        with record_attention(model, rows=None) as record, torch.no_grad():
+            model(input_ids=torch.tensor(np.array(fixed)))
+        offline = record.dataset()
+        for name in offline.data_vars:
+            there = live[name].sel(step=step).values
+            same &= np.array_equal(there, offline[name].values, equal_nan=True)
+            apart = max(apart, float(np.max(np.abs(there - offline[name].values))))
+        compared.append(step)
+    return compared, same, apart
+
+
+def ways(folder: Path) -> Measured:
+    """Train in every way with and without recorders, and compare the losses."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    same, micro = {}, {}
+    for accumulate in (1, 2):
+        suffix = f", accumulation {accumulate}" if accumulate > 1 else ""
+        for name, train in (("plain loop", _plain), ("Trainer", train_by_trainer), ("Lightning", _lightning)):
+            key = name + suffix
+            plain = train(folder / f"{key} plain", (), accumulate)
+            same[key] = plain == train(folder / key, all_recorders(folder / f"{key} store"), accumulate)
+            micro[key] = 2 * LENGTH if (name, accumulate) == ("plain loop", 2) else 4 * LENGTH
+    for backend in ("eager", "inductor"):
+        key = f"compiled, {backend}"
+        same[key] = train_compiled(backend) == train_compiled(backend, all_recorders(folder / f"{key} store"))
+    groups = [folder / "first", folder / "second"]
+    for group in groups:
+        group.mkdir(exist_ok=True)
+    same["DTensors"] = train_sharded(groups[0]) == train_sharded(groups[1], all_recorders(folder / "DTensors store"))
+    for key in same:
+        check_store(folder / f"{key} store", micro.get(key, 4 * LENGTH))
+    shown = ", ".join(f"{name}: {'identical' if value else 'DIFFERENT'}" for name, value in same.items())
+    return Measured(f"{sum(same.values())} of {len(same)} ways identical", shown, "0", all(same.values()))
+
+
+def _plain(folder, make, accumulate):
+    return train_plainly(make, accumulate)
+
+
+def _lightning(folder, make, accumulate):
+    return train_by_lightning(make, accumulate)
+
+
+def kills(folder: Path, count: int, seed: int) -> Measured:
+    """Kill recordings at random steps, several times in the same store, and read it each time."""
+    rng, lost, steps = np.random.default_rng(seed), 0, 0
+    for number in range(count):
+        store = folder / str(number % 3)
+        last = kill_a_recording(store, int(rng.integers(0, 30)))
+        found = open_recording(store)["attention"].step.values.tolist()
+        lost += found != list(range(len(found))) or len(found) <= last
+        steps += len(found)
+    extent = f"{count} processes killed, each store continued {(count - 1) // 3} times or more; {steps} steps read"
+    return Measured(f"{lost} of {count} stores lost a finished step", extent, str(seed), not lost)
+
+
+def _listed(values):
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+FIGURES = [
+    *(
+        Figure(
+            f"live-training-{learning_rate:g}",
+            f"a GPT-2-style model under the Hugging Face Trainer on WikiText-2 at learning rate {learning_rate:g}",
+            "recorders take at most 1% of the time, losses identical to the bit, saved checkpoints measured offline "
+            "give the same figures to the bit",
+            real_training,
+            {"learning_rate": learning_rate, "steps": 200, "every": 40, "seed": 0},
+        )
+        for learning_rate in (3e-4, 3e-3, 3e-2)
+    ),
+    Figure("live-ways", "losses with and without recorders, in every way to train", "identical to the bit", ways),
+    Figure(
+        "live-kills",
+        "a recording that is killed loses no finished step and stays readable",
+        "none lost",
+        kills,
+        {"count": 9, "seed": 0},
+    ),
+]
