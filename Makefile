@@ -1,7 +1,7 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Every target does its own set-up.
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS ?= dev,fast,torch,cluster
+EXTRAS ?= dev,fast,torch,cluster,training
 TORCH  ?= torch==2.13.0  # with a version, so that a folder of wheels for the processor alone is found
 TESTS  ?= tests
 # At both ends of the bounds: all but the studies and pages whose libraries the other tests call; ENDS=tests for all.

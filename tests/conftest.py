@@ -39,7 +39,12 @@ settings.register_profile("house", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("fuzz", settings.get_profile("house"), derandomize=False, max_examples=1000)
 settings.load_profile("house")
 
-EXTRAS = {"torch": ("torch", "transformers"), "cluster": ("distributed",), "fast": ("numba",)}
+EXTRAS = {
+    "torch": ("torch", "transformers"),
+    "cluster": ("distributed",),
+    "fast": ("numba",),
+    "training": ("accelerate", "lightning", "tensorboard"),
+}
 
 
 def _absent(extra: str) -> list[str]:

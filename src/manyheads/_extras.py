@@ -10,6 +10,7 @@ EXTRA_OF = {
     "torch": "torch",
     "transformers": "torch",
     "distributed": "cluster",
+    "lightning": "training",
 }
 
 

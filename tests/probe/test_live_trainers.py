@@ -16,28 +16,28 @@ from manyheads.probe import AttentionRecorder, tensorboard_tracker
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_trainer_of_transformers(tmp_path, accumulate):
-    pytest.importorskip("accelerate")
     plain = train_by_trainer(tmp_path / "plain", accumulate=accumulate)
     assert plain == train_by_trainer(tmp_path / "run", all_recorders(tmp_path / "store"), accumulate)
     assert len(plain) == STEPS
     check_store(tmp_path / "store")
 
 
+@pytest.mark.training
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about loaders and devices
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_lightning(tmp_path, accumulate):
-    pytest.importorskip("lightning")
     plain = train_by_lightning(accumulate=accumulate)
     assert plain == train_by_lightning(all_recorders(tmp_path), accumulate)
     assert len(plain) == STEPS * accumulate
     check_store(tmp_path)
 
 
+@pytest.mark.training
 @pytest.mark.filterwarnings("ignore")
 def test_an_exception_under_lightning_leaves_nothing_behind():
-    pytest.importorskip("lightning")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     with pytest.raises(KeyError):
@@ -45,8 +45,8 @@ def test_an_exception_under_lightning_leaves_nothing_behind():
     assert not ALL_ATTENTION_FUNCTIONS._local_mapping
 
 
+@pytest.mark.training
 def test_scalars_arrive_in_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 

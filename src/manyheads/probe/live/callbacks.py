@@ -1,6 +1,8 @@
 """Callbacks that drive recorders from the Hugging Face Trainer and from Lightning."""
 
+import importlib
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from manyheads._extras import require
@@ -95,13 +97,11 @@ def lightning_callback(*recorders: Recorder) -> Any:
 
 def _lightning_callback_class() -> Any:
     try:
-        from lightning.pytorch import Callback
-    except ModuleNotFoundError:
-        try:
-            from pytorch_lightning import Callback
-        except ModuleNotFoundError as error:
-            raise ExtraMissing("lightning is not installed: pip install lightning", name="lightning") from error
-    return Callback
+        return require("lightning.pytorch").Callback
+    except ExtraMissing:
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module("pytorch_lightning").Callback
+        raise
 
 
 def _watch(recorders: Iterable[Recorder], optimizers: Iterable[Any]) -> None:
