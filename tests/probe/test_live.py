@@ -59,6 +59,10 @@ def test_a_step_that_fails_is_forgotten_and_nothing_is_left_behind():
     recorder = AttentionRecorder(model, share=None)
     with pytest.raises(KeyError), recorder.step(0):
         raise KeyError
+    fixed = AttentionRecorder(model.train(), share=None, batch={"input_ids": "no tensor"})
+    with pytest.raises(AttributeError):
+        fixed.begin(0)
+    assert model.training
     assert not ALL_ATTENTION_FUNCTIONS._local_mapping
     with pytest.raises(UsageError, match="nothing was recorded"):
         recorder.dataset()
@@ -190,6 +194,8 @@ def test_a_killed_run_loses_no_finished_step(tmp_path):
     assert found.sizes["step"] - 1 >= last
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of PyTorch, while it compiles around a graph break
 def test_compiled_models_are_recorded_without_compiling_again():
     import torch
 

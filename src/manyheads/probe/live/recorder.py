@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +109,7 @@ class AttentionRecorder:
         self._record: AttentionRecord | None = None
         self._observing = ExitStack()
         self._step: int | None = None
+        self._warned = False
         self._written, self._layers = -1, dict[str, Any]()  # as in the last line
 
     @contextmanager
@@ -146,9 +147,8 @@ class AttentionRecorder:
         with self._budget.spending():
             self._record = replace(self._empty, layers={}, _rng=np.random.default_rng(step))
             self._observing.enter_context(self._observer.observing())
-            if self._batch is not None:
-                self._run(self._batch)
         if self._batch is not None:
+            self._run(self._batch)
             self.end()
 
     def end(self) -> None:
@@ -160,8 +160,9 @@ class AttentionRecorder:
             self.abandon()
             if any(layer.weight for layer in record.layers.values()):
                 self._write(take_snapshot(record.layers, record.figures), record.unmeasured())
-            else:
+            elif not self._warned:
                 LOGGER.warning("step %s: no attention call of the model was seen", self._step)
+                self._warned = True
 
     def finish(self, step: int) -> None:
         """End the training after so many updates: measure a fixed batch once more, if the budget admits it."""
@@ -195,7 +196,10 @@ class AttentionRecorder:
         """Measure one attention call, of the fixed batch if there is one."""
         if self._record is None or _ON_FIXED_BATCH.get() != (self._batch is not None):
             return
-        with nullcontext() if self._batch is not None else self._budget.spending():
+        if self._batch is not None:  # the whole of its run is a cost
+            self._record.observe(*call)
+            return
+        with self._budget.spending():
             self._record.observe(*call)
 
     def _run(self, batch: Mapping[str, Any]) -> None:
@@ -209,9 +213,12 @@ class AttentionRecorder:
         modes = [(module, module.training) for module in self._model.modules()]
         token = _ON_FIXED_BATCH.set(True)
         try:
-            with _kept_generators(device), torch.no_grad():
+            with self._budget.spending(), _kept_generators(device), torch.no_grad():
                 self._model.eval()
                 self._model(**batch)
+        except BaseException:
+            self.abandon()
+            raise
         finally:
             _ON_FIXED_BATCH.reset(token)
             for module, mode in modes:
