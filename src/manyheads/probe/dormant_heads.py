@@ -45,4 +45,4 @@ def dormant_heads(found: "xr.Dataset", threshold: float = 0.1) -> list[str]:
     output = found.relative_output.values
     places = np.argwhere(output <= threshold)  # NaN, heads that a layer lacks, are none
     ordered = places[np.argsort(output[tuple(places.T)], kind="stable")]
-    return [f"{found["module"].values[layer]}, head {found["head"].values[head]}" for layer, head in ordered]
+    return [f"{found['module'].values[layer]}, head {found['head'].values[head]}" for layer, head in ordered]
