@@ -71,11 +71,11 @@ def _gather_attention(header: Mapping[str, Any], lines: list[dict[str, Any]]) ->
     for line in lines:
         if "layers" in line:
             layers, unmeasured = tuple(LayerHeads(*layer) for layer in line["layers"]), line["not_measured"]
-        tables = [
+        values, errors, levels = (
             {name: np.array(table, dtype=float) for name, table in line[kind].items()}
             for kind in ("values", "errors", "levels")
-        ]
-        snapshots.append(Snapshot(layers, *tables, np.array(line["weight"], dtype=float)))
+        )
+        snapshots.append(Snapshot(layers, values, errors, levels, np.array(line["weight"], dtype=float)))
     return stack_snapshots([line["step"] for line in lines], snapshots, header["rows"], unmeasured)
 
 

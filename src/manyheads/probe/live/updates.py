@@ -276,7 +276,7 @@ class UpdateRecorder:
     @functools.cached_property
     def _roles(self) -> dict[str, str]:
         """Names of weights → their roles, for families of models that are known."""
-        config = getattr(self._model, "config", None)
+        config: Any = getattr(self._model, "config", None)
         names = [_clean(name) for name, _ in self._model.named_parameters()]
         try:
             found = recognize(config.to_dict(), names) if hasattr(config, "to_dict") else None
