@@ -4,8 +4,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance import _probe_alarms
-from tests.acceptance import _probe_live
+from tests.acceptance import _probe_alarms, _probe_live
 from tests.acceptance._lane import Figure, Measured
 from tests.probe.families import FAMILIES, NOT_FUSED, OUTSIDE, batch, build, double, eager_patterns, run
 from tests.probe.test_families import compare
