@@ -18,14 +18,11 @@ from tests.probe.trainings import (
     train_sharded,
 )
 
-from manyheads.probe import (
-    AttentionRecorder,
-    UpdateRecorder,
-    dormant_heads,
-    open_recording,
-    record_attention,
-    trainer_callback,
-)
+from manyheads.probe import AttentionRecorder, record_attention
+from manyheads.probe.dormant import dormant_heads
+from manyheads.probe.live.callbacks import trainer_callback
+from manyheads.probe.live.reading import open_recording
+from manyheads.probe.live.updates import UpdateRecorder
 
 WIKITEXT = "../shared/data/wikitext-2/valid.txt"
 LENGTH_OF_TEXT = 256

@@ -13,7 +13,8 @@ import pytest
 from tests.probe.trainings import LENGTH, STEPS, all_recorders, check_store, small_model, train_plainly, windows
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.probe import AttentionRecorder, open_recording, record_attention
+from manyheads.probe import AttentionRecorder, record_attention
+from manyheads.probe.live.reading import open_recording
 from manyheads.study.store.disk import StoreDamaged
 
 pytestmark = pytest.mark.torch

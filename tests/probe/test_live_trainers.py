@@ -11,7 +11,8 @@ from tests.probe.trainings import (
     train_sharded,
 )
 
-from manyheads.probe import AttentionRecorder, tensorboard_tracker
+from manyheads.probe import AttentionRecorder
+from manyheads.probe.live.trackers import tensorboard_tracker
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -7,7 +7,8 @@ import pytest
 from tests.probe.families import LENGTH, batch, build, run
 
 from manyheads.errors import UsageError
-from manyheads.probe import dormant_heads, record_attention
+from manyheads.probe import record_attention
+from manyheads.probe.dormant import dormant_heads
 
 pytestmark = pytest.mark.torch
 

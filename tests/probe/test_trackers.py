@@ -5,14 +5,10 @@ import logging
 import pytest
 from tests.probe.trainings import STEPS, small_model, train_plainly, windows
 
-from manyheads.probe import (
-    AttentionRecorder,
-    UpdateRecorder,
-    mlflow_tracker,
-    open_recording,
-    tensorboard_tracker,
-    wandb_tracker,
-)
+from manyheads.probe import AttentionRecorder
+from manyheads.probe.live.reading import open_recording
+from manyheads.probe.live.trackers import mlflow_tracker, tensorboard_tracker, wandb_tracker
+from manyheads.probe.live.updates import UpdateRecorder
 
 pytestmark = pytest.mark.torch
 

@@ -5,7 +5,7 @@ import pytest
 from tests.probe.trainings import small_model, train_plainly, windows
 
 from manyheads.errors import UsageError
-from manyheads.probe import UpdateRecorder
+from manyheads.probe.live.updates import UpdateRecorder
 
 pytestmark = pytest.mark.torch
 

@@ -50,7 +50,7 @@ def train_by_trainer(folder, make=(), accumulate=1, **options):
     """Train with the Trainer of transformers; `make(model)` gives recorders. Return losses."""
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
-    from manyheads.probe import trainer_callback
+    from manyheads.probe.live.callbacks import trainer_callback
 
     model = small_model()
     arguments = {"max_steps": STEPS, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-2, "seed": 1}
@@ -69,7 +69,7 @@ def train_by_lightning(make=(), accumulate=1, fail_at=None):
     import lightning.pytorch as lightning
     import torch
 
-    from manyheads.probe import lightning_callback
+    from manyheads.probe.live.callbacks import lightning_callback
 
     losses = []
 
@@ -128,7 +128,8 @@ def train_compiled(backend, make=()):
 
 def all_recorders(folder):
     """Return a function that makes a recorder of each kind, which measure all steps of a training."""
-    from manyheads.probe import AttentionRecorder, UpdateRecorder
+    from manyheads.probe import AttentionRecorder
+    from manyheads.probe.live.updates import UpdateRecorder
 
     def make(model, *optimizer):
         fixed = {"input_ids": windows(2, seed=5, length=30)}
@@ -143,7 +144,7 @@ def all_recorders(folder):
 
 def check_store(folder, tokens=4 * LENGTH):
     """Check that everything was recorded, of the first micro-batch alone, and nothing twice."""
-    from manyheads.probe import open_recording
+    from manyheads.probe.live.reading import open_recording
 
     tree = open_recording(folder)
     assert tree["attention"].step.values.tolist() == list(range(STEPS))

@@ -1,14 +1,6 @@
 from .alarms import Alarm as Alarm
 from .alarms import find_alarms as find_alarms
-from .dormant_heads import dormant_heads as dormant_heads
-from .live.callbacks import lightning_callback as lightning_callback
-from .live.callbacks import trainer_callback as trainer_callback
-from .live.reading import open_recording as open_recording
 from .live.recorder import AttentionRecorder as AttentionRecorder
-from .live.trackers import mlflow_tracker as mlflow_tracker
-from .live.trackers import tensorboard_tracker as tensorboard_tracker
-from .live.trackers import wandb_tracker as wandb_tracker
-from .live.updates import UpdateRecorder as UpdateRecorder
 from .qk_clip import qk_clip_factors as qk_clip_factors
 from .query_key_circuits import query_key_spectra as query_key_spectra
 from .recording import AttentionRecord as AttentionRecord

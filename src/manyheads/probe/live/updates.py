@@ -80,7 +80,7 @@ class UpdateRecorder:
     Examples
     --------
     >>> import torch
-    >>> from manyheads.probe import UpdateRecorder
+    >>> from manyheads.probe.live.updates import UpdateRecorder
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     >>> recorder = UpdateRecorder(model, share=None)
