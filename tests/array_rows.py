@@ -420,6 +420,7 @@ EXEMPT = {
     "limits.torch_groups": OPAQUE,
     "models.open_checkpoint": OPAQUE,
     "models.shape_from_config": OPAQUE,
+    "probe.AttentionRecord.observe": OPAQUE,
     "probe.AttentionRecorder": OPAQUE,
     "probe.qk_clip_factors": OPAQUE,
     "probe.query_key_spectra": OPAQUE,
