@@ -14,7 +14,6 @@ from typing import Any
 from manyheads.errors import UsageError
 
 MEASURED = ("sdpa", "eager", "flex_attention")  # implementations of attention whose masks are read
-
 REPLACES = "_manyheads_replaces"  # attribute of a wrapper: the function that it stands before
 
 # Called with the implementation, the attention module, (query, key, value, mask), the keywords and the output.

@@ -34,10 +34,8 @@ class TimeBudget:
         self._share, self._every = share, check_integer("every", every)
         self._asynchronous = getattr(device, "type", "cpu") != "cpu"
         self._began: float | None = None
-        self.cost, self._before = 0.0, None
-
-    _before: float | None
-    """Cost before the last measurement; None before the first."""
+        self.cost = 0.0
+        self._before: float | None = None  # cost before the last measurement
 
     @property
     def elapsed(self) -> float:

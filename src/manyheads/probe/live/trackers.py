@@ -37,8 +37,8 @@ class Row(NamedTuple):
     level: float | None
 
 
+# Called with all rows of a measured step.
 Tracker = Callable[[Sequence[Row]], None]
-"""Called with all rows of a measured step."""
 
 
 def scalars(rows: Iterable[Row], heads: bool = False) -> dict[str, float]:

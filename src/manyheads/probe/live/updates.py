@@ -33,10 +33,10 @@ from manyheads.spectra.levels import expected_stable_rank, marchenko_pastur_dens
 if TYPE_CHECKING:
     import xarray as xr
 
+# Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient.
 DECOUPLED = ("AdamW", "Muon")
-"""Optimizers that shrink weights by learning rate x weight decay beside the step of the gradient."""
+# RMS of relative rounding errors in units of eps, for significands that are uniform on the logarithmic scale.
 ROUNDING = 0.212
-"""RMS of relative rounding errors in units of eps, for significands that are uniform on the logarithmic scale."""
 
 
 class _Matrix(NamedTuple):
@@ -112,7 +112,8 @@ class UpdateRecorder:
         self._queue: list[_Matrix] = []
         self._optimizers: list[Any] = []
         self._before: list[tuple[_Matrix, Any, float]] = []
-        self._step, self._given, self._written, self._next = -1, None, -1, 0
+        self._step, self._written, self._next = -1, -1, 0
+        self._given: int | None = None  # number of the next step, from `begin`
         self._done = False  # whether this step is measured already, by another optimizer
         self._about: dict[str, dict[str, Any]] = {}
 
@@ -149,9 +150,6 @@ class UpdateRecorder:
         self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self._copy(optimizer))
         optimizer.register_step_post_hook(lambda *_: self._compare())
-
-    _given: int | None
-    """Number of the next step, if it was given by `begin`."""
 
     def begin(self, step: int) -> None:
         """Give the number of the next step; without it, the steps of the first optimizer are counted."""
