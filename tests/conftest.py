@@ -66,6 +66,7 @@ def pytest_collection_finish():
     given(none())(lambda _: None)()  # makes Hypothesis' generator, whose referrers it wants to see
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # tracing makes many objects that stay, and every search costs
 
 
 MOST_MEMORY = 1_000_000_000  # bytes of this process; above that, compiled programs and free memory are given back

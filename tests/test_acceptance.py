@@ -81,6 +81,7 @@ def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():
         assert all(figure.claim and figure.required for figure in figures)
 
 
+@pytest.mark.slow
 def test_a_study_is_run_as_typed_and_its_verdicts_come_back(tmp_path):
     command = f"{words_of('tests.study.toys:Walk', 3, '--seed 2', str(tmp_path))} --workers 1"
     assert command.startswith("manyheads study run tests.study.toys:Walk --replicates 3 --seed 2 --store ")

@@ -1,6 +1,7 @@
 """The rules of the house that a machine can check."""
 
 import ast
+import functools
 import importlib
 import inspect
 import itertools
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -46,20 +48,44 @@ def room(path):
     return "attention/studies" if parts[:2] == ("attention", "studies") else parts[0]
 
 
-def imports(path):
-    """Return what a module imports, as dotted names, wherever in the file; imports for type checking included."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Facts(NamedTuple):
+    """What the rules ask of a module."""
+
+    documented: bool
+    imports: frozenset[str]  # dotted names, wherever in the file; imports for type checking included
+    imported_first: frozenset[str]  # by statements outside every function
+    calls: frozenset[str]  # plain names that are called
+    bare: tuple[str, ...]  # public functions and classes without a docstring
+
+
+@functools.cache
+def facts(path):
+    """Read a module once for all rules."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found, calls = set(), set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}, line {node.lineno}: a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            calls.add(node.func.id)
+    first = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    first = {getattr(node, "module", None) or node.names[0].name for node in first}
+    bare = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_bare(node)]
+    documented = bool(ast.get_docstring(tree))
+    return Facts(documented, frozenset(found), frozenset(first), frozenset(calls), tuple(bare))
+
+
+def is_bare(node):
+    """Tell whether a public function or class has no docstring; declarations of overloads need none."""
+    overload = any(getattr(mark, "id", "") == "overload" for mark in node.decorator_list)
+    return not (node.name.startswith("_") or overload or ast.get_docstring(node))
 
 
 def rooms_imported(path):
-    parts = [name.split(".") for name in imports(path) if name.split(".")[0] == "manyheads" and "." in name]
+    parts = [name.split(".") for name in facts(path).imports if name.split(".")[0] == "manyheads" and "." in name]
     return {"attention/studies" if part[1:3] == ["attention", "studies"] else part[1] for part in parts} - {
         "__version__"
     }
@@ -82,24 +108,16 @@ def test_a_module_keeps_the_rules(path):
         if height == THEORY:
             assert floor < THEORY, f"{here} imports {other}: a theory never imports another theory"
     assert len(text.splitlines()) <= LONGEST
-    assert ast.get_docstring(ast.parse(text)), "a module says what it is for"
-    for name in imports(path):
+    assert facts(path).documented, "a module says what it is for"
+    for name in facts(path).imports:
         assert not name.startswith(("jax._src", "jax.core", "jaxlib")), name
         assert name.partition(".")[0] not in {"pickle", "dill", "cloudpickle", "marshal", "shelve"} or (
             identify(path) == "src/manyheads/study/contract.py"  # checks that a study survives the way to a worker
         ), name
     assert not re.search(r"\btorch\.load\b|allow_pickle=True|\bload_module\b|read_pickle", text)
-
-
-@pytest.mark.parametrize("path", MODULES, ids=identify)
-def test_nothing_evaluates_text_and_extras_are_imported_in_functions(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in {"eval", "exec", "compile", "__import__"}, f"line {node.lineno}"
-    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {getattr(node, "module", None) or node.names[0].name for node in at_import}
-    assert not {name.partition(".")[0] for name in names} & {"torch", "transformers", "numba", "distributed", "dask"}
+    assert not facts(path).calls & {"eval", "exec", "compile", "__import__"}
+    at_import = {name.partition(".")[0] for name in facts(path).imported_first}
+    assert not at_import & {"torch", "transformers", "numba", "distributed", "dask"}, "extras are imported in functions"
 
 
 def test_the_neighbours_of_the_ground_form_no_circle():
@@ -136,19 +154,7 @@ def test_every_public_name_is_there_and_documented(stub):
 
 
 def test_public_classes_and_functions_of_every_module_are_documented():
-    bare = []
-    for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            kinds = ast.FunctionDef | ast.ClassDef
-            overload = any(getattr(mark, "id", "") == "overload" for mark in getattr(node, "decorator_list", ()))
-            if (
-                isinstance(node, kinds)
-                and not node.name.startswith("_")
-                and not overload
-                and not ast.get_docstring(node)
-            ):
-                bare.append(f"{identify(path)}:{node.name}")
-    assert bare == []
+    assert [f"{identify(path)}:{name}" for path in MODULES for name in facts(path).bare] == []
 
 
 def test_the_registry_is_static_and_tells_the_truth():
@@ -231,7 +237,7 @@ def test_modules_import_each_other_in_no_circle():
     """Imports of types and within functions count as well."""
     names = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
     graph = {
-        name: {other for used in imports(path) for other in (used, used.rpartition(".")[0]) if other in names} - {name}
+        name: {other for used in facts(path).imports for other in (used, used.rpartition(".")[0]) if other in names} - {name}
         for name, path in names.items()
         if path.name != "__init__.py"
     }

@@ -84,6 +84,7 @@ def test_merging_follows_its_formula(rng):
     assert merged.theta.dtype == np.float64
 
 
+@pytest.mark.slow
 def test_merging_traces_and_differentiates(rng):
     layer, x = draw_layer(FORMS[1], rng), rng.normal(size=(5, 6))
     with jax.enable_x64(True):

@@ -56,7 +56,7 @@ def test_entropy_and_logsumexp_are_their_definition(form, spread, density, numbe
 
 
 @pytest.mark.parametrize("largest", [0.1, 1, 48, 296])
-@pytest.mark.parametrize("length", [300, 2048])
+@pytest.mark.parametrize("length", [300, pytest.param(2048, marks=pytest.mark.slow)])
 def test_single_precision_is_within_four_roundings(rng, length, largest):
     q, k = rng.normal(size=(2, length, 64)).astype(np.float32)
     q = (q * (largest / np.abs(q @ k.T * 0.125).max())).astype(np.float32)
@@ -97,6 +97,7 @@ def test_rules_masks_and_suffixes(rng):
                 np.testing.assert_allclose(have, want[9 - n :], rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_leading_axes_broadcast_like_arrays(rng):
     """Three sequences, two groups of two heads, another length for each sequence: all in one call."""
     q, k = rng.normal(size=(3, 2, 2, 5, 4)), rng.normal(size=(3, 2, 1, 5, 4))
@@ -129,7 +130,7 @@ def test_empty_axes_stay_empty():
         assert entropy.shape == logsumexp.shape == shape
 
 
-@pytest.mark.parametrize("block", [3, 128])
+@pytest.mark.parametrize("block", [3, pytest.param(128, marks=pytest.mark.slow)])
 def test_derivatives_agree_with_the_dense_formula(rng, block):
     q, k = rng.normal(size=(2, 2, 7, 4))
     weight = rng.normal(size=(2, 2, 7))

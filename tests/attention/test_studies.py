@@ -24,7 +24,9 @@ def test_the_three_networks_have_equally_many_weights(length):
     assert max(sizes) <= 1.01 * min(sizes)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "transformer" else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
+)
 def test_announced_flops_are_those_of_the_training_step(kind):
     """The closed form against the counter on the step that is really taken; embeddings need no product."""
     study = OrderBlindness(lengths=(8,), batch=4)
@@ -64,6 +66,7 @@ def test_all_models_see_the_same_batches():
     assert all((sequence == sequences[0]).all() for sequence in sequences)
 
 
+@pytest.mark.slow
 def test_weights_stay_single_precision_under_64_bit_types():
     study = OrderBlindness(lengths=(6,), key_dim=4)
     with jax.enable_x64(True):

@@ -85,6 +85,7 @@ def test_unevenness_is_the_variance_of_shuffled_tables(rng):
     assert statistics.var() == pytest.approx(8 * (1 + excess[0]), rel=0.3)
 
 
+@pytest.mark.slow
 def test_the_law_of_samples_is_that_of_sampling(rng):
     study = ScreeningCost()
     tasks = [study._task(250, rng) for _ in range(48)]

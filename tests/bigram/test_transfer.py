@@ -91,6 +91,7 @@ def test_without_correlation_a_large_pilot_says_no_and_a_small_one_says_how_larg
     assert blind.decision == "undecided"  # without the squared norm nothing can be excluded
 
 
+@pytest.mark.slow
 def test_the_samples_go_like_the_inverse_square_of_the_correlation(rng):
     study, rho = TransferCost(), (1.0, 0.5, 0.25)
     logs, predicted = [], []

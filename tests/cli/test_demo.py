@@ -54,6 +54,7 @@ def test_chapters_run_in_order_and_find_what_was_finished_before(short, text, tm
     assert page.index("First things") < page.index("Then a walk")
 
 
+@pytest.mark.slow
 def test_a_second_demo_computes_nothing_and_writes_the_same_report(short, text, tmp_path, monkeypatch):
     command = ["demo", "--text", str(text), "--out", str(tmp_path / "demo"), "--workers", "1"]
     assert main(command) == 0

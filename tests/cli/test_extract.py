@@ -79,6 +79,7 @@ def test_a_function_is_extracted_and_three_files_are_written(call, oracle, layer
     assert "http" not in page.replace("http://www.w3.org", "").replace("https://arxiv", "").replace("https://doi", "")
 
 
+@pytest.mark.slow
 def test_a_saved_layer_is_scored_against_its_own_weights(call, layer):
     save_layer("mine.safetensors", layer)
     status, out, err = call("mine.safetensors", "--output", "found.safetensors", "--store", "asked", "--verify", 60)

@@ -51,7 +51,12 @@ def test_wrong_bounds_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "dtype"), [(jax.random.normal, "float32"), (jax.random.normal, float), (jax.random.uniform, "float32")]
+    ("sampler", "dtype"),
+    [
+        (jax.random.normal, "float32"),
+        pytest.param(jax.random.normal, float, marks=pytest.mark.slow),
+        pytest.param(jax.random.uniform, "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_vectors_drawn_together_are_those_drawn_alone(sampler, dtype, seed):
     sizes = (3, 7, SMALL + 1, 1, 7)

@@ -43,6 +43,7 @@ def test_it_keeps_the_contract(study, seed):
     check_study(study, 2, seed)
 
 
+@pytest.mark.slow
 def test_what_is_asked_is_what_the_transformer_computes(study, seed, tmp_path):
     tree = run(study, 2, seed, store=tmp_path / "runs", progress=False)
     one = tree["trained"].to_dataset().isel(cell=0)

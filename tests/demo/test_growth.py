@@ -41,7 +41,7 @@ def planted(monkeypatch, rng):
     return plant
 
 
-@pytest.mark.parametrize(("trajectory", "expected"), [("", True), ("_without", False)])
+@pytest.mark.parametrize(("trajectory", "expected"), [("", True), pytest.param("_without", False, marks=pytest.mark.slow)])
 def test_the_trajectory_that_blocks_follow_is_told_from_the_other(planted, trajectory, expected, seed, tmp_path):
     planted(trajectory)
     tree = run(SMALL, 6, seed, store=tmp_path, progress=False)
@@ -86,6 +86,7 @@ def test_pieces_are_shown_as_they_stand_in_the_text(tmp_path):
         assert str(before + after).replace(RARER, "d") in shown  # of six characters five are told apart
 
 
+@pytest.mark.slow
 def test_a_text_of_one_character_is_learned(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a" * 700)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from tests.study.toys import Still
 
 from manyheads.demo.chapters import CHAPTERS, Scene
 from manyheads.demo.rebound import DemoRebound
@@ -27,6 +28,7 @@ def test_it_reads_the_trainings_seed_by_seed(trained, study, seed, tmp_path, mon
         np.testing.assert_array_equal(seen[name].values, trained["trained"][name].values)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(study, seed):
     check_study(study, 3, seed)
 
@@ -50,6 +52,7 @@ def test_each_layer_gets_the_verdict_of_its_own_curve(rng):
     assert len(DemoRebound().panels(levels, trained)) == 3
 
 
+@pytest.mark.slow
 def test_other_trainings_are_refused_by_name(study, seed, tmp_path):
     with pytest.raises(UnitFailed, match="holds 3 replicates"):
         run(study, 4, seed, store=tmp_path / "more", progress=False)
@@ -57,17 +60,18 @@ def test_other_trainings_are_refused_by_name(study, seed, tmp_path):
         run(study, 2, seed + 1, store=tmp_path / "other", progress=False)
 
 
-def test_the_demo_hands_its_trainings_on(trained):
+def test_the_demo_hands_its_trainings_on(tmp_path):
+    (tmp_path / "run.json").write_text("a stand-in")
     (chapter,) = [chapter for chapter in CHAPTERS if chapter.title == "Drop and rebound"]
     first = CHAPTERS[0]
-    made = chapter.study(Scene(None, {"demo/text": Path(trained.attrs["path"])}))
+    made = chapter.study(Scene(None, {"demo/text": tmp_path}))
     assert made.finished.is_file()
     assert chapter.replicates <= first.replicates
     assert chapter.study(Scene(None, {})) == DemoRebound()
 
 
-def test_a_run_of_another_study_is_refused(study, seed, tmp_path):
-    other = run(study, 2, seed, store=tmp_path, progress=False)
+def test_a_run_of_another_study_is_refused(seed, tmp_path):
+    other = run(Still(), 1, seed, store=tmp_path, progress=False)
     wrong = DemoRebound(finished=Path(other.attrs["path"]) / "run.json")
-    with pytest.raises(UsageError, match="holds a run of demo/rebound"):
+    with pytest.raises(UsageError, match="holds a run of toy/still"):
         wrong.inputs()

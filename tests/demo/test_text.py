@@ -55,6 +55,7 @@ def test_chapters_are_studies_with_enough_replicates_to_decide():
         assert chapter.lead.endswith(".")
 
 
+@pytest.mark.slow
 def test_a_trained_model_comes_back_from_its_run(trained):
     trained = trained["trained"].to_dataset()
     _, (_, validation) = read_characters(None)

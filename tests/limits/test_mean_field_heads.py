@@ -56,6 +56,7 @@ def test_networks_that_diverge_are_counted_and_refused(rng):
         training_problem("digits", steps=1)
 
 
+@pytest.mark.slow
 def test_single_heads_are_those_whose_mean_and_variance_are_known(rng):
     problem = Problem(rng.standard_normal((2, 3, 5)), np.array([1.0, -1.0]), steps=2, learning_rate=0.3)
     branches = sampled_blocks(problem, 2, 0.5)

@@ -46,12 +46,14 @@ def test_no_statement_is_false(outcomes):
     assert min(map(surprise, stated)) > FALSE_ALARM / LAYERS
 
 
+@pytest.mark.slow
 def test_every_failure_has_a_name_and_no_acceptance_is_bad(outcomes):
     assert not [outcome for outcome in outcomes if outcome.end == "unnamed"]
     assert not [outcome for outcome in outcomes if outcome.bad_accept]
     assert not [outcome for outcome in outcomes if outcome.kind in IMPOSSIBLE and outcome.end == "accepted"]
 
 
+@pytest.mark.slow
 def test_attention_layers_are_accepted(outcomes):
     """One in ten may be refused: two heads that are nearly one, or a head that is nearly dead, may be so by chance."""
     healthy = [outcome for outcome in outcomes if outcome.kind in CHANGES and outcome.kind not in IMPOSSIBLE]

@@ -69,6 +69,7 @@ def test_paired_slopes_cover_with_shared_seeds_and_unequal_spreads(rng, replicat
     assert low <= np.mean(np.abs(mean_of(slopes) + 0.5) <= half) <= high
 
 
+@pytest.mark.slow
 def test_paired_lack_of_fit_is_uniform_and_sees_a_bend(rng):
     """Kolmogorov-Smirnov at 1e-5; a 1/N correction bends the logarithm by 0.2, ten times the spread."""
     values = noisy(rng, -0.5, (1000, 8), np.array([0.05, 0.1, 0.1, 0.05, 0.02]), shared=0.3)
@@ -100,6 +101,7 @@ def test_values_without_replicates_use_their_scatter(rng):
     assert fit.design == "scatter"
 
 
+@pytest.mark.slow
 def test_means_with_known_errors_cover(rng):
     truth, relative = SIZES**-1.0, np.array([0.02, 0.02, 0.04, 0.06, 0.1])
     means = truth * (1 + relative * rng.standard_normal((1500, 5)))
@@ -112,6 +114,7 @@ def test_means_with_known_errors_cover(rng):
     np.testing.assert_allclose([fits[0].exponent, fits[0].log_prefactor], [slope, level], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(3, 3, 3, 3, 3), (32, 24, 16, 5, 3)])
 def test_means_with_estimated_errors_cover_at_least_at_their_level(rng, counts):
     """As at the ends of most tables: few replicates at the largest sizes."""

@@ -148,6 +148,7 @@ def test_predictive_probability_against_simulation(rng, now, total, tolerance):
     assert abs(measured - predicted) <= 0.02 + 4.3 * math.sqrt(0.25 / DRAWS)
 
 
+@pytest.mark.slow
 def test_the_promised_number_of_replicates_decides(rng):
     """Whole procedure, truths spread evenly: at a true rate of 80% of 250 it fails with probability 1e-5."""
     decided = undecided = 0

@@ -84,9 +84,9 @@ def test_only_what_is_missing_is_computed(tmp_path, monkeypatch):
     assert len(calls) == 2 * 2
 
 
-@pytest.mark.parametrize("executor", [None, "pool"])
-def test_a_failing_unit_is_named_and_the_others_are_kept(tmp_path, pool, executor):
-    chosen = pool if executor else None
+@pytest.mark.parametrize("executor", [None, pytest.param("pool", marks=pytest.mark.slow)])
+def test_a_failing_unit_is_named_and_the_others_are_kept(tmp_path, request, executor):
+    chosen = request.getfixturevalue(executor) if executor else None
     with pytest.raises(UnitFailed, match=r"replicate 1.*ran into a wall"):
         run(Walk(fail_at=1), replicates=3, store=tmp_path, executor=chosen, progress=False)
     (store,) = find_runs(tmp_path)

@@ -1,6 +1,7 @@
 """Small studies that the tests of `study` run: vectorized, sampled, ragged, failing."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -13,6 +14,17 @@ from manyheads.study import Cell, Claim, Source, Study, Verdict, grid
 
 SOURCE = Source("bernoulli1713", "Ars Conjectandi", "Jacob Bernoulli", 1713, venue="Basel")
 RMS = {"long_name": "rms error", "units": "1"}
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def rms_error(key, repeats, size):
+    draws = jax.random.normal(key, (repeats, size), jnp.float64)
+    return jnp.sqrt(jnp.mean(draws.mean(1) ** 2))
+
+
+def generator(key):
+    """Return NumPy's generator for a key: it compiles nothing."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,7 @@ class Averages(Study):
         return xr.Dataset({"error": ("size", error, RMS)}, coords={"size": list(self.sizes)})
 
     def train(self, key, cell):
-        draws = jax.random.normal(key, (self.repeats, cell["size"]), jnp.float64)
-        return xr.Dataset({"error": ((), jnp.sqrt(jnp.mean(draws.mean(1) ** 2)), RMS)})
+        return xr.Dataset({"error": ((), rms_error(key, self.repeats, cell["size"]), RMS)})
 
     def claims(self):
         def slope(predicted, trained):
@@ -77,11 +88,11 @@ class Walk(Study):
         return grid(steps=self.steps)
 
     def predict(self, key):
-        rate = jnp.mean(jax.random.normal(key, (4096,), jnp.float64) ** 2)
+        rate = np.mean(generator(key).normal(size=4096) ** 2)
         return xr.Dataset({"rate": ((), rate, {"long_name": "growth a step", "units": "1"})})
 
     def train(self, key, cell):
-        draws = np.asarray(jax.random.normal(key, (self.walkers, cell["steps"]), jnp.float64))
+        draws = generator(key).normal(size=(self.walkers, cell["steps"]))
         if self.fail_at >= 0 and bool((jax.random.key_data(key) == jax.random.key_data(self._doomed())).all()):
             raise ArithmeticError("the walk ran into a wall")
         square = (draws.cumsum(1) ** 2).mean(0)
@@ -131,11 +142,11 @@ class Still(Study):
         return (Cell(a=1), Cell(b=2)) if self.fault == "cells" else (Cell(),)
 
     def predict(self, key):
-        value = jax.random.normal(key, (), jnp.float64) if self.fault == "prediction" else jnp.float64(0)
+        value = generator(key).normal() if self.fault == "prediction" else 0.0
         return xr.Dataset({"x": ((), value, {"long_name": "place", "units": "m"})})
 
     def train(self, key, cell):
-        x = np.asarray(jax.random.normal(key, (self.size,), jnp.float64))
+        x = generator(key).normal(size=self.size)
         if self.fault == "purity":
             x = np.random.default_rng().normal(size=self.size)
         attributes = {"long_name": "place", "units": "m"} if self.fault != "labels" else {}

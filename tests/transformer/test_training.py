@@ -67,32 +67,40 @@ def test_training_learns_the_task(unchunked, seed):
     assert float(accuracy(unchunked.model, batch)) > 0.85
 
 
-@pytest.mark.parametrize("every", [7, 60, 1000])
-def test_chunks_change_nothing_bit_for_bit(unchunked, seed, every):
-    seen = []
-    again = train(
-        build(jax.random.key(seed)),
-        cross_entropy,
-        SOURCE,
-        OPTIMIZER,
-        STEPS,
-        jax.random.key(seed + 1),
-        every=every,
-        measure=lambda snapshot: seen.append(snapshot) or snapshot.step,
+def train_small(seed, **options):
+    return train(
+        build_small(jax.random.key(seed)), cross_entropy, cheap_batches, OPTIMIZER, STEPS, jax.random.key(seed), **options
     )
-    assert same(again.model.weights, unchunked.model.weights)
-    assert again.model.scaling == SCALING  # only weights are trained
-    assert np.array_equal(again.losses, unchunked.losses)
+
+
+@pytest.fixture(scope="module")
+def small(seed):
+    return train_small(seed)
+
+
+@pytest.mark.parametrize("every", [7, 60, 1000])
+def test_chunks_change_nothing_bit_for_bit(small, seed, every):
+    seen = []
+    again = train_small(seed, every=every, measure=lambda snapshot: seen.append(snapshot) or snapshot.step)
+    assert same(again.model.weights, small.model.weights)
+    assert np.array_equal(again.losses, small.losses)
     steps = [0, *range(every, STEPS, every), STEPS]
     assert again.measured == [(step, step) for step in steps]
-    assert same(seen[0].model.weights, build(jax.random.key(seed)).weights)
+    assert same(seen[0].model.weights, build_small(jax.random.key(seed)).weights)
     assert same(seen[-1].model.weights, again.model.weights)
-    assert all(np.array_equal(shot.losses, unchunked.losses[: shot.step]) for shot in seen)
+    assert all(np.array_equal(shot.losses, small.losses[: shot.step]) for shot in seen)
+    assert len(np.unique(small.losses)) == STEPS  # every step has a batch of its own
 
 
-def test_other_keys_give_other_batches(unchunked, seed):
+@pytest.mark.slow
+def test_other_keys_give_other_batches_and_chunks_train_the_weights_alone(unchunked, seed):
+    key = jax.random.key(seed + 1)
     other = train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMIZER, STEPS, jax.random.key(seed + 2))
     assert other.losses[0] != unchunked.losses[0]
+    again = train(build(jax.random.key(seed)), cross_entropy, SOURCE, OPTIMIZER, STEPS, key, every=7)
+    assert same(again.model.weights, unchunked.model.weights)
+    assert np.array_equal(again.losses, unchunked.losses)
+    assert again.model.scaling == SCALING
 
 
 def test_fit_follows_the_definition_of_a_step(seed):
@@ -140,6 +148,7 @@ def test_member_bytes_grow_with_what_the_backward_pass_keeps():
     assert large - small > 1000 * 4 * (3 * (2 * 8 + 16) + 2 * 9)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_trains_patches_in_float64(seed, rng):
     def squared_error(model, batch):
         return 0.5 * jnp.square(batch[1] - model(batch[0])[:, 0]).mean()

@@ -41,7 +41,7 @@ def differentiated(task, state, batch):
         return 0.5 * jnp.sum((law + seen @ value.T - eye[batch.targets]) ** 2) / len(batch.targets)
 
     with jax.enable_x64(True):
-        slopes = jax.grad(loss, argnums=(0, 1))(state.value, state.attention.astype(float))
+        slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(state.value, state.attention.astype(float))
         by_value, by_attention = (np.asarray(slope) for slope in slopes)
     by_value = (by_value - by_value.sum(1, keepdims=True) * law) / law  # W mu = 0 stays, in the metric of mu
     by_attention = by_attention / law[:, None]

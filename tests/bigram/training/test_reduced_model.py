@@ -29,6 +29,7 @@ def descend_densely(task, state, settings, steps, rng):
     return State(value, attention)
 
 
+@pytest.mark.slow
 def test_the_reduced_chain_has_the_law_of_the_dense_one(rng):
     """Two-sample tests of both signals and the square norm; a correct chain fails once in 10^5."""
     task = draw_bigram_task(rng, 3, 12, 2)

@@ -21,8 +21,7 @@ from manyheads.errors import UsageError
 BATCH = 64  # one of four queries is missing in one of 10^7 batches; the same shapes throughout compile once
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("token_logits", [False, True])
+@pytest.mark.parametrize("token_logits", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
     task = draw_bigram_task(rng, 4, 12, 2)
     positions = rng.standard_normal((4, 12)).astype(np.float32)
@@ -39,7 +38,7 @@ def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
         return 0.5 * ((law + seen @ value.T - np.eye(4)[batch.targets]) ** 2).sum(1).mean()
 
     with jax.enable_x64(True):
-        by_value, by_position, by_token = jax.grad(loss, (0, 1, 2))(
+        by_value, by_position, by_token = jax.jit(jax.grad(loss, (0, 1, 2)))(
             jnp.asarray(state.value), jnp.asarray(positions, float), jnp.asarray(tokens, float)
         )
     np.testing.assert_allclose(after.value, state.value - 0.1 * np.asarray(by_value) / law, atol=1e-6)
@@ -58,6 +57,7 @@ def test_steps_may_be_cut_anywhere(rng, seed):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_scaled_rate_moves_the_largest_weight_as_the_linear_model_does(rng, seed):
     """With a small rate the largest weight moves by -eta (G - a.G), whatever its size."""
     task = draw_bigram_task(rng, 4, 12, 2)
@@ -71,6 +71,7 @@ def test_the_scaled_rate_moves_the_largest_weight_as_the_linear_model_does(rng, 
     np.testing.assert_allclose(np.nanmedian(moves, axis=1), largest[:, 0] ** -2.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_logits_of_tokens_are_scaled_by_the_largest_share_of_a_token(rng, seed):
     task = draw_bigram_task(rng, 4, 12, 2)
     logits = rng.standard_normal((4, 4)).astype(np.float32)

@@ -37,6 +37,7 @@ def assert_training_equal(reference, shape):
     assert (counted.flops, counted.bytes) == (formula.flops, formula.bytes), shape
 
 
+@pytest.mark.slow
 def test_every_small_shape(reference):
     for batch, groups, per_group, n, m, dk, dv in reference.half(*[(1, 2)] * 3, (1, 3), (3, 4), (1, 2), (1, 3)):
         shape = AttentionShape(n, groups * per_group, dk, m, dv, groups, batch, causal=n == 3)

@@ -16,6 +16,7 @@ def figures(cost, *names):
     return [getattr(cost, name) for name in names or FIGURES]
 
 
+@pytest.mark.slow
 def test_every_small_recurrent_network(reference):
     for n, b, d, h, cells, classes in reference.half((1, 3), (1, 2), (1, 3), (2, 4), (1, 3), (1, 2)):
         shape = RecurrentShape(d, h, cells, classes)

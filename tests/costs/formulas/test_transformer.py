@@ -43,6 +43,7 @@ def assert_block_equal(reference, shape, length, batch):
     assert count(reference.train(block), w, x).flops == alone.flops
 
 
+@pytest.mark.slow
 def test_every_small_block(reference):
     for width, groups, per_group, dim, gated in reference.half((1, 4), (1, 2), (1, 2), (1, 3), (False, True)):
         shape = ModelShape(1, width, groups * per_group, 5, groups, dim, gated, causal=dim == 3)

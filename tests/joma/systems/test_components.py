@@ -24,6 +24,7 @@ def test_softmax_only_changes_the_clock(rng):
     np.testing.assert_allclose(clock, clock[:, :1] + np.zeros(5), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_layer_without_attention_goes_straight(rng):
     target, init = rng.normal(size=(2, 3, 4))
     found = relax_layer(target, init, np.array([0.7]), "uniform")[0]
@@ -37,6 +38,7 @@ def test_the_output_is_inverted_as_lambert_says(rng):
         np.testing.assert_allclose(np.asarray(invert_output(jnp.asarray(outputs))), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "law"), [("matched", EXP), ("squared", REGRESSION)])
 def test_training_goes_to_its_law_as_the_rate_falls(loss, law, seed):
     # Every token in every batch: nothing is random, and the error is of the order of the rate.

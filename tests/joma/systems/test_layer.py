@@ -101,6 +101,7 @@ def test_with_kinks_the_adaptive_path_keeps_near_a_fine_fixed_one(rng):
     assert np.abs(path.network.weights - fine.network.weights[::30]).max() < 2e-2
 
 
+@pytest.mark.slow
 def test_a_path_that_cannot_end_says_so(rng):
     rule = UpdateRule("exp", "relu")
     problem = draw(rng, rule)
@@ -109,6 +110,7 @@ def test_a_path_that_cannot_end_says_so(rng):
         adaptive_gradient_flow(*problem, rule, AdaptiveSteps(40.0, 2, crossings=-1))
 
 
+@pytest.mark.slow
 def test_flows_vmap_over_seeds(rng):
     rule = UpdateRule("exp", "gelu")
     problems = [draw(rng, rule) for _ in range(2)]
@@ -132,20 +134,19 @@ def test_descents_vmap_over_seeds_and_keys(rng, seed):
     pairs = zip(keys, problems, strict=True)
     alone = np.stack([gradient_descent(*p, rule, steps, (key, 3)).network.weights for key, p in pairs])
     other = gradient_descent(*problems[0], rule, steps, (keys[1], 3)).network.weights
+    whole = gradient_descent(*problems[0], rule, steps).network.weights
     assert alone.dtype == np.float64  # a key does not decide the precision
     assert np.abs(together - alone).max() < 1e-12
-    assert min(np.abs(alone[0] - alone[1]).max(), np.abs(alone[0] - other).max()) > 1e-6
+    assert min(np.abs(alone[0] - each).max() for each in (alone[1], other, whole)) > 1e-6
 
 
-def test_descent_is_the_step_written_out_and_batches_differ(rng, seed):
+def test_descent_is_the_step_written_out(rng):
     rule = UpdateRule("linear", "square", learning_rate_ratio=0.5)
     network, task, upper = draw(rng, rule)
     path = gradient_descent(network, task, upper, rule, FixedSteps(0.1, 1, 2))
     with jax.enable_x64(True):
         moving = eqx.filter_jit(vector_field)(network, task, upper, rule)
     assert np.abs(path.network.weights[1] - network.weights - 0.1 * np.asarray(moving.weights)).max() < 1e-14
-    noisy = gradient_descent(network, task, upper, rule, FixedSteps(0.1, 1, 2), (jax.random.key(seed), 3))
-    assert np.abs(np.asarray(noisy.network.weights)[1] - path.network.weights[1]).max() > 1e-6
 
 
 def test_wrong_shapes_and_clocks_are_refused(rng):

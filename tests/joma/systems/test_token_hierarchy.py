@@ -42,6 +42,7 @@ def test_a_hierarchy_expands_as_sets_do(seed, rng):
         assert row[there].tolist() == sorted(leaves)
 
 
+@pytest.mark.slow
 def test_drawn_sets_are_uniform(seed):
     """Ordered pairs of different 2-subsets of 3: six outcomes, one chi-square test at 1e-6."""
     shape = HierarchyShape(sizes=(2,), parts=2, leaves=3)
@@ -53,6 +54,7 @@ def test_drawn_sets_are_uniform(seed):
     assert stats.chisquare(counts).pvalue > 1e-6
 
 
+@pytest.mark.slow
 def test_edges_fail_at_their_rate(seed):
     """One token of two parts: each is on with probability `keep`, tested at 1e-6."""
     shape = HierarchyShape(sizes=(1,), parts=2, leaves=2, keep=0.7)

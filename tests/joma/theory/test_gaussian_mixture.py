@@ -24,7 +24,13 @@ def draw_mixture(rng, shape="gaussian", dim=4):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("relu", "gaussian"), ("relu", "sphere"), ("tanh", "sphere"), ("square", "gaussian")]
+    ("name", "shape"),
+    [
+        ("relu", "gaussian"),
+        ("tanh", "sphere"),
+        pytest.param("relu", "sphere", marks=pytest.mark.slow),
+        pytest.param("square", "gaussian", marks=pytest.mark.slow),
+    ],
 )
 def test_the_field_is_the_mean_over_samples(name, shape, rng, seed):
     # 16 scores in all: a normal one exceeds 5.5 once in 3e7 tests.
@@ -53,7 +59,7 @@ def test_steins_identity_holds_for_gaussian_clouds_alone(rng):
         assert (error < 1e-8) == (shape == "gaussian")
 
 
-@pytest.mark.parametrize("shape", ["gaussian", "sphere"])
+@pytest.mark.parametrize("shape", ["gaussian", pytest.param("sphere", marks=pytest.mark.slow)])
 def test_the_covariance_is_that_of_samples(shape, rng, seed):
     mixture, v, phi = draw_mixture(rng, shape), rng.normal(size=4), NONLINEARITIES["relu"]
     with jax.enable_x64(True):

@@ -41,7 +41,9 @@ RULES = [
 
 
 @pytest.mark.parametrize(
-    "rule", RULES, ids=lambda rule: f"{rule.attention}-{rule.learning_rate_ratio}-{rule.per_query_weights}"
+    "rule",
+    [*RULES[1:4], *(pytest.param(rule, marks=pytest.mark.slow) for rule in (RULES[0], RULES[4]))],
+    ids=lambda rule: f"{rule.attention}-{rule.learning_rate_ratio}-{rule.per_query_weights}",
 )
 def test_the_relation_is_kept_while_the_logits_move(rng, rule):
     path, v, _ = follow(rng, rule)
@@ -58,6 +60,7 @@ def test_one_query_among_several_does_not_keep_it(rng):
     assert np.abs(alone - alone[0]).max() > 0.1 * grown
 
 
+@pytest.mark.slow
 def test_relu_keeps_it_when_gates_are_held_and_loses_little_when_not(rng):
     rule = UpdateRule("exp", "relu")
     path, v, problem = follow(rng, rule)

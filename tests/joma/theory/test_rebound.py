@@ -50,6 +50,7 @@ def test_the_final_slope_of_the_stable_rank_is_a_difference_quotient(rng):
         final_rank_slope(target, init[:2])
 
 
+@pytest.mark.slow
 def test_entropy_ends_on_the_side_that_leading_order_says(rng):
     for law in (EXP, UNIFORM, LINEAR):
         targets = rng.uniform(0.5, 2.5, 4)

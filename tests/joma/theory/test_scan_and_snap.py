@@ -37,6 +37,7 @@ def test_the_whole_flow_follows_the_path_and_its_clock(profile, path, ratio):
     assert np.abs(flow.decoder[:, :, classes * len(own) :]).max() < 1e-9  # common tokens teach the decoder nothing
 
 
+@pytest.mark.slow
 def test_the_start_of_the_path(profile, path):
     """z_d = kappa f_d^2 F^2 tau^2 / 2 and z_c = -kappa K f_c^2 (1 - F^2) tau^2 / 2, F^2 the common tokens' share."""
     own, common, classes = profile

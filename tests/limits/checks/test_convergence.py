@@ -58,7 +58,11 @@ def test_a_trajectory_is_a_training_by_hand(task, seed):
 def test_depths_share_their_ends_and_nothing_else(task, seed):
     p, key = Parametrization(base=BASE), jax.random.key(seed)
     shapes = [Shape(2, 2, 1), Shape(2, 2, 2), Shape(4, 2, 1)]
-    drawn = [draw_network(task.config(s), factors_of(p, s, task, Recipe()), key).weights for s in shapes]
+
+    def draw(shape):  # compiled as a whole: array by array takes three times as long
+        return jax.jit(lambda key: draw_network(task.config(shape), factors_of(p, shape, task, Recipe()), key).weights)
+
+    drawn = [jax.tree.map(np.asarray, draw(shape)(key)) for shape in shapes]
     for name in ("embedding", "positional", "unembedding"):
         np.testing.assert_array_equal(getattr(drawn[0], name), getattr(drawn[1], name))
         short, wide = (np.ravel(getattr(weights, name)) for weights in (drawn[0], drawn[2]))

@@ -32,6 +32,7 @@ def test_one_block_solves_the_equations_of_one_block(embedding, rng):
     assert np.abs(other.logits).max() > 1e-3  # attention moves
 
 
+@pytest.mark.slow
 def test_responses_without_derivatives_are_those_of_tangents(rng):
     problem = Problem(tokens(rng, 2), np.array([1.0, -1.0]), steps=4, learning_rate=0.5)
     exact = np.mean([solve(problem, InfiniteHeadsAttention(4, 2048), rng=rng).outputs for _ in range(4)], 0)

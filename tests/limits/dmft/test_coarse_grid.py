@@ -128,6 +128,7 @@ def test_noise_of_outputs_that_have_arrived_is_not_learned(rng):
     assert worst < 1e-3  # learned from, noise makes more of six in ten draws, and up to 1e26
 
 
+@pytest.mark.slow
 def test_what_was_not_foreseen_is_made_good(rng, monkeypatch):
     gaps = {True: 0.0, False: 0.0}
     for _ in range(3):
@@ -147,7 +148,7 @@ def test_what_was_not_foreseen_is_made_good(rng, monkeypatch):
 # its greatest was 0.81): factors of two and three leave more than three such deviations from the median. The geometric
 # mean over variables and grids was 0.19 (pooled, scatter 0.24) and 0.12 (batches, 0.43) over 36 others: 0.02 and 0.6
 # are 3.7 deviations away or more.
-@pytest.mark.parametrize(("name", "slack"), [("pooled", 2), ("batches", 3)])
+@pytest.mark.parametrize(("name", "slack"), [("pooled", 2), pytest.param("batches", 3, marks=pytest.mark.slow)])
 def test_the_error_is_known(name, slack, rng):
     problem = problems(rng)[name]
     exact = infinite_key_dim(problem)
@@ -179,6 +180,7 @@ def test_networks_trained_step_by_step_follow_the_limit_on_few_moments(rng):
     assert rms(mean - still) > 1.5 * rms(mean - found.output)
 
 
+@pytest.mark.slow
 def test_all_doors_take_a_coarse_grid_and_say_what_it_costs(rng):
     problem = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=16, learning_rate=0.1)
     for solve in (
@@ -191,6 +193,7 @@ def test_all_doors_take_a_coarse_grid_and_say_what_it_costs(rng):
         assert rms(gap) < 3 * rms(found.output_error) + 0.003  # heads: two draws of samples, about 0.001 each
 
 
+@pytest.mark.slow
 def test_an_error_that_is_asked_for_makes_the_grid_finer(rng):
     problem = Problem(tokens(rng, 2, 2), np.array([1.0, -1.0]), steps=40, learning_rate=0.1)
     rough = infinite_key_dim(problem, every=9)
@@ -206,6 +209,7 @@ def test_an_error_that_is_asked_for_makes_the_grid_finer(rng):
     assert rms(caught.value.partial.output_error) == pytest.approx(caught.value.measured)
 
 
+@pytest.mark.slow
 def test_noise_of_samples_makes_no_grid_finer():
     """It is in the difference of grids, too, but more samples and not more moments take it away."""
     problem = Problem(2 * np.eye(4).reshape(2, 2, 4), np.array([1.0, -1.0]), steps=13, learning_rate=0.02)

@@ -175,6 +175,7 @@ def test_both_forms_train_the_same_function(a, c, optimizer, seed):
         assert np.abs(np.asarray(plain) - np.asarray(losses)).max() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_scheme_trains_the_base_shape_alike_to_the_last_bit(optimizer, seed):
     key = jax.random.key(seed)

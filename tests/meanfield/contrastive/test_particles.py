@@ -22,6 +22,7 @@ def draw_particles(rng, size):
     return 0.3 * features[0] + 0.2 * features[1] + np.sqrt(0.6 - 0.13) * rest, features
 
 
+@pytest.mark.slow
 def test_particles_without_a_penalty_follow_the_ode(rng, seed):
     weights, features = draw_particles(rng, 20_000)
     found = simulate_particles(TASK, weights, features, 3.0, jax.random.key(seed), steps=96, records=3, nodes=NODES)

@@ -92,6 +92,7 @@ def test_the_mean_step_is_the_ode(rng):
     assert (np.abs(steps.mean(0) - expected) < 5 * error + 1e-4).all()
 
 
+@pytest.mark.slow
 def test_weights_and_chain_have_the_same_moments(rng):
     basis = draw_basis(rng, 60)
     ends = np.stack([train_weights(TASK, draw_weights(basis), basis[:2], [2.0], rng)[-1] for _ in range(30)])

@@ -27,13 +27,14 @@ def test_growth_rates_at_zero_overlap_depend_on_second_moments_alone():
     norm = norms_without_features(TASK, NODES)[-1]
     rates = [
         growth_rates(replace(TASK, features=(sparse_feature(), sparse_feature(p))), [0, 0, norm], NODES)
-        for p in (1.0, 0.25, 0.1)
+        for p in (0.25, 0.1)
     ]
-    np.testing.assert_allclose(rates, np.full((3, 2), rates[0][0]), atol=1e-12)
-    twice = replace(TASK, features=(sparse_feature(), sparse_feature(1.0, 2.0)))
+    np.testing.assert_allclose(rates, np.full((2, 2), rates[0][0]), atol=1e-12)
+    twice = replace(TASK, features=(sparse_feature(), sparse_feature(0.25, 2.0)))
     assert growth_rates(twice, [0, 0, norm], NODES)[1] > 1.5 * rates[0][0]
 
 
+@pytest.mark.slow
 def test_stationary_states_are_stationary_and_their_jacobian_is_a_derivative():
     nodes = Nodes(28, 8, 28)
     states = stationary_states(TASK, [[0.9, 0.05, 1.0], [0.02, 0.7, 0.7]], nodes)
@@ -49,6 +50,7 @@ def test_stationary_states_are_stationary_and_their_jacobian_is_a_derivative():
         np.testing.assert_allclose(jacobian.T, (slopes[:3] - slopes[3:]) / 2e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_first_feature_wins_on_its_side_of_the_boundary():
     angles = np.deg2rad([20.0, 70.0])
     equal = replace(TASK, features=(sparse_feature(), sparse_feature()))

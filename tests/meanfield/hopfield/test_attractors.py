@@ -44,6 +44,7 @@ def test_exponents_are_logarithms_of_the_multipliers_of_a_locked_orbit(rng):
     np.testing.assert_allclose(found.exponents[kept], expected[kept], atol=0.03)
 
 
+@pytest.mark.slow
 def test_published_exponents_and_kinds():
     spectrum = lyapunov_spectrum(PUBLISHED, [0.8, 1.0, 1.4], **SHORT | {"steps": 2000})
     found = classify_attractors(spectrum)

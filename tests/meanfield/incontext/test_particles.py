@@ -20,7 +20,7 @@ SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
 TIMES = np.linspace(0.0, 400.0, 9)
 
 
-@pytest.mark.parametrize("length", [None, 20])
+@pytest.mark.parametrize("length", [None, pytest.param(20, marks=pytest.mark.slow)])
 def test_particles_of_a_frozen_layer_follow_the_closed_equations(length):
     limit = circle_flow(SIGNAL, FOREIGN, TIMES, length=length)
     start = circle_particles(SIGNAL, FOREIGN, 512)
@@ -45,6 +45,7 @@ def test_the_conserved_quantity_is_constant_and_the_escape_has_its_rate():
     assert harmonic_coefficient(3) == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_fast_attention_is_the_two_timescale_limit():
     times = np.linspace(0.0, 40.0, 5)
     limit = circle_flow(SIGNAL, FOREIGN, times).loss

@@ -322,6 +322,7 @@ extract_layer(function, 16, seed=seed, options=ExtractionOptions(store=folder))
 """
 
 
+@pytest.mark.slow
 def test_an_extraction_that_was_killed_goes_on_to_the_same_bits(tmp_path, seed):
     words = [sys.executable, "-c", KILLED, str(seed), str(tmp_path / "cut")]
     assert subprocess.run(words, env=os.environ | {"JAX_PLATFORMS": "cpu"}).returncode == -signal.SIGKILL

@@ -32,6 +32,7 @@ def extracted(layer, dtype="float64", **said):
     )
 
 
+@pytest.mark.slow
 def test_a_sample_of_random_functions_states_its_errors(seed):
     """Five, drawn like the four hundred and eighty of the acceptance lane."""
     order = np.random.default_rng([seed, 71]).permutation(len(KINDS) * len(DTYPES) * len(BIASES))
@@ -114,6 +115,7 @@ def test_a_window_shows_in_long_sequences(rng):
         extract_layer(windowed, 6, options=ExtractionOptions(progress=False, tries=1))
 
 
+@pytest.mark.slow
 def test_positions_turned_in_single_precision_are_found():
     """RoPE whose sines and cosines are float32 beside weights in float64, as transformers computes them."""
     layer = planted_rotary_layer(np.random.default_rng(1), 8, 2, gain=1.0)

@@ -150,6 +150,7 @@ def test_a_layer_without_positions_is_one_whose_heads_do_not_turn(rng):
     np.testing.assert_allclose(found(x), evaluate_layer(plain, x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_leaves_fewer_digits(rng):
     layer = planted_rotary_layer(rng, DIM, HEADS)
 
