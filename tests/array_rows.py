@@ -389,7 +389,6 @@ EXPENSIVE = {
     "meanfield.find_basins",
     "meanfield.lyapunov_spectrum",
     "meanfield.overlap_trajectory",
-    "meanfield.particle_flow",
     "meanfield.simulate_particles",
     "meanfield.stationary_states",
     "meanfield.train_overlaps",

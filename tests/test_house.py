@@ -237,7 +237,8 @@ def test_modules_import_each_other_in_no_circle():
     """Imports of types and within functions count as well."""
     names = {path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", "."): path for path in MODULES}
     graph = {
-        name: {other for used in facts(path).imports for other in (used, used.rpartition(".")[0]) if other in names} - {name}
+        name: {other for used in facts(path).imports for other in (used, used.rpartition(".")[0]) if other in names}
+        - {name}
         for name, path in names.items()
         if path.name != "__init__.py"
     }

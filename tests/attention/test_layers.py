@@ -38,6 +38,7 @@ def thin_layer(rng, dtype=np.float64, **options):
 
 
 both = pytest.mark.parametrize("make", [theta_layer, thin_layer], ids=["theta", "thin"])
+thin_first = pytest.mark.parametrize("make", [pytest.param(theta_layer, marks=pytest.mark.slow), thin_layer])
 
 
 @both
@@ -81,7 +82,7 @@ def test_constants_of_a_traced_function_are_evaluated_and_spoil_nothing(rng):
     np.testing.assert_array_equal(layer(x), expected)
 
 
-@both
+@thin_first
 def test_jit_and_vmap_agree_with_the_call(make, rng):
     layer, x, lengths = make(rng, causal=True), rng.normal(size=(3, 5, 4)), np.array([5, 2, 0])
     with jax.enable_x64(True):
@@ -142,7 +143,7 @@ def test_a_row_without_any_key_is_exactly_zero(make, rng):
     np.testing.assert_allclose(pattern.sum(-1), np.broadcast_to(mask.any(-1)[:, None], pattern.shape[:-1]), atol=1e-14)
 
 
-@both
+@thin_first
 def test_derivatives_are_finite_and_right_with_an_empty_row(make, rng):
     layer, x = make(rng), rng.normal(size=(4, 4))
     mask = np.tri(4, k=-1, dtype=bool)  # the first row attends to nothing
@@ -161,7 +162,7 @@ def test_derivatives_are_finite_and_right_with_an_empty_row(make, rng):
     np.testing.assert_allclose(slope, difference, rtol=1e-6, atol=1e-7)
 
 
-@both
+@thin_first
 def test_causal_is_the_causal_mask(make, rng):
     x = rng.normal(size=(2, 5, 4))
     state = np.random.default_rng(3)

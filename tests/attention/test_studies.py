@@ -41,6 +41,7 @@ def test_announced_flops_are_those_of_the_training_step(kind):
     assert study.flops(cell) == study.steps_per_token * 8 * exact
 
 
+@pytest.mark.slow
 def test_an_untrained_network_is_no_better_than_chance(seed):
     study = OrderBlindness(lengths=(8,))
     tokens, answers, _ = study_batch(seed)

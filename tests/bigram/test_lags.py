@@ -228,7 +228,6 @@ def test_labels_are_of_any_type(rng):
     np.testing.assert_allclose(letters.attention, plain.attention, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_planted_lags_are_found_on_real_text(rng):
     vocabulary, tokens, table = prepare(None, 32)
     size, lags = len(vocabulary), 32

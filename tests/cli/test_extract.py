@@ -98,6 +98,7 @@ def test_a_saved_layer_is_scored_against_its_own_weights(call, layer):
     assert again["stored"] >= again["calls"] - 6
 
 
+@pytest.mark.slow
 def test_an_interrupted_extraction_leaves_its_answers_and_no_files(call, oracle):
     words = ("--store", "asked", "--verify", 30)
     status, _, err = call("oracle_of_this_test:interrupted", *words)

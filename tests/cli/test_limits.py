@@ -230,8 +230,9 @@ def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
     assert {unit: (unit / "manifest.json").stat().st_mtime_ns for unit in stamps} == stamps
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("delay", [0.1, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 0.2))])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2])
 def test_an_interrupt_while_workers_start_is_as_quiet(start, delay):
     process = start(*SLOW, environment=SLOWLY)
     assert "to do" in process.stderr.readline()

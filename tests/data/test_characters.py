@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.alphabet import ALPHABET
 
 from manyheads.data.characters import UNKNOWN, build_vocabulary, read_characters, split_tokens
 from manyheads.errors import UsageError
 
 
-@given(st.text(min_size=1))
-def test_full_vocabulary_round_trips(content):
+@pytest.mark.parametrize(
+    "alphabet", [ALPHABET, pytest.param(st.characters(), marks=pytest.mark.slow)], ids=["some", "all"]
+)
+@given(data=st.data())
+def test_full_vocabulary_round_trips(alphabet, data):
+    content = data.draw(st.text(alphabet, min_size=1))
     vocabulary = build_vocabulary(content)
     tokens = vocabulary.encode(content)
     assert tokens.dtype == np.int32

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
+import jax
 import numpy as np
 import pytest
 
@@ -29,7 +30,7 @@ def study(monkeypatch, tmp_path):
         header: ClassVar = {"inputs": TextTraining().inputs(), "configuration": asdict(SMALL)}
 
     def read(finished, study, key):
-        return dataset(stored_weights(SMALL._model(key, len(read_characters()[0])).weights))
+        return dataset(stored_weights(jax.jit(lambda key: SMALL._model(key, len(read_characters()[0])).weights)(key)))
 
     monkeypatch.setattr(chapter, "open_trainings", lambda finished: Trainings)
     monkeypatch.setattr(chapter, "finished_study", lambda finished: replace(SMALL, text=None))
@@ -84,8 +85,6 @@ def test_the_chapter_asks_the_transformers_that_were_trained_before():
 
 
 def test_a_transformer_of_another_form_is_not_asked():
-    import jax
-
     from manyheads.transformer.config import TransformerConfig
     from manyheads.transformer.inputs import TokenInput
     from manyheads.transformer.scaling import standard_scaling

@@ -41,7 +41,9 @@ def planted(monkeypatch, rng):
     return plant
 
 
-@pytest.mark.parametrize(("trajectory", "expected"), [("", True), pytest.param("_without", False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("trajectory", "expected"), [("", True), pytest.param("_without", False, marks=pytest.mark.slow)]
+)
 def test_the_trajectory_that_blocks_follow_is_told_from_the_other(planted, trajectory, expected, seed, tmp_path):
     planted(trajectory)
     tree = run(SMALL, 6, seed, store=tmp_path, progress=False)

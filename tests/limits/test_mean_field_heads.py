@@ -56,15 +56,22 @@ def test_networks_that_diverge_are_counted_and_refused(rng):
         training_problem("digits", steps=1)
 
 
-@pytest.mark.slow
-def test_single_heads_are_those_whose_mean_and_variance_are_known(rng):
-    problem = Problem(rng.standard_normal((2, 3, 5)), np.array([1.0, -1.0]), steps=2, learning_rate=0.3)
+def two_steps(rng):
+    return Problem(rng.standard_normal((2, 3, 5)), np.array([1.0, -1.0]), steps=2, learning_rate=0.3)
+
+
+def test_solved_heads_are_those_whose_mean_and_variance_are_known(rng):
+    problem = two_steps(rng)
     branches = sampled_blocks(problem, 2, 0.5)
     solved, heads = solve_heads(problem, branches, np.random.default_rng(1))
     assert np.array_equal(solved.outputs, solve_blocks(problem, branches, np.random.default_rng(1)).outputs)
     np.testing.assert_allclose(heads[0].mean(0), solved.observables[-1][0]["logits"], atol=1e-12)
     np.testing.assert_allclose(heads[0].var(0), solved.observables[-1][0]["logit_variance"], atol=1e-12)
-    trained = train_networks(problem, Network(2, 3), [0, 1], every_head=True)
+
+
+@pytest.mark.slow
+def test_trained_heads_are_those_whose_mean_and_variance_are_known(rng):
+    trained = train_networks(two_steps(rng), Network(2, 3), [0, 1], every_head=True)
     np.testing.assert_allclose(trained.head_logits.mean("head"), trained.logits, atol=1e-12)
     variance = trained.head_logits.var("head").mean(("sample", "token", "key"))
     np.testing.assert_allclose(variance, trained.logit_variance, atol=1e-12)

@@ -11,6 +11,7 @@ import pytest
 import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.alphabet import ALPHABET
 
 from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused
@@ -137,8 +138,8 @@ def test_random_bytes(path, content):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(ALPHABET, max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(ALPHABET, max_size=8), inner, max_size=3),
     max_leaves=8,
 )
 

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.alphabet import ALPHABET
 
 from manyheads.costs import ModelShape, token_cost, transformer_cost
 from manyheads.costs.formulas.memory import matrix_weights
@@ -218,8 +219,8 @@ def test_unreadable_files(tmp_path, content):
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-5, 10**7) | st.floats() | st.text(ALPHABET, max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(ALPHABET, max_size=4), inner, max_size=3),
     max_leaves=6,
 )
 FIELDS = """n_embd n_layer n_head n_inner vocab_size tie_word_embeddings num_hidden_layers hidden_size torch_dtype

@@ -30,6 +30,7 @@ def test_an_error_of_the_stated_size_changes_the_answers_by_the_error_of_the_lay
     assert 1e-8 * variance * 0.999 < np.mean(moved**2) < 1e-8 * variance * 5
 
 
+@pytest.mark.slow
 def test_stated_errors_are_larger_than_true_ones(rng):
     """Heads of sizes 1 to 1e-4, exact and rounded: no head is wrong by more than it states."""
     for index in (0, 1, 4):

@@ -203,12 +203,12 @@ def test_traced_twin(rng):
     double = traced_stable_rank(stack)
     assert isinstance(double, np.ndarray)
     np.testing.assert_allclose(double, expected, rtol=1e-12)
-    single = jax.jit(traced_stable_rank)(jnp.asarray(stack, jnp.float32))
+    single = jax.jit(traced_stable_rank)(np.asarray(stack, np.float32))
     assert single.dtype == jnp.float32
     np.testing.assert_allclose(single, expected, rtol=1e-5)
-    half = jax.jit(traced_stable_rank)(jnp.asarray(stack, jnp.bfloat16))
+    half = jax.jit(traced_stable_rank)(np.asarray(stack, jnp.bfloat16))
     np.testing.assert_allclose(half, expected, rtol=0.05)
-    tiny = jax.jit(traced_stable_rank)(jnp.asarray(stack * 1e-30, jnp.float32))
+    tiny = jax.jit(traced_stable_rank)(np.asarray(stack * 1e-30, np.float32))
     np.testing.assert_allclose(tiny, expected, rtol=1e-5)
     with pytest.raises(ShapeError, match="columns"):
         traced_stable_rank(np.ones(3))

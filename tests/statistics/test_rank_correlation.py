@@ -12,7 +12,7 @@ from manyheads.statistics import spearman
 
 @pytest.mark.parametrize(
     ("count", "correlation"),
-    [(12, 0.6), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, 0.0), (30, 0.8)))]
+    [(12, 0.6), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, 0.0), (30, 0.8)))],
 )
 def test_spearman_interval_nearly_covers(rng, count, correlation):
     """Measured over 4000 draws: .995, .993, .990; fails below .98 at a rate of 1e-5."""

@@ -11,7 +11,9 @@ from manyheads.study.contract import ContractBroken, check_use_of_prediction, st
 
 
 @pytest.mark.parametrize(
-    "study", [Averages(repeats=5), VectorizedAverages(repeats=5), Walk(), Still()], ids=lambda s: s.name
+    "study",
+    [pytest.param(Averages(repeats=5), marks=pytest.mark.slow), VectorizedAverages(repeats=5), Walk(), Still()],
+    ids=lambda study: study.name,
 )
 def test_the_toys_keep_the_contract(study, seed):
     check_study(study, replicates=3, seed=seed)

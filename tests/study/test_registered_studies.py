@@ -9,9 +9,7 @@ from manyheads.study.registry import STUDIES, load
 
 # Studies whose contract takes two or three CPU seconds, with compilation: those that `make test` holds to it.
 QUICK = {
-    "bigram/screening",
     "bigram/transfer",
-    "recovery/acceptance",
     "recovery/hard-instances",
     "recovery/noise",
     "recovery/passive-against-queries",
@@ -33,7 +31,9 @@ def trials(tmp_path_factory, seed):
 
 
 # The lower decorator is the outer loop: all checks of a study follow each other, in one worker, on one run of it.
-@pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_identity], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check is not check_identity], ids=lambda check: check.__name__
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_registered_study_keeps_the_contract(name, check, trials):
     check(trials(name))

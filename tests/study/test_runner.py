@@ -53,8 +53,13 @@ def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, seed):
     gc.collect()  # sockets that dask leaves to the collector are its own, and no matter of the next test
 
 
-def test_the_tree_is_labelled(tmp_path):
-    tree = run(Walk(), replicates=2, store=tmp_path, progress=False)
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory, seed):
+    """Return a run that tests only read."""
+    return run(Walk(), replicates=2, seed=seed, store=tmp_path_factory.mktemp("run"), progress=False)
+
+
+def test_the_tree_is_labelled(tree):
     trained = tree["trained"]
     assert trained["square"].dims == ("cell", "replicate", "step")
     assert trained["steps"].values.tolist() == [3, 5]
@@ -67,9 +72,8 @@ def test_the_tree_is_labelled(tmp_path):
     assert set(np.unique(tree["verdicts"]["outcome"])) <= {"holds", "refuted", "inconclusive"}
 
 
-def test_cells_share_the_replicates_key_and_replicates_differ(tmp_path):
-    trained = run(Walk(), replicates=3, store=tmp_path, progress=False)["trained"]
-    assert len(np.unique(trained["square"].sel(step=1).values.round(12))) > 1
+def test_replicates_differ(tree):
+    assert len(np.unique(tree["trained"]["square"].sel(step=1).values.round(12))) > 1
 
 
 def test_only_what_is_missing_is_computed(tmp_path, monkeypatch):
@@ -103,8 +107,7 @@ def test_configuration_seed_and_revision_are_the_identity(tmp_path, monkeypatch)
     assert len(paths) == 4
 
 
-def test_reading_back_equals_running(tmp_path, seed):
-    tree = run(Walk(), replicates=2, seed=seed, store=tmp_path, progress=False)
+def test_reading_back_equals_running(tree):
     again = open_run(tree.attrs["path"])
     assert differences(tree, again) == []
     assert tree.attrs == again.attrs

@@ -69,7 +69,13 @@ def test_training_learns_the_task(unchunked, seed):
 
 def train_small(seed, **options):
     return train(
-        build_small(jax.random.key(seed)), cross_entropy, cheap_batches, OPTIMIZER, STEPS, jax.random.key(seed), **options
+        build_small(jax.random.key(seed)),
+        cross_entropy,
+        cheap_batches,
+        OPTIMIZER,
+        STEPS,
+        jax.random.key(seed),
+        **options,
     )
 
 
@@ -78,7 +84,7 @@ def small(seed):
     return train_small(seed)
 
 
-@pytest.mark.parametrize("every", [7, 60, 1000])
+@pytest.mark.parametrize("every", [7, *(pytest.param(every, marks=pytest.mark.slow) for every in (60, 1000))])
 def test_chunks_change_nothing_bit_for_bit(small, seed, every):
     seen = []
     again = train_small(seed, every=every, measure=lambda snapshot: seen.append(snapshot) or snapshot.step)
@@ -137,6 +143,7 @@ def test_ensemble_agrees_with_its_members_whatever_the_budget(seed):
         np.testing.assert_allclose(apart[member, 0], first, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_member_bytes_grow_with_what_the_backward_pass_keeps():
     key = jax.random.key(0)
     small, large = (
@@ -168,9 +175,10 @@ def test_losses_by_hand(rng):
     logits, answers = rng.normal(size=(4, 3, 5)), rng.integers(0, 5, (4, 3))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     expected = -np.mean([np.log(p[i, j, answers[i, j]]) for i in range(4) for j in range(3)])
-    assert float(cross_entropy(lambda x: jnp.asarray(x), (logits, answers))) == pytest.approx(expected, rel=1e-5)
+    loss = jax.jit(lambda *batch: cross_entropy(jnp.asarray, batch))
+    assert float(loss(logits, answers)) == pytest.approx(expected, rel=1e-5)
     right = np.mean([logits[i, j].argmax() == answers[i, j] for i in range(4) for j in range(3)])
-    assert float(accuracy(lambda x: jnp.asarray(x), (logits, answers))) == pytest.approx(right)
+    assert float(jax.jit(lambda *batch: accuracy(jnp.asarray, batch))(logits, answers)) == pytest.approx(right)
 
 
 def test_wrong_use_is_refused():

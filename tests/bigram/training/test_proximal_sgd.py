@@ -65,6 +65,7 @@ def test_a_query_without_samples_has_no_gradient(rng):
     assert (found.std == 0).tolist() == [k != query for k in range(4)]
 
 
+@pytest.mark.slow
 def test_gradients_have_the_closed_form_mean(rng, seed):
     # On the constraint set the expected gradients are |A|^2 W - <Q,A> Pt and K_V (a - 1/T) - K_VP (q - 1/T).
     task, state = problem(rng, tokens=3, length=10, uniform=True)

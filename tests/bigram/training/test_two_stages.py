@@ -21,7 +21,7 @@ from manyheads.errors import UsageError
 GUESS = 0.15  # of K_P, which is .2: nothing here is told the truth
 
 
-@pytest.mark.parametrize("kind", ["none", "proximal"])
+@pytest.mark.parametrize("kind", ["none", pytest.param("proximal", marks=pytest.mark.slow)])
 def test_from_scratch_to_all_positions(rng, seed, kind):
     """Stage one fires at eight standard deviations; with 20,000 fresh samples a wrong position is 10 away."""
     task = draw_bigram_task(rng, 3, 200, 2)

@@ -51,6 +51,7 @@ def test_training_goes_to_its_law_as_the_rate_falls(loss, law, seed):
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_trained_layer_keeps_the_conserved_relation(rng, seed):
     target, init = rng.normal(size=(3, 4)) * 0.5, rng.normal(size=(3, 4)) * 0.1
     with jax.enable_x64(True):

@@ -23,6 +23,7 @@ def test_pairs_of_leaves_follow_theorem_five(rng, seed):
         assert stats.binomtest(int(leaves[:, leaf].sum()), 4000, (1 - rho ** (depth - 1) * rho_0) / 2).pvalue > 1e-6
 
 
+@pytest.mark.slow
 def test_any_number_of_states_and_any_transition(seed):
     """Three states, a matrix a level: the law of a leaf is the product of the matrices."""
     first, second = ((0.7, 0.2, 0.1), (0.0, 0.5, 0.5)), ((0.1, 0.9), (1.0, 0.0), (0.3, 0.7))
@@ -37,6 +38,7 @@ def test_any_number_of_states_and_any_transition(seed):
     assert not (below[top == 1] == 0).any()
 
 
+@pytest.mark.slow
 def test_full_correlation_copies_the_label(seed):
     batch = binary_tree((2, 3), 1.0).draw(jax.random.key(seed), 50)
     assert (np.asarray(batch.levels[-1]) == np.asarray(batch.labels)[:, None]).all()

@@ -71,6 +71,7 @@ def test_attention_to_absent_tokens_is_zero_and_its_gradient_finite(rng):
     assert np.abs(np.asarray(moving.logits)[:, 0]).max() == 0
 
 
+@pytest.mark.slow
 def test_the_fixed_step_is_of_order_four(rng):
     rule = UpdateRule("exp", "gelu")
     network, task, upper = draw(rng, rule)

@@ -63,7 +63,8 @@ def test_steins_identity_holds_for_gaussian_clouds_alone(rng):
 def test_the_covariance_is_that_of_samples(shape, rng, seed):
     mixture, v, phi = draw_mixture(rng, shape), rng.normal(size=4), NONLINEARITIES["relu"]
     with jax.enable_x64(True):
-        x, a = (np.asarray(part) for part in mixture.draw(jax.random.key(seed), 60_000))
+        draw = jax.jit(lambda key: mixture.draw(key, 60_000))
+        x, a = (np.asarray(part) for part in draw(jax.random.key(seed)))
     g = (a * (x @ v + mixture.offset > 0))[:, None] * x
     products = np.einsum("ni,nj->nij", g - g.mean(0), g - g.mean(0))
     error = products.std(0) / len(g) ** 0.5

@@ -49,6 +49,7 @@ def test_the_start_of_the_path(profile, path):
     np.testing.assert_allclose(path.common[1] / PROGRESS[1] ** 2, other, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_the_gain_law_is_exact_for_an_aligned_decoder_and_of_first_order_in_truth(profile, path):
     own = profile[0]
     aligned = reduced_trajectory(*profile, PROGRESS, aligned=True)
@@ -62,6 +63,7 @@ def test_the_gain_law_is_exact_for_an_aligned_decoder_and_of_first_order_in_trut
     assert relative[-1] > 0.1
 
 
+@pytest.mark.slow
 def test_the_gap_stops_and_under_the_law_it_does_not(profile):
     late = np.array([0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0])  # as many as above: compiled once
     gaps = [(run.distinct[3:, 0] - run.distinct[3:, -1]) for run in _both(profile, late)]

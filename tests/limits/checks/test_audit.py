@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.alphabet import ALPHABET
 from tests.limits.torch_models import BASE, FAMILIES, FUSED, PLAIN, build, grown, plain
 
 from manyheads.errors import UsageError
@@ -528,7 +529,9 @@ def test_numbers_that_are_none_are_a_fault_and_still_json(seed):
 
 
 KEYS = sorted({key.name for table in TABLES.values() for key in table.keys.values() if key.name})
-values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3) | st.lists(st.none())
+values = (
+    st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(ALPHABET, max_size=3) | st.lists(st.none())
+)
 
 
 @pytest.mark.slow
@@ -536,7 +539,7 @@ values = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text
     st.sampled_from(sorted(TABLES)),
     st.dictionaries(
         st.sampled_from([*KEYS, "initializer_range", "init_std", "word_embed_proj_dim", "add_cross_attention"]),
-        values | st.lists(values) | st.dictionaries(st.text(max_size=2), values),
+        values | st.lists(values) | st.dictionaries(st.text(ALPHABET, max_size=2), values),
         max_size=4,
     ),
 )

@@ -55,6 +55,7 @@ def test_a_trajectory_is_a_training_by_hand(task, seed):
     assert not np.allclose(found.kernels[0, 0], found.kernels[1, 0])
 
 
+@pytest.mark.slow
 def test_depths_share_their_ends_and_nothing_else(task, seed):
     p, key = Parametrization(base=BASE), jax.random.key(seed)
     shapes = [Shape(2, 2, 1), Shape(2, 2, 2), Shape(4, 2, 1)]

@@ -67,6 +67,7 @@ def test_networks_approach_infinite_key_dimension_at_the_rate_of_their_size(rng)
     assert not far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exponent", "least", "most"), [(0.5, 1.12, 1.5), (1.0, 0.9, 1.1)])
 def test_what_is_sent_back_grows_with_the_key_dimension_at_logit_exponent_one_half(exponent, least, most, rng):
     """Infinitely many heads: the backward variable below attention, in units of that above it, over training."""

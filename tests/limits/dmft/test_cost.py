@@ -84,7 +84,7 @@ def test_long_work_is_announced_where_somebody_reads_it(rng, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("bounded", ["memory", "seconds"])
-@pytest.mark.parametrize("cells", [None, 2])
+@pytest.mark.parametrize("cells", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_offered_instead_fits(bounded, cells, rng):
     problem = task(rng, steps=60)
     whole = solver.estimate_cost(Request((problem,), InfiniteKeyDimAttention(), None, Sampling(), cells=cells))

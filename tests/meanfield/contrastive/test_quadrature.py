@@ -52,6 +52,7 @@ def test_reduced_expectations_are_those_of_the_product_rule(loss, count, error):
             np.testing.assert_allclose(one, other, rtol=0, atol=error)
 
 
+@pytest.mark.slow
 def test_too_few_nodes_are_refused_with_figure_threshold_and_remedy():
     task = ContrastiveTask(features=(sparse_feature(0.01),), shared_std=0.1, augmentation_std=0.1)
     with pytest.raises(QuadratureError, match="give more nodes") as caught:

@@ -58,6 +58,7 @@ def test_published_exponents_and_kinds():
     )
 
 
+@pytest.mark.slow
 def test_the_record_is_the_end_of_the_trajectory():
     found = lyapunov_spectrum(PUBLISHED, [0.8, 1.0, 1.4], **SHORT)
     total = 3 + 400 + 440 + 80  # the window, the transient, aligned and measured steps, the record

@@ -20,7 +20,8 @@ SIGNAL, FOREIGN = np.diag([0.3, 0.03]), 0.6 * np.eye(2)
 TIMES = np.linspace(0.0, 400.0, 9)
 
 
-@pytest.mark.parametrize("length", [None, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [None, 20])
 def test_particles_of_a_frozen_layer_follow_the_closed_equations(length):
     limit = circle_flow(SIGNAL, FOREIGN, TIMES, length=length)
     start = circle_particles(SIGNAL, FOREIGN, 512)

@@ -106,6 +106,7 @@ def test_collinear_projections_are_refused(rng, level):
         extract_bounded(oracle, level, rng, BoundedSettings(tries=3))
 
 
+@pytest.mark.slow
 def test_the_mirror_sees_heads_that_were_exchanged(rng, monkeypatch):
     """A refit whose heads 0 and 1 come back exchanged, behind the back of the matching: no halving can mend it."""
     layer = gpt_layer(rng, 12, 3)
