@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study, configuration
 from manyheads.study.reporting.html import section_of, write_report
-from manyheads.study.reporting.panels import Lines, Multiples, Panel, Picture, panel_from_json
+from manyheads.study.reporting.panels import Drawn, Panel, panel_from_json
 from manyheads.study.runner import open_run, run
 from manyheads.study.sources import Source
 from manyheads.study.store.equality import differences
@@ -210,7 +210,7 @@ def check_panels(trial: Trial) -> None:
         _require(
             repr(panel_from_json(panel.to_json())) == repr(panel), trial.study, f"{panel.title!r} changes in the store"
         )
-        if isinstance(panel, Lines | Multiples | Picture):
+        if isinstance(panel, Drawn):
             _require(bool(panel.x_label and panel.y_label), trial.study, f"{panel.title!r} has an axis without a label")
     section = section_of(RunStore(trial.tree.attrs["path"]))
     shown = {type(panel): panel for panel in section.panels}  # pictures take the time: one of each kind is enough

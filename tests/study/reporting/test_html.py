@@ -15,7 +15,7 @@ from manyheads.errors import FileRefused, UsageError
 from manyheads.study import Curve, Lines, Listing, Source, cite, report, run
 from manyheads.study.reporting.drawing import draw, svg
 from manyheads.study.reporting.html import Section, write_report
-from manyheads.study.reporting.panels import Multiples, Picture, paired_panels, panel_from_json, spread_curve
+from manyheads.study.reporting.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
 from manyheads.study.runner import UnitFailed
 
 
@@ -112,9 +112,10 @@ def test_names_cannot_become_markup(tmp_path):
 def test_panels_survive_the_store_and_draw():
     panels = (
         Lines("t", "x", "y", (Curve((1.0, 2.0), (1.0, np.nan), "c", low=(0.0, 0.0), high=(2.0, 2.0)),), log_x=True),
-        Picture("t", "x", "y", ((0.0, 1.0), (1.0, 0.5)), x_ticks=("a", "b")),
+        Picture("t", "x", "y", ((0.0, 1.0), (1.0, 0.5)), x_ticks=("a", "b"), limits=(-1.0, 1.0), diverging=True),
         Listing("t", ("a", "b"), (("1", "x"),)),
         small_multiples(),
+        scatter(),
     )
     for panel in panels:
         assert repr(panel_from_json(json.loads(json.dumps(panel.to_json(), allow_nan=False)))) == repr(panel)
@@ -137,6 +138,28 @@ def test_small_multiples_share_their_axes_and_one_legend():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["layer 0"]
     assert [axes.get_title() for axes in figure.axes] == ["slow", "fast"]
     assert left.texts[0].get_text() == "loss 1.5"
+
+
+def scatter(**changes):
+    points = {"x": ((0.0, 1.0), (2.0,)), "y": ((0.5, 1.0), (3.0,)), "values": ((0.5, -1.0), (1.0,))}
+    return Scatter("t", "x", "y", **points | {"labels": ("a", "b"), "value_label": "v"} | changes)
+
+
+def test_scattered_points_share_one_scale_of_colours():
+    left, right, bar = draw(scatter(limits=(-2.0, 2.0), diverging=True)).axes
+    assert [axes.get_title() for axes in (left, right)] == ["a", "b"]
+    assert left.get_xlim() == right.get_xlim()
+    assert {axes.collections[0].get_clim() for axes in (left, right)} == {(-2.0, 2.0)}
+    assert bar.get_ylabel() == "v"
+    left, right, _ = draw(scatter(shared=False)).axes
+    assert left.get_xlim() != right.get_xlim()
+
+
+def test_a_few_whole_numbers_have_a_colour_each():
+    figure = draw(scatter(values=((1.0, 2.0), (4.0,))))
+    assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == ["1", "2", "4"]
+    colours = [tuple(row) for axes in figure.axes[:2] for row in axes.collections[0].to_rgba([1.0, 2.0, 4.0])]
+    assert len(set(colours)) == 3
 
 
 def test_the_legend_counts_as_people_do():
@@ -181,6 +204,10 @@ def test_malformed_panels_are_refused():
         Curve((1.0,), (1.0, 2.0), "c")
     with pytest.raises(UsageError, match="columns"):
         Listing("t", ("a",), (("1", "2"),))
+    with pytest.raises(UsageError, match="equally many in each plot"):
+        scatter(labels=("a",))
+    with pytest.raises(UsageError, match="smaller and a larger"):
+        scatter(limits=(1.0, 1.0))
     with pytest.raises(UsageError, match="unknown kind"):
         panel_from_json({"kind": "pie"})
     with pytest.raises(UsageError, match="at least one"):

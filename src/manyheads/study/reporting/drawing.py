@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from manyheads.study.reporting.panels import Curve, Lines, Multiples, Picture
+from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
 INK, FAINT = "#1f2933", "#9aa5b1"
+DIVERGING = ("#0b3c63", COLOURS[0], "#bcc5cf", COLOURS[1], "#7a1f0a")  # grey in the middle: points show on white
+PLOTS_IN_ROW = 4  # of a scatter
 STYLE: Any = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -43,15 +45,15 @@ MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the pag
 LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
 
 
-def draw(panel: Lines | Multiples | Picture) -> Figure:
+def draw(panel: Drawn) -> Figure:
     """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_size(panel), layout="constrained")
-        if isinstance(panel, Multiples):
-            _draw_multiples(figure, panel)
+        if isinstance(panel, Multiples | Scatter):
+            (_draw_multiples if isinstance(panel, Multiples) else _draw_scatter)(figure, panel)  # type: ignore[operator]
             return figure
         axes = figure.add_subplot()
         if isinstance(panel, Lines):
@@ -63,7 +65,7 @@ def draw(panel: Lines | Multiples | Picture) -> Figure:
     return figure
 
 
-def svg(panel: Lines | Multiples | Picture, prefix: str) -> str:
+def svg(panel: Drawn, prefix: str) -> str:
     """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
     import matplotlib as mpl
 
@@ -78,9 +80,12 @@ def svg(panel: Lines | Multiples | Picture, prefix: str) -> str:
     return re.sub(r"url\(#", f"url(#{prefix}", text).strip()
 
 
-def _size(panel: Lines | Multiples | Picture) -> tuple[float, float]:
+def _size(panel: Drawn) -> tuple[float, float]:
     if isinstance(panel, Multiples):
         return (max(9.5, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + max(2.4, 1.45 * len(panel.row_labels)))
+    if isinstance(panel, Scatter):
+        columns = _scatter_columns(panel)
+        return (9.5, 0.9 + (4.0 if columns == 1 else 8.2 / columns) * -(-len(panel.labels) // columns))
     if isinstance(panel, Lines):
         return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
     rows, columns = len(panel.values), len(panel.values[0])
@@ -141,6 +146,67 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
         figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
 
 
+def _draw_scatter(figure: Figure, panel: Scatter) -> None:
+    columns = _scatter_columns(panel)
+    rows, shared = -(-len(panel.labels) // columns), panel.shared
+    grid = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
+    every = [value for row in panel.values for value in row if math.isfinite(value)]
+    many = len(every) > MOST_POINTS / 4
+    scale, ticks = _scatter_scale(panel, every)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(panel.labels):
+            axes.set_visible(False)
+            continue
+        points = axes.scatter(
+            panel.x[place],
+            panel.y[place],
+            s=1.5 if many else 5.0,
+            c=panel.values[place],
+            linewidths=0,
+            rasterized=many,
+            **scale,
+        )
+        axes.set_title(panel.labels[place], fontsize=9)
+        axes.tick_params(labelsize=7.5, length=2)
+    figure.supxlabel(panel.x_label, fontsize=9, color=INK)
+    figure.supylabel(panel.y_label, fontsize=9, color=INK)
+    _draw_bar(figure, points, list(grid.flat), panel.value_label, ticks)
+
+
+def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], list[float] | None]:
+    """Return the colours of points, and the marks of their scale: a few whole numbers have a colour each."""
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    kinds = sorted(set(every))
+    if 1 < len(kinds) <= len(COLOURS) and all(value == int(value) for value in kinds):
+        edges = [kinds[0] - 0.5, *((a + b) / 2 for a, b in itertools.pairwise(kinds)), kinds[-1] + 0.5]
+        return {"cmap": ListedColormap(COLOURS[: len(kinds)]), "norm": BoundaryNorm(edges, len(kinds))}, kinds
+    low, high = panel.limits or (min(every, default=0.0), max(every, default=1.0))
+    return {"cmap": _colours(panel.diverging, "viridis"), "vmin": low, "vmax": high}, None
+
+
+def _scatter_columns(panel: Scatter) -> int:
+    """Return the number of plots in a row, such that the rows are filled evenly."""
+    rows = -(-len(panel.labels) // PLOTS_IN_ROW)
+    return -(-len(panel.labels) // rows)
+
+
+def _colours(diverging: bool, sequential: str) -> Any:
+    """Return the scale of colours: one with a middle, or the one of that name."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("diverging", DIVERGING) if diverging else sequential
+
+
+def _draw_bar(figure: Figure, drawn: Any, axes: Any, label: str, ticks: list[float] | None = None) -> None:
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02, ticks=ticks)
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+    if ticks:
+        bar.ax.minorticks_off()
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+
+
 def _by_number(text: str) -> list[str | float]:
     """Sort H=4 before H=16: words as words, numbers as numbers, in turn."""
     return [float(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))]
@@ -195,12 +261,11 @@ def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
 def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
     axes.grid(False)
     low, high = panel.limits or (None, None)
-    image = axes.imshow(panel.values, aspect="auto", cmap="magma_r", interpolation="nearest", vmin=low, vmax=high)
+    colours = _colours(panel.diverging, "magma_r")
+    image = axes.imshow(panel.values, aspect="auto", cmap=colours, interpolation="nearest", vmin=low, vmax=high)
     for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
         if ticks:
             shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word
             places, texts = [place for place, _ in shown], [text for _, text in shown]
             axis.set_ticks(places, labels=texts, rotation=rotation, fontsize=7.5, family="monospace")
-    bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.set_label(panel.value_label)
+    _draw_bar(figure, image, axes, panel.value_label)

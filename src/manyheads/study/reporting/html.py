@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study.reporting.panels import Lines, Listing, Multiples, Panel, Picture
+from manyheads.study.reporting.panels import Drawn, Listing, Multiples, Panel, Scatter
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
@@ -152,9 +152,9 @@ def _rendered(section: Section, position: int) -> dict[str, object]:
 
     panels: list[dict[str, object]] = []
     for index, panel in enumerate(section.panels):
-        if isinstance(panel, Lines | Multiples | Picture):
+        if isinstance(panel, Drawn):
             drawing = Markup(svg(panel, prefix=f"s{position}p{index}-"))
-            wide = isinstance(panel, Multiples)
+            wide = isinstance(panel, Multiples | Scatter)
             panels.append({"title": panel.title, "svg": drawing, "note": panel.note, "wide": wide})
         elif isinstance(panel, Listing):
             rows = [[(cell, _is_number(cell)) for cell in row] for row in panel.rows]

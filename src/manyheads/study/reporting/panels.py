@@ -81,7 +81,8 @@ class Lines(_Panel):
 class Picture(_Panel):
     """A matrix as an image: `values` is row by row, ticks are one label a row or column or none at all.
 
-    `limits` are the values at the ends of the scale of colours; the smallest and the largest value if absent.
+    `limits` are the values at the ends of the scale of colours; the smallest and the largest value if absent. With
+    `diverging` the scale has one colour below its middle and another one above.
     """
 
     kind: ClassVar[str] = "picture"
@@ -94,10 +95,10 @@ class Picture(_Panel):
     y_ticks: tuple[str, ...] = ()
     note: str = ""
     limits: tuple[float, float] | None = None
+    diverging: bool = False
 
     def __post_init__(self) -> None:
-        if self.limits is not None and not self.limits[0] < self.limits[1]:
-            raise UsageError(f"picture {self.title!r}: limits {self.limits}, expected a smaller and a larger value")
+        _check_limits(self)
         rows, columns = len(self.values), len(self.values[0]) if self.values else 0
         if not columns or any(len(row) != columns for row in self.values):
             raise UsageError(
@@ -158,7 +159,54 @@ class Multiples(_Panel):
                 raise UsageError(f"small multiples {self.title!r}: {name} in rows of {sizes} for {shape} labels")
 
 
-Panel = Lines | Multiples | Picture | Listing
+@dataclass(frozen=True)
+class Scatter(_Panel):
+    """Points in small plots side by side, coloured by a value: orbits, diagrams of many orbits.
+
+    Parameters
+    ----------
+    x, y, values
+        Coordinates and colours of the points: one row a plot, equally many in each.
+    labels
+        Heading of each plot.
+    shared
+        Whether the plots have common axes.
+    limits, diverging
+        Scale of colours, as in `Picture`.
+    """
+
+    kind: ClassVar[str] = "scatter"
+    title: str
+    x_label: str
+    y_label: str
+    x: tuple[tuple[float, ...], ...]
+    y: tuple[tuple[float, ...], ...]
+    values: tuple[tuple[float, ...], ...]
+    value_label: str = ""
+    labels: tuple[str, ...] = ("",)
+    shared: bool = True
+    note: str = ""
+    limits: tuple[float, float] | None = None
+    diverging: bool = False
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+        sizes = [[len(row) for row in table] for table in (self.x, self.y, self.values)]
+        if not sizes[0] or sizes[1:] != sizes[:1] * 2 or len(self.labels) != len(sizes[0]):
+            raise UsageError(
+                f"scatter {self.title!r}: x, y and values of {sizes} points, {len(self.labels)} labels; expected "
+                "equally many in each plot"
+            )
+
+
+def _check_limits(panel: Picture | Scatter) -> None:
+    """Refuse a scale of colours without extent."""
+    if panel.limits is not None and not panel.limits[0] < panel.limits[1]:
+        raise UsageError(f"{panel.kind} {panel.title!r}: limits {panel.limits}, expected a smaller and a larger value")
+
+
+Drawn = Lines | Multiples | Picture | Scatter  # panels with axes
+Panel = Drawn | Listing
 
 
 def panel_from_json(data: dict[str, Any]) -> Panel:
@@ -171,11 +219,18 @@ def panel_from_json(data: dict[str, Any]) -> Panel:
             table = tuple(tuple(_curves(plot) for plot in row) for row in data["curves"])
             return Multiples(**values | {"curves": table})
         case "picture":
-            limits = data.get("limits")  # null is absent here, not NaN
-            return Picture(**values | {"limits": limits and (float(limits[0]), float(limits[1]))})
+            return Picture(**values | {"limits": _limits(data)})
+        case "scatter":
+            return Scatter(**values | {"limits": _limits(data)})
         case "listing":
             return Listing(**values)
     raise UsageError(f"unknown kind of panel: {data.get('kind')!r}")
+
+
+def _limits(data: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the ends of a scale of colours; null is absent here, not NaN."""
+    limits = data.get("limits")
+    return limits and (float(limits[0]), float(limits[1]))
 
 
 @takes_arrays
