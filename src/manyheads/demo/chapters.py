@@ -88,6 +88,12 @@ def _growth(scene: Scene) -> Study:
     return DemoGrowth(text=scene.text)
 
 
+def _chaos(scene: Scene) -> Study:
+    from manyheads.demo.chaos import DemoChaos
+
+    return DemoChaos()
+
+
 CHAPTERS: tuple[Chapter, ...] = (
     Chapter(
         "A transformer learns to write",
@@ -143,6 +149,17 @@ CHAPTERS: tuple[Chapter, ...] = (
         "with trained blocks of growing size.",
         _growth,
         replicates=8,
+    ),
+    Chapter(
+        "The smallest self-attention network that is chaotic",
+        "A self-attention layer that appends its own output to its context is a dynamical system. Here tokens and "
+        "weights are bits, with one feature, equal weights for all neurons and a context of two tokens. With one "
+        "token in the context softmax has no choice, and the network cannot be chaotic. With two it is: runs that "
+        "start from the same token and differ by the noise of their neurons only lose each other, however many neurons "
+        "they have. The largest Lyapunov exponent, the rate at which they do, is computed from the Jacobian of the "
+        "mean field and measured on nearby orbits.",
+        _chaos,
+        replicates=4,
     ),
     Chapter(
         "The cost of attention",

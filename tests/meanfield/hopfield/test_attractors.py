@@ -59,6 +59,16 @@ def test_published_exponents_and_kinds():
 
 
 @pytest.mark.slow
+def test_systems_of_one_chunk_keep_their_first_tokens(rng):
+    first = np.array(
+        [[1.0, -1.0, 1.0], [0.2, 0.5, -0.7], [-1.0, 0.0, 1.0]]
+    )  # three systems, as everywhere in this file
+    found = lyapunov_spectrum(PUBLISHED, [0.8, 1.0, 1.4], initial=first, **SHORT | {"transient": 0})
+    begun = mean_field_trajectory(PUBLISHED, [0.8, 1.0, 1.4], 3 + 440 + 80, initial=first)
+    np.testing.assert_allclose(found.overlaps[:2], begun[:2, -80:], atol=1e-9)
+
+
+@pytest.mark.slow
 def test_the_record_is_the_end_of_the_trajectory():
     found = lyapunov_spectrum(PUBLISHED, [0.8, 1.0, 1.4], **SHORT)
     total = 3 + 400 + 440 + 80  # the window, the transient, aligned and measured steps, the record

@@ -65,6 +65,16 @@ def test_fluctuations_are_those_of_large_networks(rng):
     np.testing.assert_allclose(measured, predicted, rtol=0.08)  # 5 standard errors of 2000 runs
 
 
+def test_systems_may_start_from_tokens_of_their_own(rng):
+    first = rng.uniform(-1, 1, (2, 3))
+    both = mean_field_trajectory(PUBLISHED, [0.5, 1.0], 6, initial=first)
+    for place, beta in enumerate((0.5, 1.0)):
+        alone = mean_field_trajectory(PUBLISHED, [beta, beta], 6, initial=first[place])
+        np.testing.assert_allclose(both[place], alone[0], atol=1e-14)
+    with pytest.raises(UsageError, match="mean spins"):
+        mean_field_trajectory(PUBLISHED, [0.5, 1.0, 2.0], 6, initial=first)
+
+
 def test_quenched_correlations_belong_to_one_network(rng):
     network = PUBLISHED.with_neurons(50, "quenched", rng)
     assert network.counts(50).sum() == 50

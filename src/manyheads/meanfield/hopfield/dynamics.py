@@ -71,12 +71,15 @@ def read_sweep(network: OneBitNetwork, beta: ArrayLike, gain: ArrayLike | None) 
     return Sweep(betas.ravel(), gains.ravel(), betas.shape)
 
 
-def read_initial(network: OneBitNetwork, initial: ArrayLike | None) -> np.ndarray:
-    """Return the mean spins of the first token by type, shape (C, 1); by default those of the first feature, W^o_1."""
+def read_initial(network: OneBitNetwork, initial: ArrayLike | None, systems: tuple[int, ...] = ()) -> np.ndarray:
+    """Return the mean spins of the first token by type, shape (C, 1), or (C, B) if each system has its own.
+
+    By default they are those of the first feature, W^o_1.
+    """
     spins = network.output[0] if initial is None else as_floats(initial, "initial")
-    if spins.shape != (network.types,) or not (np.abs(spins) <= 1).all():
+    if spins.shape not in ((network.types,), (*systems, network.types)) or not (np.abs(spins) <= 1).all():
         raise UsageError(f"initial: expected {network.types} mean spins from -1 to 1, one for each type of neurons")
-    return spins[:, None]
+    return spins.reshape(-1, network.types).T
 
 
 def first_state(weights: Weights, spins: np.ndarray, sweep: Sweep) -> State:

@@ -93,9 +93,9 @@ def lyapunov_spectrum(
     steps: int = 20_000,
     record: int = 800,
     gain: Float[ArrayLike, "*systems"] | None = None,
-    initial: Float[ArrayLike, " type"] | None = None,
+    initial: Float[ArrayLike, "*#systems type"] | None = None,
 ) -> LyapunovSpectrum:
-    """Return the largest Lyapunov exponents of the mean-field map, for every system from the same first token.
+    """Return the largest Lyapunov exponents of the mean-field map.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def lyapunov_spectrum(
         Steps before the exponents are measured, steps for them, and last steps whose overlaps are kept; each is
         rounded up to whole periods of the drive. A tenth of `steps` more aligns the tangent vectors.
     initial
-        Mean spins of the first token by type; those of the first feature, W^o_1, if None.
+        Mean spins of the first token by type, for all systems or for each; those of the first feature, W^o_1, if None.
 
     Raises
     ------
@@ -126,12 +126,12 @@ def lyapunov_spectrum(
     lengths = Lengths.of(network, transient, steps, record)
     sweep, weights = read_sweep(network, beta, gain), read_weights(network)
     tangents = draw_tangents(network, exponents)
-    spins = read_initial(network, initial)
+    spins = np.broadcast_to(read_initial(network, initial, sweep.shape), (network.types, sweep.beta.size))
     size, found = min(CHUNK, sweep.beta.size), []
     for begin in range(0, sweep.beta.size, size):
         places = np.minimum(np.arange(begin, begin + size), sweep.beta.size - 1)  # the last chunk is filled up
         part = Sweep(sweep.beta[places], sweep.gain[places], (size,))
-        state, _ = fill_window(weights, first_state(weights, spins, part), part)
+        state, _ = fill_window(weights, first_state(weights, spins[:, places], part), part)
         with double_precision():
             _, logs, overlaps = compiled_follow()(lengths.recorded, weights, state, tangents, part, lengths)
             found.append((np.asarray(logs), np.asarray(overlaps)))

@@ -43,7 +43,7 @@ def mean_field_trajectory(
     beta: Float[ArrayLike, "*systems"],
     steps: int,
     gain: Float[ArrayLike, "*systems"] | None = None,
-    initial: Float[ArrayLike, " type"] | None = None,
+    initial: Float[ArrayLike, "*#systems type"] | None = None,
 ) -> Float[np.ndarray, "*systems step feature"]:
     """Iterate the mean-field map from a single token; the context grows from 1 to L tokens.
 
@@ -56,7 +56,7 @@ def mean_field_trajectory(
     steps
         Number of tokens after the first one.
     initial
-        Mean spins of the first token by type; those of the first feature, W^o_1, if None.
+        Mean spins of the first token by type, for all systems or for each; those of the first feature, W^o_1, if None.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def mean_field_trajectory(
     """
     steps = check_integer("steps", steps)
     sweep, weights = read_sweep(network, beta, gain), read_weights(network)
-    state, begun = fill_window(weights, first_state(weights, read_initial(network, initial), sweep), sweep)
+    state, begun = fill_window(weights, first_state(weights, read_initial(network, initial, sweep.shape), sweep), sweep)
     periods = -(-steps // network.context)
     with double_precision():
         rest = np.asarray(_record(periods, weights, state, sweep.beta, sweep.gain))
