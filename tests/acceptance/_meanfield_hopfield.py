@@ -52,9 +52,9 @@ def published_attractors(folder: Path, transient: int, steps: int) -> Measured:
 
 def verdicts(name: str, claim: str, replicates: int, flags: str = "") -> Figure:
     """Return the figure that consists of the verdicts of a study."""
-    study_name = f"meanfield/hopfield-{name}"
+    study_name = f"meanfield/{name}"
     return Figure(
-        f"hopfield-{name}",
+        name,
         claim,
         "all verdicts as expected",
         study,
@@ -79,5 +79,6 @@ FIGURES = [
         {"transient": 40_000, "steps": 400_000},
     ),
     # Eight replicates leave the constant at beta = 1 undecided: 1.019 [0.983, 1.056] against 0.95 to 1.05.
-    verdicts("finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 16),
+    verdicts("hopfield-finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 16),
+    verdicts("attractors", "The sign of the Lyapunov exponent decides if finite networks stay together (A-4)", 4),
 ]

@@ -168,6 +168,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.hopfield.finite_size:FiniteSize",
         "Overlaps of N neurons deviate from the mean-field map by N^(-1/2)",
     ),
+    "meanfield/attractors": Entry(
+        "manyheads.meanfield.studies.hopfield.attractors:AttractorStudy",
+        "The sign of the Lyapunov exponent decides if finite networks stay together",
+    ),
     "meanfield/prompt-length": Entry(
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",

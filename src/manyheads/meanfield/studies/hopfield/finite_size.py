@@ -148,20 +148,23 @@ class FiniteSize(Study):
             found = errors(trained, beta)
             line = float(predicted["constant"].sel(beta=beta)) / np.sqrt(self.neurons)
             curves += [
-                spread_curve(self.neurons, found, f"beta = {beta:g}", group=group),
+                spread_curve(self.neurons, found, f"β = {beta:g}", group=group),
                 Curve(tuple(map(float, self.neurons)), tuple(line.tolist()), "linear response", "predicted", group),
             ]
         network = OneBitNetwork.published()
+        scale, ends = network.gain**2 / network.features, [curve.y for curve in curves]
+        level = (min(map(min, ends)), max(map(max, ends)))
+        curves.append(Curve((scale, scale), level, "N = γ²/M", "reference"))
         return (
             Lines(
                 "Deviation of overlaps from the mean-field map",
                 "neurons N",
-                "rms deviation",
+                "rms deviation of overlaps",
                 tuple(curves),
                 log_x=True,
                 log_y=True,
                 note=f"{self.runs} runs of {self.steps} tokens a replicate. Linear response needs N well above "
-                f"gamma²/M = {network.gain**2 / network.features:,.0f}. Bands: replicates.",
+                f"γ²/M = {scale:,.0f}. Bands: replicates.",
             ),
         )
 

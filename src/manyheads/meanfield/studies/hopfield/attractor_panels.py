@@ -1,0 +1,179 @@
+"""Pictures of `meanfield/attractors`: bifurcation diagrams, attractors, exponents and the phase diagram."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from manyheads.meanfield.hopfield.network import OneBitNetwork
+from manyheads.study import Curve, Lines, Listing
+from manyheads.study.reporting.panels import Panel, Picture, Scatter, spread_curve
+
+BETA = "output inverse temperature β"
+COLOURED = (-0.15, 0.15)  # exponents at the ends of the scale of colours
+DRAWN = (1.2, 1.255, 1.26451, 1.266, 1.27, 1.4, 3.0)  # temperatures whose attractors are drawn
+PLACES = 4  # digits of a coordinate
+
+
+def attractor_panels(predicted: xr.Dataset, coexisting: np.ndarray, starts: int) -> tuple[Panel, ...]:
+    """Draw the mean field; `coexisting` is the share of random starts with another period, by temperature."""
+    titles = ("Bifurcation diagram", "Bifurcation diagram at the onset of chaos")
+    return (
+        *(_bifurcations(predicted.isel(window=at), title) for at, title in enumerate(titles)),
+        _attractors(predicted),
+        _table(predicted, coexisting, starts),
+        _spectrum(predicted.isel(window=0)),
+        _phases(predicted),
+    )
+
+
+def _bifurcations(window: xr.Dataset, title: str) -> Scatter:
+    betas, visited = window["beta"].values, window["visited"].values
+    largest = window["scanned"].values[:, 0]
+    everywhere = [np.repeat(each, visited.shape[1]) for each in (betas, largest)]
+    return Scatter(
+        title,
+        BETA,
+        "overlap with feature 1",
+        _rows(everywhere[0]),
+        _rows(visited.ravel()),
+        _rows(everywhere[1]),
+        "largest Lyapunov exponent (nat/step)",
+        note=f"The last {visited.shape[1]} overlaps at each of {len(betas)} temperatures, every orbit from the first "
+        f"token W^o_1. {_positive(largest)}",
+        limits=COLOURED,
+        diverging=True,
+    )
+
+
+def _attractors(predicted: xr.Dataset) -> Scatter:
+    context = OneBitNetwork.published().context
+    free = predicted.isel(temperature=0).sel(network="no positions")
+    driven = [predicted.sel(network="published", temperature=beta) for beta in DRAWN]
+    orbits, labels = [], []
+    for chosen, name in ((free, ", ε = 0"), *((each, "") for each in driven)):
+        period = int(chosen["period"])
+        kind = f"period {period}" if period > 1 else str(chosen["kind"].values)
+        labels.append(f"β = {float(chosen['temperature']):g}{name}: {kind}")
+        orbits.append(chosen["orbit"].transpose("token", "feature").values)
+    position = np.arange(len(orbits[0])) % context + 1.0
+    return Scatter(
+        "Attractors in the plane of two overlaps",
+        "overlap with feature 1",
+        "overlap with feature 2",
+        tuple(row for orbit in orbits for row in _rows(orbit[:, 0])),
+        tuple(row for orbit in orbits for row in _rows(orbit[:, 1])),
+        _rows(position) * len(orbits),
+        "position of the token in the context",
+        tuple(labels),
+        shared=False,
+        note=f"The last {len(orbits[0])} tokens. The positional bits drive the map with period {context}, so "
+        "orbits that lock to them have a multiple of that period, and fixed points need ε = 0.",
+    )
+
+
+def _table(predicted: xr.Dataset, coexisting: np.ndarray, starts: int) -> Listing:
+    rows = []
+    for at, beta in enumerate(predicted["temperature"].values):
+        chosen = predicted.sel(network="published", temperature=beta)
+        exponents, kind, period = chosen["exponents"].values, str(chosen["kind"].values), int(chosen["period"])
+        dimension = f"{_kaplan_yorke(exponents):.2f}" if kind == "chaotic" else ""
+        rows.append(
+            (
+                f"{beta:g}",
+                f"{kind}, {period}" if period else kind,
+                f"{exponents[0].round(4) + 0.0:.4f} ± {float(chosen['error']):.1g}",
+                *(f"{exponent:.3f}" for exponent in exponents[1:]),
+                dimension,
+                f"{coexisting[at]:.0%}",
+            )
+        )
+    orders = predicted.sizes["order"]
+    return Listing(
+        "Attractors and Lyapunov exponents (nat/step)",
+        ("β", "attractor, period", *(f"λ{at + 1}" for at in range(orders)), "dimension", "other period"),
+        tuple(rows),
+        note="From the first token W^o_1; ± is the standard error over blocks of the orbit. Dimension: Kaplan-Yorke, "
+        f"of chaotic attractors. Other period: share of {starts} random first tokens that lead to another.",
+    )
+
+
+def _kaplan_yorke(exponents: np.ndarray) -> float:
+    """Return the Kaplan-Yorke dimension: j + (sum of the j largest exponents, not negative) / |the next one|."""
+    sums = np.cumsum(exponents)
+    positive = int((sums >= 0).sum())
+    if positive == len(exponents):
+        return float("nan")
+    return positive + (sums[positive - 1] / abs(exponents[positive]) if positive else 0.0)
+
+
+def _spectrum(window: xr.Dataset) -> Lines:
+    betas, exponents = window["beta"].values.tolist(), window["scanned"].values
+    curves = [
+        Curve(tuple(betas), tuple(exponents[:, at].tolist()), f"λ{at + 1}", group=at)
+        for at in range(exponents.shape[1])
+    ]
+    zero = Curve((betas[0], betas[-1]), (0.0, 0.0), "", "reference")
+    return Lines(
+        f"Lyapunov spectrum, the {exponents.shape[1]} largest exponents",
+        BETA,
+        "exponent (nat/step)",
+        (*curves, zero),
+        note=_positive(exponents[:, 0]),
+    )
+
+
+def _phases(predicted: xr.Dataset) -> Picture:
+    betas, gains = predicted["phase_beta"].values, predicted["gain"].values[::-1]
+    values = predicted["phases"].values[::-1]
+    return Picture(
+        "Phase diagram",
+        BETA,
+        "attention inverse temperature γ",
+        tuple(tuple(row.tolist()) for row in values.round(PLACES)),
+        "largest Lyapunov exponent (nat/step)",
+        _marks(betas, 0.5),
+        _marks(gains, 50.0),
+        note=f"{values.size:,} orbits from the first token W^o_1. {_positive(values)}",
+        limits=COLOURED,
+        diverging=True,
+    )
+
+
+def distance_panel(distances: dict[float, np.ndarray], neurons: tuple[int, ...], note: str) -> Lines:
+    """Draw the distances of finite networks, (replicates, sizes) by temperature."""
+    sizes = np.asarray(neurons, float)
+    curves = [
+        spread_curve(sizes, values, f"β = {beta:g}", group=group)
+        for group, (beta, values) in enumerate(distances.items())
+    ]
+    lowest = min(values.mean(0)[0] for values in distances.values())
+    guide = Curve(
+        tuple(sizes.tolist()), tuple((0.7 * lowest * (sizes / sizes[0]) ** -0.5).tolist()), "N^(-1/2)", "reference"
+    )
+    return Lines(
+        "Distance of two finite networks from one token",
+        "neurons N",
+        "rms distance of overlaps",
+        (*curves, guide),
+        log_x=True,
+        log_y=True,
+        note=note,
+    )
+
+
+def _positive(exponents: np.ndarray) -> str:
+    return f"The largest exponent is above 0.01 at {(exponents > 0.01).mean():.0%} of the points."
+
+
+def _rows(values: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Return the coordinates of one plot, rounded."""
+    return (tuple(values.round(PLACES).tolist()),)
+
+
+def _marks(values: np.ndarray, unit: float) -> tuple[str, ...]:
+    """Return the multiples of a unit at the values nearest to them, and an empty text at the others."""
+    texts = [""] * len(values)
+    for multiple in np.arange(np.ceil(values.min() / unit), np.floor(values.max() / unit) + 1) * unit:
+        texts[int(np.abs(values - multiple).argmin())] = f"{multiple:g}"
+    return tuple(texts)
