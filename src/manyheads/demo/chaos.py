@@ -30,7 +30,7 @@ from manyheads.study.tables import dataset
 
 POSITIONAL_WEIGHT = 0.1  # eps
 GAINS = (0.0, 400.0)  # attention inverse temperatures of the bifurcation diagram
-FIRST = (0.1,)  # mean spin of the first token of finite networks: of the size that overlaps have on the attractor
+FIRST = 0.1  # mean spin of the first token of finite networks: of the size that overlaps have on the attractor
 RECORD, SHOWN = 3000, 40  # tokens of the attractor, and at each gain of the diagram
 NEARBY = 1e-8  # distance of two nearby orbits
 AGREEMENT = 0.02  # of two measurements of an exponent, nat/step
@@ -113,7 +113,9 @@ class DemoChaos(Study):
         steps = self.steps // 5
         exponents = [separation_rate(self.beta, gain, self.starts, steps, rng) for gain in (self.gain, 0.0)]
         sizes = np.broadcast_to(np.asarray(self.neurons)[:, None, None], (len(self.neurons), self.pairs, 2))
-        runs = simulate_network(smallest_network(), self.beta, self.tokens, sizes, rng, self.gain, FIRST)[..., 0]
+        runs = simulate_network(smallest_network(), self.beta, self.tokens, sizes, rng, self.gain, np.array([FIRST]))[
+            ..., 0
+        ]
         apart = np.abs(runs[:, :, 0] - runs[:, :, 1])  # (sizes, pairs, tokens)
         return dataset(
             {

@@ -52,8 +52,11 @@ def draw(panel: Drawn) -> Figure:
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_size(panel), layout="constrained")
-        if isinstance(panel, Multiples | Scatter):
-            (_draw_multiples if isinstance(panel, Multiples) else _draw_scatter)(figure, panel)  # type: ignore[operator]
+        if isinstance(panel, Multiples):
+            _draw_multiples(figure, panel)
+            return figure
+        if isinstance(panel, Scatter):
+            _draw_scatter(figure, panel)
             return figure
         axes = figure.add_subplot()
         if isinstance(panel, Lines):

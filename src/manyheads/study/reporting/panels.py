@@ -230,7 +230,7 @@ def panel_from_json(data: dict[str, Any]) -> Panel:
 def _limits(data: dict[str, Any]) -> tuple[float, float] | None:
     """Return the ends of a scale of colours; null is absent here, not NaN."""
     limits = data.get("limits")
-    return limits and (float(limits[0]), float(limits[1]))
+    return None if limits is None else (float(limits[0]), float(limits[1]))
 
 
 @takes_arrays

@@ -104,7 +104,7 @@ def _kaplan_yorke(exponents: np.ndarray) -> float:
     positive = int((sums >= 0).sum())
     if positive == len(exponents):
         return float("nan")
-    return positive + (sums[positive - 1] / abs(exponents[positive]) if positive else 0.0)
+    return float(positive + (sums[positive - 1] / abs(exponents[positive]) if positive else 0.0))
 
 
 def _spectrum(window: xr.Dataset) -> Lines:

@@ -95,7 +95,7 @@ class AttractorStudy(Study):
         """Return exponents and attractors of the table, of two scans of beta, and of a phase diagram."""
         network, (gains, temperatures) = OneBitNetwork.published(), self.phase
         networks = {"published": network, "no positions": replace(network, positional_weight=0.0)}
-        table = [self._follow(each, TABLE, 1) for each in networks.values()]
+        table = [self._follow(each, np.array(TABLE), 1) for each in networks.values()]
         betas = np.array([np.linspace(*window, self.scan) for window in WINDOWS])
         lines = [self._follow(network, window, 10) for window in betas]
         gain, beta = np.linspace(*GAINS, gains), np.linspace(*WINDOWS[0], temperatures)
@@ -154,7 +154,7 @@ class AttractorStudy(Study):
         )
 
     def _follow(
-        self, network: OneBitNetwork, betas: tuple[float, ...] | np.ndarray, shorter: int, **options: np.ndarray
+        self, network: OneBitNetwork, betas: np.ndarray, shorter: int, **options: np.ndarray
     ) -> LyapunovSpectrum:
         """Return the spectrum of orbits, `shorter` times as short as those of the table."""
         record = SHOWN if shorter > 1 else min(RECORD, self.steps)
