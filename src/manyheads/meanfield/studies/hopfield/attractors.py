@@ -154,12 +154,17 @@ class AttractorStudy(Study):
         )
 
     def _follow(
-        self, network: OneBitNetwork, betas: np.ndarray, shorter: int, **options: np.ndarray
+        self,
+        network: OneBitNetwork,
+        betas: np.ndarray,
+        shorter: int,
+        gain: np.ndarray | None = None,
+        initial: np.ndarray | None = None,
     ) -> LyapunovSpectrum:
         """Return the spectrum of orbits, `shorter` times as short as those of the table."""
         record = SHOWN if shorter > 1 else min(RECORD, self.steps)
         lengths = self.transient // shorter, self.steps // shorter
-        return lyapunov_spectrum(network, betas, EXPONENTS, *lengths, record, **options)
+        return lyapunov_spectrum(network, betas, EXPONENTS, *lengths, record, gain, initial)
 
     def claims(self) -> tuple[Claim, ...]:
         """Test distances against the sign of the exponent of the mean field, and attractors from random tokens."""
