@@ -81,4 +81,5 @@ FIGURES = [
     # Eight replicates leave the constant at beta = 1 undecided: 1.019 [0.983, 1.056] against 0.95 to 1.05.
     verdicts("hopfield-finite-size", "Overlaps of finite 1-bit networks deviate by N^(-1/2) (A-2)", 16),
     verdicts("attractors", "The sign of the Lyapunov exponent decides if finite networks stay together (A-4)", 4),
+    verdicts("stationary-moments", "In chaos time averages converge to the mean field, tokens do not (A-3)", 6),
 ]

@@ -172,6 +172,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.hopfield.attractors:AttractorStudy",
         "The sign of the Lyapunov exponent decides if finite networks stay together",
     ),
+    "meanfield/stationary-moments": Entry(
+        "manyheads.meanfield.studies.hopfield.stationary_moments:StationaryMoments",
+        "In chaos time averages converge to the mean field as N grows, tokens do not",
+    ),
     "meanfield/prompt-length": Entry(
         "manyheads.meanfield.studies.incontext.prompt_length:PromptLength",
         "With n pairs in a prompt the loss exceeds its limit by exactly c/n",

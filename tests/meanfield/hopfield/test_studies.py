@@ -7,6 +7,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.meanfield.studies.hopfield.attractor_panels import _kaplan_yorke
 from manyheads.meanfield.studies.hopfield.attractors import TABLE, AttractorStudy
+from manyheads.meanfield.studies.hopfield.stationary_moments import StationaryMoments, deviations
 
 
 def distances(study, powers, rng):
@@ -48,10 +49,29 @@ def test_dimension_of_attractors():
     assert np.isnan(_kaplan_yorke(np.array([0.1, -0.05])))
 
 
+def test_time_averages_are_compared_by_size(rng):
+    study = StationaryMoments.small()
+    reference = xr.DataArray(rng.uniform(-1, 1, (2, 6)), dims=("beta", "moment"))
+    offset = xr.DataArray(0.3 / np.asarray(study.neurons), dims="neurons")
+    signs = xr.DataArray(rng.choice([-1.0, 1.0], (1, 5, 2)), dims=("cell", "replicate", "run"))
+    trained = xr.Dataset({"moments": reference + offset * signs}, {"beta": list(study.betas)})
+    predicted = xr.Dataset({"moments": reference}, {"beta": list(study.betas)})
+    for beta in study.betas:
+        np.testing.assert_allclose(deviations(predicted, trained, "moments", beta), np.tile(offset, (5, 1)))
+
+
+def test_mirrored_attractors_are_refused_by_name():
+    with pytest.raises(UsageError, match=r"eps = 0 the map is odd.*mirrored"):
+        StationaryMoments(positional_weight=0.0)
+
+
 def test_sizes_and_temperatures_are_refused():
-    with pytest.raises(UsageError, match="increasing sizes"):
-        AttractorStudy(neurons=(300, 300))
+    for study in (AttractorStudy, StationaryMoments):
+        with pytest.raises(UsageError, match="increasing sizes"):
+            study(neurons=(300, 300))
     with pytest.raises(UsageError, match="temperatures of"):
         AttractorStudy(betas=(0.77,))
     with pytest.raises(UsageError, match="2 or more of each"):
         AttractorStudy(pairs=1)
+    with pytest.raises(UsageError, match="orbits of 2"):
+        StationaryMoments(orbits=1)
