@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.hopfield.lyapunov import lyapunov_spectrum
 from manyheads.meanfield.hopfield.network import OneBitNetwork
 from manyheads.meanfield.hopfield.simulation import simulate_network
@@ -71,8 +71,7 @@ class DemoChaos(Study):
     scan: int = 400
 
     def __post_init__(self) -> None:
-        if len(self.neurons) < 2 or (np.diff(self.neurons) <= 0).any():
-            raise UsageError(f"neurons={self.neurons}: expected two or more increasing sizes")
+        check_rising("neurons", self.neurons)
         if min(self.tokens, self.pairs, self.scan) < 2 or self.starts < 2 or self.steps < 50:
             raise UsageError("expected tokens, pairs, starts and scan of 2 or more, and 50 steps or more")
 

@@ -67,7 +67,7 @@ def test_mirrored_attractors_are_refused_by_name():
 
 def test_sizes_and_temperatures_are_refused():
     for study in (AttractorStudy, StationaryMoments):
-        with pytest.raises(UsageError, match="increasing sizes"):
+        with pytest.raises(UsageError, match="neurons"):
             study(neurons=(300, 300))
     with pytest.raises(UsageError, match="temperatures of"):
         AttractorStudy(betas=(0.77,))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.hopfield.attractors import classify_attractors
 from manyheads.meanfield.hopfield.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from manyheads.meanfield.hopfield.network import OneBitNetwork
@@ -76,8 +76,7 @@ class AttractorStudy(Study):
     def __post_init__(self) -> None:
         if not self.betas or not set(self.betas) <= set(TABLE):
             raise UsageError(f"betas={self.betas}: expected temperatures of {TABLE}")
-        if len(self.neurons) < 2 or (np.diff(self.neurons) <= 0).any():
-            raise UsageError(f"neurons={self.neurons}: expected two or more increasing sizes")
+        check_rising("neurons", self.neurons)
         if min(self.tokens, self.pairs, self.scan, *self.phase) < 2 or self.starts < 1:
             raise UsageError("tokens, pairs, scan and phase: expected 2 or more of each, and one of starts")
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.hopfield.mean_field import mean_field_trajectory
 from manyheads.meanfield.hopfield.network import OneBitNetwork
 from manyheads.meanfield.hopfield.simulation import simulate_network
@@ -66,8 +66,7 @@ class StationaryMoments(Study):
                 f"positional_weight={self.positional_weight:g}: at eps = 0 the map is odd, and averages over mirrored "
                 "attractors are zero without meaning; expected a number above 0 and up to 1"
             )
-        if len(self.neurons) < 2 or (np.diff(self.neurons) <= 0).any():
-            raise UsageError(f"neurons={self.neurons}: expected two or more increasing sizes")
+        check_rising("neurons", self.neurons)
         if min(self.steps, self.orbits) < 2 or self.runs < 1 or self.transient < 0:
             raise UsageError("expected steps and orbits of 2 or more, runs of 1 or more, and no negative transient")
 
