@@ -166,7 +166,7 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
             s=1.5 if many else 5.0,
             c=panel.values[place],
             linewidths=0,
-            rasterized=many,
+            rasterized=len(every) > MOST_POINTS / 20,
             **scale,
         )
         axes.set_title(panel.labels[place], fontsize=9)
