@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-LAG = 16
-"""Probes over which a change must have its smallest size to be worth an alarm."""
+LAG = 16  # probes over which a change must have its smallest size to be worth an alarm
 
 
 @dataclass(frozen=True)

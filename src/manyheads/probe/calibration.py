@@ -4,8 +4,7 @@ import numpy as np
 
 Array = np.ndarray
 
-LEAST_RUNS = 4
-"""Clean runs of which a spread is taken."""
+LEAST_RUNS = 4  # clean runs of which a spread is taken
 
 
 def score(run: Array, others: Array) -> Array:

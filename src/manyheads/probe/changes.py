@@ -21,14 +21,10 @@ from scipy import stats
 
 Array = np.ndarray
 
-KAPPA = 0.1
-"""Exponent of the e-value: small for few large surprises."""
-DEGREES = 8
-"""Degrees of freedom of Student's t distribution for residuals."""
-OUTLIER = 4.0
-"""Clipping of the increments of a window, in median absolute deviations."""
-QUANTILE = 0.9
-"""Of the scales over the heads of a figure, below which no scale is taken."""
+KAPPA = 0.1  # exponent of the e-value: small for few large surprises
+DEGREES = 8  # degrees of freedom of Student's t distribution for residuals
+OUTLIER = 4.0  # clipping of the increments of a window, in median absolute deviations
+QUANTILE = 0.9  # of the scales over the heads of a figure, below which no scale is taken
 LARGEST_CORRELATION = 0.9
 TINY = 1e-9
 
