@@ -1,20 +1,30 @@
-"""Attention statistics of all rows while a model runs, against the pattern of plain attention.
+"""Attention statistics of all rows while a model runs, and weights of checkpoints, each against its alternatives.
 
-    python benchmarks/probe.py
+    python benchmarks/probe.py                # both
+    python benchmarks/probe.py weights        # the weights alone
+    python benchmarks/probe.py 512 2048       # attention at these lengths
 
+**Attention**, against the pattern of plain attention.
 GPT-NeoX of the Pythia-70M shape without its unembedding, random, one sequence, float32, one thread of a CPU. Every
 variant runs in a child process of its own, on the same tokens. Time is CPU time of the process, the median of repeated
 forward passes after a first one; ratios are to the plain forward pass, with the smallest and the largest that pairs of
 repeats give. Memory is the growth of the peak resident set over that before the first pass.
+
+**Weights**, against singular values by PyTorch and against weightwatcher where it is installed: the stable rank of
+three Gaussian matrices of 2048 x 512 in float32, with the error against float64; and all matrices of a random
+checkpoint of the Pythia-70M and 410M shapes, ours with coherence and heads, tensor by tensor, the alternative of the
+checkpoint loaded whole. CPU time on one thread, the median of repeats in processes of their own.
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -83,11 +93,127 @@ def child(variant, length):
     print(json.dumps({"times": times, "memory": peak() - before}))
 
 
+# Weights
+
+SHAPES = {
+    "70M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8},
+    "410M": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+}
+MATRICES = {"ours": "manyheads, exact, with bounds", "svdvals": "torch.linalg.svdvals", "ww": "weightwatcher.analyze"}
+CHECKPOINTS = {"ours": "manyheads.weight_spectra", "svdvals": "load_file, torch.linalg.svdvals"}
+
+
+def gaussian_matrices():
+    import torch
+
+    return [torch.randn(2048, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+def matrix_ranks(variant):
+    """Return the stable ranks of three matrices, and the CPU time that they take."""
+    import torch
+
+    matrices = gaussian_matrices()
+    if variant == "ours":
+        from manyheads.spectra import stable_rank
+
+        stable_rank(matrices[0][:64, :64].numpy())  # first call
+        start = time.process_time()
+        ranks = [stable_rank(matrix.numpy()).value for matrix in matrices]
+    elif variant == "svdvals":
+        torch.linalg.svdvals(matrices[0][:64, :64])
+        start = time.process_time()
+        ranks = [float((values**2).sum() / values[0] ** 2) for values in map(torch.linalg.svdvals, matrices)]
+    else:
+        import weightwatcher
+
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 2048, bias=False) for _ in matrices))
+        for layer, matrix in zip(model, matrices, strict=True):
+            layer.weight.data = matrix
+        start = time.process_time()
+        ranks = weightwatcher.WeightWatcher(model=model).analyze().stable_rank.tolist()
+    return ranks, time.process_time() - start
+
+
+def weigh(variant, folder):
+    """Measure all matrices of a checkpoint; return their number."""
+    if variant == "ours":
+        from manyheads.probe import weight_spectra
+
+        return weight_spectra(folder).sizes["matrix"]
+    import torch
+    from safetensors.torch import load_file
+
+    weights = load_file(f"{folder}/model.safetensors")
+    return len([torch.linalg.svdvals(weight) for weight in weights.values() if weight.dim() == 2])
+
+
+def weights_child(variant, folder):
+    import torch
+
+    torch.set_num_threads(1)
+    if folder == "matrices":
+        ranks, cpu = matrix_ranks(variant)
+        squares = [torch.linalg.svdvals(matrix.double()) ** 2 for matrix in gaussian_matrices()]
+        errors = [abs(rank / float(each.sum() / each[0]) - 1) for rank, each in zip(ranks, squares, strict=True)]
+        print(json.dumps({"cpu": cpu, "error": max(errors), "memory": 0}))
+        return
+    import xarray  # noqa: F401
+
+    import manyheads.probe
+
+    manyheads.probe.weight_spectra  # noqa: B018 - loads on first use
+    before, start = peak(), time.process_time()
+    count = weigh(variant, folder)
+    print(json.dumps({"cpu": time.process_time() - start, "error": count, "memory": peak() - before}))
+
+
+def run_weights(variants, folder, repeats):
+    """Run variants in turn; return variant -> results of the repeats."""
+    found = {variant: [] for variant in variants}
+    for _ in range(repeats):
+        for variant in variants:
+            command = [sys.executable, __file__, "--weights", variant, folder]
+            done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, check=True)
+            found[variant].append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def print_rows(what, titles, found, last):
+    for variant, runs in found.items():
+        ratios = [run["cpu"] / ours["cpu"] for run, ours in zip(runs, found["ours"], strict=True)]
+        cpu = statistics.median(run["cpu"] for run in runs)
+        ratio = f"{statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
+        print(f"| {what} | {titles[variant]} | {cpu:.3g} | {ratio} | {last(runs[0])} |", flush=True)
+
+
+def weights():
+    found = [name for name in MATRICES if name != "ww" or importlib.util.find_spec("weightwatcher")]
+    print("| weights | variant | CPU s | times ours | error or MB |\n|---|---|---|---|---|")
+    ranks = run_weights(found, "matrices", 5)
+    print_rows("3 of 2048 x 512", MATRICES, ranks, lambda run: f"{run['error']:.1e}")
+    for name, sizes in SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            save = "import json, sys, transformers as t; c = t.GPTNeoXConfig(**json.loads(sys.argv[1])); "
+            save += "t.GPTNeoXForCausalLM(c).save_pretrained(sys.argv[2])"
+            config = json.dumps({**sizes, "vocab_size": 50304})
+            subprocess.run([sys.executable, "-c", save, config, folder], capture_output=True, check=True)
+            ran = run_weights(CHECKPOINTS, folder, 3 if name == "70M" else 1)
+        print_rows(f"{name} shape", CHECKPOINTS, ran, lambda run: f"{run['memory']:.0f} MB")
+
+
 def main():
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(f"Python {platform.python_version()}, {versions}, {os.cpu_count()} {platform.machine()} cores\n")
+    if sys.argv[1:] != ["weights"]:
+        attention(map(int, sys.argv[1:] or REPEATS))
+    if sys.argv[1:] in ([], ["weights"]):
+        weights()
+
+
+def attention(lengths):
     print("| n | variant | CPU s | times the plain pass | MB |\n|---|---|---|---|---|")
-    for length in map(int, sys.argv[1:] or REPEATS):
+    for length in lengths:
         found = {}
         for variant, title in VARIANTS.items():
             command = [sys.executable, __file__, "--child", variant, str(length)]
@@ -103,5 +229,7 @@ def main():
 if __name__ == "__main__":
     if "--child" in sys.argv:
         child(sys.argv[2], int(sys.argv[3]))
+    elif "--weights" in sys.argv:
+        weights_child(sys.argv[2], sys.argv[3])
     else:
         main()

@@ -426,7 +426,7 @@ EXEMPT = {
     "probe.AttentionRecord.observe": OPAQUE,
     "probe.AttentionRecorder": OPAQUE,
     "probe.qk_clip_factors": OPAQUE,
-    "probe.query_key_spectra": OPAQUE,
+    "probe.head_spectra": OPAQUE,
     "probe.record_attention": OPAQUE,
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,

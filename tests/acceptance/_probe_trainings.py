@@ -52,7 +52,7 @@ def _train(seed: int, recipe: Recipe, fault: str) -> xr.Dataset:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from manyheads.probe import query_key_spectra, record_attention
+    from manyheads.probe import head_spectra, record_attention
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -91,7 +91,8 @@ def _train(seed: int, recipe: Recipe, fault: str) -> xr.Dataset:
             probes.append(
                 record.dataset()[[*FIGURES, "entropy_uniform"]].drop_vars(("module", "attention", "key_heads"))
             )
-            spectra.append(query_key_spectra(model)[[*SPECTRA]].drop_vars(("module", "normalized")))
+            circuits = head_spectra(model).sel(head_matrix="query-key", drop=True)
+            spectra.append(circuits[[*SPECTRA]].drop_vars(("module", "normalized")))
     steps = xr.Variable("step", np.arange(EVERY - 1, STEPS, EVERY))
     curves = xr.merge([xr.concat(probes, steps), xr.concat(spectra, steps)], combine_attrs="drop")
     curves = curves.assign(loss=("update", losses))

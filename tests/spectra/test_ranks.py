@@ -7,6 +7,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from tests.spectra.test_coherences import Stored
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.spectra import stable_rank, traced_stable_rank
@@ -101,6 +102,17 @@ def test_a_lone_spike_is_proved_without_a_gram_matrix(rng):
     low_rank = stable_rank(Products(matrix[:, :1] @ matrix[:1]), rng=rng)
     assert low_rank.certificate == "frobenius"
     np.testing.assert_allclose([low_rank.value, low_rank.lower], 1.0, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(90, 30), (30, 90)])
+def test_rows_read_when_indexed_give_the_same(rng, kind, shape):
+    matrix = rng.standard_normal(shape).astype(kind)
+    for scale in (1, 2.0**-120):
+        scaled = (matrix * np.asarray(scale, kind)).astype(kind)
+        assert stable_rank(Stored(scaled)) == stable_rank(scaled)
+    lanczos = {"method": "lanczos", "tolerance": 0.05}
+    assert stable_rank(Stored(matrix), **lanczos) == stable_rank(matrix, **lanczos)
 
 
 def test_a_warm_start_needs_no_more_steps(rng):

@@ -38,6 +38,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("report",): Command("manyheads.cli.report:Report", "write one HTML file over stored runs"),
     ("cite",): Command("manyheads.cli.cite:Cite", "print BibTeX for the sources of a study or of stored runs"),
     ("count",): Command("manyheads.cli.count:Count", "count FLOPs and bytes of a model or of a JAX function"),
+    ("probe", "weights"): Command(
+        "manyheads.cli.probe:Weights", "measure rank and coherence of weights in checkpoints"
+    ),
+    ("probe", "verify"): Command("manyheads.cli.probe:Verify", "check whether a series of checkpoints is what it says"),
     ("extract",): Command("manyheads.cli.extract:Extract", "recover the weights of a black-box attention layer"),
     ("scale",): Command("manyheads.cli.scale.table:Scale", "scale init, learning rate and epsilon to another shape"),
     ("scale", "audit"): Command(

@@ -11,8 +11,8 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.models.files import read_json
-from manyheads.models.header import TensorEntry
-from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused
+from manyheads.models.header import DTYPES, TensorEntry
+from manyheads.models.refusals import FileDamaged, FileMissing, FileUnreadable, PickleRefused, shorten
 from manyheads.models.tensor_file import TensorFile, unknown_name
 
 SINGLE = "model.safetensors"
@@ -93,6 +93,10 @@ class Checkpoint:
         stored, file = self._find(name)
         return file.tensor(stored, rows)
 
+    def stored(self, name: str) -> "StoredTensor":
+        """Return a tensor that stays on the disk: its rows are read when it is indexed."""
+        return StoredTensor(self, name)
+
     def stream(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
         """Read tensor after tensor, in the order of the files or of `names`.
 
@@ -118,6 +122,18 @@ class Checkpoint:
         if stored not in self._file_of:
             raise UsageError(unknown_name(self.path, name, self.names))
         return stored, self._file_of[stored]
+
+
+@final
+class StoredTensor:
+    """A tensor on the disk with `shape`, `dtype` and rows `stored[a:b]` or `stored[indices]`, read when indexed."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str):
+        self.checkpoint, self.name, entry = checkpoint, name, checkpoint.entry(name)
+        self.shape, self.dtype = entry.shape, DTYPES[entry.dtype]
+
+    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        return self.checkpoint.tensor(self.name, rows)
 
 
 def open_checkpoint(
@@ -205,11 +221,13 @@ def _read_index(path: Path, follow_links: bool) -> dict[str, set[str]]:
 
 def _open_shards(index: Path, follow_links: bool) -> list[TensorFile]:
     """Open every shard of an index and check that each holds exactly what the index says."""
-    files = []
-    for shard, names in sorted(_read_index(index, follow_links).items()):
+    files, shards = [], sorted(_read_index(index, follow_links).items())
+    absent = [shard for shard, _ in shards if not os.path.lexists(index.parent / shard)]
+    for shard, names in shards:
         path = index.parent / shard
-        if not os.path.lexists(path):
-            found = f"{index.name} places {len(names)} tensors in it"
+        if shard in absent:
+            also = f"; also missing: {shorten(absent[1:])}" if absent[1:] else ""
+            found = f"{index.name} places {len(names)} tensors in it{also}"
             raise FileMissing(path, found, "the download is incomplete: fetch the missing shard")
         file = TensorFile(path, follow_links=follow_links)
         held = file.entries.keys()

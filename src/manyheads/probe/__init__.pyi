@@ -1,7 +1,9 @@
 from .alarms import Alarm as Alarm
 from .alarms import find_alarms as find_alarms
+from .head_weights import head_spectra as head_spectra
 from .live.recorder import AttentionRecorder as AttentionRecorder
 from .qk_clip import qk_clip_factors as qk_clip_factors
-from .query_key_circuits import query_key_spectra as query_key_spectra
 from .recording import AttentionRecord as AttentionRecord
 from .recording import record_attention as record_attention
+from .verification import verify as verify
+from .weights import weight_spectra as weight_spectra

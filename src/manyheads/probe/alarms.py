@@ -114,8 +114,8 @@ def find_alarms(
     ----------
     curves
         Figures of one training over (step, layer, head), on the same batch at every probe, at equal intervals: those of
-        `AttentionRecord.dataset` and `query_key_spectra` that are among entropy (with entropy_uniform), max_logit,
-        first_mass, stable_rank and frobenius.
+        `AttentionRecord.dataset` and, for query-key, `head_spectra` that are among entropy (with entropy_uniform),
+        max_logit, first_mass, stable_rank and frobenius.
     probes
         Planned number of probes of the training, on which the rate depends; None: those of `curves`.
     false_alarm

@@ -7,4 +7,4 @@ from .levels import marchenko_pastur_edges as marchenko_pastur_edges
 from .levels import random_coherence as random_coherence
 from .levels import random_stable_rank as random_stable_rank
 from .ranks import stable_rank as stable_rank
-from .ranks import traced_stable_rank as traced_stable_rank
+from .traced_ranks import traced_stable_rank as traced_stable_rank

@@ -41,10 +41,10 @@ def as_operator(matrix: Any) -> Operator:
         return Operator(shape, lambda v: _as_vector(matrix.matvec(v)), lambda u: _as_vector(matrix.rmatvec(u)))
     if hasattr(matrix, "tocsr"):
         return Operator(shape, lambda v: _as_vector(matrix @ v), lambda u: _as_vector(matrix.T @ u))
-    array = np.asarray(matrix)
+    array = as_table(matrix)
     if array.dtype.kind in "cOSUMm":
         raise ShapeError(f"dtype {array.dtype}: expected a real matrix")
-    if array.dtype == np.float64:
+    if isinstance(array, np.ndarray) and array.dtype == np.float64:
         return Operator(shape, lambda v: array @ v, lambda u: array.T @ u)
     return Operator(
         shape,
@@ -53,9 +53,15 @@ def as_operator(matrix: Any) -> Operator:
     )
 
 
-def row_blocks(array: NDArray[Any]) -> Iterator[tuple[slice, Array]]:
+def as_table(matrix: Any) -> Any:
+    """Return an array; what has `shape`, `dtype` and rows `matrix[a:b]` that are read when indexed stays as it is."""
+    stored = all(hasattr(matrix, name) for name in ("shape", "dtype", "__getitem__"))
+    return matrix if stored and not (hasattr(matrix, "__array__") or hasattr(matrix, "tocsr")) else np.asarray(matrix)
+
+
+def row_blocks(array: Any) -> Iterator[tuple[slice, Array]]:
     """Iterate over blocks of rows in float64, with the rows they are."""
-    if array.dtype == np.float64:
+    if isinstance(array, np.ndarray) and array.dtype == np.float64:
         yield slice(0, array.shape[0]), array
         return
     step = max(1, BLOCK_BYTES // (8 * array.shape[1]))

@@ -4,14 +4,20 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
-from manyheads._arrays import follows_caller, takes_arrays
-from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.spectra.bidiagonal import Array, Bidiagonal, Operator, as_operator, golub_kahan, row_blocks
+from manyheads._arrays import takes_arrays
+from manyheads.errors import CertificateError, UsageError
+from manyheads.spectra.bidiagonal import (
+    Array,
+    Bidiagonal,
+    Operator,
+    as_operator,
+    as_table,
+    golub_kahan,
+    row_blocks,
+)
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -96,9 +102,9 @@ def stable_rank(
     Parameters
     ----------
     matrix
-        Real, shape (rows, columns), any floating or integer dtype (bfloat16 included); converted block by block. A
-        sparse array, or an object with `shape`, `matvec`, `rmatvec` and `frobenius`, takes "lanczos" with
-        "probability".
+        Real, shape (rows, columns), any floating or integer dtype (bfloat16 included); converted block by block. A tall
+        one with `shape`, `dtype` and rows `matrix[a:b]` that are read when indexed is read by blocks. A sparse array,
+        or an object with `shape`, `matvec`, `rmatvec` and `frobenius`, takes "lanczos" with "probability".
     method
         "auto" is "gram" up to a smaller side of 1024.
     tolerance
@@ -168,48 +174,6 @@ class _Options:
     start: Array | None
 
 
-@follows_caller
-def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns'] | Any") -> "Float[jax.Array, '...']":
-    r"""Stable rank of small matrices under `jit`, `vmap` and `grad`: exact, by the eigenvalues of the smaller Gram.
-
-    Under `vmap` the eigenvalues of all members are one batch: on the CPU have one such call in a program.
-
-    Parameters
-    ----------
-    matrix
-        Real, shape (..., rows, columns).
-
-    Returns
-    -------
-    Array
-        Shape (...), in the dtype of the matrix (at least float32): 0 for a zero matrix, NaN where there are NaN
-        entries. In float32 the relative error is about 1e-6.
-
-    Examples
-    --------
-    >>> float(traced_stable_rank(np.eye(3)))
-    3.0
-    """
-    array = jnp.asarray(matrix)
-    if array.ndim < 2:
-        raise ShapeError(f"shape {array.shape}: expected (..., rows, columns)")
-    array = array.astype(jnp.promote_types(array.dtype, jnp.float32))
-    largest = jnp.max(jnp.abs(array), axis=(-2, -1), keepdims=True)
-    empty = largest == 0
-    # Squares of small entries underflow: bring the largest entry to one first. Not differentiated: it cancels.
-    array = array / jax.lax.stop_gradient(jnp.where(empty, 1, largest))
-    tall = array if array.shape[-2] >= array.shape[-1] else jnp.swapaxes(array, -2, -1)
-    gram = jnp.einsum("...ri,...rj->...ij", tall, tall, precision=jax.lax.Precision.HIGHEST)
-    # A zero matrix has no direction for a gradient to take: the identity stands in and is masked out.
-    safe = jnp.where(empty, jnp.eye(gram.shape[-1], dtype=gram.dtype), gram)
-    # One matrix at a time: jaxlib shares a batch out among the very threads that run the program, and two batches at
-    # once, of four matrices or more on two cores, wait for each other forever (seen with 0.10.2).
-    flat = safe.reshape(-1, *safe.shape[-2:])
-    spectrum = jax.lax.map(jnp.linalg.eigvalsh, flat).reshape(safe.shape[:-1])
-    ratio = jnp.trace(safe, axis1=-2, axis2=-1) / spectrum[..., -1]
-    return jnp.where(empty[..., 0, 0], 0, ratio)
-
-
 def lanczos_error(side: int, steps: int, failure: float = FAILURE) -> float:
     r"""Relative error of the largest Ritz value that a random start exceeds with probability at most `failure`.
 
@@ -237,7 +201,9 @@ def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
         if not (np.isfinite(frobenius) and frobenius >= 0):
             raise UsageError(f"frobenius={frobenius}: expected the finite Frobenius norm of the matrix")
         return matrix, 1.0, float(frobenius)
-    array = np.asarray(matrix)
+    array = as_table(matrix)
+    if array.shape[0] < array.shape[1]:
+        array = array[:]
     largest = 0.0
     for _, block in row_blocks(array):
         largest = max(largest, float(np.max(np.abs(block))))  # max(x, nan) is x: NaN is looked for below
@@ -249,7 +215,7 @@ def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
     scale = 1.0
     if abs(exponent) > 100 or array.dtype.kind in "iub":
         scale = math.ldexp(1.0, exponent)
-        array = np.ldexp(array.astype(np.float64), -exponent)
+        array = np.ldexp(array[:].astype(np.float64), -exponent)
     squares = math.fsum(float(np.vdot(block, block)) for _, block in row_blocks(array))
     return array, scale, math.sqrt(squares)
 
@@ -262,7 +228,7 @@ def _sparse_norm(matrix: Any) -> float:
 
 def _gram(array: Any) -> Array:
     """Gram matrix of the columns, in float64."""
-    if array.dtype == np.float64:
+    if isinstance(array, np.ndarray) and array.dtype == np.float64:
         return array.T @ array
     gram = np.zeros((array.shape[1], array.shape[1]))
     for _, block in row_blocks(array):
@@ -283,7 +249,7 @@ def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> St
     tall = _tall(array)
     if options.certificate == "cholesky":
         # The Gram matrix will outweigh this copy, and converting blocks at every step costs more than the products.
-        tall = np.asarray(tall, dtype=np.float64)
+        tall = np.asarray(tall[:], dtype=np.float64)
     side, tolerance = min(tall.shape), options.tolerance
     steps = 60 if options.certificate == "cholesky" else _steps_for(side, tolerance)
     while True:

@@ -1,0 +1,203 @@
+"""`manyheads probe`: weights of checkpoints, and verification of a series."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from manyheads.cli.parsing import Switch
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from manyheads.probe.series import Source
+
+SHOWN = 6
+"""Checkpoints of a series that fit beside one another in a terminal."""
+Paths = Annotated[
+    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint="")
+]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Measure norms, stable rank and coherence of the weights of checkpoints, without the model.
+
+    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index. Several are a series of one
+    model, in the order of their steps where every name holds one (step1000, checkpoint-500). Each figure stands beside
+    its null level: (random).
+    """
+
+    checkpoints: Paths
+    """Files or folders in safetensors format."""
+    tolerance: float = 1e-3
+    """Certified relative width of stable ranks beyond a smaller side of 1024."""
+    rows: int = 256
+    """Vectors drawn for the coherence."""
+    seed: int = 0
+    """Seed of the draw."""
+    follow_links: Switch = False
+    """Files may be symbolic links, as in a Hugging Face cache."""
+    json: Switch = False
+    """Print JSON instead of tables."""
+
+    def run(self) -> int:
+        """Measure and print; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            No checkpoint, or checkpoints of different models.
+        CheckpointRefused
+            A file that cannot be read.
+        """
+        from manyheads.models.checkpoint import open_checkpoint
+        from manyheads.probe import weight_spectra
+        from manyheads.probe.series import path_of, sort_by_step
+
+        paths = map(path_of, sort_by_step(_given(self.checkpoints)))
+        opened = [open_checkpoint(path, follow_links=self.follow_links) for path in paths]
+        found = weight_spectra(opened, tolerance=self.tolerance, rows=self.rows, seed=self.seed)
+        print(json.dumps(_as_json(found), indent=1) if self.json else _as_text(found))
+        return 0
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check whether a checkpoint series is what it says: files, duplicates, dtypes, order of the steps, NaN.
+
+    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index. Where every name holds a
+    step (step1000, checkpoint-500) they are compared in the order of the steps.
+    """
+
+    checkpoints: Paths
+    """Files or folders in safetensors format."""
+    follow_links: Switch = False
+    """Files may be symbolic links, as in a Hugging Face cache."""
+    json: Switch = False
+    """Print JSON instead of sentences."""
+    strict: Switch = False
+    """Exit with 1 if anything is found."""
+
+    def run(self) -> int:
+        """Verify and print; return the exit status.
+
+        Raises
+        ------
+        UsageError
+            No checkpoint.
+        """
+        from manyheads.probe import verify
+        from manyheads.study.store.disk import printable
+
+        found = verify(_given(self.checkpoints), follow_links=self.follow_links)
+        text = json.dumps(found.as_dict(), indent=1) if self.json else repr(found)
+        print("\n".join(map(printable, text.splitlines())))
+        return 1 if self.strict and not found.passed else 0
+
+
+def _given(paths: tuple[Path, ...]) -> list[Source]:
+    from manyheads.errors import UsageError
+
+    if not paths:
+        raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
+    return list(paths)
+
+
+def _as_json(found: xr.Dataset) -> dict[str, Any]:
+    """Return a JSON-ready dictionary, null where a figure does not exist."""
+    return {
+        "attributes": dict(found.attrs),
+        "coordinates": {str(name): values.values.tolist() for name, values in found.coords.items()},
+        "figures": {
+            str(name): {"dims": list(values.dims), "values": _without_nan(values.values.tolist())}
+            for name, values in found.data_vars.items()
+        },
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return None if value != value else value
+
+
+def _as_text(found: xr.Dataset) -> str:
+    """Return tables of the matrices and of the circuits of heads."""
+    from manyheads.study.store.disk import printable
+
+    texts = []
+    if found.sizes["checkpoint"] == 1:
+        texts.append(_matrices(found.isel(checkpoint=0)))
+    else:
+        for name in ("stable_rank", "spectral", "coherence"):
+            texts.append(_series(found, name))
+    if "head_stable_rank" in found:
+        texts.append(_circuits(found.isel(checkpoint=-1)))
+    if found.attrs["not_measured"]:
+        texts.append(f"not measured: {found.attrs['not_measured']}")
+    if found.attrs["roles"].startswith("none"):
+        texts.append(f"roles: {found.attrs['roles']}")
+    return "\n".join(map(printable, "\n\n".join(texts).splitlines()))
+
+
+def _matrices(found: xr.Dataset) -> str:
+    from manyheads.costs.cost import render_table
+
+    head = ("matrix", "shape", "Frobenius", "spectral", "(random)", "stable rank", "(random)", "coherence", "(random)")
+    rows = []
+    for name in found.matrix.values:
+        one = found.sel(matrix=name)
+        shape = f"{one.rows.item()} x {one.columns.item()}"
+        figures = ("frobenius", "spectral", "spectral_random", "stable_rank", "stable_rank_random")
+        cells = [_number(one[figure].item()) for figure in figures]
+        half = (one.coherence_high.item() - one.coherence_low.item()) / 2
+        coherence = _number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")
+        rows.append((str(name), shape, *cells, coherence, _number(one.coherence_random.item())))
+    return render_table(head, rows)
+
+
+def _series(found: xr.Dataset, figure: str) -> str:
+    """Return a table of one figure along the series: some checkpoints, evenly chosen, the first and last among them."""
+    import numpy as np
+
+    from manyheads.costs.cost import render_table
+
+    count = found.sizes["checkpoint"]
+    places = np.unique(np.linspace(0, count - 1, min(count, SHOWN)).round().astype(int))
+    known = ~np.isnan(found[figure]).all("checkpoint").values
+    measured, levels = found[figure].isel(matrix=known), found[f"{figure}_random"].values[-1, known]
+    steps = [Path(str(found.checkpoint.values[place])).name for place in places]
+    rows = [
+        (str(one.matrix.item()), *(_number(value) for value in (*one.values[places], random)))
+        for one, random in zip(measured.transpose("matrix", "checkpoint"), levels, strict=True)
+    ]
+    title = found[figure].attrs["long_name"] + (
+        f", {len(places)} of {count} checkpoints" if len(places) < count else ""
+    )
+    return f"{title}\n{render_table(('matrix', *steps, '(random)'), rows)}"
+
+
+def _circuits(found: xr.Dataset) -> str:
+    """Return a table of the stable ranks of the circuits by layer: median, smallest and largest head."""
+    from manyheads.costs.cost import render_table
+
+    rows = []
+    for layer in found.layer.values:
+        cells = [str(layer)]
+        for circuit in ("query-key", "output-value"):
+            ranks = found.head_stable_rank.sel(layer=layer, head_matrix=circuit).dropna("head")
+            random = found.head_stable_rank_random.sel(layer=layer, head_matrix=circuit).item()
+            low, middle, high = ranks.quantile([0, 0.5, 1]).values if ranks.size else (float("nan"),) * 3
+            cells += [f"{_number(middle)} ({_number(low)} to {_number(high)})", _number(random)]
+        rows.append(cells)
+    head = ("layer", "query-key", "(random)", "output-value", "(random)")
+    return f"stable rank of the circuits of heads: median (smallest to largest)\n{render_table(head, rows)}"
+
+
+def _number(value: float) -> str:
+    return "-" if value != value else f"{value:.4g}"

@@ -1,0 +1,148 @@
+r"""Weights of the heads of a PyTorch model of transformers: their norms and stable rank, and bounds on the logits.
+
+Gains g of norms of queries and keys bound the logits whatever the data,
+
+.. math:: |s_{ij}| \le \mathrm{scale}\; D \max |g_Q| \max |g_K|,
+
+with D the number of components that one norm covers, those of a head or of all heads.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads._extras import require
+from manyheads.errors import UsageError
+from manyheads.probe.attention_modules import head_count, head_size, query_key_norms, query_norm
+from manyheads.probe.head_circuits import head_dataset, head_norms
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# Names of the projections of an attention module to queries, keys and values, weights (out, in).
+SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q", "k", "v"))
+# Name of a joint projection → its rows: all queries, all keys, all values; or query, key, value head after head.
+FUSED = {"query_key_value": "heads", "Wqkv": "parts", "c_attn": "parts"}
+# Names of the output projection of an attention module.
+OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj", "Wo", "o")
+
+
+def head_spectra(model: Any) -> "xr.Dataset":
+    """Compute norms and stable rank of the weights of every head of a PyTorch model of transformers.
+
+    Parameters
+    ----------
+    model
+        A model whose attention modules hold separate or joint projections of queries, keys and values.
+
+    Returns
+    -------
+    xr.Dataset
+        Over (head_matrix, layer, head), with the head matrices W_Q, W_K, W_V, W_O ("query", "key", "value", "output"),
+        W_Q^T W_K ("query-key") and W_V^T W_O ("output-value"), the last two of which no change of basis within the head
+        moves: `frobenius` and `spectral`, the norms; `stable_rank`, (frobenius / spectral)^2, at least 1 and at most N.
+        Over (head_matrix, layer): `stable_rank_random`, its mean for independent Gaussian weights, and
+        `stable_rank_random_std`. `logit_bound` (layer), the largest |logit| that norms of queries and keys allow, NaN
+        without RMS norms there. Coordinates: `module` (layer) and `normalized` (layer), whether queries are normalized
+        before the logits. NaN: heads that a layer lacks, and values and outputs in an order that is not known.
+
+    Raises
+    ------
+    ExtraMissing
+        PyTorch is not installed.
+    UsageError
+        No module holds projections of queries and keys that are known here, as with latent attention (MLA), where a
+        norm stands within W_Q and W_K.
+
+    Examples
+    --------
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> from manyheads.probe import head_spectra
+    >>> found = head_spectra(GPT2Model(GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=9)))
+    >>> bool((abs(found.stable_rank - found.stable_rank_random) < 6 * found.stable_rank_random_std).all())
+    True
+    """
+    require("torch")
+    modules = dict(model.named_modules())
+    layers = {name: weights for name in modules if (weights := _weights(modules, name)) is not None}
+    if not layers:
+        raise UsageError(
+            f"{type(model).__name__} has no module with projections of queries and keys that are known here: "
+            f"{', '.join(name for name, *_ in SEPARATE)}, {', '.join(FUSED)}"
+        )
+    sizes = [weights["query"].shape[1:] for weights in layers.values()]
+    found = head_dataset([head_norms(weights) for weights in layers.values()], sizes)
+    bounds = [_logit_bound(modules[name]) for name in layers]
+    found["logit_bound"] = "layer", bounds, {"long_name": "bound on |logit| by the gains of norms", "units": "nat"}
+    normalized = [query_norm(modules[name]) is not None for name in layers]
+    return found.assign_coords(module=("layer", list(layers)), normalized=("layer", normalized))
+
+
+def _weights(modules: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return query (H, N, d), key (G, N, d) and, where they are known, value and output; None if it is no attention."""
+    module = modules[name]
+    size, heads = head_size(module), head_count(module)
+    if size is None or heads is None:
+        return None
+    weights = _separate(module, heads, size) or _joint(module, heads, size)
+    if weights is None:
+        return None
+    # BERT keeps the output projection beside the module that holds the others.
+    places = [(module, each) for each in OUTPUTS] + [(modules.get(name.rpartition(".")[0] + ".output"), "dense")]
+    outputs = (_matrix(getattr(place, each, None)) for place, each in places)
+    output = next((found for found in outputs if found is not None), None)
+    if output is not None and output.shape == (weights["query"].shape[2], heads * size):
+        weights["output"] = output.T.reshape(heads, size, -1)
+    return weights
+
+
+def _separate(module: Any, heads: int, size: int) -> dict[str, Any] | None:
+    for names in SEPARATE:
+        query, key, value = (_matrix(getattr(module, each, None)) for each in names)
+        if query is None or key is None:
+            continue
+        if len(query) != heads * size or len(key) % size or query.shape[1] != key.shape[1]:
+            return None  # such as gates beside the queries
+        found = {"query": query, "key": key} | ({} if value is None or value.shape != key.shape else {"value": value})
+        return {part: weight.reshape(-1, size, weight.shape[1]) for part, weight in found.items()}
+    return None
+
+
+def _joint(module: Any, heads: int, size: int) -> dict[str, Any] | None:
+    for name, order in FUSED.items():
+        joint = _matrix(getattr(module, name, None))
+        if joint is None:
+            continue
+        if len(joint) != 3 * heads * size:
+            return None  # shared key heads, in an order of their own
+        parts = joint.reshape(*((3, heads) if order == "parts" else (heads, 3)), size, -1)
+        return dict(zip(("query", "key", "value"), parts if order == "parts" else parts.swapaxes(0, 1), strict=True))
+    return None
+
+
+def _matrix(projection: Any) -> "np.ndarray | None":
+    """Return the weight (out, in) of a projection in float64; None if there is none."""
+    weight = getattr(projection, "weight", None)
+    if weight is None or weight.dim() != 2:
+        return None
+    array = weight.detach().double().cpu().numpy()
+    return array.T if type(projection).__name__ == "Conv1D" else array
+
+
+def _logit_bound(module: Any) -> float:
+    """Return the bound on |logit| by the RMS norms of queries and keys; NaN without them, or with other norms."""
+    import torch
+
+    norms, size, scale = query_key_norms(module), head_size(module), getattr(module, "scaling", None)
+    if norms is None or size is None or not isinstance(scale, float):
+        return np.nan
+    gains, width = [], size
+    for norm in norms:
+        weight = getattr(norm, "weight", None)
+        if weight is None or weight.dim() != 1 or "RMS" not in type(norm).__name__:
+            return np.nan
+        with torch.no_grad():  # what the norm makes of ones: its gain, also where that is 1 + weight
+            gains.append(float(norm(torch.ones_like(weight)).abs().max()))
+        width = max(width, len(weight))
+    return scale * width * gains[0] * gains[1]

@@ -1,0 +1,330 @@
+"""Verification of a checkpoint series, before any trajectory is drawn.
+
+Every tensor is read once, by blocks: sha256 of its bytes, entries that are not finite, and a sample of entries at
+places that are the same in every checkpoint. Samples give the distances between checkpoints and between tensors.
+"""
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import UsageError
+from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.header import DTYPES
+from manyheads.models.refusals import CheckpointRefused, shorten
+from manyheads.probe.checkpoint_contents import Contents, Finding, read_contents
+from manyheads.probe.series import Source, path_of, sort_by_step, step_of
+from manyheads.probe.trajectory_order import find_misplaced
+
+# A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
+CLOSER = 0.5
+# Keys of a configuration that say nothing of the model or are seen in the weights.
+PASSING_KEYS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes
+    ----------
+    checkpoints
+        Names, in the order in which they were compared.
+    findings
+        What is wrong, empty for a series that is what it says.
+    compared
+        Number of checkpoints that could be read whole.
+    tensors
+        Number of tensors that were read, over all checkpoints.
+    unchecked
+        What was not checked, and why.
+    """
+
+    checkpoints: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    compared: int
+    tensors: int
+    unchecked: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary."""
+        return {**asdict(self), "passed": self.passed}
+
+    def __repr__(self) -> str:
+        head = (
+            f"{len(self.checkpoints)} checkpoints, {self.compared} readable, {self.tensors:,} tensors read: "
+            f"{len(self.findings)} findings"
+        )
+        lines = [f"  {each.where}: {each.what} [{each.kind}]\n      {each.evidence}" for each in self.findings]
+        return "\n".join([head, *lines, *(f"  not checked: {text}" for text in self.unchecked)])
+
+
+def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Verification:
+    """Check whether a checkpoint series is what it says.
+
+    * Files: missing shards, truncated or damaged files, pickles, shards that contradict their index.
+    * Configuration and weights that do not belong together, or a configuration that changes along the series.
+    * Tensors that appear or vanish, and changed dtypes or shapes.
+    * Entries that are NaN or infinite.
+    * Duplicates: the weights of another step (sha256, or equal to rounding in another dtype); matrices copied from
+      another step that change elsewhere in the series.
+    * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
+      weights other than that of the steps, see `manyheads.probe.trajectory_order`.
+    * Matrices of one shape that are interchanged from one step to the next.
+
+    Parameters
+    ----------
+    checkpoints
+        Files, folders or opened checkpoints. Where every name holds a step (`step1000`, `checkpoint-500`) they are
+        compared in the order of the steps, otherwise in the order given.
+    follow_links
+        Whether files may be symbolic links, as in a Hugging Face cache.
+
+    Returns
+    -------
+    Verification
+        The findings. A checkpoint that cannot be read is a finding, and the others are compared without it.
+
+    Notes
+    -----
+    The order is read from the weights, so it needs four checkpoints, and it cannot be told from its reverse or in a
+    stationary phase. A checkpoint of another run at either end looks like a long step.
+
+    Examples
+    --------
+    >>> import tempfile, safetensors.numpy
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> weights = {"w": np.random.default_rng(0).normal(size=(8, 8))}
+    >>> for step in (1, 2):
+    ...     safetensors.numpy.save_file(weights, folder / f"step{step}.safetensors")
+    >>> [finding.kind for finding in verify(sorted(folder.iterdir())).findings]
+    ['duplicate']
+    """
+    sources = list(checkpoints)
+    if isinstance(checkpoints, str) or not sources:
+        raise UsageError("expected a list of checkpoints: files, folders or opened checkpoints")
+    findings: list[Finding] = []
+    sources = sort_by_step(sources)
+    names = _names([path_of(source) for source in sources])
+    contents = []
+    for name, source in zip(names, sources, strict=True):
+        try:
+            checkpoint = (
+                source if isinstance(source, Checkpoint) else open_checkpoint(source, follow_links=follow_links)
+            )
+            contents.append(read_contents(name, checkpoint, findings))
+        except CheckpointRefused as refusal:
+            findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
+    readable, read = len(contents), sum(len(content.hashes) for content in contents)
+    findings += _compare_tables(contents)
+    findings += _find_copies(contents)
+    copied, partial = _find_partial_copies(contents)
+    moved, interchanged = _find_interchanged(contents)
+    findings += copied + interchanged + _find_steps(contents, partial | moved)
+    unchecked = () if len(contents) >= 4 else (f"the order of {len(contents)} different checkpoints: it takes four",)
+    if any(step_of(source) is None for source in sources):
+        unchecked += ("steps: not every name holds one, such as step1000 or checkpoint-500",)
+    return Verification(tuple(names), tuple(findings), readable, read, unchecked)
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Return the shortest ends of the paths that differ."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({place})" for place, path in enumerate(paths)]
+
+
+def _compare_tables(contents: list[Contents]) -> list[Finding]:
+    """Compare names, dtypes, shapes and configurations with those of most checkpoints."""
+    findings: list[Finding] = []
+    if not contents:
+        return findings
+    usual = _most_frequent([frozenset(content.entries) for content in contents])
+    for content in contents:
+        for verb, names in (("lacks", usual - content.entries.keys()), ("also holds", content.entries.keys() - usual)):
+            if names:
+                what = f"{verb} {len(names)} tensors against most of the series"
+                findings.append(Finding("tensors", content.name, what, shorten(sorted(names))))
+    for kind in ("dtype", "shape"):
+        common = {
+            name: _most_frequent([getattr(each.entries[name], kind) for each in contents if name in each.entries])
+            for name in usual
+        }
+        for content in contents:
+            changed = [name for name in sorted(usual & content.entries.keys())
+                       if getattr(content.entries[name], kind) != common[name]]  # fmt: skip
+            if changed:
+                evidence = [
+                    f"{name}: {getattr(content.entries[name], kind)}, usually {common[name]}" for name in changed
+                ]
+                what = f"{kind} of {len(changed)} of {len(usual)} tensors is not that of most of the series"
+                findings.append(Finding(kind, content.name, what, shorten(evidence)))
+    tables = [
+        {key: value for key, value in (each.config or {}).items() if key not in PASSING_KEYS} for each in contents
+    ]
+    most = _most_frequent([json.dumps(table, sort_keys=True) for table in tables])
+    for content, table in zip(contents, tables, strict=True):
+        usual_table = json.loads(most)
+        if json.loads(json.dumps(table)) != usual_table:
+            keys = sorted(key for key in table.keys() | usual_table.keys() if table.get(key) != usual_table.get(key))
+            evidence = [f"{key}: {table.get(key)}, usually {usual_table.get(key)}" for key in keys]
+            what = "the configuration is not that of most of the series"
+            findings.append(Finding("configuration", content.name, what, shorten(evidence)))
+    return findings
+
+
+def _most_frequent(values: list[Any]) -> Any:
+    """Return the most frequent value, the first of them on a tie."""
+    return max(dict.fromkeys(values), key=values.count)
+
+
+def _find_copies(contents: list[Contents]) -> list[Finding]:
+    """Find checkpoints that hold the weights of another, whole or in part; drop whole copies from the list."""
+    findings = []
+    for later in list(contents):
+        for earlier in contents[: contents.index(later)]:
+            shared = [name for name in later.samples if name in earlier.samples]
+            equal = [name for name in shared if later.hashes[name] == earlier.hashes[name]]
+            if shared and len(equal) == len(later.samples) == len(earlier.samples):
+                evidence = f"all {len(equal)} matrices have the same sha256"
+            elif shared and all(_equal_when_rounded(name, later, earlier) for name in shared):
+                evidence = f"{len(shared)} matrices agree to the rounding of the coarser dtype"
+            else:
+                continue
+            what = f"holds the weights of {earlier.name}"
+            findings.append(Finding("duplicate", later.name, what, evidence))
+            contents.remove(later)
+            break
+    return findings
+
+
+def _equal_when_rounded(name: str, one: Contents, other: Contents) -> bool:
+    """Tell whether the samples of a matrix agree to rounding, which says something only where the dtypes differ."""
+    dtypes = [content.entries[name].dtype for content in (one, other)]
+    if dtypes[0] == dtypes[1]:
+        return one.hashes[name] == other.hashes[name]
+    a, b = one.samples[name], other.samples[name]
+    if a.shape != b.shape:
+        return False
+    import ml_dtypes
+
+    eps = max(float(ml_dtypes.finfo(DTYPES[dtype]).eps) for dtype in dtypes)
+    return bool(np.all(np.abs(a - b) <= eps * np.maximum(np.abs(a), np.abs(b)) + 1e-30))
+
+
+def _find_partial_copies(contents: list[Contents]) -> tuple[list[Finding], set[str]]:
+    """Find matrices that are equal in two checkpoints and change elsewhere in the series; return their names too."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    matrices = sorted(set().union(*(content.samples for content in contents)))
+    for name in matrices:
+        first_with: dict[str, str] = {}
+        holders = [content for content in contents if name in content.samples]
+        if len({content.hashes[name] for content in holders}) == 1:
+            continue  # frozen, or a constant
+        for content in holders:
+            earlier = first_with.setdefault(content.hashes[name], content.name)
+            if earlier != content.name:
+                shared[content.name, earlier].append(name)
+    findings = [
+        Finding(
+            "copied tensors", later, f"{len(names)} of {len(matrices)} matrices are those of {earlier}", shorten(names)
+        )
+        for (later, earlier), names in shared.items()
+    ]
+    return findings, set().union(*shared.values())
+
+
+def _find_steps(contents: list[Contents], doubtful: set[str]) -> list[Finding]:
+    """Find steps that occur twice, and an order of the weights, but for doubtful ones, that is not the stated one."""
+    findings = []
+    by_step: dict[int, list[str]] = defaultdict(list)
+    for content in contents:
+        if content.step is not None:
+            by_step[content.step].append(content.name)
+    for step, names in by_step.items():
+        if len(names) > 1:
+            findings.append(Finding("step", ", ".join(names), f"step {step} occurs {len(names)} times", "names"))
+    common = [
+        name
+        for name in (contents[0].samples if contents else ())
+        if name not in doubtful
+        and len({each.entries[name].shape if name in each.samples else None for each in contents}) == 1
+    ]
+    usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
+    if len(usable) < 4 or not common:
+        return findings
+    points = np.array([_scaled(each, common) for each in usable])
+    squares = np.sum(points**2, axis=1)
+    distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0))
+    for each in find_misplaced(distances):
+        named = [usable[place].name if place >= 0 else "" for place in each.places]
+        evidence = f"distances around it: {each.before:.3g} in the stated order, {each.after:.3g} otherwise"
+        if each.kind == "interchanged":
+            findings.append(Finding("order", f"{named[0]}, {named[1]}", "the two are interchanged", evidence))
+        elif each.kind == "misplaced":
+            place = f"follows {named[1]}" if named[1] else "comes first"
+            findings.append(Finding("order", named[0], f"by its weights it {place}", evidence))
+        else:
+            evidence = f"distance through it {each.before:.3g}, past it {each.after:.3g}"
+            findings.append(Finding("apart", named[0], "lies far from its neighbours and all others", evidence))
+    return findings
+
+
+def _scaled(content: Contents, names: list[str]) -> NDArray[np.float64]:
+    """Return the samples in one vector, each weighted by the square root of the entries that it stands for."""
+    weights = [np.sqrt(content.entries[name].size / content.samples[name].size) for name in names]
+    return np.concatenate(
+        [weight * content.samples[name].astype(float) for weight, name in zip(weights, names, strict=True)]
+    )
+
+
+def _find_interchanged(contents: list[Contents]) -> tuple[set[str], list[Finding]]:
+    """Find matrices of one shape that hold what another one held in the checkpoint before; return their names too."""
+    findings, names = [], set()
+    pending: frozenset[tuple[str, str]] = frozenset()
+    for before, after in itertools.pairwise(contents):
+        moved = frozenset(_moves(before, after))
+        if moved and moved != pending:
+            pairs = [f"{name} holds what {other} held" for name, other in sorted(moved)]
+            what = f"{len(moved)} matrices hold what another one of their shape held"
+            where = f"{before.name} to {after.name}"
+            findings.append(Finding("interchanged tensors", where, what, shorten(pairs, length=300)))
+            names |= {name for name, _ in moved}
+            pending = frozenset((other, name) for name, other in moved)  # what undoes it is no second finding
+        else:
+            pending = frozenset()
+    return names, findings
+
+
+def _moves(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+    """Go through the matrices that are far nearer to what another one of their shape was than to themselves."""
+    groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in before.samples:
+        if name in after.samples and before.entries[name].shape == after.entries[name].shape:
+            groups[before.entries[name].shape].append(name)
+    for names in groups.values():
+        old = np.array([before.samples[name] for name in names], np.float64)
+        sizes = np.linalg.norm(old, axis=1)
+        for place, name in enumerate(names):
+            new = after.samples[name].astype(np.float64)
+            gaps = np.linalg.norm(old - new, axis=1)
+            if not np.isfinite(gaps).all():
+                continue
+            gaps[sizes < CLOSER * np.linalg.norm(new)] = np.inf  # zeros are near to everything that is small
+            nearest = int(np.argmin(gaps))
+            if nearest != place and gaps[nearest] < CLOSER * np.linalg.norm(old[place] - new):
+                yield name, names[nearest]

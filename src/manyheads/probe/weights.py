@@ -1,0 +1,307 @@
+"""Weights of checkpoints without the model: norms, stable rank and coherence of every matrix, read tensor by tensor.
+
+No more than one attention layer or one matrix is in memory; tables of more than `TABLE_BYTES` are read by blocks of
+rows. Every figure stands beside its null level, that of independent entries or directions.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import CertificateError, UsageError
+from manyheads.models.attention import attention_weights
+from manyheads.models.checkpoint import Checkpoint, open_checkpoint
+from manyheads.models.modules import Role
+from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
+from manyheads.models.refusals import FamilyUnknown, FileMissing
+from manyheads.probe.datasets import layer_number
+from manyheads.probe.head_circuits import head_dataset, head_norms
+from manyheads.probe.series import Source, path_of
+from manyheads.spectra import coherence, expected_stable_rank, marchenko_pastur_edges, stable_rank
+from manyheads.spectra.bidiagonal import row_blocks
+from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+TABLE_BYTES = 2**26
+FIRST = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.PATCH, Role.EMBEDDING_PROJECTION)
+SHAPES = ("matrix", "rows", "columns")
+ATTENTION = {Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT}
+FIGURES = {
+    "frobenius": "Frobenius norm",
+    "spectral": "largest singular value",
+    "spectral_low": "lower bound of the largest singular value",
+    "spectral_high": "upper bound of the largest singular value",
+    "spectral_random": "Marchenko-Pastur edge of singular values at this Frobenius norm",
+    "stable_rank": "stable rank",
+    "stable_rank_low": "lower bound of the stable rank",
+    "stable_rank_high": "upper bound of the stable rank",
+    "stable_rank_random": "expected stable rank of a Gaussian matrix",
+    "coherence": "mean |cos| over pairs of vectors",
+    "coherence_low": "mean |cos|, low end of the interval over sampled vectors",
+    "coherence_high": "mean |cos|, high end of the interval over sampled vectors",
+    "coherence_rms": "root mean square of cos over all pairs, a bound on the mean |cos|",
+    "coherence_random": "mean |cos| of independent random directions",
+    "zero_vectors": "vectors of zeros, left out of the coherence",
+}
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of a checkpoint: what it is, its entries or their place on the disk, and its vectors for coherence."""
+
+    name: str
+    role: str
+    layer: int | None
+    entries: Any
+    vectors: Any = None
+
+
+@dataclass
+class _Options:
+    tolerance: float
+    rows: int
+    level: float
+    seed: int
+    starts: dict[str, Any] = field(default_factory=dict)  # singular vectors of the checkpoint before
+
+
+def weight_spectra(
+    checkpoints: Source | Sequence[Source],
+    *,
+    tolerance: float = 1e-3,
+    rows: int = 256,
+    level: float = 0.99,
+    seed: int = 0,
+) -> "xr.Dataset":
+    r"""Compute norms, stable rank and coherence of the weights of checkpoints, without building the model.
+
+    Parameters
+    ----------
+    checkpoints
+        Files or folders in safetensors format, or opened checkpoints: one, or a series of the same model.
+    tolerance
+        Certified upper / lower - 1 of the stable rank of matrices beyond a smaller side of 1024; below, it is exact.
+        Along a series each starts from the singular vector of the checkpoint before.
+    rows, level, seed
+        Vectors drawn for the coherence, the coverage of its interval, and the seed of the draw.
+
+    Returns
+    -------
+    xr.Dataset
+        Over matrix, and over (checkpoint, matrix) for a series: `frobenius`, `spectral` (the largest singular value)
+        and `stable_rank` with bounds (`_low`, `_high`) that hold, rounding included, and the null level (`_random`):
+        the Marchenko-Pastur edge at this Frobenius norm, the expected stable rank of a Gaussian matrix. `coherence` of
+        the rows of embedding and unembedding and of the vectors that MLPs write, with its interval, `coherence_rms` as
+        a bound, and that of random directions; NaN for other matrices. Coordinates: `role`, `matrix_layer` (-1 outside
+        of layers), `rows`, `columns` (as stored; of attention (out, in)). Matrices with entries that are not finite are
+        NaN throughout.
+
+        For known families: attention by query, key, value and output, also where one tensor fuses them, and
+        `head_frobenius`, `head_spectral`, `head_stable_rank` over (head_matrix, layer, head) with their null levels,
+        see `head_spectra`. For others every two-dimensional tensor is a matrix without a role, and `attrs["roles"]`
+        says why. `attrs["not_measured"]`: tensors of two axes or more that are no matrix of floats.
+
+    Raises
+    ------
+    CheckpointRefused
+        A file that cannot be read, or weights that contradict their configuration.
+    UsageError
+        No checkpoint, no matrix in it, or a series of different matrices.
+
+    Examples
+    --------
+    >>> import tempfile, safetensors.numpy
+    >>> file = Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> rng = np.random.default_rng(0)
+    >>> safetensors.numpy.save_file({"w": rng.normal(size=(300, 200)), "gain": np.ones(7)}, file)
+    >>> found = weight_spectra(file)
+    >>> round(found.stable_rank.sel(matrix="w").item() / found.stable_rank_random.sel(matrix="w").item(), 1)
+    1.0
+    """
+    import xarray as xr
+
+    single = isinstance(checkpoints, Checkpoint | Path | str)
+    sources: list[Source] = [checkpoints] if single else list(checkpoints)  # type: ignore[arg-type,list-item]
+    if not sources:
+        raise UsageError("no checkpoint: give a file or a folder, or a list of them")
+    options = _Options(tolerance, rows, level, seed)
+    found: list[xr.Dataset] = []
+    for source in sources:
+        checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+        found.append(_measure_checkpoint(checkpoint, options))
+        described = [set(zip(*(each[name].values for name in SHAPES), strict=True)) for each in (found[0], found[-1])]
+        if differ := sorted(described[0] ^ described[1]):
+            raise UsageError(
+                f"{sources[0]} and {source} hold different matrices, such as {differ[0][0]} ({differ[0][1]} x "
+                f"{differ[0][2]}): give checkpoints of one model; `verify` names every difference"
+            )
+    if single:
+        return found[0]
+    names = [str(path_of(source)) for source in sources]
+    series = xr.Variable("checkpoint", names)
+    return xr.concat(found, series, coords="minimal", compat="override", join="override", combine_attrs="override")
+
+
+def _measure_checkpoint(checkpoint: Checkpoint, options: _Options) -> "xr.Dataset":
+    import xarray as xr
+
+    try:
+        explained, weights = parameter_map(checkpoint), parameter_roles(checkpoint)
+        note = explained.config.family.model_type
+    except (FamilyUnknown, FileMissing) as refusal:
+        explained, note = None, f"none: {refusal}"
+        weights = tuple(_without_role(checkpoint, name) for name in checkpoint.names)
+    norms: list[Any] = []
+    sizes: list[tuple[int, int]] = []
+    left_out: list[str] = []
+    rows = []
+    for matrix in _matrices(checkpoint, weights, explained, (norms, sizes, left_out)):
+        shape = matrix.entries.shape
+        layer = -1 if matrix.layer is None else matrix.layer
+        about = {"matrix": matrix.name, "role": matrix.role, "matrix_layer": layer}
+        rows.append(about | {"rows": shape[0], "columns": shape[1]} | _figures(matrix, options))
+        del matrix  # so that the next one is read into free memory
+    if not rows:
+        raise UsageError(f"{checkpoint.path} holds no matrix of floating-point numbers")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    coordinates = ("role", "matrix_layer", "rows", "columns")
+    found = xr.Dataset(
+        {name: ("matrix", columns[name], {"long_name": title, "units": "1"}) for name, title in FIGURES.items()},
+        coords={"matrix": columns["matrix"]} | {name: ("matrix", columns[name]) for name in coordinates},
+        attrs={
+            "roles": note,
+            "not_measured": ", ".join(sorted(left_out)),
+            "level": options.level,
+            "vectors": options.rows,
+        },
+    )
+    if norms:
+        heads = head_dataset(norms, sizes)
+        found = found.assign({f"head_{name}": variable for name, variable in heads.data_vars.items()})
+    return found
+
+
+def _without_role(checkpoint: Checkpoint, name: str) -> Weight:
+    entry = checkpoint.entry(name)
+    return Weight(name, "", "weight", layer_number(name), entry.shape, entry.dtype, "")  # type: ignore[arg-type]
+
+
+def _matrices(
+    checkpoint: Checkpoint, weights: Sequence[Weight], explained: ParameterMap | None, gathered: tuple[list[Any], ...]
+) -> Iterator[_Matrix]:
+    """Go through the matrices by layer; gather norms and sizes of heads, and names that are left out."""
+    norms, sizes, left_out = gathered
+    done = set()
+    for weight in sorted(weights, key=_place):
+        axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
+        if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
+            continue
+        if weight.role in ATTENTION and weight.layer is not None and explained is not None:
+            if weight.layer not in done:
+                done.add(weight.layer)
+                heads = _by_head(checkpoint, weight.layer, explained)
+                norms.append(head_norms(heads))
+                sizes.append(heads["query"].shape[1:])
+                names = {part: _attention_name(explained, part, weight.layer) for part in heads}
+                for part in list(heads):
+                    joint = heads.pop(part)
+                    joint = joint.reshape(-1, joint.shape[2])  # (out, in), but for the output
+                    yield _Matrix(names[part], part, weight.layer, joint.T if part == "output" else joint)
+                    del joint
+        elif not weight.dtype.startswith(("F", "BF")) or 0 in weight.shape or (len(axes) > 2 and not weight.role):
+            left_out.append(weight.name)
+        else:
+            yield _read(checkpoint, weight)
+
+
+def _place(weight: Weight) -> float:
+    """Return the place of a weight in the table: the tables, the layers, the heads of the model."""
+    if weight.layer is not None:
+        return weight.layer
+    return -1 if weight.role in FIRST else math.inf
+
+
+def _by_head(checkpoint: Checkpoint, layer: int, explained: ParameterMap) -> dict[str, Any]:
+    """Read the attention weights of a layer: query (H, N, d), key and value (G, N, d), output (H, N, d)."""
+    found = attention_weights(checkpoint, layer, explained)
+    turned = {part: getattr(found, part).swapaxes(1, 2) for part in ("query", "key", "value")}
+    return turned | {"output": found.output}
+
+
+def _attention_name(explained: ParameterMap, part: str, layer: int) -> str:
+    separate = explained.names(Role(part), layer=layer)
+    return separate[0] if separate else f"{explained.names(Role.QUERY_KEY_VALUE, layer=layer)[0]}[{part}]"
+
+
+def _read(checkpoint: Checkpoint, weight: Weight) -> _Matrix:
+    """Read a matrix, or leave a large table on the disk; flatten patches to (out, in)."""
+    rows, *rest = (extent for extent in weight.shape if extent > 1)
+    if len(weight.shape) == 2 and rows >= rest[0] and checkpoint.entry(weight.name).nbytes > TABLE_BYTES:
+        entries: Any = checkpoint.stored(weight.name)
+    else:
+        entries = checkpoint.tensor(weight.name).reshape(rows, -1)
+    vectors = None
+    if weight.role in (Role.EMBEDDING, Role.UNEMBEDDING):
+        vectors = entries
+    elif weight.role == Role.MLP_OUT:
+        vectors = entries if weight.layout == "in,out" else entries[:].T
+    return _Matrix(weight.name, str(weight.role), weight.layer, entries, vectors)
+
+
+def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
+    """Return the figures of one matrix, NaN where it has none."""
+    figures = dict.fromkeys(FIGURES, math.nan)
+    entries = matrix.entries
+    if not all(np.isfinite(block).all() for _, block in row_blocks(entries)):
+        return figures
+    rank = _rank(matrix, options)
+    edge = math.sqrt(marchenko_pastur_edges(*entries.shape)[1] / math.prod(entries.shape))
+    side = float(min(entries.shape))
+    figures |= {
+        "frobenius": rank.frobenius,
+        "spectral": rank.frobenius / math.sqrt(rank.value) if rank.value else 0.0,
+        "spectral_low": rank.sigma_low,
+        "spectral_high": rank.sigma_high,
+        "spectral_random": rank.frobenius * edge,
+        "stable_rank": rank.value,
+        "stable_rank_low": rank.lower,
+        "stable_rank_high": rank.upper,
+        "stable_rank_random": min(max(expected_stable_rank(*entries.shape), 1.0), side),
+    }
+    if matrix.vectors is None:
+        return figures
+    rng = np.random.default_rng(options.seed)
+    try:
+        found = coherence(matrix.vectors, "estimate", rows=options.rows, rng=rng, level=options.level, omit_zeros=True)
+    except UsageError:  # all entries are finite: fewer than two vectors are not zero, and there is no pair
+        return figures
+    return figures | {
+        "coherence": found.value if found.value is not None else math.nan,
+        "coherence_low": found.interval.low,
+        "coherence_high": found.interval.high,
+        "coherence_rms": found.rms,
+        "coherence_random": found.random_level,
+        "zero_vectors": float(found.zero_rows),
+    }
+
+
+def _rank(matrix: _Matrix, options: _Options) -> StableRank:
+    """Return the stable rank, of a table on the disk by its Gram matrix, of others from the vector kept before."""
+    if not isinstance(matrix.entries, np.ndarray):
+        return stable_rank(matrix.entries, "gram")
+    start = options.starts.get(matrix.name) if min(matrix.entries.shape) <= CHOLESKY_SIDE else None
+    try:
+        found = stable_rank(matrix.entries, tolerance=options.tolerance, start=start)
+    except CertificateError:
+        if start is None:
+            raise
+        found = stable_rank(matrix.entries, tolerance=options.tolerance)  # the start missed the largest singular value
+    if found.vector is not None:
+        options.starts[matrix.name] = found.vector
+    return found

@@ -1,0 +1,84 @@
+"""`manyheads probe weights` and `probe verify`: what they print, find and refuse."""
+
+import json
+
+import numpy as np
+import pytest
+from tests.probe.test_verification import save, walk
+
+from manyheads.cli import main
+
+STEPS = (0, 2, 10, 100)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run `manyheads probe` in this process; return its exit status, output and complaints."""
+
+    def command(*words):
+        status = main(["probe", *map(str, words)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture
+def series(folder, rng):
+    """Write four checkpoints of a GPT-2 of two layers; return their folders in the order of the alphabet."""
+    config, found = walk(rng, steps=STEPS)
+    for step, arrays in zip(STEPS, found, strict=True):
+        save(folder / f"step{step}", arrays, config)
+    return sorted(folder.glob("step*"))
+
+
+def test_weights_of_one_checkpoint(call, series):
+    status, out, _ = call("weights", series[0])
+    assert status == 0
+    lines = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
+    matrix = lines["transformer.h.1.mlp.c_fc.weight"]
+    assert matrix[1:4] == ["12", "x", "20"]
+    assert [len(values) for name, values in lines.items() if name in "01"] == [11, 11]  # circuits of two layers
+    status, out, _ = call("weights", series[0], "--json")
+    found = json.loads(out)
+    place = found["coordinates"]["matrix"].index("transformer.h.1.mlp.c_fc.weight")
+    rank = found["figures"]["stable_rank"]
+    assert rank["dims"] == ["checkpoint", "matrix"]
+    assert f"{rank['values'][0][place]:.4g}" == matrix[7]
+    assert found["figures"]["coherence"]["values"][0][place] is None
+
+
+def test_weights_of_a_series_by_step(call, series):
+    status, out, _ = call("weights", *series)
+    assert status == 0
+    heads = [line.split() for line in out.splitlines() if line.startswith("matrix")]
+    assert heads == [["matrix", "step0", "step2", "step10", "step100", "(random)"]] * 3
+
+
+def test_verify_finds_and_is_strict_on_request(call, series):
+    status, out, _ = call("verify", *series, "--strict")
+    assert (status, out) == (0, "4 checkpoints, 4 readable, 112 tensors read: 0 findings\n")
+    file = series[2] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    status, out, _ = call("verify", *series)
+    assert status == 0
+    assert "[file]" in out
+    status, out, _ = call("verify", *series, "--strict", "--json")
+    assert status == 1
+    (finding,) = json.loads(out)["findings"]
+    assert (finding["kind"], finding["where"]) == ("file", "step100")
+
+
+def test_wrong_use(call, series, folder):
+    assert call("weights")[0] == call("verify")[0] == 2
+    status, _, err = call("wieghts", series[0])
+    assert status == 2
+    assert "did you mean 'weights'?" in err
+    status, _, err = call("weights", folder / "none")
+    assert status == 3
+    assert "no such file" in err
+    save(folder / "other", {"w": np.ones((3, 4))})
+    status, _, err = call("weights", series[0], folder / "other")
+    assert status == 2
+    assert "different matrices" in err
+    assert call("verify", series[0], "--rows", 3)[0] == 2
