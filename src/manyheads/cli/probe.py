@@ -169,7 +169,7 @@ def _series(found: xr.Dataset, figure: str) -> str:
 
     count = found.sizes["checkpoint"]
     places = np.unique(np.linspace(0, count - 1, min(count, SHOWN)).round().astype(int))
-    known = ~np.isnan(found[figure]).all("checkpoint").values
+    known = ~np.isnan(found[figure].values).all(axis=0)
     measured, levels = found[figure].isel(matrix=known), found[f"{figure}_random"].values[-1, known]
     steps = [Path(str(found.checkpoint.values[place])).name for place in places]
     rows = [

@@ -133,10 +133,12 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     copied, partial = _find_partial_copies(contents)
     moved, interchanged = _find_interchanged(contents)
     findings += copied + interchanged + _find_steps(contents, partial | moved)
-    unchecked = () if len(contents) >= 4 else (f"the order of {len(contents)} different checkpoints: it takes four",)
+    unchecked = []
+    if len(contents) < 4:
+        unchecked.append(f"the order of {len(contents)} different checkpoints: it takes four")
     if any(step_of(source) is None for source in sources):
-        unchecked += ("steps: not every name holds one, such as step1000 or checkpoint-500",)
-    return Verification(tuple(names), tuple(findings), readable, read, unchecked)
+        unchecked.append("steps: not every name holds one, such as step1000 or checkpoint-500")
+    return Verification(tuple(names), tuple(findings), readable, read, tuple(unchecked))
 
 
 def _names(paths: list[Path]) -> list[str]:
