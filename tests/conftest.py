@@ -34,6 +34,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import none
 
+# What is imported and collected stays: a search for garbage among it takes seconds and finds nothing.
+gc.set_threshold(100_000, 50, 100)
+
 # A change is judged by the same drawn examples as the one before it; new ones are drawn by --hypothesis-profile=fuzz.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.register_profile("fuzz", settings.get_profile("house"), derandomize=False, max_examples=1000)

@@ -148,6 +148,7 @@ def test_derivatives_agree_with_the_dense_formula(rng, block):
         np.testing.assert_allclose(have, want, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_derivatives_are_finite_without_any_key(rng):
     q, k = (jnp.asarray(array) for array in rng.normal(size=(2, 5, 4)))
     mask = np.tri(5, k=-1, dtype=bool)

@@ -41,7 +41,7 @@ both = pytest.mark.parametrize("make", [theta_layer, thin_layer], ids=["theta", 
 thin_first = pytest.mark.parametrize("make", [pytest.param(theta_layer, marks=pytest.mark.slow), thin_layer])
 
 
-@both
+@thin_first
 def test_numpy_in_numpy_out_in_its_own_precision(make, rng):
     before = dict(jax.config.values)
     for dtype in (np.float64, np.float32):

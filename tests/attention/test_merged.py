@@ -23,7 +23,7 @@ def by_loops(layer, x, mask):
     return y, pattern
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_layer_is_its_definition(rng, biased, causal):
     theta, projection = rng.normal(size=(2, 3, 4, 4)) / 2

@@ -37,7 +37,7 @@ def by_loops(layer, x, mask):
     return y
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("biased", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_layer_is_its_definition(rng, groups, biased):
     layer = draw_layer(rng, groups=groups, biased=biased, causal=True)

@@ -12,7 +12,12 @@ from manyheads.study.contract import ContractBroken, check_use_of_prediction, st
 
 @pytest.mark.parametrize(
     "study",
-    [pytest.param(Averages(repeats=5), marks=pytest.mark.slow), VectorizedAverages(repeats=5), Walk(), Still()],
+    [
+        pytest.param(Averages(repeats=5), marks=pytest.mark.slow),
+        pytest.param(VectorizedAverages(repeats=5), marks=pytest.mark.slow),
+        Walk(),
+        Still(),
+    ],
     ids=lambda study: study.name,
 )
 def test_the_toys_keep_the_contract(study, seed):

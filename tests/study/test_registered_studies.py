@@ -12,7 +12,6 @@ QUICK = {
     "bigram/transfer",
     "recovery/hard-instances",
     "recovery/noise",
-    "recovery/passive-against-queries",
 }
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
 

@@ -47,6 +47,7 @@ def test_one_step_is_the_gradient_of_the_loss(rng, seed, token_logits):
     np.testing.assert_allclose(after.tokens, tokens - moved, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_may_be_cut_anywhere(rng, seed):
     task = draw_bigram_task(rng, 3, 12, 1)
     settings = SoftmaxSettings(8, 0.1, 0.05, "adam", token_logits=True)

@@ -41,11 +41,16 @@ def test_a_penalty_in_proportion_to_the_weights_is_weight_decay(rng, seed):
     np.testing.assert_allclose(penalized.weights, decayed.weights, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_long_steps_are_refused(rng, seed):
     weights, features = draw_particles(rng, 400)
     with pytest.raises(CertificateError, match="give more steps"):
         simulate_particles(
             TASK, weights, features, 8.0, jax.random.key(seed), lambda w: 2 * jnp.sign(w), 4, 2, NODES, tolerance=1e-3
         )
+
+
+def test_steps_that_do_not_divide_are_refused(rng, seed):
+    weights, features = draw_particles(rng, 400)
     with pytest.raises(UsageError, match="multiple of 4"):
         simulate_particles(TASK, weights, features, 8.0, jax.random.key(seed), steps=5, records=2)

@@ -41,7 +41,9 @@ def product_rule(task, overlaps, squared_norm, count):
     return total
 
 
-@pytest.mark.parametrize(("loss", "count", "error"), [(polynomial, 4, 1e-7), (logistic_loss, 9, 2e-3)])
+@pytest.mark.parametrize(
+    ("loss", "count", "error"), [pytest.param(polynomial, 4, 1e-7, marks=pytest.mark.slow), (logistic_loss, 9, 2e-3)]
+)
 def test_reduced_expectations_are_those_of_the_product_rule(loss, count, error):
     task = ContrastiveTask(correlation=-0.4, loss=loss)
     overlaps, squared_norm = np.array([0.5, 0.3]), 0.7

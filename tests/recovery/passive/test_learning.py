@@ -75,7 +75,8 @@ def test_single_precision_is_promoted_and_bears_its_rounding(rng):
     assert 1e-10 < largest(compare_layers(layer, found.layer)) < 1e-4
 
 
-@pytest.mark.parametrize("noise", [pytest.param(0.1, marks=pytest.mark.slow), "estimate"])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.1, "estimate"])
 def test_noisy_labels_give_the_heads_and_an_honest_certificate(rng, seed, noise):
     _, x, y = problem(rng, count=700, dim=3)
     noisy = y + 0.1 * rng.normal(size=y.shape)

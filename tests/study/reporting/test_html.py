@@ -61,6 +61,7 @@ def test_one_file_with_unique_ids_and_nothing_fetched(store):
     assert not {"script", "link", "iframe", "img", "object"} & links.tags
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_bytes(store, tmp_path):
     assert report(store, tmp_path / "a.html").read_bytes() == report(store, tmp_path / "b.html").read_bytes()
 
