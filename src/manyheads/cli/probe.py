@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 SHOWN = 6
 """Checkpoints of a series that fit beside one another in a terminal."""
 Paths = Annotated[
-    tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint="")
+    Union[None, tuple[Path, ...]],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="CHECKPOINT ...", help_behavior_hint=""),
 ]
 
 
@@ -32,7 +34,7 @@ class Weights:
     its null level: (random).
     """
 
-    checkpoints: Paths
+    checkpoints: Paths = None
     """Files or folders in safetensors format."""
     tolerance: float = 1e-3
     """Certified relative width of stable ranks beyond a smaller side of 1024."""
@@ -74,7 +76,7 @@ class Verify:
     step (step1000, checkpoint-500) they are compared in the order of the steps.
     """
 
-    checkpoints: Paths
+    checkpoints: Paths = None
     """Files or folders in safetensors format."""
     follow_links: Switch = False
     """Files may be symbolic links, as in a Hugging Face cache."""
@@ -100,7 +102,7 @@ class Verify:
         return 1 if self.strict and not found.passed else 0
 
 
-def _given(paths: tuple[Path, ...]) -> list[Source]:
+def _given(paths: tuple[Path, ...] | None) -> list[Source]:
     from manyheads.errors import UsageError
 
     if not paths:
