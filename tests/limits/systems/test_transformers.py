@@ -114,7 +114,7 @@ def test_gradient_descent_takes_its_own_table_and_measures_what_is_asked_for(tas
 
 def test_the_text_task_predicts_the_next_character():
     task = text_task(batch=2, length=8)
-    inputs, answers = map(np.asarray, jax.jit(task.batches)(jax.random.key(0)))
+    inputs, answers = map(np.asarray, jax.jit(lambda key: task.batches(key))(jax.random.key(0)))
     assert inputs.shape == answers.shape == (2, 8)
     assert (inputs[:, 1:] == answers[:, :-1]).all()
     assert task.config(BASE).causal
