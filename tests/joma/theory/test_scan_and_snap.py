@@ -95,6 +95,12 @@ def test_slopes_are_the_gradient_of_the_loss(rng):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
+def test_times_beyond_the_largest_double_are_refused(profile):
+    with pytest.raises(UsageError, match="largest double"):
+        training_time(*profile, PROGRESS, attention_learning_rate=1e-6)
+
+
 def test_what_cannot_be_meant_is_refused(profile):
     own, common, classes = profile
     for arguments, says in (
@@ -109,8 +115,6 @@ def test_what_cannot_be_meant_is_refused(profile):
         reduced_trajectory(own[None], common, classes, [1.0])
     with pytest.raises(UsageError, match="both must be positive"):
         training_time(own, common, classes, [1.0], attention_learning_rate=0.0)
-    with pytest.raises(UsageError, match="largest double"):
-        training_time(own, common, classes, PROGRESS, attention_learning_rate=1e-6)
     table = make_cooccurrence([[1.0, 0.5], [1.0, 0.5]], [1.0])
     for times in ([-1.0], [2.0, 1.0], []):
         with pytest.raises(UsageError, match="times"):
