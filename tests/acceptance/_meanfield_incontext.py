@@ -73,5 +73,6 @@ FIGURES = [
     verdicts("saddle-escape", "escape times and flat saddles", 8),
     verdicts("attention-speed", "the two-timescale limit errs as 1/r from r = 1000", 8),
     verdicts("mlp-width", "finite width against the limit, one layer and both", 8),
+    verdicts("prompt-training", "SGD on 10,000 prompts of 1000 pairs against the mean-field flow", 16),
     verdicts("benign-landscape", "saddles, their curvature, and training from 16 Gaussian starts", 16),
 ]

@@ -200,6 +200,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.meanfield.studies.incontext.saddle_to_saddle:SaddleToSaddle",
         "Merged key-query weights learn in one drop, separate ones in one per eigenvector",
     ),
+    "meanfield/prompt-training": Entry(
+        "manyheads.meanfield.studies.incontext.prompt_training:PromptTraining",
+        "SGD on 10,000 prompts waits at the saddle level and escapes as the mean field says",
+    ),
     "meanfield/head-particles": Entry(
         "manyheads.meanfield.studies.incontext.head_particles:HeadParticlesStudy",
         "Logits of H averaged heads deviate from their mean-field limit by H^(-1/2)",

@@ -204,13 +204,19 @@ def find_basins(
 
 
 def basin_boundary(
-    task: ContrastiveTask, radius: float = 0.1, horizon: float = 200.0, rounds: int = 3, nodes: Nodes | None = None
+    task: ContrastiveTask,
+    radius: float = 0.1,
+    horizon: float = 200.0,
+    rounds: int = 3,
+    nodes: Nodes | None = None,
+    *,
+    added_norm: float = 0.0,
 ) -> float:
     """Return the angle, in degrees, below which the first of two features is learned.
 
-    Starts are Q = radius (cos, sin) with the largest stationary squared norm at Q = 0. The angle is bracketed by nine
-    starts at a time; the answer is the middle of the last bracket, 90 / 10^rounds degrees wide. It is 90 where feature
-    one is learned from every start that contains it.
+    Starts are Q = radius (cos, sin) with the largest stationary squared norm at Q = 0, to which `added_norm` is added.
+    The angle is bracketed by nine starts at a time; the answer is the middle of the last bracket, 90 / 10^rounds
+    degrees wide. It is 90 where feature one is learned from every start that contains it.
 
     Raises
     ------
@@ -218,17 +224,17 @@ def basin_boundary(
         The weights vanish at Q = 0, so that there is no norm to start from.
     """
     norms = norms_without_features(task, nodes)
-    if not norms or norms[-1] < radius**2:
+    if not norms or norms[-1] + added_norm < radius**2:
         raise CertificateError(
             "no stationary norm at Q = 0 to start from: lower weight_decay or raise the noise or the learning rate",
-            measured=norms[-1] if norms else 0.0,
+            measured=norms[-1] + added_norm if norms else 0.0,
             threshold=radius**2,
         )
     low, high = 0.0, 90.0
     for _ in range(rounds):
         angles = np.linspace(low, high, 11)[1:-1]
         turned = np.deg2rad(angles)
-        starts = np.stack([radius * np.cos(turned), radius * np.sin(turned), np.full(9, norms[-1])], 1)
+        starts = np.stack([radius * np.cos(turned), radius * np.sin(turned), np.full(9, norms[-1] + added_norm)], 1)
         first = find_basins(task, starts, horizon, nodes) == 0
         edges = np.concatenate([[low], angles, [high]])
         count = int(np.argmin(np.append(first, False)))  # starts of the first feature, from below

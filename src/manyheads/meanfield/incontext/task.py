@@ -117,6 +117,57 @@ def circle_task(
     return FeatureTask(np.stack([np.cos(angles), np.sin(angles)], 1), np.stack(columns, 1))
 
 
+def ridge_task(
+    dim: int,
+    eigenvalues: Sequence[float],
+    nodes: int,
+    rng: np.random.Generator,
+    steepness: float = 0.7,
+) -> FeatureTask:
+    r"""Return sigmoid ridge functions of orthogonal directions as target features, on normal inputs.
+
+    Feature j is :math:`\sigma(\gamma x_j) - 1/2`, decorrelated on the nodes and scaled to the eigenvalue j. Inputs come
+    in opposite pairs, so that all features have mean zero exactly.
+
+    Parameters
+    ----------
+    dim
+        Dimension d of the inputs, at least the number of features.
+    eigenvalues
+        Of the covariance of the features, positive.
+    nodes
+        Inputs that are drawn, an even number.
+    rng
+        Of the inputs.
+    steepness
+        The factor gamma, positive.
+
+    Raises
+    ------
+    UsageError
+        Fewer dimensions than features, an odd number of nodes or too few, eigenvalues or a steepness not positive.
+
+    Examples
+    --------
+    >>> ridge_task(4, (1.0, 0.2), 32, np.random.default_rng(0)).covariance.round(12).tolist()
+    [[1.0, 0.0], [0.0, 0.2]]
+    """
+    variances = np.asarray(eigenvalues, np.float64)
+    dim, nodes = (
+        check_integer("dim", dim, max(variances.size, 1)),
+        check_integer("nodes", nodes, 2 * variances.size + 2),
+    )
+    if nodes % 2 or variances.ndim != 1 or not (np.isfinite(variances).all() and (variances > 0).all()):
+        raise UsageError(f"nodes={nodes}, eigenvalues={eigenvalues}: expected an even number and positive eigenvalues")
+    if not 0 < steepness < np.inf:
+        raise UsageError(f"steepness={steepness}: expected a positive number")
+    half = rng.standard_normal((nodes // 2, dim))
+    ridges = np.tanh(steepness * half[:, : variances.size] / 2) / 2
+    factor = np.linalg.cholesky(ridges.T @ ridges / len(half))
+    half_targets = np.linalg.solve(factor, ridges.T).T * np.sqrt(variances)
+    return FeatureTask(np.concatenate([half, -half]), np.concatenate([half_targets, -half_targets]))
+
+
 def harmonics(degree: int, angles: Float[ArrayLike, " nodes"]) -> Float[np.ndarray, "nodes 2"]:
     """Return cosine and sine of a degree, of unit mean square."""
     angles = np.asarray(angles)

@@ -67,6 +67,7 @@ class FeatureBasins(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="abstract: feature learnability, attraction region, local stability; rates are derived here"
     )
+    revision: ClassVar[int] = 2
 
     probabilities: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1)
     dimension: int = 1000
@@ -110,7 +111,12 @@ class FeatureBasins(Study):
                 "transverse": ("probability", transverse, "growth rate of feature 1 where 2 is learned", "1/time"),
                 **self._portrait(),
             },
-            {"probability": list(self.probabilities), "feature": [1, 2], "coordinate": ["Q1", "Q2", "q"]},
+            {
+                "probability": list(self.probabilities),
+                "feature": [1, 2],
+                "coordinate": ["Q1", "Q2", "q"],
+                "radius": (self._radii(), "length of (Q1, Q2) at the start"),
+            },
         )
 
     def _portrait(self) -> dict[str, Any]:
@@ -121,7 +127,13 @@ class FeatureBasins(Study):
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
         paths = integrate(task, starts, times, NODES)
         states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
+        rounds = min(2, self.rounds)  # a degree is as fine as the eye sees
+        edges = [
+            basin_boundary(task, radius, self.horizon, rounds, NODES, added_norm=radius**2 - RADIUS**2)
+            for radius in self._radii()
+        ]
         return {
+            "edge": ("radius", edges, "boundary angle of the basins by initial overlap", "degrees"),
             "path": (("time", "start", "coordinate"), paths, "trajectory of the ODE"),
             "state": (("found", "coordinate"), [state.state for state in states], "stationary state"),
             "unstable": (
@@ -130,6 +142,10 @@ class FeatureBasins(Study):
                 "unstable directions",
             ),
         }
+
+    def _radii(self) -> np.ndarray:
+        """Return the lengths of (Q1, Q2) at which the map of the basins is computed."""
+        return np.linspace(RADIUS, 1.0, 2 * self.rounds)
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Measure growth rates, the selected features, and the rate at the state of feature 2, by SGD."""
@@ -274,7 +290,7 @@ class FeatureBasins(Study):
         """Draw trajectories by the feature with the larger overlap at the end, and states by their stability."""
         paths = predicted["path"].transpose("start", "time", "coordinate").values
         states, unstable = predicted["state"].values, predicted["unstable"].values
-        curves = []
+        curves = list(_filled_basins(predicted["radius"].values, predicted["edge"].values))
         for feature in (0, 1):
             members = [path for path in paths if abs(path[-1, feature]) > abs(path[-1, 1 - feature])]
             for place, path in enumerate(members):
@@ -290,5 +306,22 @@ class FeatureBasins(Study):
             "Q1",
             "Q2",
             tuple(curves),
-            note="Trajectories of the ODE from a circle around Q = 0, projected along q. Dots: stationary states.",
+            note="Filled: basins of the two features, from starts whose weights outside of the features are those at "
+            "Q = 0. Lines: trajectories of the ODE from a circle around Q = 0, projected along q; they may cross the "
+            "edge of a basin in this projection. Dots: stationary states.",
         )
+
+
+def _filled_basins(radii: np.ndarray, edges: np.ndarray) -> tuple[Curve, Curve]:
+    """Return the basins of features 1 and 2 as the areas below and above their common boundary."""
+    x, y = np.linspace(0, 1, 41), np.linspace(0, 1, 401)
+    lengths, angles = np.hypot(x[:, None], y), np.rad2deg(np.arctan2(y, x[:, None] + 1e-12))
+    second = angles > np.interp(lengths, radii, edges)
+    height = np.where(second.any(1), y[second.argmax(1)], 1.0)  # from below: where feature 2 begins
+    first, above = np.zeros_like(x), np.ones_like(x)
+    shown = np.where(second.any(1), height, np.nan)  # no line where the boundary is outside of the frame
+    common, edge, line = tuple(x.tolist()), tuple(height.tolist()), tuple(shown.tolist())
+    return (
+        Curve(common, line, "", "predicted", 0, tuple(first.tolist()), edge),
+        Curve(common, line, "boundary of the basins", "predicted", 1, edge, tuple(above.tolist())),
+    )
