@@ -1,4 +1,4 @@
-"""`manyheads probe weights` and `probe verify`: what they print, find and refuse."""
+"""`manyheads probe weights`, `probe verify` and `probe health`: what they print, find and refuse."""
 
 import json
 
@@ -82,3 +82,40 @@ def test_wrong_use(call, series, folder):
     assert status == 2
     assert "different matrices" in err
     assert call("verify", series[0], "--rows", 3)[0] == 2
+
+
+@pytest.mark.torch
+def test_health_names_the_head(call, folder):
+    """Queries of one head are multiplied between two probes of a fixed batch; weights do not move otherwise."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from manyheads.probe import AttentionRecorder
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=9, n_positions=12))
+    tokens = torch.arange(12)[None] % 9
+    whole = AttentionRecorder(model, rows=12, share=None, batch={"input_ids": tokens}, store=folder / "fixed")
+    own = AttentionRecorder(model, rows=12, share=None, store=folder / "own")
+    for step in range(60):
+        if step == 55:
+            with torch.no_grad():
+                model.transformer.h[1].attn.c_attn.weight[:, 8:16] *= 2000
+        with whole.step(step):
+            pass
+    with own.step(0):
+        model(tokens)
+    status, out, _ = call("health", folder / "fixed", "--max-logit", "1e9", "--strict")
+    assert status == 1
+    head, alarm = out.splitlines()
+    assert head == "60 probes, 2 layers: 1 alarm"
+    assert alarm.startswith("step 55, layer 1 head 1")
+    assert alarm.endswith("(change, false-alarm rate 0.05 a run)")
+    status, out, _ = call("health", folder / "fixed", "--json", "--max-logit", "1e9", "--silent", "58")
+    assert (status, json.loads(out)) == (0, {"alarms": [], "dormant": []})
+    status, _, err = call("health", folder / "own")
+    assert status == 2
+    assert "no figures of a fixed batch" in err
+    status, _, err = call("health", folder)
+    assert status == 3
+    assert "holds no recording" in err

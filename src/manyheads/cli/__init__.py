@@ -42,6 +42,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "manyheads.cli.probe:Weights", "measure rank and coherence of weights in checkpoints"
     ),
     ("probe", "verify"): Command("manyheads.cli.probe:Verify", "check whether a series of checkpoints is what it says"),
+    ("probe", "health"): Command("manyheads.cli.probe:Health", "name heads and steps at which a training broke"),
     ("extract",): Command("manyheads.cli.extract:Extract", "recover the weights of a black-box attention layer"),
     ("scale",): Command("manyheads.cli.scale.table:Scale", "scale init, learning rate and epsilon to another shape"),
     ("scale", "audit"): Command(
