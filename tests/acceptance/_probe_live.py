@@ -19,7 +19,7 @@ from tests.probe.trainings import (
 )
 
 from manyheads.probe import AttentionRecorder, record_attention
-from manyheads.probe.dormant import dormant_heads
+from manyheads.probe.heads.dormant import dormant_heads
 from manyheads.probe.live.callbacks import trainer_callback
 from manyheads.probe.live.reading import open_recording
 from manyheads.probe.live.updates import UpdateRecorder

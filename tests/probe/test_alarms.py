@@ -7,9 +7,9 @@ from scipy import integrate, stats
 
 from manyheads.errors import UsageError
 from manyheads.probe import find_alarms
-from manyheads.probe.alarms import WATCHED
-from manyheads.probe.calibration import calibrated_level, score
-from manyheads.probe.changes import DEGREES, alarm_level, detection_statistics, standardized_residuals
+from manyheads.probe.alarms.calibration import calibrated_level, score
+from manyheads.probe.alarms.changes import DEGREES, alarm_level, detection_statistics, standardized_residuals
+from manyheads.probe.alarms.detection import WATCHED
 
 PAST = {"window": 24, "ignored": 24, "silent": 48}
 PROBES, LAYERS, HEADS = 160, 2, 3

@@ -8,7 +8,7 @@ from tests.probe.families import LENGTH, batch, build, run
 
 from manyheads.errors import UsageError
 from manyheads.probe import record_attention
-from manyheads.probe.dormant import dormant_heads
+from manyheads.probe.heads.dormant import dormant_heads
 
 pytestmark = pytest.mark.torch
 
@@ -158,7 +158,7 @@ def test_sampled_rows_have_intervals_from_64_rows_on():
 @pytest.mark.parametrize("rows", [None, 8])
 def test_figures_are_chosen(llama, rows, monkeypatch):
     """Those that are asked for are the same ones, and the second kernel call is left out where none needs it."""
-    from manyheads.probe import fused
+    from manyheads.probe.attention import fused
 
     scales = []
     attend = fused._attend

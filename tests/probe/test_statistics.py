@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.probe.row_sampling import draw_rows, estimate_mean
+from manyheads.probe.attention.row_sampling import draw_rows, estimate_mean
 
 EPS = 2.0**-23
 
@@ -15,9 +15,9 @@ def measure_errors(n, sharp, masked, sunk, seed):
     """
     import torch
 
-    from manyheads.probe.calls import AttentionCall
-    from manyheads.probe.fused import fused_statistics
-    from manyheads.probe.row_statistics import row_statistics
+    from manyheads.probe.attention.calls import AttentionCall
+    from manyheads.probe.attention.fused import fused_statistics
+    from manyheads.probe.attention.row_statistics import row_statistics
 
     torch.set_num_threads(1)
     B, H, d = 2, 4, 16
@@ -93,8 +93,8 @@ def test_a_rule_and_a_mask_of_numbers_are_read_as_booleans_are():
 
     import torch
 
-    from manyheads.probe.calls import read_call
-    from manyheads.probe.row_statistics import row_statistics
+    from manyheads.probe.attention.calls import read_call
+    from manyheads.probe.attention.row_statistics import row_statistics
 
     query, key = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
     allowed = torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
@@ -126,8 +126,8 @@ def test_sdpa_leaves_soft_caps_and_sinks_out_as_its_kernel_does():
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    from manyheads.probe.calls import read_call
-    from manyheads.probe.row_statistics import row_statistics
+    from manyheads.probe.attention.calls import read_call
+    from manyheads.probe.attention.row_statistics import row_statistics
 
     query, key = 10 * torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     keywords = {"scaling": 0.5, "softcap": 1.0, "s_aux": torch.zeros(2)}

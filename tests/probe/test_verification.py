@@ -11,8 +11,8 @@ from tests.models.conftest import FAMILIES
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
 from manyheads.probe import checkpoint_contents, verify
-from manyheads.probe.checkpoint_contents import read_contents
-from manyheads.probe.trajectory_order import find_misplaced
+from manyheads.probe.checkpoints.contents import read_contents
+from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 STEPS = (0, 1, 2, 4, 8, 16, 32)
 WALKS = ("straight", "random", "decaying")

@@ -14,7 +14,7 @@ from manyheads.cli.parsing import Switch
 if TYPE_CHECKING:
     import xarray as xr
 
-    from manyheads.probe.series import Source
+    from manyheads.probe.checkpoints.series import Source
 
 SHOWN = 6
 """Checkpoints of a series that fit beside one another in a terminal."""
@@ -59,7 +59,7 @@ class Weights:
         """
         from manyheads.models.checkpoint import open_checkpoint
         from manyheads.probe import weight_spectra
-        from manyheads.probe.series import path_of, sort_by_step
+        from manyheads.probe.checkpoints.series import path_of, sort_by_step
 
         paths = map(path_of, sort_by_step(_given(self.checkpoints)))
         opened = [open_checkpoint(path, follow_links=self.follow_links) for path in paths]
@@ -140,7 +140,7 @@ class Health:
         from dataclasses import asdict
 
         from manyheads.probe import find_alarms
-        from manyheads.probe.dormant import dormant_heads
+        from manyheads.probe.heads.dormant import dormant_heads
         from manyheads.study.store.disk import printable
 
         curves = _fixed_batch(self.recording)

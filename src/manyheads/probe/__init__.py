@@ -1,4 +1,4 @@
-"""Probe: attention statistics of PyTorch models of transformers, out of their own forward passes."""
+"""Probe: attention and weights of PyTorch transformers, in a forward pass, over a training, or from checkpoints."""
 
 import lazy_loader
 

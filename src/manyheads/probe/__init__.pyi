@@ -1,9 +1,9 @@
-from .alarms import Alarm as Alarm
-from .alarms import find_alarms as find_alarms
-from .head_weights import head_spectra as head_spectra
+from .alarms.detection import Alarm as Alarm
+from .alarms.detection import find_alarms as find_alarms
+from .attention.recording import AttentionRecord as AttentionRecord
+from .attention.recording import record_attention as record_attention
+from .checkpoints.verification import verify as verify
+from .checkpoints.weights import weight_spectra as weight_spectra
+from .heads.head_weights import head_spectra as head_spectra
+from .heads.qk_clip import qk_clip_factors as qk_clip_factors
 from .live.recorder import AttentionRecorder as AttentionRecorder
-from .qk_clip import qk_clip_factors as qk_clip_factors
-from .recording import AttentionRecord as AttentionRecord
-from .recording import record_attention as record_attention
-from .verification import verify as verify
-from .weights import weight_spectra as weight_spectra

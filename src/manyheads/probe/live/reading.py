@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.probe.datasets import LayerHeads, Snapshot, stack_snapshots
+from manyheads.probe.attention.datasets import LayerHeads, Snapshot, stack_snapshots
 from manyheads.probe.live.step_log import REMEDY, read_log
 from manyheads.study.store.disk import trusting_nothing
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.limits.torch.model import unwrap
-from manyheads.probe.datasets import Snapshot, has_intervals, take_snapshot
-from manyheads.probe.interface import AttentionObserver
+from manyheads.probe.attention.datasets import Snapshot, has_intervals, take_snapshot
+from manyheads.probe.attention.interface import AttentionObserver
+from manyheads.probe.attention.recording import AttentionRecord, empty_record
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, count_processes, is_first_process
 from manyheads.probe.live.reading import as_series
 from manyheads.probe.live.trackers import Row, Tracker
-from manyheads.probe.recording import AttentionRecord, empty_record
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -23,7 +23,7 @@ from manyheads._extras import require
 from manyheads.errors import ManyheadsError, UsageError, check_integer
 from manyheads.limits.torch.model import INNER, unwrap
 from manyheads.models.parameters import recognize
-from manyheads.probe.datasets import layer_number
+from manyheads.probe.attention.datasets import layer_number
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import Output, count_processes
 from manyheads.probe.live.reading import as_series

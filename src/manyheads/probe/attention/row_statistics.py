@@ -10,8 +10,8 @@ and no term cancels. Computed in float32, or in float64 where queries are.
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.probe.calls import AttentionCall
-from manyheads.probe.sinks import fold_sink
+from manyheads.probe.attention.calls import AttentionCall
+from manyheads.probe.attention.sinks import fold_sink
 
 BLOCK = 128  # rows at a time: their logits are held for all heads
 

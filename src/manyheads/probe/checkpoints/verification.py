@@ -19,9 +19,9 @@ from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoint_contents import Contents, Finding, read_contents
-from manyheads.probe.series import Source, path_of, sort_by_step, step_of
-from manyheads.probe.trajectory_order import find_misplaced
+from manyheads.probe.checkpoints.contents import Contents, Finding, read_contents
+from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
+from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 # A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
 CLOSER = 0.5
@@ -81,7 +81,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     * Duplicates: the weights of another step (sha256, or equal to rounding in another dtype); matrices copied from
       another step that change elsewhere in the series.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
-      weights other than that of the steps, see `manyheads.probe.trajectory_order`.
+      weights other than that of the steps, see `manyheads.probe.checkpoints.trajectory_order`.
     * Matrices of one shape that are interchanged from one step to the next.
 
     Parameters

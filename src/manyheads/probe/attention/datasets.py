@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from manyheads.errors import UsageError
-from manyheads.probe.row_sampling import LEAST_FOR_INTERVAL, NORMAL_95
+from manyheads.probe.attention.row_sampling import LEAST_FOR_INTERVAL, NORMAL_95
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,9 +17,9 @@ with an error of a few eps max(1, max |s|), eps that of float32.
 from collections.abc import Collection
 from typing import Any
 
-from manyheads.probe.calls import AttentionCall
-from manyheads.probe.row_statistics import summarize_mask
-from manyheads.probe.sinks import fold_sink
+from manyheads.probe.attention.calls import AttentionCall
+from manyheads.probe.attention.row_statistics import summarize_mask
+from manyheads.probe.attention.sinks import fold_sink
 
 PADDING = 8  # columns that carry the position: heads of queries, keys and values must be equally wide
 SLACK = 1e-5  # relative, for the rounding of the bound on a row's largest logit: some 80 eps of float32

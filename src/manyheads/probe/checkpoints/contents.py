@@ -13,7 +13,7 @@ from manyheads.models.files import read_json
 from manyheads.models.header import TensorEntry
 from manyheads.models.parameters import parameter_map
 from manyheads.models.refusals import CheckpointRefused, FamilyUnknown, FileMissing
-from manyheads.probe.series import step_of
+from manyheads.probe.checkpoints.series import step_of
 
 BLOCK_BYTES = 2**23
 # Entries of a tensor that are kept.

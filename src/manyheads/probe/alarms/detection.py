@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads.errors import UsageError, check_integer
-from manyheads.probe.calibration import LEAST_RUNS, calibrated_level, score
-from manyheads.probe.changes import alarm_level, detection_statistics, standardized_residuals
+from manyheads.probe.alarms.calibration import LEAST_RUNS, calibrated_level, score
+from manyheads.probe.alarms.changes import alarm_level, detection_statistics, standardized_residuals
 
 if TYPE_CHECKING:
     import xarray as xr

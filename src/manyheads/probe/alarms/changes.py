@@ -1,4 +1,4 @@
-r"""Sequential detection of sudden changes in many series with one false-alarm rate, by e-values.
+r"""E-detector: sequential detection of sudden changes in many series with one false-alarm rate.
 
 The increments of every series are predicted by an autoregression of order 1 with a mean, fitted to the last `window`
 increments, whose outliers are clipped. The residual is divided by the largest of three scales: that of the window, the

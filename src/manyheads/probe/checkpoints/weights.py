@@ -18,9 +18,9 @@ from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
 from manyheads.models.refusals import FamilyUnknown, FileMissing
-from manyheads.probe.datasets import layer_number
-from manyheads.probe.head_circuits import head_dataset, head_norms
-from manyheads.probe.series import Source, path_of
+from manyheads.probe.attention.datasets import layer_number
+from manyheads.probe.checkpoints.series import Source, path_of
+from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, expected_stable_rank, marchenko_pastur_edges, stable_rank
 from manyheads.spectra.bidiagonal import row_blocks
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank

@@ -9,12 +9,12 @@ import numpy as np
 
 from manyheads._extras import require
 from manyheads.errors import UsageError, check_integer
-from manyheads.probe.calls import AttentionCall, read_call
-from manyheads.probe.datasets import FIGURES, LayerRecord, as_dataset, layer_number
-from manyheads.probe.fused import fused_statistics
-from manyheads.probe.interface import AttentionObserver
-from manyheads.probe.row_sampling import RowSample, draw_rows, estimate_mean
-from manyheads.probe.row_statistics import row_statistics
+from manyheads.probe.attention.calls import AttentionCall, read_call
+from manyheads.probe.attention.datasets import FIGURES, LayerRecord, as_dataset, layer_number
+from manyheads.probe.attention.fused import fused_statistics
+from manyheads.probe.attention.interface import AttentionObserver
+from manyheads.probe.attention.row_sampling import RowSample, draw_rows, estimate_mean
+from manyheads.probe.attention.row_statistics import row_statistics
 
 if TYPE_CHECKING:
     import xarray as xr
