@@ -31,6 +31,7 @@ def traced_stable_rank(matrix: "Float[jax.Array, '... rows columns'] | Any") -> 
 
     Examples
     --------
+    >>> import numpy as np
     >>> float(traced_stable_rank(np.eye(3)))
     3.0
     """
