@@ -57,6 +57,7 @@ def test_fast_attention_is_the_two_timescale_limit():
     assert errors[1] < 0.2 * errors[0] < 4e-3
 
 
+@pytest.mark.slow
 def test_attention_of_finite_speed_descends_the_loss_at_its_own_weights():
     """Against an integration in NumPy, with central differences of the loss at W."""
     rates = np.repeat([harmonic_coefficient(2) ** 2, harmonic_coefficient(1) ** 2, 3.0], 4)

@@ -54,6 +54,7 @@ def test_no_attention_is_better_than_the_best(rng, length):
     assert found.prompt_condition == 1 or length
 
 
+@pytest.mark.slow
 def test_drawn_prompts_have_the_exact_loss(rng, seed):
     task, h, attention = draw_case(rng, nodes=8, noise=0.3)
     drawn = draw_prompt_losses(task, h, attention, 5, 4000, jax.random.key(seed)).raw
