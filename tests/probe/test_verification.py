@@ -10,7 +10,8 @@ from tests.models.conftest import FAMILIES
 
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
-from manyheads.probe import checkpoint_contents, verify
+from manyheads.probe import verify
+from manyheads.probe.checkpoints import contents
 from manyheads.probe.checkpoints.contents import read_contents
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
@@ -184,12 +185,12 @@ def test_blocks_and_samples_are_those_of_the_tensor(tmp_path, rng, monkeypatch):
     array = rng.standard_normal((700, 3)).astype(np.float32)
     file = save(tmp_path, {"w": array}) / "model.safetensors"
     whole = read_contents("a", open_checkpoint(file), [])
-    monkeypatch.setattr(checkpoint_contents, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(contents, "BLOCK_BYTES", 1000)
     parts = read_contents("a", open_checkpoint(file), [])
     assert whole.hashes["w"] == parts.hashes["w"] == open_checkpoint(file).fingerprint("w")
     assert np.array_equal(whole.samples["w"], parts.samples["w"])
     assert np.isin(whole.samples["w"], array).all()
-    assert whole.samples["w"].size == checkpoint_contents.SAMPLE
+    assert whole.samples["w"].size == contents.SAMPLE
 
 
 def test_distances_without_an_order_have_no_finding(rng):

@@ -11,7 +11,8 @@ from tests.models.conftest import FAMILIES
 
 from manyheads.errors import UsageError
 from manyheads.models import attention_weights, open_checkpoint
-from manyheads.probe import weight_spectra, weights
+from manyheads.probe import weight_spectra
+from manyheads.probe.checkpoints import weights
 from manyheads.probe.heads.circuits import CIRCUITS
 from manyheads.spectra import coherence, ranks
 

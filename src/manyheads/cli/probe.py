@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import tyro
 
-from manyheads.cli.parsing import Switch
+from manyheads.cli.parsing import ABSENT, Switch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -110,12 +110,12 @@ class Health:
     detector is named, with its false-alarm rate; no alarm says anything about the final loss.
     """
 
-    recording: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
+    recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
     """Folder of a live recording."""
-    clean: tuple[Path, ...] = ()
+    clean: Annotated[Union[None, tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
     """Recordings of clean trainings by the same recipe, at least 4, with which it is compared."""
-    probes: int | None = None
-    """Planned number of probes; by default those that are there."""
+    probes: Annotated[Optional[int], ABSENT] = None
+    """Planned number of probes; those that are there if absent."""
     false_alarm: float = 0.05
     """Chance of an alarm of the detector of changes in a clean training."""
     max_logit: float = 50.0
@@ -143,12 +143,12 @@ class Health:
         from manyheads.probe.heads.dormant import dormant_heads
         from manyheads.study.store.disk import printable
 
-        curves = _fixed_batch(self.recording)
+        curves = _fixed_batch(Path(self.recording))
         alarms = find_alarms(
             curves,
             probes=self.probes,
             false_alarm=self.false_alarm,
-            clean=[_fixed_batch(path) for path in self.clean],
+            clean=[_fixed_batch(path) for path in self.clean or ()],
             max_logit=self.max_logit,
             silent=self.silent,
         )
