@@ -89,6 +89,12 @@ def test_a_sudden_change_is_named_at_its_step_in_its_direction_alone(rng, figure
             assert str(alarm).startswith(f"step 2000, layer 1 head 6: {WORDS[figure]}")
 
 
+def test_the_last_interval_may_be_shorter(rng):
+    """The end of a training is measured too."""
+    curves = dataset(rng)
+    assert find_alarms(curves.assign_coords(step=[*curves.step.values[:-1], curves.step.values[-2] + 7])) == []
+
+
 def test_small_changes_are_no_alarms(rng):
     """Of quiet series: sure, and not worth one."""
     curves = dataset(rng, size=1e-4)
@@ -147,6 +153,9 @@ def test_figures_that_end_are_named(rng):
         ),
         (lambda curves: curves.drop_vars("entropy_uniform"), {}, "without entropy_uniform"),
         (lambda curves: curves.isel(step=slice(None, None, -1)), {}, "do not rise"),
+        (lambda curves: curves.isel(step=[0, 1, 3, 4]), {}, "unequal intervals"),
+        (lambda curves: curves.isel(step=slice(0)), {}, "expected one of entropy"),
+        (lambda curves: curves, {"clean": xr.Dataset()}, "expected a sequence"),
         (lambda curves: curves, {"false_alarm": 0}, "false_alarm=0: expected a chance"),
         (lambda curves: curves, {"max_logit": np.nan}, "max_logit=nan: expected a positive"),
         (lambda curves: curves, {"silent": 20}, "silent=20: expected an integer of at least 31"),
@@ -157,7 +166,7 @@ def test_figures_that_end_are_named(rng):
 )
 def test_what_cannot_be_judged_is_refused(rng, change, options, words):
     curves = dataset(rng)
-    if "clean" in options:
+    if isinstance(options.get("clean"), int):
         options = {"clean": [dataset(rng) for _ in range(options["clean"])]}
     with pytest.raises(UsageError, match=words):
         find_alarms(change(curves), **options)

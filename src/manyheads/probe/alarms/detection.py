@@ -139,8 +139,8 @@ def find_alarms(
     Raises
     ------
     UsageError
-        Curves without the dimensions or any of the figures, steps that do not rise, options out of range, clean runs
-        of other steps or heads.
+        Curves without the dimensions or any of the figures, steps that do not rise by equal intervals, options out of
+        range, clean runs of other steps or heads.
 
     Notes
     -----
@@ -165,6 +165,8 @@ def find_alarms(
         raise UsageError(f"false_alarm={false_alarm}: expected a chance between 0 and 1")
     if not max_logit > 0:
         raise UsageError(f"max_logit={max_logit}: expected a positive bound")
+    if hasattr(clean, "data_vars"):
+        raise UsageError("clean is one data set: expected a sequence of the curves of several clean runs")
     series = _gather(curves)
     planned = len(series.steps) if probes is None else check_integer("probes", probes, len(series.steps))
     found = [
@@ -222,6 +224,12 @@ def _gather(curves: "xr.Dataset") -> _Series:
     steps = np.asarray(curves["step"].values if "step" in curves.coords else np.arange(curves.sizes["step"]))
     if (np.diff(steps) <= 0).any():
         raise UsageError("the steps of the curves do not rise: sort them, and leave repeated ones out")
+    intervals = np.diff(steps)
+    if (intervals[:-1] != intervals[:1]).any() or (intervals[-1:] > intervals[:1]).any():
+        raise UsageError(
+            "the steps of the curves are at unequal intervals, over which changes cannot be compared: record with "
+            "share=None and every=..., or choose some of the steps; the last interval may be shorter"
+        )
     layers, heads = (
         curves[name].values if name in curves.coords else np.arange(curves.sizes[name]) for name in ("layer", "head")
     )
