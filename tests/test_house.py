@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ PACKAGE = ROOT / "src/manyheads"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 STUBS = sorted(PACKAGE.rglob("*.pyi"))
 LONGEST = 400
+MOST_MODULES = 12  # in a folder, before it is grouped by idea
 
 # Floors from low to high. A room may import rooms of lower floors and, on the ground, its neighbours; a theory (every
 # room that has no row here) may import the ground alone.
@@ -225,6 +227,11 @@ def test_data_from_others_are_named_in_the_notice_that_is_shipped():
     assert data
     for path in data:
         assert identify(path) in notice
+
+
+def test_a_folder_holds_a_dozen_modules_at_most():
+    modules = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    assert {identify(folder): count for folder, count in modules.items() if count > MOST_MODULES} == {}
 
 
 def test_no_stub_but_the_top_exports_a_module():

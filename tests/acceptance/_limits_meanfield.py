@@ -19,7 +19,7 @@ from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKe
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.limits.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
 from manyheads.limits.dmft.ntk import ntk_outputs
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.dmft.trajectory import Trajectory

@@ -15,10 +15,11 @@ from manyheads.limits import (
     infinite_key_dim,
     train_networks,
 )
-from manyheads.limits.dmft import coarse_grid, recursion
+from manyheads.limits.dmft import recursion
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
-from manyheads.limits.dmft.coarse_grid import TimeGrid, mean_errors, start_interval
-from manyheads.limits.dmft.depth import finite_depth_step
+from manyheads.limits.dmft.grids import coarse_grid
+from manyheads.limits.dmft.grids.coarse_grid import TimeGrid, mean_errors, start_interval
+from manyheads.limits.dmft.grids.depth import finite_depth_step
 from manyheads.limits.dmft.ntk import neural_tangent_kernel
 from manyheads.limits.dmft.recursion import solve_recursion
 

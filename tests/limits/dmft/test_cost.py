@@ -13,7 +13,7 @@ from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHead
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.cost import CostEstimate
-from manyheads.limits.dmft.depth import continuum_step, finite_depth_step
+from manyheads.limits.dmft.grids.depth import continuum_step, finite_depth_step
 from manyheads.limits.dmft.options import Request
 from manyheads.limits.dmft.recursion import solve_recursion
 

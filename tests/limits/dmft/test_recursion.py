@@ -9,7 +9,7 @@ from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHead
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import continuum_step, extrapolate, finite_depth_step
+from manyheads.limits.dmft.grids.depth import continuum_step, extrapolate, finite_depth_step
 from manyheads.limits.dmft.ntk import neural_tangent_kernel, ntk_outputs
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion

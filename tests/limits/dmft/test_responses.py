@@ -10,7 +10,7 @@ from manyheads.limits.dmft.branches.branch import BranchProcess
 from manyheads.limits.dmft.branches.gaussian_fields import factor
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import matched_normals, signed_normals
-from manyheads.limits.dmft.depth import finite_depth_step
+from manyheads.limits.dmft.grids.depth import finite_depth_step
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 

@@ -23,7 +23,7 @@ from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKe
 from manyheads.limits.dmft.branches.branch import Branch, BranchProcess
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
-from manyheads.limits.dmft.depth import finite_depth_step
+from manyheads.limits.dmft.grids.depth import finite_depth_step
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.dmft.trajectory import Trajectory

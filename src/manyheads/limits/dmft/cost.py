@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.limits.dmft.branches.branch import Branch
-from manyheads.limits.dmft.depth import DepthStep
+from manyheads.limits.dmft.grids.depth import DepthStep
 from manyheads.limits.dmft.problem import Problem
 
 # Multiplications, each with an addition, that one core does in a second: fitted to solutions over 512 rows on one core

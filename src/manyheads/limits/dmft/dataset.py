@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.limits.dmft.branches.attention_infinite_heads import QUANTILES
-from manyheads.limits.dmft.coarse_grid import TimeGrid
+from manyheads.limits.dmft.grids.coarse_grid import TimeGrid
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.trajectory import Trajectory
 

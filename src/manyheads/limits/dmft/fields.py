@@ -7,8 +7,8 @@ from typing import final
 import numpy as np
 
 from manyheads.limits.dmft.branches.branch import BranchInput, BranchProcess
-from manyheads.limits.dmft.coarse_grid import IntervalState, TimeGrid, start_interval
-from manyheads.limits.dmft.depth import DepthStep
+from manyheads.limits.dmft.grids.coarse_grid import IntervalState, TimeGrid, start_interval
+from manyheads.limits.dmft.grids.depth import DepthStep
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.sources import Sources
 from manyheads.limits.dmft.trajectory import TwoTime

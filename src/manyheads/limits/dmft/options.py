@@ -8,7 +8,7 @@ import numpy as np
 from manyheads.errors import UsageError, check_integers
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
-from manyheads.limits.dmft.coarse_grid import EACH, TimeGrid
+from manyheads.limits.dmft.grids.coarse_grid import EACH, TimeGrid
 from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.limits.dmft.problem import Problem
 

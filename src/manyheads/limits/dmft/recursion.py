@@ -34,9 +34,9 @@ import numpy as np
 
 from manyheads.errors import CertificateError
 from manyheads.limits.dmft.branches.branch import BranchProcess
-from manyheads.limits.dmft.coarse_grid import TimeGrid, mean_errors
-from manyheads.limits.dmft.depth import DepthStep
 from manyheads.limits.dmft.fields import Fields, Moment, System, branch_input, correlate
+from manyheads.limits.dmft.grids.coarse_grid import TimeGrid, mean_errors
+from manyheads.limits.dmft.grids.depth import DepthStep
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.trajectory import Snapshot, Trajectory
 

@@ -18,10 +18,10 @@ from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHead
 from manyheads.limits.dmft.branches.branch import Branch, BranchProcess
 from manyheads.limits.dmft.branches.mlp import InfiniteWidthMLP
 from manyheads.limits.dmft.branches.normals import fewest_heads, fewest_neurons
-from manyheads.limits.dmft.coarse_grid import TimeGrid, check_every
 from manyheads.limits.dmft.cost import CostEstimate
 from manyheads.limits.dmft.dataset import label
-from manyheads.limits.dmft.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
+from manyheads.limits.dmft.grids.coarse_grid import TimeGrid, check_every
+from manyheads.limits.dmft.grids.depth import DepthStep, continuum_step, extrapolate, finite_depth_step
 from manyheads.limits.dmft.options import Request, Sampling
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion

@@ -26,7 +26,7 @@ from manyheads.limits.comparisons.mean_field import (
 from manyheads.limits.comparisons.parametrizations import bordelon
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
-from manyheads.limits.dmft.depth import continuum_step
+from manyheads.limits.dmft.grids.depth import continuum_step
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.recursion import solve_recursion
 from manyheads.limits.systems.ensembles import Network

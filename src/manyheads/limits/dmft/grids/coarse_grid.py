@@ -58,7 +58,7 @@ class TimeGrid:
     --------
     >>> import numpy as np
     >>> from manyheads.limits import Problem
-    >>> from manyheads.limits.dmft.coarse_grid import TimeGrid
+    >>> from manyheads.limits.dmft.grids.coarse_grid import TimeGrid
     >>> problem = Problem(np.ones((2, 3, 4)), np.array([1.0, -1.0]), steps=100, learning_rate=0.1)
     >>> grid = TimeGrid.of(problem, every=9, kernel=np.eye(2))
     >>> grid.lengths
