@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ SPARSE = 1.0  # mean count of a table's cell below which its statistic is not te
 UNEVEN = 0.02  # of the null variance, above that of chi-square, above which it is not tested either
 
 
-@dataclass(frozen=True, eq=False)
-class Screening:
+@dataclass(frozen=True, eq=False, repr=False)
+class Screening(Shown):
     """Result of `screen`.
 
     Attributes
@@ -72,6 +73,16 @@ class Screening:
     def untested(self) -> Int[np.ndarray, " untested"]:
         """Queries with too few samples for the chi-square distribution."""
         return np.flatnonzero(np.isinf(self.thresholds).all(1))
+
+    def _overview(self) -> Overview:
+        queries, positions = np.nonzero(self.found)
+        order = np.argsort(-self.scores[queries, positions], kind="stable")
+        where = queries[order], positions[order]
+        columns = [each.tolist() for each in (*where, *(t[where] for t in (self.scores, self.thresholds, self.dof)))]
+        title = f"Screening of {len(self.scores)} queries and {self.scores.shape[1]} positions: {len(order)} found"
+        notes = (f"{len(self.untested)} queries not tested; false-alarm probability {self.false_alarm:g}",)
+        names = ("query", "position", "score", "threshold", "dof")
+        return Overview(title, names, list(zip(*columns, strict=True)), notes)
 
     def positions(self, query: int) -> Int[np.ndarray, " found"]:
         """Return the positions found for a query, by decreasing statistic."""

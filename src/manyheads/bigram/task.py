@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Batch(NamedTuple):
     targets: Integer[np.ndarray, " batch"]
 
 
-@dataclass(frozen=True, eq=False)
-class BigramTask:
+@dataclass(frozen=True, eq=False, repr=False)
+class BigramTask(ArraysAsShapes):
     r"""A sparse contextual bigram: transition matrix, token distribution and attended positions of every query.
 
     Attributes

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.bigram.screening import check_samples, count_chunks, find_least_samples
 from manyheads.errors import ShapeError, UsageError
 from manyheads.statistics import Interval
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from manyheads.bigram.task import Batch, BigramTask
 
 Decision = Literal["helps", "does not", "undecided"]
+VERBS = {"helps": "helps", "does not": "does not help", "undecided": "helps or not is undecided"}
 SIGNIFICANT = 4.5  # standard deviations that the largest score must reach, however few the tests
 BLOCKS = 20  # of the second half, for the jackknife
 FEWEST = 8  # samples of a block: below, its mean is not approximately normal
@@ -71,8 +73,8 @@ class TransferSettings:
 DEFAULT = TransferSettings()
 
 
-@dataclass(frozen=True, eq=False)
-class TransferTest:
+@dataclass(frozen=True, eq=False, repr=False)
+class TransferTest(Shown):
     r"""Result of `transfer_test`.
 
     Attributes
@@ -112,6 +114,12 @@ class TransferTest:
     samples: float
     samples_range: tuple[float, float]
     pilot_needed: float
+
+    def _overview(self) -> Overview:
+        columns = ("correlation", "low", "high", "strongest", "threshold", "flip", "samples", "pilot_needed")
+        figures = (self.strongest, self.threshold, self.flip, self.samples, self.pilot_needed)
+        row = (self.correlation, self.interval.low, self.interval.high, *figures)
+        return Overview(f"Transfer test: the value matrix {VERBS[self.decision]}", columns, [row])
 
 
 @takes_arrays

@@ -296,7 +296,7 @@ def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:
 
 def _as_text(summary: Mapping[str, Any]) -> Iterator[str]:
     """Format the result as lines of text."""
-    from manyheads.recovery.summaries import say_ranks
+    from manyheads.recovery.layers.description import say_ranks
 
     ranks = (say_ranks(summary[f"{name}_ranks"]) for name in ("theta", "projection"))
     asked, files = summary["asked"], summary["files"]

@@ -227,7 +227,7 @@ def _as_text(found: xr.Dataset) -> str:
 
 
 def _matrices(found: xr.Dataset) -> str:
-    from manyheads.costs.cost import render_table
+    from manyheads._overview import render_table
 
     head = ("matrix", "shape", "Frobenius", "spectral", "(random)", "stable rank", "(random)", "coherence", "(random)")
     rows = []
@@ -246,7 +246,7 @@ def _series(found: xr.Dataset, figure: str) -> str:
     """Return a table of one figure along the series: some checkpoints, evenly chosen, the first and last among them."""
     import numpy as np
 
-    from manyheads.costs.cost import render_table
+    from manyheads._overview import render_table
 
     count = found.sizes["checkpoint"]
     places = np.unique(np.linspace(0, count - 1, min(count, SHOWN)).round().astype(int))
@@ -265,7 +265,7 @@ def _series(found: xr.Dataset, figure: str) -> str:
 
 def _circuits(found: xr.Dataset) -> str:
     """Return a table of the stable ranks of the circuits by layer: median, smallest and largest head."""
-    from manyheads.costs.cost import render_table
+    from manyheads._overview import render_table
 
     rows = []
     for layer in found.layer.values:

@@ -1,7 +1,8 @@
 """Comparison of conventions: one cost under every preset that can read it."""
 
+from manyheads._overview import render_table
 from manyheads.costs.conventions import PRESETS, ConventionError
-from manyheads.costs.cost import Cost, render_table
+from manyheads.costs.cost import Cost
 
 
 def compare_conventions(cost: Cost) -> dict[str, int | None]:

@@ -1,12 +1,17 @@
 """Costs: integers by named item, readable under any convention that their parts allow, as values and as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from manyheads._overview import Overview, Shown, render_table
 from manyheads.costs.conventions import Convention, ConventionError, find_convention
 from manyheads.costs.tally import Tally
 from manyheads.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 Stage = Literal["forward", "backward", "idle", "scores-again", "block-again", "last-again"]
 
@@ -98,8 +103,8 @@ def merge(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(merged.values())
 
 
-@dataclass(frozen=True)
-class Cost:
+@dataclass(frozen=True, repr=False)
+class Cost(Shown):
     """Exact cost of a computation under a named convention.
 
     Costs of the same convention add, and an integer multiplies: `3 * cost` is three calls.
@@ -239,7 +244,7 @@ class Cost:
         """Render the breakdown as plain text, one item a line, with the total, the convention and the notes."""
         known = self.lower_bound()
         total = _figures(known)
-        unit = "FLOPs" if self.convention.multiply_add == 2 else "MACs"
+        unit = self._unit
         rows = [
             (name, *(f"{figures[column]:,}" for column in FIGURES), _share(figures["flops"], total["flops"]))
             for name, figures in known.breakdown().items()
@@ -257,22 +262,39 @@ class Cost:
     def __str__(self) -> str:
         return self.table()
 
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return the breakdown as a pandas data frame, one row an item, in the order of the computation."""
+        return Overview("", ("item", *FIGURES), self._rows()).frame()
+
+    def plot(self) -> "Figure":
+        """Draw the operations of every item as bars, the most first."""
+        from manyheads.study.reporting.charts import draw_bars
+
+        items = sorted(self._rows(), key=lambda row: -row[1])
+        return draw_bars(self._overview().title, self._unit, [(name, count) for name, count, *_ in items if count])
+
+    @property
+    def _unit(self) -> str:
+        return "FLOPs" if self.convention.multiply_add == 2 else "MACs"
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        known = self.lower_bound()
+        return [(name, *figures.values()) for name, figures in known.breakdown().items()]
+
+    def _overview(self) -> Overview:
+        total = _figures(self.lower_bound())
+        least = "at least " if self.unknown else ""
+        rows = sorted(self._rows(), key=lambda row: -row[1])
+        return Overview(
+            f"Cost: {least}{total['flops']:,} {self._unit}, {total['bytes']:,} bytes ({self.convention.name})",
+            ("item", self._unit, f"% of {self._unit}", "bytes"),
+            [(name, count, _share(count, total["flops"]), moved) for name, count, *_, moved in rows],
+            (f"convention {self.convention.name}: {self.convention.describe()}", *self.notes),
+        )
+
 
 def _figures(cost: Cost) -> dict[str, int]:
     return {name: getattr(cost, name) for name in FIGURES}
-
-
-def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align rows of text: the first column left, the others right."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    texts = [
-        "  ".join(
-            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
-        )
-        for line in lines
-    ]
-    return "\n".join([texts[0].rstrip(), "-" * max(map(len, texts)), *(text.rstrip() for text in texts[1:])])
 
 
 def _share(part: int, whole: int) -> str:

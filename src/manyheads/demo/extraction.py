@@ -20,8 +20,8 @@ from manyheads.recovery import ExtractionOptions, RecoveryRefused, compare_layer
 from manyheads.recovery.certificates import GaussianSequences
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.layers.matching import function_error
+from manyheads.recovery.layers.pictures import layer_panels
 from manyheads.recovery.oracle.normalization import Normalization, projected
-from manyheads.recovery.pictures import layer_panels
 from manyheads.recovery.source import SOURCE
 from manyheads.study import Cell, Claim, Listing, Source, Study
 from manyheads.study.reporting.html import format_figure

@@ -16,12 +16,16 @@ rarer than eps, nor of sequences that D does not draw, nor of an oracle that ans
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError, check_integer, check_integers
 from manyheads.recovery.oracle.oracle import Oracle
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COARSE = 1e-3  # mean squared rounding of the answers, relative to their variance, from which it counts as an error
 
@@ -94,8 +98,8 @@ class ShortSequences:
         return f"{_describe(self.draw)}, those of at most {self.longest} tokens"
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Shown):
     """The statement about a recovered layer, and whether its error is small enough.
 
     Attributes
@@ -146,6 +150,19 @@ class Certificate:
             f"a relative squared error above {self.largest_error:.2g} ({self.sequences} fresh ones, median "
             f"{self.median_error:.2g}; {self.distribution})."
         )
+
+    def plot(self) -> "Figure":
+        """Draw the median and the largest error on a logarithmic axis, over the errors that are allowed."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        errors = (self.median_error, self.largest_error)
+        row = Estimate("median to largest", self.largest_error, errors, (0.0, self.tolerance))
+        return draw_intervals(self._overview().title, "relative squared error", [row], log=True)
+
+    def _overview(self) -> Overview:
+        names = ("largest_error", "tolerance", "median_error", "exceeding", "confidence", "sequences", "variance")
+        title = f"Certificate: {'accepted' if self.accepted else 'not accepted'}"
+        return Overview(title, names, [tuple(getattr(self, name) for name in names)], (str(self),))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.recovery.head_accuracy import HeadAccuracy
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from manyheads.attention import AttentionLayer
     from manyheads.recovery.oracle.noise import OracleNoise
     from manyheads.recovery.oracle.oracle import Counts, Oracle
@@ -81,8 +84,8 @@ class Extracted:
         return evaluate_layer(self.layer, x if self.prepare is None else self.prepare(x))
 
 
-@dataclass(frozen=True)
-class Recovery:
+@dataclass(frozen=True, repr=False)
+class Recovery(Shown):
     """A recovered layer beside its evidence.
 
     Attributes
@@ -134,3 +137,32 @@ class Recovery:
         from manyheads.recovery.oracle.oracle import Counts
 
         return sum(self.counts.values(), Counts())
+
+    def plot(self) -> "Figure":
+        """Draw what every head compares (W_QK) and what it passes on (W_OV), entry by entry."""
+        from manyheads.recovery.layers.description import at_offset_one
+        from manyheads.recovery.layers.pictures import heads_picture
+        from manyheads.study.reporting.drawing import draw
+
+        return draw(heads_picture(at_offset_one(self.layer)))
+
+    def _overview(self) -> Overview:
+        from manyheads.recovery.layers.description import at_offset_one, describe_heads, rank_tolerance
+
+        layer, asked = at_offset_one(self.layer), self.total
+        heads = describe_heads(layer, rank_tolerance(float(self.certificate.largest_error)))
+        accuracy = self.head_accuracy or (None,) * len(heads)
+        rows = [
+            (
+                place,
+                head.theta_rank,
+                head.theta_norm,
+                head.projection_rank,
+                head.projection_norm,
+                *((None, None, None) if one is None else (one.share, one.theta, one.projection)),
+            )
+            for place, (head, one) in enumerate(zip(heads, accuracy, strict=True))
+        ]
+        columns = ("head", "qk_rank", "qk_norm", "ov_rank", "ov_norm", "share", "qk_error", "ov_error")
+        title = f"Recovery: {self.heads} heads in {layer.dim} dimensions, method {self.method!r}, {asked.calls:,} calls"
+        return Overview(title, columns, rows, (str(self.certificate), *self.notes))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import default_numpy_errors
@@ -15,7 +16,7 @@ from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
-from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.run_store import RunStore, find_runs
 from manyheads.study.store.summary import Summary
 from manyheads.study.store.units import RESERVED, Failure, Unit, attempt
 from manyheads.study.verdicts import Verdict
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from manyheads.study.reporting.panels import Panel
+    from manyheads.study.run_tree import RunTree
 
 
 MOST_UNITS = 1_000_000
@@ -50,7 +52,7 @@ def run(
     *,
     progress: bool | None = None,
     **settings: Any,
-) -> xr.DataTree:
+) -> RunTree:
     """Run a study and return ``/predicted``, ``/trained`` and ``/verdicts``.
 
     Only what the store lacks is computed: a run that was killed goes on where it stopped, and a run with more
@@ -76,9 +78,10 @@ def run(
 
     Returns
     -------
-    xarray.DataTree
-        ``/trained`` has dimensions `cell` and `replicate` before its own, ``/predicted`` has `prediction` when the
-        theory samples, ``/verdicts`` one entry a claim.
+    RunTree
+        An `xarray.DataTree` that shows its verdicts: `plot()`, `to_dataframe()`, and `grid()` with one dimension for
+        each coordinate of the cells. ``/trained`` has dimensions `cell` and `replicate` before its own, ``/predicted``
+        has `prediction` when the theory samples, ``/verdicts`` one entry a claim.
 
     Raises
     ------
@@ -105,7 +108,7 @@ class Finished:
     trained: xr.Dataset
     verdicts: tuple[Verdict, ...]
 
-    def tree(self) -> xr.DataTree:
+    def tree(self) -> RunTree:
         """Return the labelled tree."""
         return tree(self.store, self.predicted, self.trained, self.verdicts)
 
@@ -280,22 +283,43 @@ def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit],
     return f"{text} -> {runs.path}"
 
 
-def open_run(path: str | os.PathLike[str]) -> xr.DataTree:
-    """Open a finished run without computing anything, after checking every file in it.
+def open_run(path: str | os.PathLike[str]) -> RunTree:
+    """Open a finished run, or all of a store, without computing anything, after checking every file.
 
     Parameters
     ----------
     path
-        The run's own folder, ``<store>/<study>/<hash>``.
+        The run's own folder, ``<store>/<study>/<hash>``, or a folder above runs, such as the store's root.
+
+    Returns
+    -------
+    RunTree
+        Of one run the tree that `run` returned. Of a folder above runs a tree of them by their paths in it, such as
+        ``open_run("runs")["attention/costs/0a1b2c3d4e5f"]``; unfinished ones are left out and named in the attribute
+        `unfinished`.
 
     Raises
     ------
     FileRefused
-        No run is stored there, or it is damaged or not finished.
+        No run is stored there, one is damaged, or none is finished.
     """
-    runs = RunStore(path)
-    summary = runs.summary()
+    if (Path(path) / "run.json").exists() or not Path(path).is_dir():
+        return _open(RunStore(path))
+    from manyheads.study.run_tree import RunTree
+
+    stores = find_runs(path)
+    finished = {store.path.relative_to(path).as_posix(): store for store in stores if store.summary() is not None}
+    if not finished:
+        raise FileRefused(f"{path}: no run is finished yet; 'manyheads study run' finishes one")
+    opened = RunTree.from_dict({name: _open(store) for name, store in finished.items()})
+    left = sorted({store.path.relative_to(path).as_posix() for store in stores} - set(finished))
+    opened.attrs |= {"path": str(path), "unfinished": left}
+    return opened
+
+
+def _open(store: RunStore) -> RunTree:
+    summary = store.summary()
     if summary is None:
-        raise FileRefused(f"{path}: this run is not finished; run the same command again to finish it")
-    predicted, trained = assemble(runs, summary.replicates)
-    return tree(runs, predicted, trained, summary.verdicts)
+        raise FileRefused(f"{store.path}: this run is not finished; run the same command again to finish it")
+    predicted, trained = assemble(store, summary.replicates)
+    return tree(store, predicted, trained, summary.verdicts)

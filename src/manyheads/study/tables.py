@@ -67,7 +67,8 @@ def select_cell(data: xr.Dataset, **values: Any) -> xr.Dataset:
 def unstack(data: xr.Dataset, name: str) -> xr.DataArray:
     """Return a variable over the coordinates of the grid instead of over cells: (coordinates, replicate, its own)."""
     axes = [str(n) for n, c in data.coords.items() if c.dims == ("cell",) and n != "cell"]
-    table = data[name].set_index(cell=axes).unstack("cell")
+    table = data[name].set_index(cell=axes)
+    table = table.unstack("cell") if len(axes) > 1 else table.rename(cell=axes[0])
     order = {axis: list(dict.fromkeys(data[axis].values.tolist())) for axis in axes}
     own = [dim for dim in table.dims if dim not in (*axes, "replicate")]
     return table.sel(order).transpose(*axes, "replicate", *own)

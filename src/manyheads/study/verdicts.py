@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from jaxtyping import Float
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
     from manyheads.statistics import Interval
@@ -22,8 +26,8 @@ Expected = Literal["holds", "refuted"]
 Tolerance = float | tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Shown):
     """A decided claim.
 
     The rule: *holds* when the 99% interval of the figure lies wholly inside ``[target - tolerance, target +
@@ -181,6 +185,33 @@ class Verdict:
         """Whether the outcome is the expected one, or none is expected."""
         return self.expected in (None, self.outcome)
 
+    @property
+    def region(self) -> tuple[float, float]:
+        """Range of the figure in which the claim holds."""
+        return self.target - self.tolerance[0], self.target + self.tolerance[1]
+
+    def plot(self) -> Figure:
+        """Draw the figure with its interval over the range in which the claim holds."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        return draw_intervals(
+            f"{self.claim}: {self.outcome}", "figure", [Estimate("", self.figure, self.interval, self.region)]
+        )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the verdict as a pandas data frame of one row."""
+        return verdict_overview([self], "").frame()
+
+    def _overview(self) -> Overview:
+        figures = verdict_overview([self], "")
+        note = () if self.as_expected else (f"expected: {self.expected}",)
+        return Overview(
+            f"{self.outcome}: {self.claim}",
+            figures.columns[3:],
+            [row[3:] for row in figures.rows],
+            (*note, f"tolerance: {self.basis}"),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""
         return {name: _json(value) for name, value in asdict(self).items() if name != "derived"}
@@ -197,6 +228,15 @@ class Verdict:
         numbers = {name: float(data[name]) for name in ("figure", "target")}
         pairs = {name: tuple(float(end) for end in data[name]) for name in ("interval", "tolerance")}
         return cls(**data | numbers | pairs)
+
+
+COLUMNS = ("claim", "outcome", "expected", "figure", "low", "high", "holds_from", "holds_to")
+
+
+def verdict_overview(verdicts: Sequence[Verdict], title: str, notes: tuple[str, ...] = ()) -> Overview:
+    """Return verdicts as a table: claim, outcome, figure, 99% interval, range in which the claim holds."""
+    rows = [(each.claim, each.outcome, each.expected, each.figure, *each.interval, *each.region) for each in verdicts]
+    return Overview(title, COLUMNS, rows, notes)
 
 
 def _json(value: Any) -> Any:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import takes_labels
+from manyheads._overview import Overview, Shown
 from manyheads.bigram.lags.alternating_least_squares import LagProblem, alternate, certified, refit
 from manyheads.bigram.lags.held_out import HeldOutLoss, fit_additive, measure_losses
 from manyheads.bigram.lags.independence import Forecast, independence_test
@@ -34,6 +35,8 @@ from manyheads.bigram.lags.streams import information_of, read_streams
 from manyheads.errors import CertificateError, ShapeError, UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 
@@ -85,10 +88,11 @@ class LagSettings:
 
 
 DEFAULT = LagSettings()
+MOST_DRAWN = 40  # symbols in the picture of a fit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LagFit:
+class LagFit(Shown):
     """Result of `fit_lags`.
 
     Attributes
@@ -150,6 +154,42 @@ class LagFit:
                 *(() if self.better_than_unigram else ("  no better than unigram in squared error",)),
             ]
         )
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the weights that are not zero as a pandas data frame, one row a symbol and lag."""
+        symbols, lags = np.nonzero(self.attention)
+        labels, counts = self.labels[symbols].tolist(), self.counts[symbols].tolist()
+        rows = list(zip(labels, lags.tolist(), self.attention[symbols, lags].tolist(), counts, strict=True))
+        return Overview("", ("symbol", "lag", "weight", "count"), rows).frame()
+
+    def plot(self) -> Figure:
+        """Draw the weights as an image: one row a symbol, the most frequent on top, one column a lag."""
+        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.panels import Picture
+
+        order = np.argsort(-self.counts, kind="stable")[:MOST_DRAWN]
+        lags = self.attention.shape[1]
+        return draw(
+            Picture(
+                "Attention by symbol and lag",
+                "lag",
+                "symbol",
+                tuple(map(tuple, self.attention[order].tolist())),
+                value_label="weight",
+                x_ticks=tuple(str(lag) if lag % (1 + lags // 20) == 0 else "" for lag in range(lags)),
+                y_ticks=tuple(repr(label) for label in self.labels[order].tolist()),
+            )
+        )
+
+    def _overview(self) -> Overview:
+        order = np.argsort(-self.importance, kind="stable").tolist()
+        rows = [
+            (lag, float(self.importance[lag]), int((self.attention[:, lag] > 0).sum()), float(self.information[lag]))
+            for lag in order
+            if self.importance[lag] > 0
+        ]
+        headline, _, *notes = repr(self).splitlines()
+        return Overview(headline, ("lag", "weight", "symbols", "information_bits"), rows, tuple(notes))
 
     @property
     def better_than_unigram(self) -> bool:

@@ -157,7 +157,7 @@ def print_table(
     names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
     names |= {"weight_decay": "weight decay"} if decays else {}
     drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
-    for rows in _alike(table):
+    for rows in table.alike():
         at, cells = rows[0].at(hyperparameters.learning_rate, hyperparameters.epsilon, hyperparameters.weight_decay), []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
@@ -178,15 +178,6 @@ def print_table(
     )
     for remark in remarks:
         print(f"  * {remark}")
-
-
-def _alike(table: "Table") -> "list[list[Any]]":
-    """Group the rows with equal numbers and powers, in the table's order."""
-    found: dict[Any, list[Any]] = {}
-    for row in table.rows:
-        numbers = (row.initial, row.multiplier, row.learning_rate, row.epsilon, row.weight_decay)
-        found.setdefault((numbers, tuple(row.powers.items())), []).append(row)
-    return list(found.values())
 
 
 def _pairs(roles: list[str]) -> list[str]:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
+from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.limits.checks.init_test import init_is_right
 from manyheads.limits.parametrization.parts import HIDDEN, Parameter
-from manyheads.limits.parametrization.table import OUTSIDE
 from manyheads.limits.parametrization.targets import BaseHyperparameters, Factors, ParameterTarget
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.transformer.shape import Shape
 
-OTHER_STD = "it starts with another std"
 ROUNDING = 1e-6
 """Relative difference of rates, epsilons and decays that is still called equal."""
 
@@ -44,73 +43,6 @@ class ActualSettings:
     std: float | None = None
     count: int = 0
     rounding: float = 0.0  # relative rounding of its number type
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One number of one parameter that was compared.
-
-    Attributes
-    ----------
-    name, role, quantity
-        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`.
-    expected, actual, factor
-        What it should be and is, and actual over expected (infinite where nothing was expected).
-    """
-
-    name: str
-    role: str
-    quantity: str
-    expected: float
-    actual: float
-    factor: float
-    right: bool  # whether they agree: to rounding, for stds within their sampling error
-    meaning: str = ""  # what a wrong one does, in words; empty for a right one
-
-
-@dataclass(frozen=True)
-class Audit:
-    """All numbers that were compared, and those that were not."""
-
-    findings: tuple[Finding, ...]  # one for each number of each parameter
-    notes: tuple[str, ...] = field(default=OUTSIDE)  # what was not compared, or is outside the theory
-
-    @property
-    def faults(self) -> tuple[Finding, ...]:
-        """The findings that are wrong."""
-        return tuple(each for each in self.findings if not each.right)
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.faults
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON, which has no infinity and no NaN: they are None there."""
-        found = asdict(self)
-        for each in found["findings"]:
-            each |= {name: each[name] if math.isfinite(each[name]) else None for name in ("actual", "factor")}
-        return {"passed": self.passed, **found}
-
-    def __str__(self) -> str:
-        """Lay out what is wrong; parameters with the same fault share a line."""
-        parameters = len({each.name for each in self.findings})
-        lines = [f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong"]
-        kinds: dict[tuple[str, ...], list[Finding]] = {}
-        for each in self.faults:
-            told: tuple[str, ...] = (f"{each.factor:.3g}", each.meaning)
-            cause = each.meaning.partition(":")[0]
-            if each.quantity == "initial" and cause != OTHER_STD:
-                told = (cause,)  # factors of one cause differ by the noise of the draw
-            kinds.setdefault((each.role, each.quantity, *told), []).append(each)
-        for same in kinds.values():
-            first = same[0]
-            others = f" and {len(same) - 1} more" if len(same) > 1 else ""
-            lines.append(
-                f"{first.name}{others} ({first.role}): {first.quantity} is {first.factor:.3g} times what it should be"
-            )
-            lines.append(f"    expected {first.expected:.6g}, found {first.actual:.6g}: {first.meaning}")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def compare_settings(
@@ -281,7 +213,7 @@ def _explain(
     elif _near(actual, base * own_factor**2):
         cause = "it was scaled twice"
     else:
-        cause = "its factor is wrong"
+        cause = OTHER_FACTOR
     if quantity == "learning_rate":
         return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
     if quantity == "epsilon":

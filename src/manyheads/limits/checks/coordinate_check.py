@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import UsageError, check_rising
 from manyheads.limits.axes import AXES, LETTERS, Axis, check_seeds, find_axis
@@ -32,6 +33,7 @@ from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 TOLERANCE: dict[Axis, float] = dict.fromkeys(AXES, 0.25)
@@ -109,8 +111,8 @@ class Growth:
         return f"{found}: not decided against {wanted}, {more}"
 
 
-@dataclass(frozen=True)
-class CoordinateCheck:
+@dataclass(frozen=True, repr=False)
+class CoordinateCheck(Shown):
     """All growths of a check, and what was measured."""
 
     growths: tuple[Growth, ...]  # one for every quantity and checkpoint
@@ -126,6 +128,35 @@ class CoordinateCheck:
         """All of it: refuted when something breaks, inconclusive when something is open."""
         outcomes = {growth.outcome for growth in self.growths}
         return "refuted" if "refuted" in outcomes else "inconclusive" if "inconclusive" in outcomes else "holds"
+
+    def plot(self) -> Figure:
+        """Draw the fitted exponents with their intervals over the range of a consistent scaling."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        fitted = [
+            Estimate(
+                f"{growth.module}, step {growth.step}",
+                growth.fit.exponent,
+                (growth.fit.interval.low, growth.fit.interval.high),
+                (growth.least - growth.tolerance, growth.required + growth.tolerance),
+            )
+            for growth in self.growths
+            if growth.fit is not None
+        ]
+        letter = LETTERS[self.growths[0].axis]
+        return draw_intervals(f"Coordinate check: {self.outcome}", f"exponent of {letter} in the update", fitted)
+
+    def _overview(self) -> Overview:
+        rows = []
+        worst_first = ("refuted", "inconclusive", "holds")
+        for growth in sorted(self.growths, key=lambda each: worst_first.index(each.outcome)):
+            fit = growth.fit
+            found = (None,) * 3 if fit is None else (fit.exponent, fit.interval.low, fit.interval.high)
+            rows.append((growth.module, growth.step, growth.outcome, *found, growth.least, growth.required))
+        columns = ("update_of", "step", "outcome", "exponent", "low", "high", "least", "required")
+        axis = self.growths[0].axis
+        title = f"Coordinate check along {LETTERS[axis]}: {self.outcome}, {len(self.broken)} of {len(rows)} break"
+        return Overview(title, columns, rows)
 
 
 def required_growth(parametrization: Parametrization) -> dict[str, Power]:

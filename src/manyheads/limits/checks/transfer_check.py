@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError
 from manyheads.limits.axes import LETTERS, Axis, check_seeds, find_axis
@@ -28,6 +29,7 @@ from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 ALLOWED_DECADES = 0.25
@@ -46,8 +48,8 @@ PIECE = 3  # rates by which a grid is widened, and that are trained by one call:
 LAST = 8  # the final loss is the mean over the last eighth of the steps
 
 
-@dataclass(frozen=True)
-class TransferCheck:
+@dataclass(frozen=True, repr=False)
+class TransferCheck(Shown):
     """Whether the best learning rate moves along one axis.
 
     Attributes
@@ -88,6 +90,28 @@ class TransferCheck:
             return f"drifts by a factor {found}"
         more = self.drift.replicates_needed
         return f"undecided ({found}), needs " + (f"about {more} seeds" if more else "more seeds or a finer grid")
+
+    def plot(self) -> Figure:
+        """Draw the best learning rate against the size: the mean over seeds, and the range of the seeds."""
+        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.panels import Curve, Lines
+
+        rows = self._overview().rows
+        mean, low, high = (tuple(float(row[column]) for row in rows) for column in (1, 2, 3))
+        sizes = tuple(map(float, self.sizes))
+        fit = self.drift.fit
+        fitted = Curve(sizes, tuple(map(fit.predict, sizes)), f"{LETTERS[self.axis]}^{fit.exponent:.2f}", "reference")
+        measured = Curve(sizes, mean, "best, over seeds", low=low, high=high)
+        title = f"Learning-rate transfer: {self.outcome}"
+        label = f"{LETTERS[self.axis]} ({self.axis.replace('_', ' ')})"
+        return draw(Lines(title, label, "learning rate", (measured, fitted), log_x=True, log_y=True))
+
+    def _overview(self) -> Overview:
+        best = np.asarray(self.learning_rates, np.float64)
+        middle = np.exp(np.log(best).mean(0))
+        rows = list(zip(self.sizes, *(each.tolist() for each in (middle, best.min(0), best.max(0))), strict=True))
+        columns = (LETTERS[self.axis], "best_learning_rate", "lowest_of_seeds", "highest_of_seeds")
+        return Overview(f"Transfer check, {len(best)} seeds: {self.outcome}", columns, rows, (self.sentence(),))
 
 
 def _times(factor: float) -> str:

@@ -1,14 +1,19 @@
 """Labelled dataset of a solution, with an error beside every variable that has one."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
+from manyheads._overview import Overview
 from manyheads.limits.dmft.branches.attention_infinite_heads import QUANTILES
 from manyheads.limits.dmft.grids.coarse_grid import TimeGrid
 from manyheads.limits.dmft.problem import Problem
 from manyheads.limits.dmft.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 # Dimensions after the step, and what a reader calls it.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -122,3 +127,59 @@ def _arrays(half: Trajectory) -> dict[str, np.ndarray]:
         if shown[0]:
             arrays[name] = np.array(shown)
     return arrays
+
+
+SHOWN = 6  # steps in a `repr`
+
+
+class _Plots(xr.Dataset.plot):  # type: ignore[misc,name-defined]  # the methods of Dataset.plot, such as scatter
+    def __call__(self, *arguments: Any, **options: Any) -> "Figure":
+        """Draw the training loss against the step, with its error as a band."""
+        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.panels import Curve, Lines
+
+        solved = self._ds
+        loss, error = (np.asarray(each, float) for each in _losses(solved))
+        steps, low, high = (tuple(each.tolist()) for each in (solved["step"].values * 1.0, loss - error, loss + error))
+        curve = Curve(steps, tuple(loss.tolist()), "", low=low, high=high)
+        return draw(Lines("Training loss in the limit", "step", "loss", (curve,)))
+
+
+class Solution(xr.Dataset):
+    """A dataset over `step`: `repr` shows the loss, `plot()` draws it; everything else is xarray's."""
+
+    __slots__ = ()
+
+    @property
+    def plot(self) -> _Plots:  # type: ignore[override]
+        """Plots: ``plot()`` draws the loss, the methods are those of every dataset."""
+        return _Plots(self)
+
+    def to_dataframe(self, dim_order: Any = None) -> "pd.DataFrame":
+        """Return losses and outputs by step; of a part without a loss everything, as other datasets do."""
+        kept = {"step", "read_out", "class"}
+        names = [name for name, each in self.data_vars.items() if kept.issuperset(each.dims) or "loss" not in self]
+        return xr.Dataset.to_dataframe(self[names], dim_order)
+
+    def __repr__(self) -> str:
+        """Return a few losses, and the names of the variables with their dimensions."""
+        if "loss" not in self or self["loss"].dims != ("step",):
+            return str(super().__repr__())
+        loss, error = _losses(self)
+        steps = self["step"].values
+        chosen = np.unique(np.linspace(0, len(steps) - 1, min(SHOWN, len(steps))).astype(int))
+        rows = [(int(steps[place]), float(loss[place]), float(error[place])) for place in chosen]
+        names = [f"{name} {tuple(each.dims)}" for name, each in self.data_vars.items() if not _is_error(str(name))]
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        title = f"Solution of a limit at {len(steps)} steps: {sizes}"
+        return Overview(title, ("step", "loss", "error"), rows, (f"variables: {', '.join(names)}",)).text()
+
+
+def _is_error(name: str) -> bool:
+    return name.endswith("_error")
+
+
+def _losses(solved: xr.Dataset) -> tuple[Any, Any]:
+    """Return the losses and their errors, zero where nothing is sampled."""
+    loss = solved["loss"].values
+    return loss, solved["loss_error"].values if "loss_error" in solved else np.zeros_like(loss)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from manyheads._arrays import check_arrays, takes_arrays
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integers
 from manyheads.limits.dmft.losses import LOSSES, Loss
 
@@ -33,8 +34,8 @@ MOST = 10**12
 """Steps, layers or cells, beyond which nothing is even foreseen."""
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
+@dataclass(frozen=True, eq=False, repr=False)
+class Problem(ArraysAsShapes):
     """A training problem whose infinite limits can be solved.
 
     Parameters

@@ -12,6 +12,7 @@ from manyheads.limits.dmft.branches.attention_infinite_heads import InfiniteHead
 from manyheads.limits.dmft.branches.attention_infinite_key_dim import InfiniteKeyDimAttention
 from manyheads.limits.dmft.branches.branch import Branch
 from manyheads.limits.dmft.branches.uniform_attention import UniformAttention
+from manyheads.limits.dmft.dataset import Solution
 from manyheads.limits.dmft.ntk import PAIRS, neural_tangent_kernel
 from manyheads.limits.dmft.options import Keep, Request, Sampling
 from manyheads.limits.dmft.problem import MOST, Problem
@@ -91,7 +92,7 @@ def infinite_key_dim(
     """
     _check_stable(logit_exponent)
     request = Request((problem,), InfiniteKeyDimAttention(), activation, sampling or Sampling(), every, keep)
-    solved = solve(request)
+    solved = _solved(request)
     if request.two_time and (activation is None or activation in PAIRS):
         about = {"long_name": "neural tangent kernel at the start", "units": "1"}
         solved["ntk"] = (("read_out", "read_out_too"), neural_tangent_kernel(problem, activation), about)
@@ -127,7 +128,7 @@ def infinite_heads(
     (True, True)
     """
     heads = InfiniteHeadsAttention(key_dim, 4, logit_exponent)
-    return solve(Request((problem,), heads, activation, sampling or Sampling(), every, keep))
+    return _solved(Request((problem,), heads, activation, sampling or Sampling(), every, keep))
 
 
 def infinite_depth(
@@ -201,12 +202,17 @@ def infinite_depth(
         attention = UniformAttention()
     if problem.depth_exponent == 0.5:
         deep = (replace(problem, depth=cells), replace(problem, depth=2 * cells))
-        return solve(Request(deep, attention, activation, sampling or Sampling(), every, keep))
+        return _solved(Request(deep, attention, activation, sampling or Sampling(), every, keep))
     if problem.depth_exponent < 1 and not plain:
         raise UsageError(
             f"depth_exponent={problem.depth_exponent}: with heads or an MLP the continuum is solved at 1/2 and 1 only"
         )
-    return solve(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
+    return _solved(Request((problem,), attention, activation, sampling or Sampling(), every, keep, cells))
+
+
+def _solved(request: Request) -> Solution:
+    found = solve(request)
+    return Solution(found.data_vars, coords=found.coords, attrs=found.attrs)
 
 
 def _check_stable(logit_exponent: float) -> None:

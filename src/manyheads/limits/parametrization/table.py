@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from manyheads._overview import Overview, Shown
 from manyheads.transformer.shape import Shape
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMNS = ("initial", "multiplier", "learning_rate", "epsilon", "weight_decay")
 OUTSIDE = (
     "batch size: the theory keeps it; a rate tuned at one batch size says nothing about another",
     "training horizon: the theory keeps the number of steps; a longer run may want another rate",
@@ -40,8 +47,8 @@ class Row:
         return {name: number * getattr(self, name) for name, number in given.items()}
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, repr=False)
+class Table(Shown):
     """All rows of a parametrization at one shape, and the scales that belong to no weight.
 
     Attributes
@@ -87,3 +94,52 @@ class Table:
     def as_dict(self) -> dict[str, Any]:
         """Return the table as plain values, for JSON."""
         return asdict(self)
+
+    def alike(self) -> list[list[Row]]:
+        """Group the rows with equal numbers and powers, in the table's order."""
+        found: dict[Any, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((*_numbers(row), *row.powers.items()), []).append(row)
+        return list(found.values())
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return factors and powers as a pandas data frame, one row a class of weights."""
+        powers = list(dict.fromkeys(name for row in self.rows for name in row.powers))
+        columns = ("role", *COLUMNS, *(f"{name}_power" for name in powers))
+        rows = [(row.role, *_numbers(row), *(row.powers.get(name) for name in powers)) for row in self.rows]
+        return Overview("", columns, rows).frame()
+
+    def plot(self) -> Figure:
+        """Draw the factors as an image, one row a class of weights: powers of two above and below the base."""
+        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.panels import Picture
+
+        values = tuple(tuple(math.log2(number) for number in _numbers(row)) for row in self.rows)
+        largest = max(1.0, *(abs(value) for row in values for value in row))
+        return draw(
+            Picture(
+                self._title,
+                "",
+                "",
+                values,
+                value_label="log2 of the factor on the base",
+                x_ticks=tuple(name.replace("_", " ").replace(" ", "\n") for name in COLUMNS),
+                y_ticks=tuple(row.role for row in self.rows),
+                limits=(-largest, largest),
+                diverging=True,
+            )
+        )
+
+    @property
+    def _title(self) -> str:
+        sizes = (f"({each.key_dim}, {each.heads}, {each.depth})" for each in (self.base, self.shape))
+        return f"Factors from (N, H, L) = {' to '.join(sizes)}: {self.scheme}, {self.optimizer}, {self.form} form"
+
+    def _overview(self) -> Overview:
+        rows = [(", ".join(row.role for row in rows), *_numbers(rows[0])) for rows in self.alike()]
+        notes = (f"logits: {self.logit_prefactor:.4g} N^-{self.logit_exponent:g} q.k; branches × {self.branch:.4g}",)
+        return Overview(self._title, ("weights", *COLUMNS), rows, (*notes, *self.outside))
+
+
+def _numbers(row: Row) -> tuple[float, ...]:
+    return tuple(getattr(row, name) for name in COLUMNS)

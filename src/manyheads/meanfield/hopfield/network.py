@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manyheads._arrays import as_floats, check_generator
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 Correlations = Literal["limit", "quenched"]
@@ -33,8 +34,8 @@ PUBLISHED = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class OneBitNetwork:
+@dataclass(frozen=True, eq=False, repr=False)
+class OneBitNetwork(ArraysAsShapes):
     """Weights of a self-attention network with 1-bit tokens, by types of neurons.
 
     Parameters

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from manyheads._arrays import as_native, takes_arrays
+from manyheads._overview import ArraysAsShapes
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.layers.evaluation import softmax
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-@dataclass(frozen=True, eq=False)
-class Turns:
+@dataclass(frozen=True, eq=False, repr=False)
+class Turns(ArraysAsShapes):
     """Forms of every head beyond the offsets that are listed: Theta_i^(t) = L_i G_i^(t-1) F_i - L_i S_i."""
 
     # L_i (d + 1, r_i), G_i (r_i, r_i) and F_i (r_i, d + 1) of every head, a tuple of arrays each
@@ -55,8 +56,8 @@ class Turns:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class RotaryLayer:
+@dataclass(frozen=True, eq=False, repr=False)
+class RotaryLayer(ArraysAsShapes):
     """Causal multi-head attention with one attention form per offset.
 
     y_r = sum_i sum_{j <= r} softmax_j(x_r~^T Theta_i^(r-j) x_j~) x_j^T W_i + c

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.figure import Figure
+
 from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
 INK, FAINT = "#1f2933", "#9aa5b1"
@@ -45,13 +46,24 @@ MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the pag
 LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
 
 
+class NotebookFigure(Figure):
+    """A matplotlib figure that a notebook shows also where pyplot was never imported."""
+
+    def _repr_png_(self) -> bytes:
+        import matplotlib as mpl
+
+        buffer = io.BytesIO()
+        with mpl.rc_context(STYLE):
+            self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
+
 def draw(panel: Drawn) -> Figure:
     """Return a matplotlib figure of a panel, made without pyplot and without touching its settings."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=_size(panel), layout="constrained")
+        figure = NotebookFigure(figsize=_size(panel), layout="constrained")
         if isinstance(panel, Multiples):
             _draw_multiples(figure, panel)
             return figure
@@ -109,13 +121,13 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
     if panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
-        _write_plainly(axes.xaxis)
+        write_plainly(axes.xaxis)
         if sizes := _few_sizes(panel):
             axes.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
             axes.set_xticks([], minor=True)
     if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
-        _write_plainly(axes.yaxis)
+        write_plainly(axes.yaxis)
     if _entries(panel) > LEGEND_OUTSIDE:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     elif _entries(panel):
@@ -141,7 +153,7 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
             axes.set_ylabel(panel.row_labels[row], fontsize=9)
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
         grid[0, 0].set_yscale("log")
-        _write_plainly(grid[0, 0].yaxis)
+        write_plainly(grid[0, 0].yaxis)
     figure.supxlabel(panel.x_label, fontsize=9, color=INK)
     figure.supylabel(panel.y_label, fontsize=9, color=INK)
     if legend:
@@ -223,7 +235,7 @@ def _few_sizes(panel: Lines) -> list[float]:
     return sizes if min(b / a for a, b in itertools.pairwise(sizes)) > (sizes[-1] / sizes[0]) ** (1 / 14) else []
 
 
-def _write_plainly(axis: Axis) -> None:
+def write_plainly(axis: Axis) -> None:
     """Label a logarithmic axis with plain numbers: matplotlib writes mathematics, which is switched off."""
     from matplotlib.ticker import LogFormatter
 

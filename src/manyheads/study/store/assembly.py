@@ -13,6 +13,7 @@ from manyheads.study.verdicts import Verdict
 if TYPE_CHECKING:
     import xarray as xr
 
+    from manyheads.study.run_tree import RunTree
     from manyheads.study.store.run_store import RunStore
 
 
@@ -87,13 +88,15 @@ def _declared(part: xr.Dataset) -> dict[Any, tuple[tuple[Any, ...], str]]:
     return {name: (value.dims, kinds.get(value.dtype.kind, "number")) for name, value in part.data_vars.items()}
 
 
-def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: Sequence[Verdict]) -> xr.DataTree:
+def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: Sequence[Verdict]) -> RunTree:
     """Return the labelled tree of a run; its attributes hold identity, versions and the run's folder."""
     import xarray as xr
 
+    from manyheads.study.run_tree import RunTree
+
     header = runs.header
     nodes = {"/": xr.Dataset(), "predicted": predicted, "trained": trained, "verdicts": verdict_table(verdicts)}
-    result = xr.DataTree.from_dict(nodes, name=str(header["study"]).rpartition("/")[2])
+    result = RunTree.from_dict(nodes, name=str(header["study"]).rpartition("/")[2])
     result.attrs |= {
         "study": header["study"],
         "class": header["class"],

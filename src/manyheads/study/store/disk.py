@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from manyheads._overview import printable as printable
 from manyheads.errors import FileRefused, ManyheadsError
 
 LARGEST_JSON = 1 << 28  # bytes: pictures of a large run
@@ -56,11 +57,6 @@ def read_json(path: Path, what: str) -> Any:
         raise FileRefused(f"{path.parent}: {what} ({path.name} is missing)") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StoreDamaged(f"{path} cannot be read: {error}") from error
-
-
-def printable(text: object) -> str:
-    r"""Return text from a store as it may be shown on a terminal: control and format characters as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
 @contextlib.contextmanager

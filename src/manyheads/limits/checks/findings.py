@@ -1,0 +1,153 @@
+"""Findings of an audit: what was compared, what is wrong, grouped by cause, as text, table and picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from manyheads._overview import Overview, Shown
+from manyheads.limits.parametrization.table import OUTSIDE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
+"""Causes that are none: what is wrong by another factor has another reason."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One number of one parameter that was compared.
+
+    Attributes
+    ----------
+    name, role, quantity
+        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`.
+    expected, actual, factor
+        What it should be and is, and actual over expected (infinite where nothing was expected).
+    """
+
+    name: str
+    role: str
+    quantity: str
+    expected: float
+    actual: float
+    factor: float
+    right: bool  # whether they agree: to rounding, for stds within their sampling error
+    meaning: str = ""  # what a wrong one does, in words; empty for a right one
+
+
+@dataclass(frozen=True, repr=False)
+class Audit(Shown):
+    """All numbers that were compared, and those that were not."""
+
+    findings: tuple[Finding, ...]  # one for each number of each parameter
+    notes: tuple[str, ...] = field(default=OUTSIDE)  # what was not compared, or is outside the theory
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are wrong."""
+        return tuple(each for each in self.findings if not each.right)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON, which has no infinity and no NaN: they are None there."""
+        found = asdict(self)
+        for each in found["findings"]:
+            each |= {name: each[name] if math.isfinite(each[name]) else None for name in ("actual", "factor")}
+        return {"passed": self.passed, **found}
+
+    def causes(self) -> tuple[tuple[Finding, ...], ...]:
+        """Group what is wrong by its cause: all that a forgotten group gets wrong is one of them."""
+        kinds: dict[tuple[str, ...], list[Finding]] = {}
+        for each in self.faults:
+            kinds.setdefault(_kind(each), []).append(each)
+        return tuple(map(tuple, kinds.values()))
+
+    def __str__(self) -> str:
+        """Lay out what is wrong, cause by cause."""
+        lines = [self._headline()]
+        for same in self.causes():
+            first, quantities = same[0], dict.fromkeys(each.quantity for each in same)
+            if len(quantities) > 1:
+                lines.append(f"{_parameters(same)}: {_cause(first)}")
+            for quantity in quantities:
+                part = [each for each in same if each.quantity == quantity]
+                amount = f"{quantity} is {_factors(part)} times what it should be"
+                found = f"expected {part[0].expected:.6g}, found {part[0].actual:.6g}"
+                if len(quantities) > 1:
+                    lines.append(f"    {amount}: {found} at {part[0].name}")
+                else:
+                    lines += [f"{_parameters(same)}: {amount}", f"    {found}: {first.meaning}"]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return all numbers that were compared as a pandas data frame."""
+        columns = tuple(each.name for each in fields(Finding))
+        return Overview("", columns, [astuple(each) for each in self.findings]).frame()
+
+    def plot(self) -> Figure:
+        """Draw actual over expected, its range over the parameters of a role, for every role and quantity."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        ratios: dict[str, list[float]] = {}
+        for each in self.findings:
+            if 0 < each.factor < math.inf:
+                ratios.setdefault(f"{each.role}: {each.quantity.replace('_', ' ')}", []).append(each.factor)
+        rows = [
+            Estimate(label, math.exp(sum(map(math.log, found)) / len(found)), (min(found), max(found)), (1.0, 1.0))
+            for label, found in ratios.items()
+        ]
+        return draw_intervals(f"Audit: {self._headline()}", "actual / expected", rows, log=True)
+
+    def _headline(self) -> str:
+        parameters, causes = len({each.name for each in self.findings}), len(self.causes())
+        found = f" in {causes} finding{'s' if causes > 1 else ''}" if causes else ""
+        return f"{parameters} parameters, {len(self.findings)} numbers, {len(self.faults)} wrong{found}"
+
+    def _overview(self) -> Overview:
+        rows = [
+            (
+                _cause(same[0]),
+                len({each.name for each in same}),
+                ", ".join(dict.fromkeys(each.role for each in same)),
+                ", ".join(dict.fromkeys(each.quantity for each in same)),
+                _factors(same),
+            )
+            for same in self.causes()
+        ]
+        columns = ("cause", "parameters", "roles", "wrong", "factor") if rows else ()
+        return Overview(f"Audit: {self._headline()}", columns, rows, self.notes)
+
+
+def _cause(finding: Finding) -> str:
+    """Return the cause of a wrong number, in words that its other quantities share."""
+    cause = finding.meaning.partition(":" if finding.quantity == "initial" else ";")[0]
+    return cause.replace(f"the base's {finding.quantity.replace('_', ' ')}", "the base's settings")
+
+
+def _kind(finding: Finding) -> tuple[str, ...]:
+    """Return what wrong numbers of one cause share; where the cause is not known, role, quantity and factor too."""
+    cause = _cause(finding)
+    if cause in (OTHER_STD, OTHER_FACTOR):
+        return cause, finding.role, finding.quantity, f"{finding.factor:.3g}"
+    return (cause,)
+
+
+def _parameters(findings: Sequence[Finding]) -> str:
+    """Name the first parameter, how many others there are, and the roles."""
+    names, roles = (list(dict.fromkeys(getattr(each, what) for each in findings)) for what in ("name", "role"))
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{others} ({', '.join(roles[:6])}{', …' if len(roles) > 6 else ''})"
+
+
+def _factors(findings: Sequence[Finding]) -> str:
+    ends = dict.fromkeys(f"{end([each.factor for each in findings]):.3g}" for end in (min, max))
+    return " to ".join(ends)

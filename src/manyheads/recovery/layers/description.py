@@ -1,0 +1,79 @@
+"""Description of a layer in figures: ranks and norms of its heads, and how many numbers determine it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.attention import AttentionLayer
+from manyheads.recovery.layers.rotary import RotaryLayer
+
+RANK_TOLERANCE = 1e-6  # a singular value below this share of the largest one does not count towards a rank
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head in figures."""
+
+    # Numbers of singular values above a share of the largest one
+    theta_rank: int
+    projection_rank: int
+    # Frobenius norms
+    theta_norm: float
+    projection_norm: float
+    key_bias_norm: float
+
+
+def describe_heads(layer: AttentionLayer, tolerance: float = RANK_TOLERANCE) -> tuple[Head, ...]:
+    """Return ranks and norms of every head, heads in the order of the layer.
+
+    A singular value counts towards a rank when it is above the share `tolerance` of the largest one.
+    """
+    weights = (np.asarray(layer.theta, np.float64), np.asarray(layer.projection, np.float64))
+    spectra = [np.linalg.svd(stack, compute_uv=False) for stack in weights]  # (m, d) each
+    ranks = [np.sum(values > tolerance * values[:, :1], axis=1) for values in spectra]
+    norms = [np.sqrt((values**2).sum(1)) for values in spectra]
+    biases = np.zeros(layer.heads) if layer.key_bias is None else np.linalg.norm(layer.key_bias, axis=1)
+    rows = zip(*ranks, *norms, biases, strict=True)
+    return tuple(Head(int(a), int(b), float(c), float(d), float(e)) for a, b, c, d, e in rows)
+
+
+def say_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks in few words.
+
+    Examples
+    --------
+    >>> say_ranks([16, 16, 16]), say_ranks([4, 3, 4])
+    ('16', '3 to 4')
+    """
+    low, high = min(found := list(ranks)), max(found)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def at_offset_one(layer: AttentionLayer | RotaryLayer) -> AttentionLayer:
+    """Return a layer with merged weights: itself, or what a layer with rotary positions does one token back."""
+    if not isinstance(layer, RotaryLayer):
+        return layer
+    return layer.at_offset(1)
+
+
+def rank_tolerance(error: float) -> float:
+    """Return the share of the largest singular value that counts: well above a squared error of the recovery."""
+    return float(min(max(RANK_TOLERANCE, 10 * math.sqrt(error)), 0.1)) if math.isfinite(error) else 0.1
+
+
+def free_parameters(dim: int, heads: Iterable[Head]) -> int:
+    """Return how many numbers determine a layer of matrices of given ranks.
+
+    A matrix of rank r has r (rows + columns - r): [Theta; beta^T] with d + 1 rows, W with d; and d for the bias.
+
+    Examples
+    --------
+    >>> free_parameters(8, [Head(2, 2, 1.0, 1.0, 1.0)])
+    66
+    """
+    return dim + sum(
+        head.theta_rank * (2 * dim + 1 - head.theta_rank) + head.projection_rank * (2 * dim - head.projection_rank)
+        for head in heads
+    )

@@ -1,0 +1,89 @@
+"""Charts of single results: bars, and intervals against the range in which a claim holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from manyheads._overview import plain_text
+from manyheads.errors import UsageError
+from manyheads.study.reporting.drawing import COLOURS, STYLE, NotebookFigure, write_plainly
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 24
+LONGEST_LABEL = 60  # characters
+
+
+class Estimate(NamedTuple):
+    """A figure with its interval, and the range in which a claim about it holds; ends may be infinite."""
+
+    label: str
+    figure: float
+    interval: tuple[float, float]
+    holds: tuple[float, float]
+
+
+def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Figure:
+    """Draw labelled amounts as horizontal bars, the first on top; those beyond the 24th are added up."""
+    import matplotlib as mpl
+
+    shown = list(bars[:MOST_BARS])
+    if rest := bars[MOST_BARS:]:
+        shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
+    with mpl.rc_context(STYLE):
+        figure, axes = _rows(title, x_label, [label for label, _ in shown])
+        axes.barh(range(len(shown)), [value for _, value in shown], color=COLOURS[0], height=0.65)
+        for place, (_, value) in enumerate(shown):
+            axes.annotate(plain_text(float(value)), (value, place), (3, 0), textcoords="offset points", va="center")
+        axes.margins(x=0.12)
+    return figure
+
+
+def draw_intervals(title: str, x_label: str, estimates: Sequence[Estimate], log: bool = False) -> Figure:
+    """Draw figures with their intervals as points with lines, over the range in which each claim holds as a band."""
+    import matplotlib as mpl
+
+    if not estimates:
+        raise UsageError(f"{title}: there is nothing to draw")
+    with mpl.rc_context(STYLE):
+        figure, axes = _rows(title, x_label, [each.label for each in estimates])
+        if log:
+            axes.set_xscale("log")
+            write_plainly(axes.xaxis)
+        low, high = _extent([value for each in estimates for value in (each.figure, *each.interval, *each.holds)], log)
+        axes.set_xlim(low, high)
+        for place, each in enumerate(estimates):
+            start, end = (min(max(value, low), high) for value in each.holds)
+            axes.fill_between([start, end], place - 0.35, place + 0.35, color=COLOURS[2], alpha=0.18, linewidth=0)
+            axes.plot([min(max(value, low), high) for value in each.interval], [place] * 2, color=COLOURS[0])
+            axes.plot(each.figure, place, "o", color=COLOURS[0], markersize=5, zorder=3)
+    return figure
+
+
+def _extent(values: Sequence[float], log: bool) -> tuple[float, float]:
+    """Return the ends of an axis that shows all finite values with a margin; open ends reach up to it."""
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)] or [1.0]
+    low, high = min(finite), max(finite)
+    if log:
+        margin = max((high / low) ** 0.08, 1.2)
+        return low / margin, high * margin
+    margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _rows(title: str, x_label: str, labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """Return a figure with a labelled row for every entry, the first on top."""
+    figure = NotebookFigure(figsize=(7.4, 1.2 + 0.32 * max(len(labels), 2)), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel=x_label)
+    axes.set_yticks(range(len(labels)), labels=[_short(label) for label in labels])
+    axes.grid(False, axis="y")
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    return figure, axes
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
