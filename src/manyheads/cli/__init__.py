@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyheads.cli.interrupts import heeded_interrupts
@@ -81,6 +80,12 @@ def _dispatch(words: list[str]) -> int:
     if words in (["--version"], ["-V"]):
         print(_versions())
         return DONE
+    if words[:1] in (["--completion"], ["--complete"]):
+        from manyheads.cli.completion import candidates, completion_script
+
+        script = words[0] == "--completion"
+        print(completion_script(" ".join(words[1:])) if script else "\n".join(candidates(words[1:], COMMANDS)))
+        return DONE
     if not words or words[0] in ("--help", "-h"):
         print(_help(()))
         return DONE if words else WRONG_USE
@@ -105,6 +110,9 @@ def _run(name: tuple[str, ...], rest: list[str]) -> int:
     command = getattr(importlib.import_module(module), attribute)
     parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
     if parsed is None:
+        from manyheads.cli.examples import example_text
+
+        print(example_text(name))
         return DONE
     _share_compiled_programs()
     return int(parsed.run())
@@ -149,14 +157,17 @@ def _help(group: tuple[str, ...]) -> str:
         "Theories of multi-head attention as code: predictions beside trained networks,\n"
         "exact costs, extraction of weights, and scaling of hyperparameters.\n\n"
         f"{lines}\n\n'manyheads {rows[0][0]} --help' shows the flags of a command.\n"
-        "MANYHEADS_TRACEBACK=1 in the environment adds the traceback of an error."
+        "'manyheads --completion bash' (zsh, fish) prints a script that completes words.\n"
+        "In the environment NO_COLOR=1 switches colours off, and MANYHEADS_TRACEBACK=1\n"
+        "adds the traceback of an error."
     )
 
 
 def _share_compiled_programs() -> None:
     """Let JAX keep compiled programs in the user's cache folder, for this process and those it starts."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "manyheads" / "jax"
+    from manyheads.cli.parsing import cache_folder
+
+    folder = cache_folder() / "jax"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -21,6 +21,8 @@ class Demo:
     """Folder for the store and the report; an unfinished demo is resumed."""
     seed: int = 0
     """Root of all randomness."""
+    replicates: Annotated[Optional[int], ABSENT] = None
+    """Trained networks of every chapter; those of the chapter, 3 to 8, if absent."""
     workers: Annotated[Optional[int], ABSENT] = None
     """Processes; 1 computes in this one; one for each processor if absent."""
 
@@ -42,7 +44,8 @@ class Demo:
             for number, chapter in enumerate(CHAPTERS, start=1):
                 print(f"\n{number} of {len(CHAPTERS)}  {chapter.title}", file=sys.stderr, flush=True)
                 study = chapter.study(scene)
-                tree = run(study, chapter.replicates, self.seed, executor, self.out / "runs", progress=True)
+                replicates = chapter.replicates if self.replicates is None else self.replicates
+                tree = run(study, replicates, self.seed, executor, self.out / "runs", progress=True)
                 store = RunStore(tree.attrs["path"])
                 scene.finished[study.name] = store.path
                 section = section_of(store, chapter.title, chapter.lead)

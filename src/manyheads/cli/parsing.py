@@ -11,11 +11,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from manyheads.cli.flags import flags_of, suggest
 from manyheads.errors import UsageError
 
 # Flags that may be left out are annotated `Annotated[Optional[X], ABSENT]`: then no help ends in "(default: None)".
@@ -32,9 +34,14 @@ def parse_command(kind: Any, arguments: Sequence[str], program: str) -> Any:
 
 
 def parse_flags(
-    kind: Any, arguments: Sequence[str], program: str, description: str | None = None, config: Sequence[Any] = ()
+    kind: Any,
+    arguments: Sequence[str],
+    program: str,
+    description: str | None = None,
+    config: Sequence[Any] = (),
+    known: Sequence[str] = (),
 ) -> Any:
-    """Parse command-line words into an instance of a dataclass.
+    """Parse command-line words into an instance of a dataclass; `known` are its flags where they are not its fields.
 
     Raises
     ------
@@ -45,13 +52,18 @@ def parse_flags(
     """
     complaint, screen = io.StringIO(), _Screen()
     try:
-        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(screen):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(screen), NUMBERS:
             return tyro.cli(kind, args=list(arguments), prog=program, description=description, config=tuple(config))
     except SystemExit as leaving:
         if leaving.code in (0, None):
             print("\n".join(map(_wrapped, screen.getvalue().splitlines())))
             raise
         text = _first_paragraph(complaint.getvalue())
+        if text.startswith("unknown options"):
+            known = known or [flag.name for flag in flags_of(kind)]
+            strange = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+            strange = [word for word in strange if word.replace("_", "-") not in known] or text.split()[2:3]
+            text = f"unknown option {strange[0]}{suggest(strange[0], known)}"
         raise UsageError(f"{text}; '{program} --help' shows the flags") from None
 
 
@@ -68,14 +80,58 @@ class _Screen(io.StringIO):
         return self.stdout.encoding
 
     def isatty(self) -> bool:
-        """Whether standard output is a terminal."""
-        return self.stdout.isatty()
+        """Whether standard output is a terminal that may be coloured."""
+        return self.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def whole_number(text: str) -> int:
+    """Read an integer, also as 1e6, 2.5e3, 64k, 1M or 2G (powers of ten).
+
+    Examples
+    --------
+    >>> whole_number("1e6"), whole_number("1.5M"), whole_number("1_000")
+    (1000000, 1500000, 1000)
+    """
+    with contextlib.suppress(InvalidOperation, OverflowError):
+        found = Decimal(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else Decimal(text)
+        if abs(found) < LARGEST and found == int(found):
+            return int(found)
+    return int(text)
+
+
+def real_number(text: str) -> float:
+    """Read a number, also as 64k, 1M or 2G."""
+    return float(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else float(text)
+
+
+LARGEST = 10**18  # of a number in floating-point notation, whose exponent may be anything
+POWERS = {"k": 10**3, "M": 10**6, "G": 10**9}
+NUMBERS = tyro.constructors.ConstructorRegistry()
+
+
+@NUMBERS.primitive_rule
+def _number_rule(about: Any) -> Any:
+    """Tell tyro how integers and other numbers are written."""
+    read: Any = {int: whole_number, float: real_number}.get(about.type)
+    if read is None:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=about.type.__name__.upper(),
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: type(value) in (int, about.type),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _wrapped(line: str) -> str:
     """Wrap a line of a help text, which tyro wraps inside its frames alone, to the width of the terminal."""
     width = min(100, max(40, shutil.get_terminal_size().columns))
-    return line if len(line) <= width or "│" in line or "\x1b" in line else textwrap.fill(line, width)
+    return (
+        line
+        if len(line) <= width or "│" in line or "\x1b" in line
+        else textwrap.fill(line, width, break_on_hyphens=False)
+    )
 
 
 def _first_paragraph(framed: str) -> str:
@@ -111,7 +167,15 @@ def _reworded(complaint: str) -> str:
 
     for pattern, wording in EXPECTED:
         complaint = re.sub(pattern, wording, complaint)
+    complaint = re.sub(
+        r"expected INT\b", "expected an integer", re.sub(r"expected FLOAT\b", "expected a number", complaint)
+    )
     return re.sub(r"\. Expected one of \((.*)\)\.?$", choices, complaint)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the user's cache; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manyheads"
 
 
 def existing(store: Path) -> Path:

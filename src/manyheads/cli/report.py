@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, existing
+from manyheads.cli.parsing import ABSENT, Switch, existing
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,17 @@ class Report:
     """Root folder of a store, or the folder of one run."""
     out: Annotated[Optional[Path], ABSENT] = None
     """File to write; report.html in the store if absent."""
+    open: Switch = False
+    """Open the report in the browser."""
 
     def run(self) -> int:
         """Write the report and print its path."""
         from manyheads.study.reporting.html import report
 
-        print(report(existing(self.store), self.out))
+        written = report(existing(self.store), self.out)
+        print(written)
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(written.resolve().as_uri())
         return 0

@@ -49,6 +49,8 @@ class Clean:
     """Remove unfinished runs."""
     superseded: Switch = False
     """Remove runs of an older revision of their study."""
+    dry_run: Switch = False
+    """Print what would be removed; remove nothing."""
 
     def run(self) -> int:
         """Remove and print what was removed."""
@@ -57,12 +59,14 @@ class Clean:
 
         leftovers = removed = 0
         for run in find_runs(_no_linked_run(self.store)):
-            leftovers += run.sweep()
+            leftovers += len(run.leftovers()) if self.dry_run else run.sweep()
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
-                shutil.rmtree(run.path)
+                if not self.dry_run:
+                    shutil.rmtree(run.path)
                 removed += 1
-                print(f"removed {printable(run.path)}")
-        print(f"{leftovers} leftovers of interrupted writes and {removed} runs removed")
+                print(f"{'would remove' if self.dry_run else 'removed'} {printable(run.path)}")
+        done = "would be removed" if self.dry_run else "removed"
+        print(f"{leftovers} leftovers of interrupted writes and {removed} runs {done}")
         return 0
 
 

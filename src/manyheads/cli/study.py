@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
-import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
 
-from manyheads.cli.parsing import ABSENT, Switch, parse_flags
+import tyro
+
+from manyheads.cli.flags import flags_of, list_flags, suggest
+from manyheads.cli.parsing import ABSENT, Switch, cache_folder, parse_flags
 from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
+from manyheads.study.store.disk import write_text
 
 if TYPE_CHECKING:
     from manyheads.study.base import Study
@@ -33,35 +38,54 @@ Run a study, or resume an interrupted run, and print its verdicts.
 
 NAME is a registered study ('manyheads study list'), package.module:Class, or
 path/to/file.py:Class (file.py alone if it defines one study).
-'manyheads study run NAME --help' shows the study's own flags as well.
-
-flags of every run:
-  --replicates N    independently trained systems in each cell (default 8)
-  --seed N          root of all randomness (default 0)
-  --store FOLDER    folder of the runs (default runs)
-  --workers N       processes; 1 computes in this one (default: one a processor)
-  --executor ADDR   dask:tcp://HOST:PORT, a dask cluster (extra 'cluster')
-  --full            size of the publication instead of minutes on two cores
-  --strict          exit with 1 if an outcome differs from the expected one
-  --json            print verdicts as JSON"""
+'manyheads study run NAME --help' shows the study's own flags as well."""
 
 
 @dataclass(frozen=True)
 class List:
-    """List the registered studies, one line each."""
+    """List the registered studies with their claims, by name; of some if PATTERNS are given.
 
+    A pattern is a wing (joma), a part of a name or of a claim (entropy), or a name with * and ?.
+    """
+
+    patterns: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint="")
+    ] = ()
+    """Studies that match any of them."""
     json: Switch = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        """Print the table."""
+        """Print the table.
+
+        Raises
+        ------
+        UsageError
+            No study matches.
+        """
+        found = {name: STUDIES[name] for name in sorted(STUDIES) if self._matches(name)}
+        if not found:
+            hint = suggest(self.patterns[0], [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
+            raise UsageError(f"no study matches {' or '.join(map(repr, self.patterns))}{hint}")
         if self.json:
-            print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in STUDIES.items()], indent=1))
+            print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in found.items()], indent=1))
             return 0
-        width = max(map(len, STUDIES))
-        for name, entry in STUDIES.items():
-            print(f"{name:<{width}}   {entry.claim}")
+        room = _room()
+        width = max(map(len, found))
+        beside = room - width - 3 >= 30  # otherwise claims stand below their names
+        for name, entry in found.items():
+            indent = " " * (width + 3 if beside else 4)
+            claim = textwrap.fill(entry.claim, room, initial_indent=indent, subsequent_indent=indent)
+            print(f"{name:<{width}}{claim[width:]}" if beside else f"{name}\n{claim}")
         return 0
+
+    def _matches(self, name: str) -> bool:
+        """Tell whether any pattern fits, all names if there is none."""
+        wing, claim = name.partition("/")[0], STUDIES[name].claim.lower()
+        return not self.patterns or any(
+            fnmatch(name, each) if set(each) & set("*?[") else each in (wing, name) or each.lower() in f"{name} {claim}"
+            for each in self.patterns
+        )
 
 
 @dataclass(frozen=True)
@@ -77,22 +101,48 @@ class Show:
         return cls(_named(arguments, program, SHOW_USAGE))
 
     def run(self) -> int:
-        """Print the description."""
-        from manyheads.study.base import configuration
-        from manyheads.study.store.identity import plain
-
-        cls = load(self.name)
-        study, full = _default(cls), _default(cls, full=True)
-        print(f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n")
-        for name, value in configuration(study).items():
-            paper = plain(getattr(full, name), name)
-            extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
-            print(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
-        print(f"\ncells    {len(study.cells())} (--full: {len(full.cells())})")
-        costs = [study.flops(cell) for cell in study.cells()]
-        if known := [cost for cost in costs if cost is not None]:
-            print(f"cost     {sum(known):.3g} matrix-multiply FLOPs for each replicate of all cells")
+        """Print the description; that of a registered study is kept, since importing the study takes a second."""
+        kept = cache_folder() / "show" / f"{self.name.replace('/', '-')}-{_package_state()}.txt"
+        with suppress(OSError, UnicodeDecodeError):
+            if self.name in STUDIES:
+                print(kept.read_text(encoding="utf-8"))
+                return 0
+        text = _describe(load(self.name))
+        if self.name in STUDIES:
+            with suppress(OSError):  # no cache: importing takes longer
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                for old in kept.parent.glob(f"{self.name.replace('/', '-')}-*.txt"):
+                    old.unlink()
+                write_text(kept, text)
+        print(text)
         return 0
+
+
+def _package_state() -> str:
+    """Return what changes when a file of the package does."""
+    import hashlib
+
+    package = Path(__file__).resolve().parents[1]
+    files = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in package.rglob("*.py"))
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
+
+def _describe(cls: type[Study]) -> str:
+    """Return claim, source, flags and size of a study."""
+    from manyheads.study.base import configuration
+    from manyheads.study.store.identity import plain
+
+    study, full = _default(cls), _default(cls, full=True)
+    lines = [f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n"]
+    for name, value in configuration(study).items():
+        paper = plain(getattr(full, name), name)
+        extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
+        lines.append(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
+    lines.append(f"\ncells    {len(study.cells())} (--full: {len(full.cells())})")
+    costs = [study.flops(cell) for cell in study.cells()]
+    if known := [cost for cost in costs if cost is not None]:
+        lines.append(f"cost     {sum(known):.3g} matrix-multiply FLOPs for each replicate of all cells")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -117,6 +167,8 @@ class Options:
         Exit with 1 if an outcome differs from the expected one; outside the defaults few claims have one.
     json
         Print verdicts as JSON.
+    dry_run
+        Print what would be computed and where; compute and write nothing.
     """
 
     replicates: int = 8
@@ -127,22 +179,7 @@ class Options:
     full: Switch = False
     strict: Switch = False
     json: Switch = False
-
-
-@contextmanager
-def _help_for_every_flag(kind: Any) -> Iterator[str]:
-    """Give attributes that share an entry of the docstring one each, as tyro reads it; yield the text before them."""
-    original = kind.__doc__
-    description, heading, entries = inspect.cleandoc(original or "").partition("\nAttributes\n----------\n")
-    lines: list[str] = []
-    for name, text in re.findall(r"(?m)^(\S.*)\n((?:(?: .*)?(?:\n|$))*)", entries):
-        for one in name.split(", "):
-            lines += [one, f"    {name.replace('_', '-')}: {text.strip()}" if ", " in name else f"    {text.strip()}"]
-    kind.__doc__ = description + heading + "\n".join(lines)
-    try:
-        yield description.strip()
-    finally:
-        kind.__doc__ = original
+    dry_run: Switch = False
 
 
 @dataclass(frozen=True)
@@ -155,14 +192,20 @@ class Run:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Read the study's name first, then its own flags together with those of every run."""
-        name = _named(arguments[:1], program, RUN_USAGE)
-        import tyro
-
+        name = _named(
+            arguments[:1], program, f"{RUN_USAGE}\n\nflags of every run:\n{list_flags(flags_of(Options, Options()))}"
+        )
         kind = load(name)
         own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
         if taken := own & common:
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; rename the field")
         default = _default(kind, "--full" in arguments)
+        known = [flags_of(kind, default), flags_of(Options, Options())]
+        if {"-h", "--help"} & set(arguments[1:]):
+            print(f"usage: {program} {name} [flags]\n\n{textwrap.fill(kind.claim, _room())}\n\nflags of the study:")
+            print(f"{list_flags(known[0])}\n\nflags of every run:\n{list_flags(known[1])}")
+            print(f"\n'manyheads study show {name}' shows source and size of the study.")
+            raise SystemExit(0)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
             [
@@ -175,16 +218,20 @@ class Run:
             ],
             frozen=True,
         )
-        with _help_for_every_flag(kind) as description:
-            parsed = parse_flags(flags, arguments[1:], f"{program} {name}", description=description)
+        names = [flag.name for part in known for flag in part]
+        names += [f"--no-{flag.name[2:]}" for flag in known[0] if isinstance(flag.default, bool)]
+        parsed = parse_flags(flags, arguments[1:], f"{program} {name}", known=names)
         return cls(parsed.study, parsed.run)
 
     def run(self) -> int:
         """Run the study and print its verdicts."""
         from manyheads.study.executors import open_executor
-        from manyheads.study.runner import finish
+        from manyheads.study.runner import finish, plan
 
         options = self.options
+        if options.dry_run:
+            print(plan(self.study, options.replicates, options.seed, options.store))
+            return 0
         with open_executor(options.executor, options.workers) as executor:
             done = finish(self.study, options.replicates, options.seed, executor, options.store, progress=True)
         path = str(done.store.path)
@@ -222,6 +269,10 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
             f"{format_figure(verdict.target + verdict.tolerance[1])}",
         )
     Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False).print(table)
+
+
+def _room() -> int:
+    return max(40, shutil.get_terminal_size().columns)
 
 
 def _default(kind: type[Study], full: bool = False) -> Study:

@@ -16,9 +16,10 @@ from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
+from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore, find_runs
 from manyheads.study.store.summary import Summary
-from manyheads.study.store.units import RESERVED, Failure, Unit, attempt
+from manyheads.study.store.units import RESERVED, Failure, Layout, Unit, attempt
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def finish(
     runs.verify()  # before any work: a damaged run is left as it is
     wanted = runs.layout.predicted() + runs.layout.trained(replicates)
     missing = [unit for unit in wanted if unit not in runs]
-    announce(_announcement(study, wanted, missing, runs), progress)
+    announce(_announcement(study, wanted, missing, runs.path), progress)
     with progress_bar(study.name, len(wanted), len(wanted) - len(missing), progress) as advance:
         for unit, dataset in _results(study, missing, seed, executor):
             runs.write(unit, dataset)
@@ -136,6 +137,15 @@ def finish(
     verdicts, panels = _compared(study, predicted, trained)
     runs.write_summary(Summary(replicates, verdicts, panels))
     return Finished(runs, predicted, trained, verdicts)
+
+
+def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> str:
+    """Return what `finish` would compute, and where; nothing is written."""
+    replicates, seed = _checked(study, replicates, seed)
+    layout, path = Layout.of(study), Path(store) / study.name / fingerprint(study, seed)
+    wanted = layout.predicted() + layout.trained(replicates)
+    there = RunStore(path) if (path / "run.json").exists() else ()
+    return _announcement(study, wanted, [unit for unit in wanted if unit not in there], path)
 
 
 def _made(study: Study | str, settings: dict[str, Any]) -> Study:
@@ -272,7 +282,7 @@ def _check_cells(study: Study) -> None:
             raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
 
 
-def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], runs: RunStore) -> str:
+def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], path: Path) -> str:
     """Return what is about to be done: units, exact FLOPs where the study knows them, and where the results go."""
     trained = [unit for unit in missing if unit.cell is not None]
     text = f"{study.name}: {len(wanted)} units, {len(wanted) - len(missing)} stored, {len(missing)} to do"
@@ -280,7 +290,7 @@ def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit],
     known = [cost * (unit.last - unit.first + 1) for cost, unit in zip(costs, trained, strict=True) if cost is not None]
     if known and len(known) == len(trained):
         text += f", {sum(known):.3g} matrix-multiply FLOPs"
-    return f"{text} -> {runs.path}"
+    return f"{text} -> {path}"
 
 
 def open_run(path: str | os.PathLike[str]) -> RunTree:

@@ -55,9 +55,30 @@ def refuse_memory(task: "Task", shapes: "tuple[Shape, ...]", batch: int, losses:
         )
 
 
+def count_work(shapes: "tuple[Shape, ...]", tokens: int, steps: int, trainings: int) -> float:
+    """Return the FLOPs of so many trainings of every shape, of batches of so many tokens."""
+    return sum(max(LEAST_WORK, 6 * tokens * count_weights(shape)) for shape in shapes) * float(steps) * trainings
+
+
+def tell_time(work: float) -> str:
+    """Return the FLOPs and the time that they take at the rate of a matrix product measured here, in words."""
+    import time
+
+    import numpy as np
+
+    matrix = np.ones((512, 512), np.float32)
+    rates = []
+    for _ in range(3):
+        start = time.perf_counter()
+        matrix @ matrix
+        rates.append(2 * 512**3 / (time.perf_counter() - start))
+    seconds = work / max(rates)
+    return f"{work:.1e} FLOPs, {max(seconds, 1):.0f} s at {max(rates) / 1e9:.0f} GFLOP/s, and compiling"
+
+
 def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:
-    """Refuse what would take days: so many trainings of every shape, of batches of so many tokens."""
-    work = sum(max(LEAST_WORK, 6 * tokens * count_weights(shape)) for shape in shapes) * float(steps) * trainings
+    """Refuse what would take days."""
+    work = count_work(shapes, tokens, steps, trainings)
     if work > LARGEST_WORK:
         raise UsageError(
             f"{flag} {steps}: {trainings * len(shapes)} trainings take about {work:.1g} FLOPs, and {LARGEST_WORK:.0g} "

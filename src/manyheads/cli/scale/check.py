@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.budget import LARGEST_NETWORK, LENGTH, count_weights, listed, refuse_memory, refuse_work
+from manyheads.cli.scale.budget import (
+    LARGEST_NETWORK,
+    LENGTH,
+    count_weights,
+    count_work,
+    listed,
+    refuse_memory,
+    refuse_work,
+    tell_time,
+)
 from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
 
 if TYPE_CHECKING:
@@ -71,6 +80,8 @@ class Check(Theory):
     """Grid for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
+    out: Annotated[Optional[Path], ABSENT] = None
+    """Folder for the pictures (SVG) and for the figures (check.json)."""
     json: Switch = False
     """Print JSON instead of sentences."""
     strict: Switch = False
@@ -88,6 +99,7 @@ class Check(Theory):
         """
         from manyheads.errors import CertificateError
         from manyheads.limits.systems.transformers import Recipe
+        from manyheads.study.progress import announce
 
         start = time.monotonic()
         base, _ = read_shape(self.base or "8,4,2", "--base", is_file=False)
@@ -97,9 +109,12 @@ class Check(Theory):
         task = self._task()
         batch, rates = self._usual("batch"), self._usual("learning_rates")[2]
         refuse_memory(task, shapes, batch, (self.train, rates) if self.transfer else None)
-        tokens = batch * LENGTH[self.task]
-        refuse_work(shapes, tokens, "--steps", self._usual("steps")[-1], self.seeds)
-        refuse_work(shapes, tokens, "--train", self.train, rates * self.seeds * self.transfer)
+        tokens, steps = batch * LENGTH[self.task], self._usual("steps")[-1]
+        sweeps = rates * self.seeds * self.transfer
+        refuse_work(shapes, tokens, "--steps", steps, self.seeds)
+        refuse_work(shapes, tokens, "--train", self.train, sweeps)
+        work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
+        announce(f"about {tell_time(work)}", True)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum
@@ -116,6 +131,7 @@ class Check(Theory):
             print(json.dumps(_as_json(check, found), indent=1))
         else:
             print("\n".join([*_transfer_as_text(found), f"\ntook {time.monotonic() - start:.0f} s"]))
+        self._write(check, found)
         broken = [part for part in (check, found) if part is not None and part.outcome == "refuted"]
         return 1 if self.strict and broken else 0
 
@@ -159,6 +175,7 @@ class Check(Theory):
                 count_weights(largest) > LARGEST_NETWORK
             ),
             **{f"{flag} {value}: give a positive number": not 0 < value < math.inf for flag, value in positive.items()},
+            f"--out {self.out} is a file: give a folder": self.out is not None and self.out.is_file(),
             "--learning-rates is for --transfer: add it": self.learning_rates is not None and not self.transfer,
             f"--learning-rates {low:g} {high:g} {count}: give two rates, the lower first, and at least 3 points": (
                 not 0 < low < high < math.inf or count < 3
@@ -167,6 +184,20 @@ class Check(Theory):
         for message, wrong in refused.items():
             if wrong:
                 raise UsageError(message)
+
+    def _write(self, check: "CoordinateCheck", found: "TransferCheck | None") -> None:
+        """Write pictures and figures into the folder that was asked for."""
+        if self.out is None:
+            return
+        from manyheads.study.progress import announce
+        from manyheads.study.store.disk import write_text
+
+        self.out.mkdir(parents=True, exist_ok=True)
+        for name, part in (("coordinate-check", check), ("transfer-check", found)):
+            if part is not None:
+                part.plot().savefig(self.out / f"{name}.svg")
+        write_text(self.out / "check.json", json.dumps(_as_json(check, found), indent=1) + "\n")
+        announce(f"pictures and figures in {self.out}", True)
 
     def _task(self) -> "Task":
         from manyheads.limits import digits_task, text_task

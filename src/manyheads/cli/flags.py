@@ -1,0 +1,97 @@
+"""Flags of commands and studies as data: names, values, defaults and one line on each, read off dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Flag(NamedTuple):
+    """One flag: its name, what follows it, its default (None: none is shown), and one line on it."""
+
+    name: str
+    value: str
+    default: Any
+    help: str
+
+    @property
+    def shown(self) -> str:
+        """Name and value, as typed."""
+        return f"{self.name} {self.value}".strip()
+
+
+WORDS = {"int": "INT", "float": "FLOAT", "str": "TEXT", "Path": "PATH", "bool": "", "Switch": ""}
+
+
+def flags_of(kind: Any, default: Any = None) -> list[Flag]:
+    """Return the flags of a dataclass; those of nested ones are ``--outer.inner``."""
+    texts, found = _attributes(kind.__doc__), []
+    for field in dataclasses.fields(kind):
+        if "Positional" in str(field.type):
+            continue
+        value = getattr(default, field.name, None)
+        name = f"--{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(value):
+            inner = flags_of(type(value), value)
+            found += [flag._replace(name=f"{name}.{flag.name[2:]}") for flag in inner]
+        else:
+            found.append(Flag(name, _value(str(field.type)), value, texts.get(field.name, "")))
+    return found
+
+
+def list_flags(flags: Sequence[Flag]) -> str:
+    """Return one line a flag, cut to the width of the terminal, the default in brackets."""
+    room = min(120, max(40, shutil.get_terminal_size().columns))
+    width = min(max(len(flag.shown) for flag in flags), 30)
+    return "\n".join(_line(flag, width, room) for flag in flags)
+
+
+def suggest(typed: str, known: Iterable[str]) -> str:
+    """Return the hint on what was meant: the nearest known words, or nothing.
+
+    Examples
+    --------
+    >>> suggest("--optimzer", ["--optimizer", "--json"]), suggest("zebra", ["--json"])
+    ('; did you mean --optimizer?', '')
+    """
+    names = sorted(set(known))
+    near = [name for name in names if name.startswith(typed)][:3] or difflib.get_close_matches(typed, names, n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _line(flag: Flag, width: int, room: int) -> str:
+    default = "" if flag.default is None or flag.default is False else f" [{_written(flag.default)}]"
+    head = f"  {flag.shown:<{width}}  "
+    text = flag.help if len(head) + len(flag.help) + len(default) <= room else flag.help.partition(". ")[0]
+    space = room - len(head) - len(default)
+    if len(text) > space:
+        text = f"{text[: max(space - 1, 0)]}…"
+    return f"{head}{text}{default}"[:room]
+
+
+def _written(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _value(annotation: str) -> str:
+    """Return the word for the value of a flag, from its annotation as it is written."""
+    if choices := re.search(r"Literal\[(.*?)\]", annotation):
+        return "|".join(re.findall(r"""["'](.*?)["']""", choices[1]))
+    several = " ..." if "tuple[" in annotation else ""
+    kinds = [word for name, word in WORDS.items() if re.search(rf"\b{name}\b", annotation)]
+    return f"{kinds[0]}{several}" if kinds else "VALUE"
+
+
+def _attributes(documented: str | None) -> dict[str, str]:
+    """Return the first paragraph on each attribute of a docstring; attributes may share an entry."""
+    _, _, entries = inspect.cleandoc(documented or "").partition("\nAttributes\n----------\n")
+    found = {}
+    for names, text in re.findall(r"(?m)^(\S.*)\n((?:(?: .*)?(?:\n|$))*)", entries):
+        for name in names.split(", "):
+            found[name] = " ".join(text.split())
+    return found
