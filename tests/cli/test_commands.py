@@ -78,7 +78,7 @@ def test_strict_asks_for_the_expected_outcome(call, target, strict, expected):
 def test_list_and_show(call):
     status, out, _ = call("study", "list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(STUDIES)
+    assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == sorted(STUDIES)
     status, out, _ = call("study", "list", "--json")
     assert {row["study"]: row["claim"] for row in json.loads(out)} == {n: entry.claim for n, entry in STUDIES.items()}
     status, out, _ = call("study", "show", WALK)
@@ -131,6 +131,30 @@ def test_clean_refuses_a_link_to_a_run(call, store):
     (store.parent / "root").symlink_to(store)
     assert call("runs", "clean", "root", "--unfinished")[0] == 0
     assert not path.exists()
+
+
+def test_clean_and_run_tell_what_they_would_do(call, store):
+    (path,) = store.glob("toy/walk/*")
+    (path / "summary.json").unlink()
+    before = sorted(store.rglob("*"))
+    status, out, _ = call("runs", "clean", "--unfinished", "--dry-run")
+    assert status == 0
+    assert f"would remove {path.relative_to(store.parent)}" in out
+    assert "1 runs would be removed" in out
+    status, out, _ = call("study", "run", WALK, "--replicates", 3, "--dry-run")
+    assert (status, sorted(store.rglob("*"))) == (0, before)
+    assert "9 units, 7 stored, 2 to do" in out
+    assert str(path.relative_to(store.parent)) in out
+    status, out, _ = call("study", "run", WALK, "--store", "other", "--dry-run")
+    assert "0 stored" in out
+    assert not (store.parent / "other").exists()
+
+
+def test_a_report_opens_in_the_browser(call, store, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert call("report", "--open")[0] == 0
+    assert opened == [(store / "report.html").resolve().as_uri()]
 
 
 def test_report_and_citation(call, store):

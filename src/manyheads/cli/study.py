@@ -18,7 +18,7 @@ import tyro
 
 from manyheads.cli.flags import flags_of, list_flags, suggest
 from manyheads.cli.parsing import ABSENT, Switch, cache_folder, parse_flags
-from manyheads.errors import UsageError
+from manyheads.errors import ManyheadsError, UsageError
 from manyheads.study.registry import STUDIES, load
 from manyheads.study.store.disk import write_text
 
@@ -109,7 +109,7 @@ class Show:
                 return 0
         text = _describe(load(self.name))
         if self.name in STUDIES:
-            with suppress(OSError):  # no cache: importing takes longer
+            with suppress(OSError, ManyheadsError):  # no cache: importing takes longer
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 for old in kept.parent.glob(f"{self.name.replace('/', '-')}-*.txt"):
                     old.unlink()

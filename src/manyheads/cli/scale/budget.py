@@ -15,6 +15,7 @@ LEAST_WORK = 1e7  # FLOPs in the time of a step of the smallest network, which i
 # Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
 # weights dominate, 1.3 to 1.6 where the batch does.
 OVERHEAD = 1.5
+COMPILING = 10  # seconds to compile the training of one size: 5 on a quiet machine, 15 on a busy one
 
 
 def count_weights(shape: "Shape") -> int:
@@ -60,8 +61,8 @@ def count_work(shapes: "tuple[Shape, ...]", tokens: int, steps: int, trainings: 
     return sum(max(LEAST_WORK, 6 * tokens * count_weights(shape)) for shape in shapes) * float(steps) * trainings
 
 
-def tell_time(work: float) -> str:
-    """Return the FLOPs and the time that they take at the rate of a matrix product measured here, in words."""
+def tell_time(work: float, sizes: int) -> str:
+    """Return how long trainings take, in words: compiling, and FLOPs at the rate of a matrix product measured here."""
     import time
 
     import numpy as np
@@ -72,8 +73,11 @@ def tell_time(work: float) -> str:
         start = time.perf_counter()
         matrix @ matrix
         rates.append(2 * 512**3 / (time.perf_counter() - start))
-    seconds = work / max(rates)
-    return f"{work:.1e} FLOPs, {max(seconds, 1):.0f} s at {max(rates) / 1e9:.0f} GFLOP/s, and compiling"
+    compiling = COMPILING * sizes
+    return (
+        f"{compiling + work / max(rates):.0f} s: {compiling} s to compile {sizes} sizes, the first time, and {work:.1e} "
+        f"FLOPs at {max(rates) / 1e9:.0f} GFLOP/s"
+    )
 
 
 def refuse_work(shapes: "tuple[Shape, ...]", tokens: int, flag: str, steps: int, trainings: int) -> None:

@@ -114,7 +114,7 @@ class Check(Theory):
         refuse_work(shapes, tokens, "--steps", steps, self.seeds)
         refuse_work(shapes, tokens, "--train", self.train, sweeps)
         work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
-        announce(f"about {tell_time(work)}", True)
+        announce(f"about {tell_time(work, len(shapes))}", True)
         recipe = Recipe(self.train, self.epsilon)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum

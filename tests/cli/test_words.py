@@ -1,0 +1,112 @@
+"""Words of the command line: numbers, flags, examples, completion, colours, and the list of studies."""
+
+import importlib
+import shlex
+from decimal import Decimal
+
+import pytest
+
+from manyheads.cli import COMMANDS, main
+from manyheads.cli.completion import candidates
+from manyheads.cli.examples import EXAMPLES
+from manyheads.cli.flags import flags_of
+from manyheads.cli.parsing import _Screen, parse_command, real_number, whole_number
+from manyheads.cli.study import Options
+from manyheads.study.registry import STUDIES
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12", 12), ("1e6", 10**6), ("1.5M", 1_500_000), ("64k", 64_000), ("2G", 2 * 10**9), ("1_000", 1000), ("-3", -3)],
+)
+def test_whole_numbers(text, value):
+    assert whole_number(text) == value
+    assert real_number(text) == float(value)
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-3", "x", "", "M", "nan", "inf", "1e999999999", "0x10", "1MM"])
+def test_what_is_no_whole_number(text):
+    with pytest.raises(ValueError, match="invalid literal"):
+        whole_number(text)
+
+
+def test_large_integers_keep_every_digit():
+    assert whole_number(str(10**30 + 1)) == 10**30 + 1
+    assert whole_number("1e17") == int(Decimal("1e17"))
+
+
+def test_numbers_reach_the_commands():
+    flags = ["--layers", "2", "--width", "1k", "--heads", "4", "--length", "1e3"]
+    module, _, name = COMMANDS["count",].place.partition(":")
+    count = parse_command(getattr(importlib.import_module(module), name), flags, "manyheads count")
+    assert (count.width, count.length) == (1000, 1000)
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_every_command_has_examples_that_parse(name):
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert EXAMPLES[name]
+    for line in EXAMPLES[name]:
+        program, *words = shlex.split(line)
+        assert (program, tuple(words[: len(name)])) == ("manyheads", name)
+        assert len(line) <= 78
+        rest = words[len(name) :]
+        if name == ("study", "run"):
+            known = {flag.name for flag in flags_of(Options)} | {"--width"}
+            assert {word for word in rest[1:] if word.startswith("--")} <= known
+        else:
+            command.parse(rest, line) if hasattr(command, "parse") else parse_command(command, rest, line)
+
+
+def test_completion_offers_commands_studies_and_flags():
+    assert candidates(["st"], COMMANDS) == ["study"]
+    assert candidates(["study", "r"], COMMANDS) == ["run"]
+    assert candidates(["study", "show", "joma/re"], COMMANDS) == ["joma/real-text", "joma/rebound"]
+    assert candidates(["runs", "clean", "--d"], COMMANDS) == ["--dry-run"]
+    assert "--workers" in candidates(["study", "run", "attention/costs", "--w"], COMMANDS)
+    assert "--width" in candidates(["study", "run", "attention/costs", "--w"], COMMANDS)
+    assert candidates(["nothing", ""], COMMANDS) == []
+
+
+def test_scripts_for_shells(capsys):
+    for shell in ("bash", "zsh", "fish"):
+        assert main(["--completion", shell]) == 0
+        assert "manyheads --complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_list_of_studies_is_sorted_and_wrapped(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert [line.split()[0] for line in lines if line[0] != " "] == sorted(STUDIES)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "some"),
+    [(["joma"], "joma/rebound"), (["limits/infinite*"], "limits/infinite-depth"), (["Entropy"], "joma/rebound")],
+)
+def test_the_list_of_studies_takes_patterns(capsys, patterns, some):
+    assert main(["study", "list", *patterns]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    assert some in names
+    assert len(names) < len(STUDIES)
+
+
+def test_a_study_is_shown_from_the_cache_the_second_time(capsys, monkeypatch):
+    assert main(["study", "show", "attention/costs"]) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr("manyheads.cli.study.load", None)
+    assert main(["study", "show", "attention/costs"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_no_color_is_respected(monkeypatch):
+    screen = _Screen()
+    monkeypatch.setattr(screen.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert screen.isatty()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not screen.isatty()
