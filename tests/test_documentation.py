@@ -31,6 +31,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/merged-and-separate-weights.md",
     "docs/one-bit-self-attention.md",
     "docs/recovery.md",
+    "docs/results.md",
     "docs/sparse-contextual-bigrams.md",
     "manyheads.attention.multihead",
     "manyheads.bigram.training.two_stages",

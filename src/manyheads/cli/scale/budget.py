@@ -75,8 +75,8 @@ def tell_time(work: float, sizes: int) -> str:
         rates.append(2 * 512**3 / (time.perf_counter() - start))
     compiling = COMPILING * sizes
     return (
-        f"{compiling + work / max(rates):.0f} s: {compiling} s to compile {sizes} sizes, the first time, and {work:.1e} "
-        f"FLOPs at {max(rates) / 1e9:.0f} GFLOP/s"
+        f"{compiling + work / max(rates):.0f} s: {compiling} s to compile {sizes} sizes, the first time, and "
+        f"{work:.1e} FLOPs at {max(rates) / 1e9:.0f} GFLOP/s"
     )
 
 
