@@ -1,10 +1,12 @@
 """Results show themselves: a short `repr`, an escaped table for notebooks, a data frame and a picture."""
 
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
-from tests.study.toys import Averages, Walk
+from tests.study.toys import Walk
 
 from manyheads._overview import LONGEST_TEXT, Overview, plain_text
 from manyheads.bigram import LagFit, Screening, TransferTest
@@ -119,7 +121,7 @@ def test_a_result_shows_itself(name):
     assert said in text
     assert len(text) <= LONGEST_TEXT
     assert len(text.splitlines()) <= LINES
-    assert "<table" in result._repr_html_()
+    assert {"<table", "xr-wrap"} & set(re.findall("<table|xr-wrap", result._repr_html_()))
     frame = result.to_dataframe()
     assert len(frame) == (len(frame) if rows is None else rows)
     if name not in WITHOUT_PICTURE:
@@ -180,26 +182,33 @@ def test_charts_refuse_nothing_and_add_up_the_rest():
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    run(Walk(), 2, store=folder, progress=False)
-    run(Averages(sizes=(4, 16), repeats=4), 2, store=folder, progress=False)
+    for steps in ((3, 5), (2, 4)):
+        run(Walk(steps=steps), 2, store=folder, progress=False)
     return folder
+
+
+def walk_of(store, steps):
+    return next(run for run in open_run(store).runs.values() if steps in run.grid()["steps"])
 
 
 def test_a_store_opens_whole_or_by_run(store):
     runs = open_run(store)
-    assert [path.rpartition("/")[0] for path in runs.runs] == ["toy/averages", "toy/walk"]
+    assert [path.rpartition("/")[0] for path in runs.runs] == ["toy/walk", "toy/walk"]
     assert repr(runs).startswith("2 runs")
     assert "toy/walk" in runs._repr_html_()
     assert set(runs.to_dataframe()["run"]) == set(runs.runs)
-    assert list(open_run(store / "toy/walk").runs) == [path.rpartition("/")[2] for path in runs.runs if "walk" in path]
+    assert [f"toy/walk/{path}" for path in open_run(store / "toy/walk").runs] == list(runs.runs)
     with pytest.raises(UsageError, match="expected one run, but it holds 2"):
         runs.plot()
-    walk = next(node for path, node in runs.runs.items() if "walk" in path)
+
+
+def test_a_run_shows_its_verdicts_and_pictures(store):
+    walk = walk_of(store, 3)
     assert "Run of toy/walk, 2 replicates, seed 0" in repr(walk)
     assert len(repr(walk)) <= LONGEST_TEXT
     assert "<details>" in walk._repr_html_()
     assert list(walk.to_dataframe()["claim"]) == ["one a step", "moves away", "ends near or far"]
-    assert len(walk.pictures) == len(walk._pictures()) > 0
+    assert walk.pictures
     assert walk.plot()._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="numbered from 0"):
         walk.plot(99)
@@ -208,25 +217,24 @@ def test_a_store_opens_whole_or_by_run(store):
 
 
 def test_cells_are_a_grid_of_coordinates(store):
-    run_of = {path.rpartition("/")[0]: node for path, node in open_run(store).runs.items()}
-    error = run_of["toy/averages"].grid()["error"]
-    assert error.dims == ("size", "replicate")
-    trained = run_of["toy/averages"]["trained"].to_dataset()
-    assert (error.sel(size=16).values == trained["error"].sel(cell="size=16").values).all()
+    walk = walk_of(store, 3)
+    rate, trained = walk.grid()["rate"], walk["trained"].to_dataset()
+    assert rate.dims == ("steps", "replicate")
+    assert (rate.sel(steps=5).values == trained["rate"].sel(cell="steps=5").values).all()
 
 
 def test_unfinished_runs_are_named_and_damaged_ones_refused(store, tmp_path):
-    import shutil
-
     copy = shutil.copytree(store, tmp_path / "runs")
-    (path,) = copy.glob("toy/walk/*")
+    path, other = sorted(copy.glob("toy/walk/*"))
     (path / "summary.json").unlink()
     runs = open_run(copy)
     assert len(runs.runs) == 1
     assert runs.attrs["unfinished"] == [path.relative_to(copy).as_posix()]
     assert "unfinished, left out: toy/walk/" in repr(runs)
-    next(copy.glob("toy/averages/*/units/*/0/manifest.json")).unlink()
-    with pytest.raises(FileRefused):
-        open_run(copy)
+    (other / "summary.json").rename(other / "kept")
     with pytest.raises(FileRefused, match="no run is finished yet"):
-        open_run(copy / "toy/walk")
+        open_run(copy)
+    (other / "kept").rename(other / "summary.json")
+    next(other.glob("units/*/0/manifest.json")).unlink()
+    with pytest.raises(FileRefused, match=r"manifest\.json is missing"):
+        open_run(copy)

@@ -8,7 +8,6 @@ import pytest
 
 from manyheads.cli import COMMANDS, main
 from manyheads.cli.completion import candidates
-from manyheads.cli.examples import EXAMPLES
 from manyheads.cli.flags import flags_of
 from manyheads.cli.parsing import _Screen, parse_command, real_number, whole_number
 from manyheads.cli.study import Options
@@ -46,8 +45,8 @@ def test_numbers_reach_the_commands():
 def test_every_command_has_examples_that_parse(name):
     module, _, attribute = COMMANDS[name].place.partition(":")
     command = getattr(importlib.import_module(module), attribute)
-    assert EXAMPLES[name]
-    for line in EXAMPLES[name]:
+    assert COMMANDS[name].examples
+    for line in COMMANDS[name].examples:
         program, *words = shlex.split(line)
         assert (program, tuple(words[: len(name)])) == ("manyheads", name)
         assert len(line) <= 78

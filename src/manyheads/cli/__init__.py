@@ -21,33 +21,129 @@ LIBRARIES = ("jax", "equinox", "numpy", "scipy", "xarray", "zarr", "numba", "tor
 
 
 class Command(NamedTuple):
-    """Module and name of a command's dataclass, and one line on what it does."""
+    """Module and name of a command's dataclass, one line on what it does, and examples."""
 
     place: str
     summary: str
+    examples: tuple[str, ...]
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-    ("demo",): Command("manyheads.cli.demo:Demo", "train a small transformer on text and test every theory on it"),
-    ("study", "list"): Command("manyheads.cli.study:List", "list the studies with their claims"),
-    ("study", "show"): Command("manyheads.cli.study:Show", "show the claim, source, flags and size of a study"),
-    ("study", "run"): Command("manyheads.cli.study:Run", "compare a theory's prediction with trained networks"),
-    ("runs", "list"): Command("manyheads.cli.runs:List", "list stored runs, with unfinished and damaged ones"),
-    ("runs", "clean"): Command("manyheads.cli.runs:Clean", "remove leftovers of interrupted processes"),
-    ("report",): Command("manyheads.cli.report:Report", "write one HTML file over stored runs"),
-    ("cite",): Command("manyheads.cli.cite:Cite", "print BibTeX for the sources of a study or of stored runs"),
-    ("count",): Command("manyheads.cli.count:Count", "count FLOPs and bytes of a model or of a JAX function"),
+    ("demo",): Command(
+        "manyheads.cli.demo:Demo",
+        "train a small transformer on text and test every theory on it",
+        (
+            "manyheads demo",
+            "manyheads demo --text novel.txt --out demo-novel --replicates 8",
+        ),
+    ),
+    ("study", "list"): Command(
+        "manyheads.cli.study:List",
+        "list the studies with their claims",
+        (
+            "manyheads study list",
+            "manyheads study list joma",
+            "manyheads study list 'limits/infinite*'",
+        ),
+    ),
+    ("study", "show"): Command(
+        "manyheads.cli.study:Show",
+        "show the claim, source, flags and size of a study",
+        ("manyheads study show joma/rebound",),
+    ),
+    ("study", "run"): Command(
+        "manyheads.cli.study:Run",
+        "compare a theory's prediction with trained networks",
+        (
+            "manyheads study run attention/costs --width 16 --replicates 2",
+            "manyheads study run attention/costs --full --dry-run",
+        ),
+    ),
+    ("runs", "list"): Command(
+        "manyheads.cli.runs:List",
+        "list stored runs, with unfinished and damaged ones",
+        (
+            "manyheads runs list",
+            "manyheads runs list other-store --json",
+        ),
+    ),
+    ("runs", "clean"): Command(
+        "manyheads.cli.runs:Clean",
+        "remove leftovers of interrupted processes",
+        ("manyheads runs clean --unfinished --dry-run",),
+    ),
+    ("report",): Command(
+        "manyheads.cli.report:Report",
+        "write one HTML file over stored runs",
+        (
+            "manyheads report --open",
+            "manyheads report runs/joma --out joma.html",
+        ),
+    ),
+    ("cite",): Command(
+        "manyheads.cli.cite:Cite",
+        "print BibTeX for the sources of a study or of stored runs",
+        (
+            "manyheads cite joma/rebound",
+            "manyheads cite runs",
+        ),
+    ),
+    ("count",): Command(
+        "manyheads.cli.count:Count",
+        "count FLOPs and bytes of a model or of a JAX function",
+        (
+            "manyheads count --layers 12 --width 768 --heads 12 --vocabulary 50257",
+            "manyheads count config.json --length 4k --training --compare",
+            "manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32",
+        ),
+    ),
     ("probe", "weights"): Command(
-        "manyheads.cli.probe:Weights", "measure rank and coherence of weights in checkpoints"
+        "manyheads.cli.probe:Weights",
+        "measure rank and coherence of weights in checkpoints",
+        ("manyheads probe weights run/step*",),
     ),
-    ("probe", "verify"): Command("manyheads.cli.probe:Verify", "check whether a series of checkpoints is what it says"),
-    ("probe", "health"): Command("manyheads.cli.probe:Health", "name heads and steps at which a training broke"),
-    ("extract",): Command("manyheads.cli.extract:Extract", "recover the weights of a black-box attention layer"),
-    ("scale",): Command("manyheads.cli.scale.table:Scale", "scale init, learning rate and epsilon to another shape"),
+    ("probe", "verify"): Command(
+        "manyheads.cli.probe:Verify",
+        "check whether a series of checkpoints is what it says",
+        ("manyheads probe verify run/step*",),
+    ),
+    ("probe", "health"): Command(
+        "manyheads.cli.probe:Health",
+        "name heads and steps at which a training broke",
+        (
+            "manyheads probe health recording",
+            "manyheads probe health recording --strict",
+        ),
+    ),
+    ("extract",): Command(
+        "manyheads.cli.extract:Extract",
+        "recover the weights of a black-box attention layer",
+        (
+            "manyheads extract pythia-70m --layer 3 --output layer3.safetensors",
+            "manyheads extract package.module:function --dim 16 --budget 10k",
+        ),
+    ),
+    ("scale",): Command(
+        "manyheads.cli.scale.table:Scale",
+        "scale init, learning rate and epsilon to another shape",
+        (
+            "manyheads scale --base 64,4,4 --to 64,12,12 --learning-rate 3e-3",
+            "manyheads scale --base 64,4,4 --to model --learning-rate 3e-3 --snippet torch",
+        ),
+    ),
     ("scale", "audit"): Command(
-        "manyheads.cli.scale.audit:Audit", "check the hyperparameters of the weights of a model"
+        "manyheads.cli.scale.audit:Audit",
+        "check the hyperparameters of the weights of a model",
+        ("manyheads scale audit train:build --base 64,4,4 --learning-rate 3e-3 --strict",),
     ),
-    ("scale", "check"): Command("manyheads.cli.scale.check:Check", "test a parametrization by training small models"),
+    ("scale", "check"): Command(
+        "manyheads.cli.scale.check:Check",
+        "test a parametrization by training small models",
+        (
+            "manyheads scale check --axis heads --seeds 4",
+            "manyheads scale check --axis depth --transfer --out checked",
+        ),
+    ),
 }
 
 
@@ -110,9 +206,7 @@ def _run(name: tuple[str, ...], rest: list[str]) -> int:
     command = getattr(importlib.import_module(module), attribute)
     parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
     if parsed is None:
-        from manyheads.cli.examples import example_text
-
-        print(example_text(name))
+        print("\n".join(["", "examples:", *(f"  {line}" for line in COMMANDS[name].examples)]))
         return DONE
     _share_compiled_programs()
     return int(parsed.run())
