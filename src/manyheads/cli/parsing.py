@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,7 +92,7 @@ def whole_number(text: str) -> int:
     >>> whole_number("1e6"), whole_number("1.5M"), whole_number("1_000")
     (1000000, 1500000, 1000)
     """
-    with contextlib.suppress(InvalidOperation, OverflowError):
+    with contextlib.suppress(ArithmeticError):  # of decimal: no number, or one too large
         found = Decimal(text[:-1]) * POWERS[text[-1]] if text[-1:] in POWERS else Decimal(text)
         if abs(found) < LARGEST and found == int(found):
             return int(found)

@@ -149,5 +149,8 @@ def _parameters(findings: Sequence[Finding]) -> str:
 
 
 def _factors(findings: Sequence[Finding]) -> str:
-    ends = dict.fromkeys(f"{end([each.factor for each in findings]):.3g}" for end in (min, max))
-    return " to ".join(ends)
+    """Return the range of the factors; the first one where they differ by the noise of a draw."""
+    factors = [each.factor for each in findings]
+    if max(factors) <= 1.1 * min(factors):
+        return f"{factors[0]:.3g}"
+    return f"{min(factors):.3g} to {max(factors):.3g}"
