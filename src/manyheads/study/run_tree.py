@@ -71,7 +71,7 @@ class RunTree(xr.DataTree):
             return self.to_dataset().to_dataframe()
         return Overview("", ("run", *COLUMNS), [(name, *row) for name, row in self._rows()]).frame()
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # xarray passes no level to it
         """Return the verdicts of a run, or one line a run."""
         return self._overview().text() if self.runs else str(super().__repr__())
 
@@ -85,8 +85,8 @@ class RunTree(xr.DataTree):
         if "study" in self.attrs:
             settings = ", ".join(f"{name}={value}" for name, value in json.loads(self.attrs["configuration"]).items())
             cells = " × ".join(f"{size} {name}" for name, size in list(self["trained"].sizes.items())[:2])
-            notes = (f"trained: {cells}; {settings}", f"stored in {self.attrs['path']}")
-            return Overview(_title(self), COLUMNS[:SHOWN], [row[:SHOWN] for _, row in self._rows()], notes)
+            about = (f"trained: {cells}; {settings}", f"stored in {self.attrs['path']}")
+            return Overview(_title(self), COLUMNS[:SHOWN], [row[:SHOWN] for _, row in self._rows()], about)
         rows = [(path, len(run["verdicts"]["claim"]), _tally(run)) for path, run in runs.items()]
         left = self.attrs.get("unfinished", ())
         notes = (f"unfinished, left out: {', '.join(left)}",) if len(left) else ()
@@ -115,7 +115,7 @@ class RunTree(xr.DataTree):
 
 
 def _tally(run: xr.DataTree) -> str:
-    outcomes = run["verdicts"]["outcome"].values.tolist()
+    outcomes = run["verdicts"].to_dataset()["outcome"].values.tolist()
     return ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
 
 

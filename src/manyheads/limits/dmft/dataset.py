@@ -132,7 +132,7 @@ def _arrays(half: Trajectory) -> dict[str, np.ndarray]:
 SHOWN = 6  # steps in a `repr`
 
 
-class _Plots(xr.Dataset.plot):  # type: ignore[misc,name-defined]  # the methods of Dataset.plot, such as scatter
+class _Plots(xr.Dataset.plot):  # type: ignore[misc,valid-type]  # the methods of Dataset.plot, such as scatter
     def __call__(self, *arguments: Any, **options: Any) -> "Figure":
         """Draw the training loss against the step, with its error as a band."""
         from manyheads.study.reporting.drawing import draw
