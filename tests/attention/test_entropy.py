@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.attention import attention_entropy, causal, padding, sliding_window
+from manyheads.attention.entropy import _bands
 from manyheads.attention.masks import evaluate
 from manyheads.errors import ShapeError, UsageError
 
@@ -95,6 +96,31 @@ def test_rules_masks_and_suffixes(rng):
             found = attention_entropy(q[9 - n :], k, mask=rule, block=2)
             for have, want in zip(found, whole, strict=True):
                 np.testing.assert_allclose(have, want[9 - n :], rtol=0, atol=1e-13)
+
+
+def test_bands_of_rows_see_every_key_that_they_may(rng):
+    for n, m in ((40, 40), (24, 40)):
+        for rule in (causal, sliding_window(7), causal & sliding_window(5), causal & padding(30)):
+            table = np.broadcast_to(evaluate(rule, (n, m)), (n, m)).copy()
+            bands = _bands(rule, (n, m), 1)
+            assert [row for band, _ in bands for row in band] == list(range(n))
+            for band, keys in bands:
+                table[band.start : band.stop, keys.start : keys.stop] = False
+            assert not table.any()
+
+
+def test_two_bands_give_what_the_whole_gives(rng):
+    q, k = rng.normal(size=(2, 41, 4))
+    rule = causal & sliding_window(5)
+    found, expected = (attention_entropy(q, k, mask=mask, block=4) for mask in (rule, evaluate(rule, (41, 41))))
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("rule", "share"), [(None, 1), (causal, 9 / 16), (causal & sliding_window(256), 0.15)])
+def test_the_work_follows_the_keys_that_a_rule_leaves(rule, share):
+    seen = sum(len(band) * len(keys) for band, keys in _bands(rule, (16384, 16384), 128))
+    assert seen <= share * 16384**2
 
 
 @pytest.mark.slow

@@ -50,6 +50,10 @@ class Mask(eqx.Module):
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         """Evaluate on query rows (r,) of an (n, m) pattern, None for all: booleans that broadcast to (..., r, m)."""
 
+    def reach(self, rows: range, shape: tuple[int, int]) -> range:
+        """Return keys outside of which consecutive query rows of an (n, m) pattern may attend to nothing."""
+        return range(shape[1])
+
     def __and__(self, other: Any) -> "Mask":
         """Allow what both allow."""
         return _Both(self, _rule(other))
@@ -83,6 +87,10 @@ class _Causal(Mask):
         query, key = _positions(rows, shape)
         return key <= query
 
+    def reach(self, rows: range, shape: tuple[int, int]) -> range:
+        n, m = shape
+        return range(rows.stop + m - n)
+
 
 @final
 class _SlidingWindow(Mask):
@@ -98,6 +106,10 @@ class _SlidingWindow(Mask):
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         query, key = _positions(rows, shape)
         return abs(query - key) < self.width
+
+    def reach(self, rows: range, shape: tuple[int, int]) -> range:
+        n, m = shape
+        return range(max(0, rows.start + m - n - self.width + 1), min(m, rows.stop + m - n + self.width - 1))
 
 
 @final
@@ -149,6 +161,10 @@ class _Both(Mask):
 
     def allowed(self, rows: Any, shape: tuple[int, int]) -> Any:
         return self.first.allowed(rows, shape) & self.second.allowed(rows, shape)
+
+    def reach(self, rows: range, shape: tuple[int, int]) -> range:
+        first, second = self.first.reach(rows, shape), self.second.reach(rows, shape)
+        return range(max(first.start, second.start), min(first.stop, second.stop))
 
 
 causal: Mask = _Causal()
