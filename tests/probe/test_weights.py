@@ -15,6 +15,7 @@ from manyheads.probe import weight_spectra
 from manyheads.probe.checkpoints import weights
 from manyheads.probe.heads.circuits import CIRCUITS
 from manyheads.spectra import coherence, ranks
+from manyheads.spectra.outliers import count_beyond_edge
 
 
 def write(folder, arrays, config=None):
@@ -46,6 +47,7 @@ def check(found, dense):
     assert found.stable_rank_low <= rank * (1 + 1e-12)
     assert rank <= found.stable_rank_high * (1 + 1e-12)
     assert (int(found.rows), int(found.columns)) == dense.shape
+    assert found.beyond_edge == count_beyond_edge(values[::-1] ** 2, *dense.shape)
     edge = values @ values * (1 / np.sqrt(dense.shape[0]) + 1 / np.sqrt(dense.shape[1])) ** 2
     assert found.spectral_random.item() == pytest.approx(np.sqrt(edge))
 

@@ -229,12 +229,12 @@ def _as_text(found: xr.Dataset) -> str:
 def _matrices(found: xr.Dataset) -> str:
     from manyheads._overview import render_table
 
-    head = ("matrix", "shape", "Frobenius", "spectral", "(random)", "stable rank", "(random)", "coherence", "(random)")
+    head = ("matrix", "shape", "Frobenius", "spectral", "(random)", "beyond", "stable rank", "(random)", "coherence", "(random)")
     rows = []
     for name in found.matrix.values:
         one = found.sel(matrix=name)
         shape = f"{one.rows.item()} x {one.columns.item()}"
-        figures = ("frobenius", "spectral", "spectral_random", "stable_rank", "stable_rank_random")
+        figures = ("frobenius", "spectral", "spectral_random", "beyond_edge", "stable_rank", "stable_rank_random")
         cells = [_number(one[figure].item()) for figure in figures]
         half = (one.coherence_high.item() - one.coherence_low.item()) / 2
         coherence = _number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")

@@ -111,9 +111,14 @@ def expected_stable_rank(rows: int, columns: int) -> float:
     Bernoulli 18 (the halves).
     """
     _check_shape(rows, columns)
+    edge, scale = finite_edge(rows, columns)
+    return rows * columns / (edge + TRACY_WIDOM_MEAN * scale)
+
+
+def finite_edge(rows: int, columns: int) -> tuple[float, float]:
+    """Return centre and scale, at unit variance, of the Tracy-Widom law of the largest squared singular value."""
     m, n = math.sqrt(rows - 0.5), math.sqrt(columns - 0.5)
-    edge = (m + n) ** 2
-    return rows * columns / (edge + TRACY_WIDOM_MEAN * (m + n) * (1 / m + 1 / n) ** (1 / 3))
+    return (m + n) ** 2, (m + n) * (1 / m + 1 / n) ** (1 / 3)
 
 
 def random_coherence(dimension: int) -> float:

@@ -1,7 +1,7 @@
 """Stable rank: bounds, exact for small matrices, by Lanczos with a certificate for large ones."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -10,6 +10,7 @@ from scipy import linalg
 from manyheads._arrays import takes_arrays
 from manyheads.errors import CertificateError, UsageError
 from manyheads.spectra.bidiagonal import (
+    BLOCK_BYTES,
     Array,
     Bidiagonal,
     Operator,
@@ -62,6 +63,8 @@ class StableRank:
     vector
         Singular vector (an approximate one) of σ₁ on the smaller side, a warm start for the next checkpoint; None for
         "gram".
+    squares
+        All squared singular values over the largest, ascending; None for "lanczos".
     """
 
     value: float
@@ -74,6 +77,7 @@ class StableRank:
     method: str
     certificate: str
     vector: Array | None = field(default=None, repr=False, compare=False)
+    squares: Array | None = field(default=None, repr=False, compare=False)
 
 
 @takes_arrays
@@ -159,7 +163,7 @@ def stable_rank(
         raise UsageError("the probability is that of a random start: a start vector needs certificate='cholesky'")
     scaled, scale, frobenius = _scaled(matrix, entries)
     if frobenius == 0:
-        return StableRank(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, "zero", "exact")
+        return StableRank(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, "zero", "exact", squares=np.zeros(min(shape)))
     if method == "gram":
         return _by_gram(scaled, scale, frobenius)
     rng = np.random.default_rng(0) if rng is None else rng
@@ -204,11 +208,14 @@ def _scaled(matrix: Any, entries: bool) -> tuple[Any, float, float]:
     array = as_table(matrix)
     if array.shape[0] < array.shape[1]:
         array = array[:]
+    if isinstance(array, np.ndarray) and 8 * array.size <= BLOCK_BYTES and array.dtype.kind not in "iub":
+        array = array.astype(np.float64, copy=False)  # one block: converted once
     largest = 0.0
     for _, block in row_blocks(array):
-        largest = max(largest, float(np.max(np.abs(block))))  # max(x, nan) is x: NaN is looked for below
-        if not np.all(np.isfinite(block)):
+        ends = float(block.max()), -float(block.min())
+        if not np.all(np.isfinite(ends)):  # NaN is the largest and the smallest of all
             raise UsageError("the matrix holds NaN or infinite entries: it has no stable rank")
+        largest = max(largest, *ends)
     if largest == 0:
         return array, 1.0, 0.0
     exponent = math.frexp(largest)[1] - 1  # 2**1024 is no number, 2**1023 is
@@ -237,10 +244,12 @@ def _gram(array: Any) -> Array:
 
 
 def _by_gram(array: Any, scale: float, frobenius: float) -> StableRank:
-    top = float(np.linalg.eigvalsh(_gram(_tall(array)))[-1])
+    squares = np.linalg.eigvalsh(_gram(_tall(array)))
+    top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
     slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
-    return _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), 0, "gram", "exact")
+    found = _result(array, scale, frobenius, (top * (1 - slack), top, top * (1 + slack)), 0, "gram", "exact")
+    return replace(found, squares=squares / top)
 
 
 def _by_lanczos(array: Any, sizes: tuple[float, float], options: _Options) -> StableRank:

@@ -23,6 +23,7 @@ from manyheads.probe.checkpoints.series import Source, path_of
 from manyheads.probe.heads.circuits import head_dataset, head_norms
 from manyheads.spectra import coherence, expected_stable_rank, marchenko_pastur_edges, stable_rank
 from manyheads.spectra.bidiagonal import row_blocks
+from manyheads.spectra.outliers import count_beyond_edge
 from manyheads.spectra.ranks import CHOLESKY_SIDE, StableRank
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FIGURES = {
     "stable_rank_low": "lower bound of the stable rank",
     "stable_rank_high": "upper bound of the stable rank",
     "stable_rank_random": "expected stable rank of a Gaussian matrix",
+    "beyond_edge": "singular values beyond the Marchenko-Pastur edge of the others, at the 1% level",
     "coherence": "mean |cos| over pairs of vectors",
     "coherence_low": "mean |cos|, low end of the interval over sampled vectors",
     "coherence_high": "mean |cos|, high end of the interval over sampled vectors",
@@ -96,7 +98,9 @@ def weight_spectra(
     xr.Dataset
         Over matrix, and over (checkpoint, matrix) for a series: `frobenius`, `spectral` (the largest singular value)
         and `stable_rank` with bounds (`_low`, `_high`) that hold, rounding included, and the null level (`_random`):
-        the Marchenko-Pastur edge at this Frobenius norm, the expected stable rank of a Gaussian matrix. `coherence` of
+        the Marchenko-Pastur edge at this Frobenius norm, the expected stable rank of a Gaussian matrix. `beyond_edge`
+        counts the singular values beyond the edge of a matrix of independent entries with the variance of the others;
+        such a matrix has one in 1 of 100 cases. NaN beyond a smaller side of 1024. `coherence` of
         the rows of embedding and unembedding and of the vectors that MLPs write, with its interval, `coherence_rms` as
         a bound, and that of random directions; NaN for other matrices. Coordinates: `role`, `matrix_layer` (-1 outside
         of layers), `rows`, `columns` (as stored; of attention (out, in)). Matrices with entries that are not finite are
@@ -263,6 +267,7 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
     rank = _rank(matrix, options)
     edge = math.sqrt(marchenko_pastur_edges(*entries.shape)[1] / math.prod(entries.shape))
     side = float(min(entries.shape))
+    beyond = math.nan if rank.squares is None else count_beyond_edge(rank.squares, *entries.shape)
     figures |= {
         "frobenius": rank.frobenius,
         "spectral": rank.frobenius / math.sqrt(rank.value) if rank.value else 0.0,
@@ -273,6 +278,7 @@ def _figures(matrix: _Matrix, options: _Options) -> dict[str, float]:
         "stable_rank_low": rank.lower,
         "stable_rank_high": rank.upper,
         "stable_rank_random": min(max(expected_stable_rank(*entries.shape), 1.0), side),
+        "beyond_edge": float(beyond),
     }
     if matrix.vectors is None:
         return figures
