@@ -1,8 +1,8 @@
 """Attention statistics of all rows while a model runs, and weights of checkpoints, each against its alternatives.
 
-    python benchmarks/probe.py                # both
-    python benchmarks/probe.py weights        # the weights alone
-    python benchmarks/probe.py 512 2048       # attention at these lengths
+    python benchmarks/probe.py                # everything, some 15 CPU minutes
+    python benchmarks/probe.py 512 4096       # attention at these lengths
+    python benchmarks/probe.py ranks 70M      # stable ranks, checkpoints of the shape
 
 **Attention**, against the pattern of plain attention.
 GPT-NeoX of the Pythia-70M shape without its unembedding, random, one sequence, float32, one thread of a CPU. Every
@@ -28,7 +28,7 @@ import tempfile
 import time
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-REPEATS = {512: 7, 2048: 3, 4096: 3}
+REPEATS = {512: 7, 2048: 3, 4096: 2}
 VARIANTS = {
     "plain": "plain forward pass",
     "rows": "manyheads, 64 rows",
@@ -187,28 +187,35 @@ def print_rows(what, titles, found, last):
         print(f"| {what} | {titles[variant]} | {cpu:.3g} | {ratio} | {last(runs[0])} |", flush=True)
 
 
-def weights():
-    found = [name for name in MATRICES if name != "ww" or importlib.util.find_spec("weightwatcher")]
+def weights(parts):
     print("| weights | variant | CPU s | times ours | error or MB |\n|---|---|---|---|---|")
-    ranks = run_weights(found, "matrices", 5)
-    print_rows("3 of 2048 x 512", MATRICES, ranks, lambda run: f"{run['error']:.1e}")
+    if "ranks" in parts:
+        found = [name for name in MATRICES if name != "ww" or importlib.util.find_spec("weightwatcher")]
+        ranks = run_weights(found, "matrices", 5)
+        print_rows("3 of 2048 x 512", MATRICES, ranks, lambda run: f"{run['error']:.1e}")
     for name, sizes in SHAPES.items():
+        if name not in parts:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             save = "import json, sys, transformers as t; c = t.GPTNeoXConfig(**json.loads(sys.argv[1])); "
             save += "t.GPTNeoXForCausalLM(c).save_pretrained(sys.argv[2])"
             config = json.dumps({**sizes, "vocab_size": 50304})
             subprocess.run([sys.executable, "-c", save, config, folder], capture_output=True, check=True)
-            ran = run_weights(CHECKPOINTS, folder, 3 if name == "70M" else 1)
+            ran = run_weights(CHECKPOINTS, folder, 2 if name == "70M" else 1)
         print_rows(f"{name} shape", CHECKPOINTS, ran, lambda run: f"{run['memory']:.0f} MB")
 
 
 def main():
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(f"Python {platform.python_version()}, {versions}, {os.cpu_count()} {platform.machine()} cores\n")
-    if sys.argv[1:] != ["weights"]:
-        attention(map(int, sys.argv[1:] or REPEATS))
-    if sys.argv[1:] in ([], ["weights"]):
-        weights()
+    parts = [*map(str, REPEATS), "ranks", *SHAPES]
+    chosen = sys.argv[1:] or parts
+    if unknown := [part for part in chosen if part not in parts]:
+        sys.exit(f"no part {unknown[0]}: choose from {', '.join(parts)}")
+    if lengths := [length for length in REPEATS if str(length) in chosen]:
+        attention(lengths)
+    if {"ranks", *SHAPES} & set(chosen):
+        weights(chosen)
 
 
 def attention(lengths):

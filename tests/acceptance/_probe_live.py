@@ -14,6 +14,7 @@ from tests.probe.trainings import (
     train_by_lightning,
     train_by_trainer,
     train_compiled,
+    train_in_two_processes,
     train_plainly,
     train_sharded,
 )
@@ -143,7 +144,10 @@ def ways(folder: Path) -> Measured:
     for group in groups:
         group.mkdir(exist_ok=True)
     same["DTensors"] = train_sharded(groups[0]) == train_sharded(groups[1], all_recorders(folder / "DTensors store"))
-    for key in same:
+    (folder / "two processes").mkdir(exist_ok=True)
+    same["two processes"] = all(plain == found for plain, found in train_in_two_processes(folder / "two processes"))
+    check_store(folder / "two processes/store")
+    for key in same.keys() - {"two processes"}:
         check_store(folder / f"{key} store", micro.get(key, 4 * LENGTH))
     shown = ", ".join(f"{name}: {'identical' if value else 'DIFFERENT'}" for name, value in same.items())
     return Measured(f"{sum(same.values())} of {len(same)} ways identical", shown, "0", all(same.values()))

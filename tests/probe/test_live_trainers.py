@@ -7,11 +7,13 @@ from tests.probe.trainings import (
     check_store,
     train_by_lightning,
     train_by_trainer,
+    train_in_two_processes,
     train_plainly,
     train_sharded,
 )
 
 from manyheads.probe import AttentionRecorder
+from manyheads.probe.live.reading import open_recording
 from manyheads.probe.live.trackers import tensorboard_tracker
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -47,6 +49,20 @@ def test_an_exception_under_lightning_leaves_nothing_behind():
 
 
 @pytest.mark.training
+@pytest.mark.filterwarnings("ignore")
+def test_an_exception_under_the_trainer_leaves_a_store_and_nothing_else_behind(tmp_path):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def make(model):
+        return [AttentionRecorder(model, share=None, store=tmp_path / "store")]
+
+    with pytest.raises(KeyError):
+        train_by_trainer(tmp_path / "run", make, fail_at=2)
+    assert not ALL_ATTENTION_FUNCTIONS._local_mapping
+    assert open_recording(tmp_path / "store")["attention"].step.values.tolist() == [0, 1]
+
+
+@pytest.mark.training
 def test_scalars_arrive_in_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -78,3 +94,11 @@ def test_sharded_parameters(tmp_path):
     for kind in ("/attention", "/attention_fixed", "/updates"):
         first, second = (tree[kind].drop_vars(timed) for tree in trees)
         assert first.drop_attrs().equals(second.drop_attrs())
+
+
+def test_two_processes_train_as_without_and_the_first_one_records(tmp_path):
+    first, second = train_in_two_processes(tmp_path)
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert first != second  # each on its own batches
+    check_store(tmp_path / "store")

@@ -1,6 +1,10 @@
 """Small trainings, with and without recorders: in a plain loop, with the Hugging Face Trainer, with Lightning."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 
 LENGTH = 16
 STEPS = 4
@@ -21,8 +25,8 @@ def windows(count=16, seed=2, length=LENGTH):
     return torch.randint(0, 29, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
-def train_plainly(make=(), accumulate=1, model=None, forward=None):
-    """Train in a loop; `make(model, optimizer)` gives recorders. Return losses and recorders."""
+def train_plainly(make=(), accumulate=1, model=None, forward=None, seed=2):
+    """Train in a loop; `make(model, optimizer)` gives recorders. Return losses."""
     import torch
 
     model = small_model() if model is None else model
@@ -31,7 +35,7 @@ def train_plainly(make=(), accumulate=1, model=None, forward=None):
     torch.manual_seed(3)
     losses = []
     for step in range(STEPS):
-        for part in windows().view(STEPS, accumulate, -1, LENGTH)[step]:
+        for part in windows(seed=seed).view(STEPS, accumulate, -1, LENGTH)[step]:
             with contextlib.ExitStack() as stack:
                 for recorder in recorders:
                     if hasattr(recorder, "step"):
@@ -46,7 +50,7 @@ def train_plainly(make=(), accumulate=1, model=None, forward=None):
     return losses
 
 
-def train_by_trainer(folder, make=(), accumulate=1, **options):
+def train_by_trainer(folder, make=(), accumulate=1, fail_at=None, **options):
     """Train with the Trainer of transformers; `make(model)` gives recorders. Return losses."""
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
@@ -57,11 +61,20 @@ def train_by_trainer(folder, make=(), accumulate=1, **options):
     arguments |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 4}
     arguments |= {"gradient_accumulation_steps": accumulate, "dataloader_pin_memory": False} | options
     data = [{"input_ids": window, "labels": window} for window in windows(16 * accumulate)]
-    callbacks = [trainer_callback(*make(model))] if make else []
+    callback = trainer_callback(*make(model)) if make else contextlib.nullcontext()
+    callbacks = [callback] if make else []
     trainer = Trainer(model, TrainingArguments(str(folder), **arguments), train_dataset=data, callbacks=callbacks)
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    if fail_at is not None:
+        model.register_forward_pre_hook(lambda *_: _fail(trainer.state.global_step, fail_at))
+    with callback:
+        trainer.train()
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def _fail(step, at):
+    if step == at:
+        raise KeyError(step)
 
 
 def train_by_lightning(make=(), accumulate=1, fail_at=None):
@@ -113,6 +126,31 @@ def train_sharded(folder, make=()):
         return train_plainly(make, model=fully_shard(model, mesh=mesh))
     finally:
         torch.distributed.destroy_process_group()
+
+
+PROCESS = """
+import json, sys
+import torch
+from tests.probe.trainings import all_recorders, small_model, train_plainly
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+losses = []
+for make in ((), all_recorders(f"{folder}/store")):
+    model = torch.nn.parallel.DistributedDataParallel(small_model())
+    losses.append(train_plainly(make, model=model, seed=rank))
+print(json.dumps(losses))
+torch.distributed.destroy_process_group()
+"""
+
+
+def train_in_two_processes(folder):
+    """Train on different batches in two processes, without and with recorders; return both losses of each process."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", ".", *filter(None, sys.path)])}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    commands = [[sys.executable, "-c", PROCESS, str(rank), str(folder)] for rank in range(2)]
+    children = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True, env=environment) for each in commands]
+    return [json.loads(child.communicate(timeout=300)[0].splitlines()[-1]) for child in children]
 
 
 def train_compiled(backend, make=()):

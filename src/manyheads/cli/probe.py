@@ -229,7 +229,18 @@ def _as_text(found: xr.Dataset) -> str:
 def _matrices(found: xr.Dataset) -> str:
     from manyheads._overview import render_table
 
-    head = ("matrix", "shape", "Frobenius", "spectral", "(random)", "beyond", "stable rank", "(random)", "coherence", "(random)")
+    head = (
+        "matrix",
+        "shape",
+        "Frobenius",
+        "spectral",
+        "(random)",
+        "beyond",
+        "stable rank",
+        "(random)",
+        "coherence",
+        "(random)",
+    )
     rows = []
     for name in found.matrix.values:
         one = found.sel(matrix=name)

@@ -1,9 +1,10 @@
 r"""Singular values beyond the Marchenko-Pastur edge, with the fluctuations of a finite matrix.
 
 The largest squared singular value of an m x n matrix of independent entries of variance :math:`\sigma^2` lies at
-:math:`\sigma^2 (\mu + s\, T)`, T of the Tracy-Widom law of order one: the bare edge :math:`\sigma^2 (\sqrt m + \sqrt n)^2`
-is passed by chance in one matrix of six. A value counts if it is beyond the 99% quantile for the matrix that is left
-when all larger values are taken out, of k rows and columns less and of the variance of the rest (Kritchman and Nadler).
+:math:`\sigma^2 (\mu + s\, T)`, T of the Tracy-Widom law of order one: the bare edge
+:math:`\sigma^2 (\sqrt m + \sqrt n)^2` is passed by chance in one matrix of six. A value counts if it is beyond the 99%
+quantile for the matrix that is left when the k larger values are taken out: of k rows and columns less, and of the
+variance of the rest (Kritchman and Nadler).
 """
 
 import numpy as np
@@ -44,8 +45,8 @@ def count_beyond_edge(squares: Array, rows: int, columns: int) -> int:
     References
     ----------
     Kritchman and Nadler (2008), Determining the number of components in a factor model from limited noisy data,
-    Chemometrics and Intelligent Laboratory Systems 94. Baik, Ben Arous and Péché (2005), Phase transition of the largest
-    eigenvalue for nonnull complex sample covariance matrices, Annals of Probability 33.
+    Chemometrics and Intelligent Laboratory Systems 94. Baik, Ben Arous and Péché (2005), Phase transition of the
+    largest eigenvalue for nonnull complex sample covariance matrices, Annals of Probability 33.
     """
     remaining = np.cumsum(np.maximum(squares, 0.0))  # of the values up to each
     for count in range(len(squares) - 1):

@@ -27,7 +27,9 @@ def trainer_callback(*recorders: Recorder) -> Any:
     Returns
     -------
     transformers.TrainerCallback
-        To pass in `Trainer(callbacks=[...])`.
+        To pass in `Trainer(callbacks=[...])`. The Trainer tells its callbacks of no exception: used in a `with` block
+        around `trainer.train()`, the callback takes its wrappers off the model after one as well. Without the block
+        they stay until the next recording of the model; the store is readable either way.
     """
     require("transformers")
     from transformers import TrainerCallback
@@ -48,6 +50,13 @@ def trainer_callback(*recorders: Recorder) -> Any:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             _finish(recorders, state.global_step)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            for recorder in recorders:
+                recorder.abandon()
 
     return RecorderCallback()
 
