@@ -244,7 +244,7 @@ def _gram(array: Any) -> Array:
 
 
 def _by_gram(array: Any, scale: float, frobenius: float) -> StableRank:
-    squares = np.linalg.eigvalsh(_gram(_tall(array)))
+    squares: Array = np.linalg.eigvalsh(_gram(_tall(array))).astype(np.float64, copy=False)
     top = float(squares[-1])
     # Rounding: a dot product of length m errs by m eps |x||y|, so the Gram by m eps F²; eigvalsh by about n eps σ₁².
     slack = EPS * (max(array.shape) * frobenius**2 / top + 8 * min(array.shape))
