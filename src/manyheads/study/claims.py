@@ -59,6 +59,8 @@ class Claim:
     prediction_error, prediction_dof, resolution
         For samples: standard error of a sampled target, its degrees of freedom, and the grain of one sample; see
         `Verdict.from_samples`.
+    quantity
+        What the figure is, with its unit in round brackets: "escape time (steps)"; a report writes it on the axis.
 
     Examples
     --------
@@ -79,6 +81,7 @@ class Claim:
     prediction_error: float | FromPrediction[float] = 0.0
     prediction_dof: float = float("inf")
     resolution: float = 0.0
+    quantity: str = ""
 
     def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
         """Measure and decide.
@@ -99,7 +102,7 @@ class Claim:
             "expected": value(self.expected),
         }
         verdict = self._decided(self.measure(predicted, trained), stated, value(self.prediction_error))
-        return replace(verdict, derived=callable(self.expected))
+        return replace(verdict, derived=callable(self.expected), quantity=self.quantity)
 
     def _decided(self, found: Any, stated: dict[str, Any], prediction_error: float) -> Verdict:
         """Choose the rule by what was measured."""

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args
+from urllib.parse import quote
 
 from manyheads.errors import UsageError
 
@@ -92,6 +93,13 @@ class Source:
         entries |= {"eprint": eprint, "archivePrefix": "arXiv"} if eprint else {"doi": self.identifier}
         lines = "".join(f"  {name} = {{{text}}},\n" for name, text in entries.items() if text)
         return f"@{self.kind}{{{self.key},\n{lines}}}"
+
+    @property
+    def url(self) -> str:
+        """Return the address of the publication at arXiv or behind its DOI; empty if it has no identifier."""
+        if number := self._eprint():
+            return f"https://arxiv.org/abs/{number}"
+        return f"https://doi.org/{quote(self.identifier)}" if self.identifier else ""
 
     def _eprint(self) -> str:
         """Return the arXiv number, with or without "arXiv:" before it; empty if the identifier is none."""

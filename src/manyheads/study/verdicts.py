@@ -52,6 +52,8 @@ class Verdict(Shown):
         For *inconclusive*: how many replicates would decide at the present spread; None if that cannot be said.
     derived
         Whether `expected` follows from the configuration, so that it stands outside the defaults too.
+    quantity
+        What the figure is, with its unit in round brackets: "escape time (steps)"; empty if only the claim says it.
     """
 
     claim: str
@@ -64,6 +66,7 @@ class Verdict(Shown):
     basis: str
     replicates_needed: int | None = None
     derived: bool = field(default=False, compare=False, repr=False)
+    quantity: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def from_interval(
@@ -214,7 +217,8 @@ class Verdict(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON can hold it: infinities as text."""
-        return {name: _json(value) for name, value in asdict(self).items() if name != "derived"}
+        left_out = {"derived"} if self.quantity else {"derived", "quantity"}
+        return {name: _json(value) for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Verdict:
@@ -222,8 +226,8 @@ class Verdict(Shown):
         outcome, expected, needed = data["outcome"], data["expected"], data["replicates_needed"]
         if outcome not in (*get_args(Expected), "inconclusive") or expected not in (*get_args(Expected), None):
             raise ValueError(f"no outcome of a verdict: {outcome!r}, expected {expected!r}")
-        texts = isinstance(data["claim"], str) and isinstance(data["basis"], str)
-        if not texts or type(needed) not in (int, type(None)):
+        texts = (data["claim"], data["basis"], data.get("quantity", ""))
+        if not all(isinstance(text, str) for text in texts) or type(needed) not in (int, type(None)):
             raise TypeError("a claim and its basis are texts, and replicates are counted")
         numbers = {name: float(data[name]) for name in ("figure", "target")}
         pairs = {name: tuple(float(end) for end in data[name]) for name in ("interval", "tolerance")}

@@ -1,7 +1,10 @@
 """Reports: one file, the same bytes, nothing fetched, nothing that a name could inject."""
 
+import base64
+import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import ClassVar
@@ -13,26 +16,30 @@ from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study import Curve, Lines, Listing, Source, cite, report, run
-from manyheads.study.reporting.drawing import draw, svg
+from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.html import Section, write_report
 from manyheads.study.reporting.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
+from manyheads.study.reporting.style import number_text
+from manyheads.study.reporting.svg import svg
 from manyheads.study.runner import UnitFailed
 
 
 class Links(HTMLParser):
-    """Collect ids, references to ids, and everything that a browser would fetch."""
+    """Collect ids, references to ids, links, and everything that a browser would fetch."""
 
     def __init__(self):
         super().__init__()
-        self.ids, self.references, self.fetched, self.tags = [], [], [], set()
+        self.ids, self.references, self.fetched, self.links, self.tags = [], [], [], [], Counter()
 
     def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
+        self.tags[tag] += 1
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value)
             elif name in ("href", "xlink:href") and value.startswith("#"):
                 self.references.append(value[1:])
+            elif (tag, name) == ("a", "href"):
+                self.links.append(value)
             elif name in ("href", "src", "xlink:href", "action"):
                 self.fetched.append(value)
             self.references += re.findall(r"url\(#([^)]+)\)", value or "")
@@ -58,7 +65,10 @@ def test_one_file_with_unique_ids_and_nothing_fetched(store):
     assert len(links.ids) == len(set(links.ids))
     assert set(links.references) <= set(links.ids)
     assert links.fetched == []
-    assert not {"script", "link", "iframe", "img", "object"} & links.tags
+    assert not {"link", "iframe", "img", "object"} & set(links.tags)
+    script = re.search("<script>(.*?)</script>", report(store).read_text(), re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in report(store).read_text()  # no other script may run
 
 
 @pytest.mark.slow
@@ -107,7 +117,8 @@ class Hostile(Still):
 def test_names_cannot_become_markup(tmp_path):
     run(Hostile(), 1, store=tmp_path, progress=False)
     links = parsed(report(tmp_path))
-    assert "script" not in links.tags
+    assert links.tags["script"] == 1  # our own
+    assert all(re.fullmatch("[a-z0-9-]+", anchor) for anchor in links.ids if not re.match(r"s\d+p\d+-", anchor))
 
 
 def test_panels_survive_the_store_and_draw():
@@ -186,6 +197,13 @@ def test_a_logarithmic_axis_is_marked_at_its_sizes_where_these_are_few(sizes, ma
     assert (shown == marked) is (marked is not None)
 
 
+def as_number(label):
+    """Read a number of an axis back."""
+    mantissa, ten, power = label.rpartition("10") if re.search("10[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]", label) else (label, "", "")
+    exponent = power.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) or "0"
+    return float(mantissa.rstrip("×").replace("−", "-") or 1) * (10 ** float(exponent) if ten else 1)
+
+
 @pytest.mark.parametrize("ends", [(1e-3, 0.1), (1.0, 5e6), (2.0, 30.0)])
 def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
     figure = draw(Lines("t", "x", "y", (Curve(ends, ends, "c"),), log_x=True, log_y=True))
@@ -193,7 +211,8 @@ def test_logarithmic_axes_are_labelled_with_plain_numbers(ends):
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels(which="both") if text.get_text()]
     assert labels
     for label in labels:
-        assert label == f"{float(label):g}"
+        assert label == number_text(as_number(label))
+        assert len(label) <= 7
 
 
 def test_malformed_panels_are_refused():

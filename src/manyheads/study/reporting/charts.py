@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from manyheads._overview import plain_text
 from manyheads.errors import UsageError
-from manyheads.study.reporting.drawing import COLOURS, STYLE, NotebookFigure, write_plainly
+from manyheads.study.reporting.drawing import NotebookFigure, write_plainly
+from manyheads.study.reporting.style import COLOURS, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

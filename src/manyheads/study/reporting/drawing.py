@@ -1,4 +1,4 @@
-"""Drawing of panels: matplotlib figures in one style, and SVG text that may stand beside others in one page."""
+"""Drawing of panels: matplotlib figures in one style, small enough to be read on a telephone."""
 
 from __future__ import annotations
 
@@ -6,44 +6,37 @@ import io
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from manyheads.study.reporting.labels import label_above, label_lines, legend_rows
 from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
+from manyheads.study.reporting.style import (
+    AXIS,
+    COLOURS,
+    DIVERGING,
+    INK,
+    SMALL,
+    SOFT,
+    STYLE,
+    colour_of,
+    marker_of,
+    number_text,
+    typeset,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-COLOURS = ("#1b6ca8", "#d1603d", "#2f855a", "#7b4fa3", "#b7791f", "#0f8b8d", "#b83280", "#5a6778")
-INK, FAINT = "#1f2933", "#9aa5b1"
-DIVERGING = ("#0b3c63", COLOURS[0], "#bcc5cf", COLOURS[1], "#7a1f0a")  # grey in the middle: points show on white
+NARROW, WIDE = 4.6, 9.5  # inches: at 72 pixels an inch the first fits a telephone, the second scrolls there
 PLOTS_IN_ROW = 4  # of a scatter
-STYLE: Any = {
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
-    "grid.linewidth": 0.7,
-    "xtick.color": "#52606d",
-    "ytick.color": "#52606d",
-    "text.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "figure.facecolor": "white",
-    "text.parse_math": False,  # a dollar in a label is a dollar
-    "svg.fonttype": "path",
-    "svg.hashsalt": "manyheads",
-}
 MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
-LEGEND_OUTSIDE = 5  # more entries than this stand beside the axes, not on the data
+MOST_MARKED = 12  # of more points only some carry a marker
+X_LABEL, Y_LABEL = 46, 28  # characters of an axis label in one row; twice as many in wide panels
 
 
 class NotebookFigure(Figure):
@@ -66,50 +59,31 @@ def draw(panel: Drawn) -> Figure:
         figure = NotebookFigure(figsize=_size(panel), layout="constrained")
         if isinstance(panel, Multiples):
             _draw_multiples(figure, panel)
-            return figure
-        if isinstance(panel, Scatter):
+        elif isinstance(panel, Scatter):
             _draw_scatter(figure, panel)
-            return figure
-        axes = figure.add_subplot()
-        if isinstance(panel, Lines):
-            _draw_lines(axes, panel)
+        elif isinstance(panel, Lines):
+            _draw_lines(figure.add_subplot(), panel)
         else:
-            _draw_picture(figure, axes, panel)
-        axes.set_xlabel(panel.x_label)
-        axes.set_ylabel(panel.y_label)
+            _draw_picture(figure, figure.add_subplot(), panel)
     return figure
 
 
-def svg(panel: Drawn, prefix: str) -> str:
-    """Return the panel as an SVG element whose ids begin with `prefix`; the same panel gives the same text."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):
-        buffer = io.StringIO()
-        draw(panel).savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    text = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}", text)
-    return re.sub(r"url\(#", f"url(#{prefix}", text).strip()
+def is_wide(panel: Drawn) -> bool:
+    """Return whether a panel takes the whole width of a page: small plots side by side, and pictures."""
+    return not isinstance(panel, Lines)
 
 
 def _size(panel: Drawn) -> tuple[float, float]:
     if isinstance(panel, Multiples):
-        return (max(9.5, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + max(2.4, 1.45 * len(panel.row_labels)))
+        return (max(WIDE, 0.6 + 2.05 * len(panel.column_labels)), 0.9 + max(2.4, 1.55 * len(panel.row_labels)))
     if isinstance(panel, Scatter):
         columns = _scatter_columns(panel)
-        return (9.5, 0.9 + (4.0 if columns == 1 else 8.2 / columns) * -(-len(panel.labels) // columns))
+        return (WIDE, 0.9 + (4.0 if columns == 1 else 8.2 / columns) * -(-len(panel.labels) // columns))
     if isinstance(panel, Lines):
-        return (7.4 if _entries(panel) > LEGEND_OUTSIDE else 6.0, 3.5)
+        return (NARROW, 2.9 + 0.18 * legend_rows(panel, NARROW))
     rows, columns = len(panel.values), len(panel.values[0])
-    width = 2.2 + min(5.2, max(2.6, 0.17 * columns))
-    return (width, 1.2 + min(5.2, max(1.6, (width - 2.2) * rows / columns)))
-
-
-def _entries(panel: Lines) -> int:
-    return sum(bool(curve.label) for curve in panel.curves)
+    width = WIDE if columns > 40 else NARROW + 1.5 if columns > 12 else NARROW
+    return (width, 1.1 + min(6.0, max(1.6, 0.3 * rows if rows <= 12 else (width - 2.0) * rows / columns)))
 
 
 def _draw_lines(axes: Axes, panel: Lines) -> None:
@@ -121,17 +95,19 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
     if panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
-        write_plainly(axes.xaxis)
         if sizes := _few_sizes(panel):
-            axes.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
+            axes.set_xticks(sizes, labels=[number_text(size) for size in sizes])
             axes.set_xticks([], minor=True)
+        else:
+            write_plainly(axes.xaxis)
+    else:
+        write_plainly(axes.xaxis)
     if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
-        write_plainly(axes.yaxis)
-    if _entries(panel) > LEGEND_OUTSIDE:
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    elif _entries(panel):
-        axes.legend(loc="best")
+    write_plainly(axes.yaxis)
+    axes.set_xlabel(_axis_label(panel.x_label, X_LABEL))
+    axes.set_ylabel(_axis_label(panel.y_label, Y_LABEL))
+    label_lines(axes, panel, NARROW)
 
 
 def _draw_multiples(figure: Figure, panel: Multiples) -> None:
@@ -143,22 +119,23 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
         for curve in panel.curves[row][column]:
             _draw_curve(axes, curve, width=1.3)
         legend |= {text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        axes.tick_params(labelsize=7.5, length=2)
+        axes.tick_params(length=2)
         if panel.captions and panel.captions[row][column]:
             text = panel.captions[row][column]
-            axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5, color="#52606d")
+            axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL, color=SOFT)
         if row == 0:
-            axes.set_title(panel.column_labels[column], fontsize=9)
+            axes.set_title(textwrap.fill(panel.column_labels[column], 28))
         if column == 0:
-            axes.set_ylabel(panel.row_labels[row], fontsize=9)
+            axes.set_ylabel(textwrap.fill(panel.row_labels[row], 20))
+    write_plainly(grid[0, 0].xaxis)
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
         grid[0, 0].set_yscale("log")
-        write_plainly(grid[0, 0].yaxis)
-    figure.supxlabel(panel.x_label, fontsize=9, color=INK)
-    figure.supylabel(panel.y_label, fontsize=9, color=INK)
+    write_plainly(grid[0, 0].yaxis)
+    figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
+    figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
     if legend:
         names = sorted(legend, key=_by_number)
-        figure.legend([legend[name] for name in names], names, loc="outside upper center", ncols=min(len(names), 7))
+        label_above(figure, [legend[name] for name in names], names, WIDE)
 
 
 def _draw_scatter(figure: Figure, panel: Scatter) -> None:
@@ -181,10 +158,12 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
             rasterized=len(every) > MOST_POINTS / 20,
             **scale,
         )
-        axes.set_title(panel.labels[place], fontsize=9)
-        axes.tick_params(labelsize=7.5, length=2)
-    figure.supxlabel(panel.x_label, fontsize=9, color=INK)
-    figure.supylabel(panel.y_label, fontsize=9, color=INK)
+        axes.set_title(textwrap.fill(panel.labels[place], 36))
+        axes.tick_params(length=2)
+        for axis in (axes.xaxis, axes.yaxis):
+            write_plainly(axis)
+    figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
+    figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
     _draw_bar(figure, points, list(grid.flat), panel.value_label, ticks)
 
 
@@ -216,10 +195,17 @@ def _colours(diverging: bool, sequential: str) -> Any:
 def _draw_bar(figure: Figure, drawn: Any, axes: Any, label: str, ticks: list[float] | None = None) -> None:
     bar = figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02, ticks=ticks)
     bar.outline.set_visible(False)
-    bar.set_label(label)
+    bar.set_label(_axis_label(label, Y_LABEL))
     if ticks:
         bar.ax.minorticks_off()
         bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+    else:
+        write_plainly(bar.ax.yaxis)
+
+
+def _axis_label(text: str, width: int) -> str:
+    """Return the label of an axis in rows of at most `width` characters, its unit in round brackets."""
+    return textwrap.fill(re.sub(r"\[([^\[\]]*)\]$", r"(\1)", text), width)
 
 
 def _by_number(text: str) -> list[str | float]:
@@ -236,15 +222,22 @@ def _few_sizes(panel: Lines) -> list[float]:
 
 
 def write_plainly(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers: matplotlib writes mathematics, which is switched off."""
-    from matplotlib.ticker import LogFormatter
+    """Label an axis with plain numbers: matplotlib writes mathematics, which is switched off."""
+    from matplotlib.ticker import LogFormatter, LogLocator, ScalarFormatter
 
-    class Plain(LogFormatter):
+    class Powers(LogFormatter):
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{x:g}" if super().__call__(x, pos) else ""
+            return number_text(x) if super().__call__(x, pos) else ""
 
-    axis.set_major_formatter(Plain())
-    axis.set_minor_formatter(Plain(labelOnlyBase=False))
+    class Plain(ScalarFormatter):
+        def get_offset(self) -> str:
+            return typeset(super().get_offset())
+
+    if isinstance(axis.get_major_locator(), LogLocator):
+        axis.set_major_formatter(Powers())
+        axis.set_minor_formatter(Powers(labelOnlyBase=False))
+    elif isinstance(axis.get_major_formatter(), ScalarFormatter):
+        axis.set_major_formatter(Plain(useOffset=False))
 
 
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
@@ -252,35 +245,43 @@ def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
 
 
 def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
-    colour = FAINT if curve.role == "reference" else COLOURS[curve.group % len(COLOURS)]
-    if curve.role == "predicted":  # darker and on top: a prediction that fits would vanish behind the trained line
-        colour = "#" + "".join(f"{int(colour[i : i + 2], 16) * 2 // 3:02x}" for i in (1, 3, 5))
-    style = {"trained": "-", "predicted": "--", "reference": ":"}[curve.role]
-    marker = "o" if len(curve.x) <= 12 and curve.role == "trained" else ""
-    width = min(width, 1.2) if curve.role == "reference" else width
+    """Draw one curve: trained solid with markers, predicted dashed and darker on top, references dotted and grey."""
+    predicted, reference = curve.role == "predicted", curve.role == "reference"
+    colour = AXIS if reference else colour_of(curve.group, deep=predicted)
     axes.plot(
         curve.x,
         curve.y,
-        linestyle=style,
-        marker=marker,
-        markersize=3.5,
+        linestyle={"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}[curve.role],
+        marker=marker_of(curve.group) if curve.role == "trained" else "",
+        markersize=3.8,
+        markeredgecolor=colour_of(curve.group, deep=True),
+        markeredgewidth=0.7,
+        markevery=_marked(curve),
         color=colour,
-        linewidth=width,
-        zorder=3 if curve.role == "predicted" else 2,
+        linewidth=min(width, 1.2) if reference else width,
+        zorder=3 if predicted else 2,
         label=curve.label or None,
     )
     if curve.low:
-        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _marked(curve: Curve) -> tuple[int, int]:
+    """Return the first marked point and the step to the next ones: all of a few, a few of many."""
+    step = 1 if len(curve.x) <= MOST_MARKED else len(curve.x) // 7
+    return curve.group * step // 5 % step, step
 
 
 def _draw_picture(figure: Figure, axes: Axes, panel: Picture) -> None:
     axes.grid(False)
     low, high = panel.limits or (None, None)
-    colours = _colours(panel.diverging, "magma_r")
+    colours = _colours(panel.diverging, "viridis")
     image = axes.imshow(panel.values, aspect="auto", cmap=colours, interpolation="nearest", vmin=low, vmax=high)
-    for ticks, axis, rotation in ((panel.x_ticks, axes.xaxis, 0), (panel.y_ticks, axes.yaxis, 0)):
+    for ticks, axis in ((panel.x_ticks, axes.xaxis), (panel.y_ticks, axes.yaxis)):
         if ticks:
             shown = [(place, text) for place, text in enumerate(ticks) if text]  # no mark where there is no word
             places, texts = [place for place, _ in shown], [text for _, text in shown]
-            axis.set_ticks(places, labels=texts, rotation=rotation, fontsize=7.5, family="monospace")
+            axis.set_ticks(places, labels=texts, fontsize=SMALL)
+    axes.set_xlabel(_axis_label(panel.x_label, X_LABEL))
+    axes.set_ylabel(_axis_label(panel.y_label, Y_LABEL))
     _draw_bar(figure, image, axes, panel.value_label)

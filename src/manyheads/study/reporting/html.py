@@ -5,8 +5,9 @@ What it shows comes from the store alone: the same store gives the same bytes.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -14,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study.reporting.panels import Drawn, Listing, Multiples, Panel, Scatter
+from manyheads.study.reporting import overview
+from manyheads.study.reporting.overview import Anchors, format_figure, headline
+from manyheads.study.reporting.panels import Drawn, Listing, Panel
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
 from manyheads.study.verdicts import Verdict
+
+__all__ = ["Section", "format_figure", "report", "section_of", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,9 @@ def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
 
 
 def write_report(sections: Sequence[Section], out: Path, title: str, introduction: str = "") -> Path:
-    """Write sections as one self-contained HTML file (no script, nothing fetched) and return its path.
+    """Write sections as one self-contained HTML file and return its path.
+
+    The file fetches nothing. Its script filters claims, and the page is complete without it.
 
     Raises
     ------
@@ -118,57 +125,71 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent}: no such folder to write {out.name} in; make it first")
     import jinja2
+    from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("manyheads.study.reporting", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"figure": format_figure}
+    loader = jinja2.PackageLoader("manyheads.study.reporting", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    script, style = (Markup(loader.get_source(environment, name)[0]) for name in ("report.js", "report.css"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    anchors = Anchors()
+    shown = [_rendered(section, position, anchors) for position, section in enumerate(sections)]
     text = environment.get_template("report.html").render(
         title=title,
         introduction=introduction,
-        sections=[_rendered(section, position) for position, section in enumerate(sections)],
+        headline=headline(every) if (every := [one for section in sections for one in section.verdicts]) else "",
+        sections=shown,
+        claims=len(every),
+        script=script,
+        script_hash=f"sha256-{digest}",
+        style=style,
     )
     write_text(out, text)
     return out
 
 
-def format_figure(value: float) -> str:
-    """Return a figure with four digits, for people."""
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{int(value)}".replace("-", "−")
-    return re.sub(r"^-", "−", f"{value:.4g}")
-
-
-def _rendered(section: Section, position: int) -> dict[str, object]:
+def _rendered(section: Section, position: int, anchors: Anchors) -> dict[str, object]:
     """Return what the template shows of a section; drawing happens here."""
-    from markupsafe import Markup
-
-    from manyheads.study.reporting.drawing import svg
-
-    panels: list[dict[str, object]] = []
-    for index, panel in enumerate(section.panels):
-        if isinstance(panel, Drawn):
-            drawing = Markup(svg(panel, prefix=f"s{position}p{index}-"))
-            wide = isinstance(panel, Multiples | Scatter)
-            panels.append({"title": panel.title, "svg": drawing, "note": panel.note, "wide": wide})
-        elif isinstance(panel, Listing):
-            rows = [[(cell, _is_number(cell)) for cell in row] for row in panel.rows]
-            panels.append({"title": panel.title, "columns": panel.columns, "rows": rows, "note": panel.note})
+    anchor = anchors.name(section.title)
     return {
-        "anchor": f"section-{position}",
+        "anchor": anchor,
         "title": section.title,
         "lead": section.lead,
-        "panels": panels,
-        "verdicts": section.verdicts,
+        "headline": headline(section.verdicts) if section.verdicts else "",
+        "panels": [_panel(panel, f"s{position}p{index}-") for index, panel in enumerate(section.panels)],
+        "claims": [_claim(verdict, anchors.name(anchor, verdict.claim)) for verdict in section.verdicts],
         "facts": section.facts,
         "command": section.command,
         "source": section.source,
-        "outcomes": [verdict.outcome for verdict in section.verdicts],
+    }
+
+
+def _panel(panel: Panel, prefix: str) -> dict[str, object]:
+    from markupsafe import Markup
+
+    from manyheads.study.reporting.drawing import is_wide
+    from manyheads.study.reporting.svg import svg
+
+    shown: dict[str, object] = {"title": panel.title, "note": panel.note}
+    if isinstance(panel, Drawn):
+        drawing = svg(panel, prefix)
+        width = re.search(r'viewBox="0 0 ([\d.]+)', drawing)
+        assert width is not None, "a drawing starts at its origin"
+        return shown | {"svg": Markup(drawing), "width": round(float(width[1])), "wide": is_wide(panel)}
+    assert isinstance(panel, Listing)
+    rows = [[(cell, _is_number(cell)) for cell in row] for row in panel.rows]
+    return shown | {"columns": panel.columns, "rows": rows}
+
+
+def _claim(verdict: Verdict, anchor: str) -> dict[str, object]:
+    return {
+        "anchor": anchor,
+        "verdict": verdict,
+        "strip": overview.strip_of(verdict),
+        "unexpected": overview.is_unexpected(verdict),
+        "figure": overview.figure_text(verdict),
+        "interval": overview.interval_text(verdict),
+        "region": overview.region_text(verdict),
+        "quantity": verdict.quantity or "figure",
     }
 
 
