@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from numpy.polynomial.hermite_e import hermegauss
+from tests.meanfield.contrastive.oracle import noise_covariance
 
 from manyheads.errors import CertificateError
 from manyheads.meanfield.contrastive.ode import overlap_trajectory
@@ -21,7 +22,7 @@ def polynomial(anchor, positive, negative):
 def product_rule(task, overlaps, squared_norm, count):
     """Return A, B and D by enumeration of the features and Gauss-Hermite nodes of three outputs, B by the Hessian."""
     x, w = hermegauss(count)
-    z = np.array(list(itertools.product(x, x, x))) @ np.linalg.cholesky(task.noise_covariance).T
+    z = np.array(list(itertools.product(x, x, x))) @ np.linalg.cholesky(noise_covariance(task)).T
     chances = np.prod(list(itertools.product(w, w, w)), 1) / w.sum() ** 3
 
     def of_outputs(y):
@@ -36,8 +37,8 @@ def product_rule(task, overlaps, squared_norm, count):
     weights = np.multiply.outer([p for *_, p in features], chances).ravel()
     g, h = map(np.asarray, both(y.reshape(-1, 3)))
     total[0] = np.einsum("n,ns,nsk->k", weights, g, np.repeat(c, len(z), 0))
-    total[1] = np.einsum("n,nst,st->", weights, h, task.noise_covariance)
-    total[2] = np.einsum("n,ns,nt,st->", weights, g, g, task.noise_covariance)
+    total[1] = np.einsum("n,nst,st->", weights, h, noise_covariance(task))
+    total[2] = np.einsum("n,ns,nt,st->", weights, g, g, noise_covariance(task))
     return total
 
 

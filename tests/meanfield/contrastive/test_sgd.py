@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.meanfield.contrastive.oracle import noise_covariance
 
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.ode import overlap_trajectory, vector_field
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import correlate, overlap_step, train_overlaps, train_weights, weight_step
+from manyheads.meanfield.contrastive.sgd_covariance import sgd_covariance, step_covariance
 from manyheads.meanfield.contrastive.task import ContrastiveTask
 
 N, NODES = 30, Nodes(20, 6, 20)
@@ -40,7 +42,7 @@ def literal_step(weights, features, coefficients, noise, penalty):
 def test_overlaps_and_norm_are_a_chain_of_their_own(rng):
     basis = draw_basis(rng)
     features, weights = basis[:2], draw_weights(basis)
-    root = np.linalg.cholesky(TASK.noise_covariance)
+    root = np.linalg.cholesky(noise_covariance(TASK))
     chain = np.array([*START[:2], np.sqrt(START[2] - (START[:2] ** 2).sum())])
     with jax.enable_x64(True):
         step = jax.jit(partial(overlap_step, TASK.loss, TASK.parameters(), N))
@@ -51,7 +53,7 @@ def test_overlaps_and_norm_are_a_chain_of_their_own(rng):
             frame = np.array([*(features / np.sqrt(N)), outside / np.linalg.norm(outside)])
             weights, g = literal_step(weights, features, coefficients, noise, lambda w: 0)
             rest = g @ (noise - noise @ frame.T @ frame)  # sum_s g_s a_s in the other directions
-            remainder = rest @ rest / (g @ TASK.noise_covariance @ g)
+            remainder = rest @ rest / (g @ noise_covariance(TASK) @ g)
             chain = np.asarray(step(chain, coefficients, noise @ frame.T, remainder))
             np.testing.assert_allclose(chain[:2], features @ weights / N, atol=1e-12)
             np.testing.assert_allclose((chain**2).sum(), weights @ weights / N, atol=1e-12)
@@ -62,7 +64,7 @@ def test_normal_numbers_become_noise_with_the_covariance_of_the_views():
         task = replace(TASK, correlation=correlation)
         with jax.enable_x64(True):
             root = np.asarray(correlate(task.parameters(), np.eye(3)))
-        np.testing.assert_allclose(root @ root.T, task.noise_covariance, atol=1e-14)
+        np.testing.assert_allclose(root @ root.T, noise_covariance(task), atol=1e-14)
 
 
 def test_a_step_of_the_weights_is_the_literal_one(rng):
@@ -72,30 +74,52 @@ def test_a_step_of_the_weights_is_the_literal_one(rng):
         step = jax.jit(partial(weight_step, TASK.loss, lambda w: 0.3 * jnp.sign(w), TASK.parameters(), features))
         for _ in range(10):
             coefficients = rng.choice([-1.0, 1.0, 2.0], (2, 2))[[0, 0, 1]]
-            noise = np.linalg.cholesky(TASK.noise_covariance) @ rng.standard_normal((3, N))
+            noise = np.linalg.cholesky(noise_covariance(TASK)) @ rng.standard_normal((3, N))
             along = weights / np.linalg.norm(weights)
             after, g = literal_step(weights, features, coefficients, noise, lambda w: 0.3 * np.sign(w))
-            vector = g @ noise / np.sqrt(g @ TASK.noise_covariance @ g)
-            found = step(weights, coefficients, noise @ along, vector)
+            vector = g @ noise / np.sqrt(g @ noise_covariance(TASK) @ g)
+            found = step(weights[None], coefficients[None], (noise @ along)[None], vector[None])[0]
             np.testing.assert_allclose(found, after, atol=1e-12)
             weights = after
 
 
+def scaled_steps(rng, runs):
+    """Return n times the change of the overlaps and the squared norm in one step, for n to infinity."""
+    dimension = 10**7
+    path = train_overlaps(TASK, np.tile(START, (runs, 1)), dimension, [0.0, 1 / dimension], rng)
+    return dimension * (path[1] - path[0])
+
+
 def test_the_mean_step_is_the_ode(rng):
     """The ODE contains Stein's identity, the chain does not: means of 20,000 steps agree within five errors."""
-    dimension, runs = 10**7, 20_000
-    path = train_overlaps(TASK, np.tile(START, (runs, 1)), dimension, [0.0, 1 / dimension], rng)
-    steps = dimension * (path[1] - path[0])
+    steps = scaled_steps(rng, 20_000)
     with jax.enable_x64(True):
         expected = vector_field(TASK.loss, NODES, TASK.parameters(), START[None])[0]
-    error = steps.std(0) / runs**0.5
+    error = steps.std(0) / len(steps) ** 0.5
     assert (np.abs(steps.mean(0) - expected) < 5 * error + 1e-4).all()
+
+
+@pytest.mark.slow
+def test_the_covariance_of_steps_and_of_runs_is_that_of_linear_response(rng):
+    steps = scaled_steps(rng, 20_000)
+    with jax.enable_x64(True):
+        compiled = jax.jit(step_covariance, static_argnums=(0, 1))
+        expected = np.asarray(compiled(TASK.loss, NODES, TASK.parameters(), START))
+    apart = steps - steps.mean(0)
+    products = apart[:, :, None] * apart[:, None]
+    assert (np.abs(products.mean(0) - expected) < 5 * products.std(0) / len(steps) ** 0.5 + 1e-4).all()
+
+    dimension, runs = 400, 3000
+    ends = train_overlaps(TASK, np.tile(START, (runs, 1)), dimension, [1.0], rng)[-1]
+    expected = sgd_covariance(TASK, START, [1.0], NODES)[0]
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert (np.abs(dimension * np.cov(ends.T) - expected) < 0.15 * scale).all()  # five errors of a variance
 
 
 @pytest.mark.slow
 def test_weights_and_chain_have_the_same_moments(rng):
     basis = draw_basis(rng, 60)
-    ends = np.stack([train_weights(TASK, draw_weights(basis), basis[:2], [2.0], rng)[-1] for _ in range(30)])
+    ends = train_weights(TASK, np.tile(draw_weights(basis), (30, 1)), basis[:2], [2.0], rng)[-1]
     found = np.concatenate([ends @ basis[:2].T / 60, (ends**2).mean(1, keepdims=True)], 1)
     chain = train_overlaps(TASK, np.tile(START, (600, 1)), 60, [2.0], rng)[-1]
     error = np.hypot(found.std(0) / 30**0.5, chain.std(0) / 600**0.5)
@@ -113,5 +137,9 @@ def test_bad_starts_and_features_are_refused(rng):
         train_overlaps(TASK, START[None], 100, [1.0], 0)
     with pytest.raises(ShapeError, match="orthogonal features"):
         train_weights(TASK, np.ones(10), np.ones((2, 10)), [1.0], rng)
+    with pytest.raises(ShapeError, match="for several runs"):
+        train_weights(TASK, np.ones((1, 2, 10)), np.ones((2, 10)), [1.0], rng)
+    with pytest.raises(ShapeError, match="one initial state"):
+        sgd_covariance(TASK, START[None], [1.0])
     with pytest.raises(CertificateError, match="diverged"):
         train_overlaps(replace(TASK, learning_rate=1e6), START[None], 50, [4.0], rng)

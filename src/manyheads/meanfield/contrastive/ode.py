@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
-from scipy.integrate import solve_ivp
 
 from manyheads._arrays import as_floats, check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
+from manyheads.meanfield.initial_value import solve_initial_value
 
 TOLERANCE = 1e-5  # of a trajectory: largest change of an overlap or squared norm between two node counts
 SMALLEST = 1e-12  # squared norm at which the expectations are taken when a trajectory has collapsed
@@ -71,14 +71,14 @@ def overlap_trajectory(
     """
     nodes = nodes or Nodes()
     start, times = check_state(task, state), check_times(times)
-    path = integrate(task, start, times, nodes)
-    finer = integrate(task, start, times, nodes.finer())
+    path = integrate_overlaps(task, start, times, nodes)
+    finer = integrate_overlaps(task, start, times, nodes.finer())
     check_agreement(np.abs(path - finer).max(), tolerance, nodes)
     check_norm(finer)
     return finer
 
 
-def integrate(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes: Nodes) -> np.ndarray:
+def integrate_overlaps(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes: Nodes) -> np.ndarray:
     """Solve the ODE from states (..., p + 1) with one node count, unverified: (times, ..., p + 1).
 
     Raises
@@ -88,20 +88,14 @@ def integrate(task: ContrastiveTask, state: np.ndarray, times: np.ndarray, nodes
     """
     with double_precision():
         parameters, shape = task.parameters(), state.shape
-        span = (0.0, max(float(times[-1]), 1e-9))
 
         def slope(_: float, flat: np.ndarray) -> np.ndarray:
             states = flat.reshape(-1, shape[-1])
             return vector_field(task.loss, nodes, parameters, states).ravel()
 
-        found = solve_ivp(slope, span, state.ravel(), "RK45", times, rtol=1e-7, atol=1e-9)
-    if not found.success:
-        raise CertificateError(
-            "the ODE could not be solved to the last time: lower learning_rate or weight_decay",
-            measured=float(found.t[-1]) if found.t.size else 0.0,
-            threshold=span[1],
-        )
-    return found.y.T.reshape(len(times), *shape)
+        remedy = "the ODE could not be solved to the last time: lower learning_rate or weight_decay"
+        path = solve_initial_value(slope, state.ravel(), times, remedy, method="RK45", rtol=1e-7, atol=1e-9)
+    return path.reshape(len(times), *shape)
 
 
 def vector_field(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -72,12 +73,44 @@ class Expectations(NamedTuple):
     diffusion: Float[Array, ""]
 
 
-class _Mixture(NamedTuple):
-    """Nodes of a mixture of Gaussians over the features, their weights, and the weights times E[c_k | node]."""
+class Mixture(NamedTuple):
+    """Nodes of a mixture of Gaussians over the features, their weights, and the weights times the moments of c.
+
+    The moments are E[c_k | node] and E[c_k c_l | node].
+    """
 
     nodes: Float[Array, " nodes"]
     weights: Float[Array, " nodes"]
     features: Float[Array, "nodes features"]
+    squares: Float[Array, "nodes features features"]
+
+
+class SamplePoints(NamedTuple):
+    """Nodes of m, d and y_2 with their weights, and the derivatives of the loss there, (mean, difference, negative)."""
+
+    mean: Mixture
+    difference: Float[Array, " difference"]
+    chances: Float[Array, " difference"]  # weights of the difference
+    negative: Mixture
+    gradient: tuple[Array, Array, Array]
+
+
+def sample_points(
+    loss: ContrastiveLoss,
+    nodes: Nodes,
+    parameters: TaskParameters,
+    overlaps: Float[Array, " features"],
+    squared_norm: Float[Array, ""],
+) -> SamplePoints:
+    """Return the nodes at overlaps Q and squared norm q > 0, with the derivatives of the loss; to be traced."""
+    shared, opposed = parameters.variance + parameters.covariance, parameters.variance - parameters.covariance
+    mean = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
+    negative = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
+    ticks, chances = hermegauss(nodes.difference)
+    half = jnp.sqrt(squared_norm) * jnp.sqrt(jnp.maximum(opposed, 0) / 2) * ticks  # differentiable at equal views
+    gradient = jnp.vectorize(jax.grad(loss, argnums=(0, 1, 2)))
+    m, d, y2 = mean.nodes[:, None, None], half[None, :, None], negative.nodes[None, None, :]
+    return SamplePoints(mean, half, chances / chances.sum(), negative, gradient(m + d, m - d, y2))
 
 
 def expectations(
@@ -88,30 +121,26 @@ def expectations(
     squared_norm: Float[Array, ""],
 ) -> Expectations:
     """Return A, B and D at overlaps Q and squared norm q > 0; a function to be traced, `loss` and `nodes` static."""
-    shared, opposed = parameters.variance + parameters.covariance, parameters.variance - parameters.covariance
-    mean = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
-    negative = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
-    ticks, chances = hermegauss(nodes.difference)
-    half = jnp.sqrt(squared_norm) * jnp.sqrt(jnp.maximum(opposed, 0) / 2) * ticks  # differentiable at equal views
-    chances = chances / chances.sum()
-
-    gradient = jnp.vectorize(jax.grad(loss, argnums=(0, 1, 2)))
-    m, d, y2 = mean.nodes[:, None, None], half[None, :, None], negative.nodes[None, None, :]
-    g0, g1, g2 = gradient(m + d, m - d, y2)  # (mean, difference, negative)
-
+    mean, half, chances, negative, (g0, g1, g2) = sample_points(loss, nodes, parameters, overlaps, squared_norm)
     of_mean = jnp.einsum("ijl,j,l->i", g0 + g1, chances, negative.weights)
-    of_difference = jnp.einsum("ijl,i,j,l->", (g0 - g1) * d, mean.weights, chances, negative.weights)
+    of_difference = jnp.einsum("ijl,i,j,l->", (g0 - g1) * half[:, None], mean.weights, chances, negative.weights)
     of_negative = jnp.einsum("ijl,i,j->l", g2, mean.weights, chances)
     signal = of_mean @ mean.features + of_negative @ negative.features
     total = (of_mean * mean.nodes) @ mean.weights + of_difference + (of_negative * negative.nodes) @ negative.weights
-    squares = parameters.variance * (g0**2 + g1**2 + g2**2) + 2 * parameters.covariance * g0 * g1
+    squares = noise_power(parameters, (g0, g1, g2))
     diffusion = jnp.einsum("ijl,i,j,l->", squares, mean.weights, chances, negative.weights)
     return Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
 
 
+def noise_power(parameters: TaskParameters, gradient: Sequence[Array] | Array) -> Array:
+    """Return g^T R g, the variance of a coordinate of sum_s g_s a_s, from g of the three views."""
+    g0, g1, g2 = gradient
+    return parameters.variance * (g0**2 + g1**2 + g2**2) + 2 * parameters.covariance * g0 * g1
+
+
 def _mixture(
     parameters: TaskParameters, overlaps: Float[Array, " features"], std: Float[Array, ""], count: int
-) -> _Mixture:
+) -> Mixture:
     """Return the trapezoidal rule for y = sum_k c_k Q_k + std z."""
     centers = parameters.values @ overlaps  # (joint,)
     end = jnp.abs(centers).max() + REACH * std
@@ -119,4 +148,5 @@ def _mixture(
     step = 2 * end / (count - 1)
     density = jnp.exp(-0.5 * ((nodes[:, None] - centers) / std) ** 2) / (std * np.sqrt(2 * np.pi))
     joint = step * density * parameters.probabilities  # (nodes, joint)
-    return _Mixture(nodes, joint.sum(1), joint @ parameters.values)
+    squares = parameters.values[:, :, None] * parameters.values[:, None, :]
+    return Mixture(nodes, joint.sum(1), joint @ parameters.values, jnp.einsum("nj,jkl->nkl", joint, squares))

@@ -29,10 +29,11 @@ from manyheads._arrays import as_floats, check_generator, check_times, takes_arr
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, check_integer
 from manyheads.meanfield.contrastive.ode import check_state
+from manyheads.meanfield.contrastive.quadrature import noise_power
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 
 CHUNK = 1024  # steps whose random numbers are drawn at a time
-CHUNK_OF_WEIGHTS = 128
+CHUNK_OF_WEIGHTS, SHORTEST_CHUNK = 128, 8  # the same of all runs together, and at least
 Penalty = Callable[[Array], Array]
 
 
@@ -99,12 +100,12 @@ def train_overlaps(
 @takes_arrays
 def train_weights(
     task: ContrastiveTask,
-    weights: Float[ArrayLike, " n"],
+    weights: Float[ArrayLike, "*runs n"],
     features: Float[ArrayLike, "features n"],
     times: Float[ArrayLike, " times"],
     rng: np.random.Generator,
     penalty: Penalty | None = None,
-) -> Float[np.ndarray, "times n"]:
+) -> Float[np.ndarray, "times *runs n"]:
     """Train the weights themselves by SGD, with any penalty besides weight decay, and return them over time.
 
     Parameters
@@ -112,7 +113,7 @@ def train_weights(
     task
         Features, noise and training settings.
     weights
-        Initial weights w, of order one each.
+        Initial weights w, of order one each: of one run, or of several at once.
     features
         u_1, ..., u_p, orthogonal, each with |u_k|^2 = n.
     times
@@ -125,7 +126,8 @@ def train_weights(
     Raises
     ------
     ShapeError
-        Features that are not orthogonal with squared norm n, or of another dimension than the weights.
+        Features that are not orthogonal with squared norm n, or of another dimension than the weights; weights of more
+        than two axes, or of no run.
     CertificateError
         The weights diverge.
 
@@ -138,20 +140,25 @@ def train_weights(
     >>> path.shape
     (2, 100)
     """
-    start, basis = as_floats(weights, "weights"), as_floats(features, "features")
-    check_features(task, start, basis)
+    given, basis = as_floats(weights, "weights"), as_floats(features, "features")
+    start = np.atleast_2d(given)
+    if start.ndim != 2 or not start.size:
+        raise ShapeError(f"weights {given.shape}: expected (n,), or (runs, n) for several runs")
+    check_features(task, start[0], basis)
     rng = check_generator(rng)
-    steps = _whole_steps(times, start.size)
+    runs, size = start.shape
+    steps = _whole_steps(times, size)
     parameters = task.parameters()
+    length = max(CHUNK_OF_WEIGHTS // runs, SHORTEST_CHUNK)
 
     def advance(weights: np.ndarray) -> np.ndarray:
-        coefficients = _draw_coefficients(parameters, rng, (CHUNK_OF_WEIGHTS,))
-        normal = rng.standard_normal((CHUNK_OF_WEIGHTS, 3))
-        vectors = rng.standard_normal((CHUNK_OF_WEIGHTS, start.size))
+        coefficients = _draw_coefficients(parameters, rng, (length, runs))
+        normal = rng.standard_normal((length, runs, 3))
+        vectors = rng.standard_normal((length, runs, size))
         return np.asarray(_run_weights(task.loss, penalty, parameters, basis, weights, coefficients, normal, vectors))
 
     with double_precision():
-        return _record(start, steps, advance)
+        return _record(start, steps, advance).reshape(len(steps), *given.shape)
 
 
 def overlap_step(
@@ -168,7 +175,7 @@ def overlap_step(
     gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*(inputs @ chain)))
     step = parameters.learning_rate / dimension
     moved = (1 - step * parameters.weight_decay) * chain - step * (gradient @ inputs)
-    added = step**2 * _noise_power(parameters, gradient) * remainder
+    added = step**2 * noise_power(parameters, gradient) * remainder
     return moved.at[-1].set(jnp.sqrt(moved[-1] ** 2 + added))
 
 
@@ -177,20 +184,21 @@ def weight_step(
     penalty: Penalty | None,
     parameters: TaskParameters,
     features: Float[Array, "features n"],
-    weights: Float[Array, " n"],
-    coefficients: Float[Array, "view features"],
-    noise: Float[Array, " view"],
-    vector: Float[Array, " n"],
-) -> Float[Array, " n"]:
-    """Return the weights after one step; `noise` is a_s along the weights, `vector` standard normal."""
-    size = weights.size
-    length = jnp.linalg.norm(weights)
-    along = weights / length
-    outputs = coefficients @ (features @ weights) / size + length / jnp.sqrt(size) * noise
-    gradient = jnp.stack(jax.grad(loss, argnums=(0, 1, 2))(*outputs))
-    across = vector - along * (along @ vector)
-    blurred = (gradient @ noise) * along + jnp.sqrt(_noise_power(parameters, gradient)) * across  # sum_s g_s a_s
-    signal = (gradient @ coefficients) @ features / jnp.sqrt(size)
+    weights: Float[Array, "runs n"],
+    coefficients: Float[Array, "runs view features"],
+    noise: Float[Array, "runs view"],
+    vector: Float[Array, "runs n"],
+) -> Float[Array, "runs n"]:
+    """Return the weights of all runs after one step; `noise` is a_s along the weights, `vector` standard normal."""
+    size = weights.shape[1]
+    length = jnp.sqrt((weights**2).sum(1))
+    overlaps = weights @ features.T / size
+    outputs = jnp.einsum("rsk,rk->rs", coefficients, overlaps) + (length / jnp.sqrt(size))[:, None] * noise
+    gradient = jnp.stack(jnp.vectorize(jax.grad(loss, argnums=(0, 1, 2)))(*outputs.T), 1)
+    across = jnp.sqrt(noise_power(parameters, gradient.T))
+    along = ((gradient * noise).sum(1) - across * (vector * weights).sum(1) / length) / length
+    blurred = along[:, None] * weights + across[:, None] * vector  # sum_s g_s a_s
+    signal = jnp.einsum("rs,rsk->rk", gradient, coefficients) @ features / jnp.sqrt(size)
     decay = parameters.weight_decay * weights + (0.0 if penalty is None else penalty(weights))
     return weights - parameters.learning_rate * ((signal + blurred) / jnp.sqrt(size) + decay / size)
 
@@ -213,11 +221,6 @@ def check_features(task: ContrastiveTask, weights: np.ndarray, features: np.ndar
             f"u_k.u_l / n differs from the identity by {error:.2g}: give orthogonal features with |u_k|^2 = n, for "
             "instance sqrt n times the rows of an orthogonal matrix"
         )
-
-
-def _noise_power(parameters: TaskParameters, gradient: Float[Array, " view"]) -> Float[Array, ""]:
-    """Return g^T R g."""
-    return parameters.variance * (gradient @ gradient) + 2 * parameters.covariance * gradient[0] * gradient[1]
 
 
 @partial(jax.jit, static_argnames=("loss",))
@@ -244,12 +247,12 @@ def _run_weights(
     features: Array,
     weights: Array,
     *draws: Array,
-) -> Float[Array, "steps n"]:
-    """Return the weights after every step of a chunk."""
+) -> Float[Array, "steps runs n"]:
+    """Return the weights of all runs after every step of a chunk."""
 
     def body(weights: Array, drawn: tuple[Array, ...]) -> tuple[Array, Array]:
         coefficients, normal, vector = drawn
-        noise = correlate(parameters, normal)
+        noise = correlate(parameters, normal.T).T
         after = weight_step(loss, penalty, parameters, features, weights, coefficients, noise, vector)
         return after, after
 

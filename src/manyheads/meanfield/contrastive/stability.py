@@ -23,7 +23,7 @@ from manyheads.meanfield.contrastive.ode import (
     check_agreement,
     check_norm,
     check_state,
-    integrate,
+    integrate_overlaps,
     jacobians,
     vector_field,
 )
@@ -192,7 +192,7 @@ def find_basins(
     """
     nodes = nodes or Nodes()
     start = check_state(task, states)
-    end = integrate(task, start, check_times([horizon], "horizon"), nodes)[0]
+    end = integrate_overlaps(task, start, check_times([horizon], "horizon"), nodes)[0]
     check_norm(end)
     with double_precision():
         flat, parameters = end.reshape(-1, end.shape[-1]), task.parameters()

@@ -180,13 +180,6 @@ class ContrastiveTask:
         """R_01, the covariance of the noise of anchor and positive view."""
         return self.shared_std**2 + self.correlation * self.augmentation_std**2
 
-    @property
-    def noise_covariance(self) -> Float[np.ndarray, "view view"]:
-        """R."""
-        matrix = np.diag([self.variance] * 3)
-        matrix[0, 1] = matrix[1, 0] = self.covariance
-        return matrix
-
     def parameters(self) -> TaskParameters:
         """Return the numbers of the task as arrays, for compiled programs."""
         combinations = list(itertools.product(*(zip(f.values, f.probabilities, strict=True) for f in self.features)))

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
-from scipy.integrate import solve_ivp
 
 from manyheads._runge_kutta import runge_kutta_step
 from manyheads.errors import CertificateError, UsageError
+from manyheads.meanfield.initial_value import solve_initial_value
 
 Derivative = Callable[[Any, Any], Any]
 
@@ -65,27 +65,19 @@ def integrate(
         raise UsageError(f"tolerance={tolerance}: expected a relative error between 0 and 1")
     start, unravel = ravel_pytree(state)
     implicit = {"jac": lambda time, flat: np.asarray(_jacobian(derivative, flat, state, args))} if stiff else {}
-    solution = solve_ivp(
+    path = solve_initial_value(
         lambda time, flat: np.asarray(_slope(derivative, flat, state, args)),
-        (0.0, max(float(times[-1]), np.finfo(float).tiny)),
         np.asarray(start),
-        "Radau" if stiff else "DOP853",
-        t_eval=times,
+        times,
+        "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
+        "particles whose mean map has full rank",
+        method="Radau" if stiff else "DOP853",
         rtol=tolerance,
         atol=tolerance * 1e-3,
         **implicit,
     )
-    if not (solution.success and np.isfinite(solution.y).all()):
-        raise CertificateError(
-            "the gradient flow cannot be integrated to the last time: end earlier, raise the tolerance, or start from "
-            "particles whose mean map has full rank",
-            measured=float(solution.t[-1]) if solution.t.size else 0.0,
-            threshold=float(times[-1]),
-        )
-    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in solution.y.T]
-    return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(
-        np.asarray, unravel(jnp.asarray(solution.y[:, -1]))
-    )
+    found = [jax.tree.map(np.asarray, _observed(observe, flat, state, args)) for flat in path]
+    return jax.tree.map(lambda *each: np.stack(each), *found), jax.tree.map(np.asarray, unravel(jnp.asarray(path[-1])))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -31,6 +31,9 @@ from scipy.integrate import solve_ivp
 from manyheads.errors import CertificateError, UsageError
 from manyheads.meanfield.incontext.linear_attention.heads import MergedHeads, check_heads
 from manyheads.meanfield.incontext.linear_attention.regression import InContextRegression
+from manyheads.meanfield.initial_value import solve_initial_value
+
+PRECISION: dict[str, Any] = {"method": "DOP853", "rtol": 1e-9, "atol": 1e-14}
 
 
 @dataclass(frozen=True)
@@ -48,26 +51,27 @@ class SingleDrop:
             crossing.terminal = False  # type: ignore[attr-defined]
         slowest = self.task.spectrum[-1] ** 2
         horizon = (np.log1p(1 / self.size) + 10) / slowest + 10 / (slowest * self.task.spectrum[-1])
-        found = self._solve((0.0, float(horizon)), events=crossings).t_events
-        return np.asarray([times[0] if len(times) else np.inf for times in found])
+        found = solve_ivp(self._field, (0.0, float(horizon)), self._start(), events=crossings, **PRECISION)
+        return np.asarray([times[0] if len(times) else np.inf for times in found.t_events])
 
     def learned(self, times: Float[np.ndarray, " time"]) -> Float[np.ndarray, "time dim"]:
         """Return the share of its optimum that the circuit has reached along each eigenvector."""
-        return self._shares(self._solve((0.0, max(float(times[-1]), 1e-9)), t_eval=times).y)
+        remedy = "the reduced equation of merged heads could not be solved to the last time: end earlier"
+        return self._shares(solve_initial_value(self._field, self._start(), times, remedy, **PRECISION).T)
 
     def _shares(self, state: np.ndarray) -> np.ndarray:
         """Return u / u* from s and w, state of shape (1 + D,) or (1 + D, T)."""
         return (state[0] * state[1:]).T / self.task.optimum
 
-    def _solve(self, span: tuple[float, float], **options: Any) -> Any:
+    def _start(self) -> np.ndarray:
+        """Return s and w at time 0, (1 + D,)."""
         squared = self.task.spectrum**2
-        begin = self.size * np.concatenate([[1.0], squared / np.linalg.norm(squared)])
+        return self.size * np.concatenate([[1.0], squared / np.linalg.norm(squared)])
 
-        def field(time: float, state: np.ndarray) -> np.ndarray:
-            slope = squared * (1 - self._shares(state))  # g, as m u* = lambda
-            return np.concatenate([[state[1:] @ slope], state[0] * slope])
-
-        return solve_ivp(field, span, begin, rtol=1e-9, atol=1e-14, method="DOP853", **options)
+    def _field(self, time: float, state: np.ndarray) -> np.ndarray:
+        """Return the derivative of s and w."""
+        slope = self.task.spectrum**2 * (1 - self._shares(state))  # g, as m u* = lambda
+        return np.concatenate([[state[1:] @ slope], state[0] * slope])
 
 
 def predict_single_drop(task: InContextRegression, heads: MergedHeads) -> SingleDrop:

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_integers
-from manyheads.meanfield.contrastive.ode import integrate
+from manyheads.meanfield.contrastive.ode import integrate_overlaps
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import train_overlaps
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -125,7 +125,7 @@ class FeatureBasins(Study):
         norm = norms_without_features(task, NODES)[-1]
         turned = np.deg2rad(np.linspace(0, 90, self.angles))
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
-        paths = integrate(task, starts, times, NODES)
+        paths = integrate_overlaps(task, starts, times, NODES)
         states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
         rounds = min(2, self.rounds)  # a degree is as fine as the eye sees
         edges = [
@@ -246,9 +246,9 @@ class FeatureBasins(Study):
             Curve(angles, tuple(row.tolist()), f"kurtosis {k:g}", "trained", place)
             for place, (row, k) in enumerate(zip(selected, kurtosis, strict=True))
         ]
+        edges = predicted["boundary"].values
         chosen += [
-            Curve((float(edge), float(edge)), (0.0, 1.0), "", "predicted", place)
-            for place, edge in enumerate(predicted["boundary"].values)
+            Curve((float(edge), float(edge)), (0.0, 1.0), "", "predicted", place) for place, edge in enumerate(edges)
         ]
         rates = trained["transverse"].mean("replicate").values
         rows = tuple(
@@ -265,11 +265,12 @@ class FeatureBasins(Study):
         return (
             self._phase_portrait(predicted),
             Lines(
-                "Share of SGD runs that learn feature 1",
-                "initial angle [degrees]",
-                "share",
+                f"Runs that learn feature 1: boundary at {edges[0]:.0f} to {edges[-1]:.0f} degrees by kurtosis of "
+                "feature 2",
+                "initial angle of (Q1, Q2) [degrees]",
+                "share of runs",
                 tuple(chosen),
-                note=f"n = {self.dimension}. Dashed: the boundary of the ODE.",
+                note=f"SGD, n = {self.dimension}. Dashed: the boundary of the ODE.",
             ),
             Listing(
                 "Rates and boundary by kurtosis of feature 2",
@@ -290,6 +291,7 @@ class FeatureBasins(Study):
         """Draw trajectories by the feature with the larger overlap at the end, and states by their stability."""
         paths = predicted["path"].transpose("start", "time", "coordinate").values
         states, unstable = predicted["state"].values, predicted["unstable"].values
+        stable = int((unstable == 0).sum())
         curves = list(_filled_basins(predicted["radius"].values, predicted["edge"].values))
         for feature in (0, 1):
             members = [path for path in paths if abs(path[-1, feature]) > abs(path[-1, 1 - feature])]
@@ -302,9 +304,10 @@ class FeatureBasins(Study):
                 dot = (abs(float(state[0])),), (abs(float(state[1])),)
                 curves.append(Curve(*dot, "" if place else name, "trained", 2 + count))
         return Lines(
-            f"Phase portrait for kurtosis {1 / self.probabilities[1]:g} of feature 2",
-            "Q1",
-            "Q2",
+            f"Phase portrait for kurtosis {1 / self.probabilities[1]:g} of feature 2: {stable} stable "
+            f"state{'s' * (stable != 1)}",
+            "overlap Q1 with feature 1",
+            "overlap Q2 with feature 2",
             tuple(curves),
             note="Filled: basins of the two features, from starts whose weights outside of the features are those at "
             "Q = 0. Lines: trajectories of the ODE from a circle around Q = 0, projected along q; they may cross the "

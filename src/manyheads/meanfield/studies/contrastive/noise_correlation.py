@@ -193,16 +193,17 @@ class NoiseCorrelation(Study):
         law = benefit[-1] * (rates / rates[-1]) ** 2
         return (
             Lines(
-                f"Cosine of weights and feature, noise {std:g}, learning rate {rate:g}",
+                f"Noise {std:g}, learning rate {rate:g}: rho = {rho[0]:g} changes the cosine by "
+                f"{theory[0] - theory[-1]:+.4f} against rho = {rho[-1]:g}",
                 "correlation rho of the augmentation noise",
-                "stationary cosine",
+                "stationary cosine of weights and feature",
                 (spread_curve(rho, sampled, f"SGD, n = {self.dimension}"), Curve(rho, theory, "ODE", "predicted")),
                 note="Band: replicates.",
             ),
             Lines(
-                "Gain in cosine by rho = -0.9 instead of 0",
+                f"Gain by rho = -0.9 instead of 0: {benefit[-1]:.4f} at learning rate {rates[-1]:g}",
                 "learning rate",
-                "gain",
+                "gain in cosine",
                 (
                     Curve(tuple(rates.tolist()), tuple(benefit.tolist()), "ODE"),
                     Curve(tuple(rates.tolist()), tuple(law.tolist()), "square of the learning rate", "reference"),

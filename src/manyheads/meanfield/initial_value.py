@@ -1,0 +1,42 @@
+"""Initial value problems: SciPy's adaptive integrators, with an error where the solution ends before the last time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.integrate import solve_ivp
+
+from manyheads.errors import CertificateError
+
+SHORTEST = 1e-9  # duration: the integrators need one that is positive
+
+
+def solve_initial_value(
+    derivative: Callable[[float, np.ndarray], np.ndarray],
+    start: Float[np.ndarray, " state"],
+    times: Float[np.ndarray, " times"],
+    remedy: str,
+    **settings: Any,
+) -> Float[np.ndarray, "times state"]:
+    """Integrate ``derivative(time, state)`` from time 0 and return the states at increasing times.
+
+    Parameters
+    ----------
+    remedy
+        What failed and what to do, the message of the error.
+    settings
+        Of `scipy.integrate.solve_ivp`: method, rtol, atol, jac.
+
+    Raises
+    ------
+    CertificateError
+        The solver stops before the last time, or states are not finite.
+    """
+    end = max(float(times[-1]), SHORTEST)
+    found = solve_ivp(derivative, (0.0, end), start, t_eval=times, **settings)
+    if not (found.success and np.isfinite(found.y).all()):
+        raise CertificateError(remedy, measured=float(found.t[-1]) if found.t.size else 0.0, threshold=end)
+    return found.y.T
