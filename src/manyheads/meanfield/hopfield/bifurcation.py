@@ -27,7 +27,7 @@ from manyheads.meanfield.hopfield.lyapunov import (
     Lengths,
     LyapunovSpectrum,
     draw_tangents,
-    follow,
+    run_orbits,
     summarize,
 )
 from manyheads.meanfield.hopfield.network import OneBitNetwork
@@ -87,8 +87,8 @@ def _compiled_scan() -> Any:
 
     def run(recorded: int, weights: Any, state: Any, tangents: Any, betas: Any, gain: Any, lengths: Any) -> Any:
         def visit(state: Any, beta: Any) -> Any:
-            sweep, spent = Sweep(beta[None], gain, ()), Lengths(lengths[0], lengths[1], recorded)
-            state, logs, overlaps = follow(recorded, weights, state, tangents, sweep, spent)
+            sweep, counts = Sweep(beta[None], gain, ()), Lengths(lengths[0], lengths[1], recorded)
+            state, logs, overlaps = run_orbits(recorded, weights, state, tangents, sweep, counts)
             return state, (logs, overlaps)
 
         return jax.lax.scan(visit, state, betas)[1]

@@ -133,7 +133,7 @@ def lyapunov_spectrum(
         part = Sweep(sweep.beta[places], sweep.gain[places], (size,))
         state, _ = fill_window(weights, first_state(weights, spins[:, places], part), part)
         with double_precision():
-            _, logs, overlaps = compiled_follow()(lengths.recorded, weights, state, tangents, part, lengths)
+            _, logs, overlaps = compiled_orbits()(lengths.recorded, weights, state, tangents, part, lengths)
             found.append((np.asarray(logs), np.asarray(overlaps)))
     logs, overlaps = (np.concatenate(parts, axis=-1)[..., : sweep.beta.size] for parts in zip(*found, strict=True))
     return summarize(network, lengths, sweep.shape, logs, overlaps)
@@ -163,7 +163,7 @@ def draw_tangents(network: OneBitNetwork, exponents: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape)
 
 
-def follow(recorded: int, weights: Weights, state: State, tangents: Any, sweep: Sweep, lengths: Lengths) -> Any:
+def run_orbits(recorded: int, weights: Weights, state: State, tangents: Any, sweep: Sweep, lengths: Lengths) -> Any:
     """Run the transient, measure mean logarithms by block, and record overlaps. Traced by JAX.
 
     Returns
@@ -198,12 +198,12 @@ def follow(recorded: int, weights: Weights, state: State, tangents: Any, sweep: 
 
 
 @functools.cache
-def compiled_follow() -> Any:
-    """Return `follow`, compiled; JAX is imported when it is first called."""
+def compiled_orbits() -> Any:
+    """Return `run_orbits`, compiled; JAX is imported when it is first called."""
     import jax
 
     def run(recorded: int, weights: Weights, state: State, tangents: Any, sweep: Any, lengths: Any) -> Any:
-        return follow(
+        return run_orbits(
             recorded, weights, state, tangents, Sweep(sweep[0], sweep[1], ()), Lengths(lengths[0], lengths[1], recorded)
         )
 

@@ -10,6 +10,8 @@ from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.panels import Panel, Picture, Scatter, spread_curve
 
 BETA = "output inverse temperature β"
+EXPONENT = "largest Lyapunov exponent (nat/step)"
+CHAOTIC = 0.01  # exponents above it count as chaotic
 COLOURED = (-0.15, 0.15)  # exponents at the ends of the scale of colours
 DRAWN = (1.2, 1.255, 1.26451, 1.266, 1.27, 1.4, 3.0)  # temperatures whose attractors are drawn
 PLACES = 4  # digits of a coordinate
@@ -17,48 +19,80 @@ PLACES = 4  # digits of a coordinate
 
 def attractor_panels(predicted: xr.Dataset, coexisting: np.ndarray, starts: int) -> tuple[Panel, ...]:
     """Draw the mean field; `coexisting` is the share of random starts with another period, by temperature."""
-    titles = ("Bifurcation diagram", "Bifurcation diagram at the onset of chaos")
     return (
-        *(_bifurcations(predicted.isel(window=at), title) for at, title in enumerate(titles)),
+        _bifurcations(predicted.sel(scan="fixed start")),
+        _onset(predicted.sel(scan=["up", "down"])),
         _attractors(predicted),
         _table(predicted, coexisting, starts),
-        _spectrum(predicted.isel(window=0)),
+        _spectrum(predicted.sel(scan="fixed start")),
         _phases(predicted),
     )
 
 
-def _bifurcations(window: xr.Dataset, title: str) -> Scatter:
-    betas, visited = window["beta"].values, window["visited"].values
-    largest = window["scanned"].values[:, 0]
-    everywhere = [np.repeat(each, visited.shape[1]) for each in (betas, largest)]
+def _bifurcations(scan: xr.Dataset) -> Scatter:
+    betas, visited, largest = scan["beta"].values, scan["visited"].values, scan["scanned"].values[:, 0]
     return Scatter(
-        title,
+        f"Bifurcation diagram: chaos at {_chaotic(largest)} of the temperatures",
         BETA,
         "overlap with feature 1",
-        _rows(everywhere[0]),
-        _rows(visited.ravel()),
-        _rows(everywhere[1]),
-        "largest Lyapunov exponent (nat/step)",
+        *_points(scan),
+        EXPONENT,
         note=f"The last {visited.shape[1]} overlaps at each of {len(betas)} temperatures, every orbit from the first "
-        f"token W^o_1. {_positive(largest)}",
+        f"token W^o_1. Chaos: a largest exponent above {CHAOTIC:g}.",
         limits=COLOURED,
         diverging=True,
     )
+
+
+def _onset(scans: xr.Dataset) -> Scatter:
+    columns = [_points(scans.sel(scan=name)) for name in scans["scan"].values]
+    x, y, values = (tuple(row for (row,) in column) for column in zip(*columns, strict=True))
+    count, late = scans.sizes["place"], scans.sizes["late"]
+    different = _hysteresis(scans["scanned_period"].values, scans["scanned"].values[..., 0])
+    return Scatter(
+        f"Bifurcation diagram by continuation: hysteresis at {different.mean():.0%} of the temperatures",
+        BETA,
+        "overlap with feature 1",
+        x,
+        y,
+        values,
+        EXPONENT,
+        ("β increases", "β decreases"),
+        note=f"The last {late} overlaps at each of {count} temperatures, each orbit from the end of the previous one. "
+        f"At {different.sum()} temperatures the two scans find locked orbits of different periods (up to {late // 2}), "
+        f"or one is locked and the other chaotic (exponent above {CHAOTIC:g}): several attractors coexist there.",
+        limits=COLOURED,
+        diverging=True,
+    )
+
+
+def _hysteresis(periods: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """Return at which temperatures two scans, (2, betas), end on different attractors that are both resolved."""
+    kinds = np.where(periods > 0, periods, np.where(largest > CHAOTIC, -1, 0))  # 0: neither locked nor chaotic
+    return (kinds[0] != kinds[1]) & (kinds != 0).all(0)
+
+
+def _points(scan: xr.Dataset) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Return temperatures, overlaps and largest exponents of one scan, as one row of points each."""
+    visited = scan["visited"].values
+    betas, largest = (np.repeat(each, visited.shape[1]) for each in (scan["beta"].values, scan["scanned"].values[:, 0]))
+    return _rows(betas), _rows(visited.ravel()), _rows(largest)
 
 
 def _attractors(predicted: xr.Dataset) -> Scatter:
     context = OneBitNetwork.published().context
     free = predicted.isel(temperature=0).sel(network="no positions")
     driven = [predicted.sel(network="published", temperature=beta) for beta in DRAWN]
-    orbits, labels = [], []
+    orbits, labels, kinds = [], [], []
     for chosen, name in ((free, ", ε = 0"), *((each, "") for each in driven)):
         period = int(chosen["period"])
-        kind = f"period {period}" if period > 1 else str(chosen["kind"].values)
+        kinds.append(str(chosen["kind"].values))
+        kind = f"period {period}" if period > 1 else kinds[-1]
         labels.append(f"β = {float(chosen['temperature']):g}{name}: {kind}")
         orbits.append(chosen["orbit"].transpose("token", "feature").values)
     position = np.arange(len(orbits[0])) % context + 1.0
     return Scatter(
-        "Attractors in the plane of two overlaps",
+        f"Attractors in the plane of two overlaps: {', '.join(sorted(set(kinds)))}",
         "overlap with feature 1",
         "overlap with feature 2",
         tuple(row for orbit in orbits for row in _rows(orbit[:, 0])),
@@ -107,8 +141,8 @@ def _kaplan_yorke(exponents: np.ndarray) -> float:
     return float(positive + (sums[positive - 1] / abs(exponents[positive]) if positive else 0.0))
 
 
-def _spectrum(window: xr.Dataset) -> Lines:
-    betas, exponents = window["beta"].values.tolist(), window["scanned"].values
+def _spectrum(scan: xr.Dataset) -> Lines:
+    betas, exponents = scan["beta"].values.tolist(), scan["scanned"].values
     curves = [
         Curve(tuple(betas), tuple(exponents[:, at].tolist()), f"λ{at + 1}", group=at)
         for at in range(exponents.shape[1])
@@ -119,7 +153,7 @@ def _spectrum(window: xr.Dataset) -> Lines:
         BETA,
         "exponent (nat/step)",
         (*curves, zero),
-        note=_positive(exponents[:, 0]),
+        note=f"The largest exponent is above {CHAOTIC:g} at {_chaotic(exponents[:, 0])} of the temperatures.",
     )
 
 
@@ -127,14 +161,14 @@ def _phases(predicted: xr.Dataset) -> Picture:
     betas, gains = predicted["phase_beta"].values, predicted["gain"].values[::-1]
     values = predicted["phases"].values[::-1]
     return Picture(
-        "Phase diagram",
+        f"Phase diagram: chaos at {_chaotic(values)} of {values.size:,} points",
         BETA,
         "attention inverse temperature γ",
         tuple(tuple(row.tolist()) for row in values.round(PLACES)),
-        "largest Lyapunov exponent (nat/step)",
+        EXPONENT,
         _marks(betas, 0.5),
         _marks(gains, 50.0),
-        note=f"{values.size:,} orbits from the first token W^o_1. {_positive(values)}",
+        note=f"Every orbit from the first token W^o_1. Chaos: a largest exponent above {CHAOTIC:g}.",
         limits=COLOURED,
         diverging=True,
     )
@@ -162,8 +196,8 @@ def distance_panel(distances: dict[float, np.ndarray], neurons: tuple[int, ...],
     )
 
 
-def _positive(exponents: np.ndarray) -> str:
-    return f"The largest exponent is above 0.01 at {(exponents > 0.01).mean():.0%} of the points."
+def _chaotic(exponents: np.ndarray) -> str:
+    return f"{(exponents > CHAOTIC).mean():.0%}"
 
 
 def _rows(values: np.ndarray) -> tuple[tuple[float, ...], ...]:

@@ -16,6 +16,7 @@ import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
 from manyheads.meanfield.hopfield.attractors import classify_attractors
+from manyheads.meanfield.hopfield.bifurcation import bifurcation_scan
 from manyheads.meanfield.hopfield.lyapunov import LyapunovSpectrum, lyapunov_spectrum
 from manyheads.meanfield.hopfield.network import OneBitNetwork
 from manyheads.meanfield.hopfield.simulation import simulate_network
@@ -28,7 +29,7 @@ from manyheads.study.tables import dataset
 
 # Output inverse temperatures of the publication's trajectories, and some on either side of them.
 TABLE = (0.8, 1.0, 1.2, 1.255, 1.26451, 1.266, 1.27, 1.28, 1.4, 1.554, 2.0, 3.0)
-WINDOWS = ((0.5, 3.0), (1.24, 1.28))  # of the bifurcation diagrams: all temperatures, and the onset of chaos
+WINDOW, ONSET = (0.5, 3.0), (1.24, 1.28)  # of the bifurcation diagrams: all temperatures, and the onset of chaos
 GAINS = (20.0, 300.0)  # attention inverse temperatures of the phase diagram
 EXPONENTS = 4
 RECORD = 800  # tokens kept of an orbit of the table; orbits of period up to half of them are recognised
@@ -54,7 +55,7 @@ class AttractorStudy(Study):
     transient, steps
         Steps of the mean field before and for the Lyapunov exponents of the table; a tenth of them in the diagrams.
     scan
-        Temperatures in each bifurcation diagram.
+        Temperatures in each bifurcation diagram: one from a fixed first token, two by continuation, up and down.
     phase
         Gains and temperatures of the phase diagram.
     """
@@ -62,6 +63,7 @@ class AttractorStudy(Study):
     name: ClassVar[str] = "meanfield/attractors"
     claim: ClassVar[str] = "The sign of the Lyapunov exponent decides if finite networks stay together"
     source: ClassVar[Source] = replace(SOURCE, locus="attractors of the mean field; exponents are derived here")
+    revision: ClassVar[int] = 2
 
     betas: tuple[float, ...] = (0.8, 1.0, 1.28, 1.4, 2.0)
     neurons: tuple[int, ...] = (30_000, 300_000, 3_000_000, 30_000_000)
@@ -91,17 +93,20 @@ class AttractorStudy(Study):
         return cls(transient=100_000, steps=75_000, scan=600, phase=(100, 100))
 
     def predict(self, key: jax.Array) -> xr.Dataset:
-        """Return exponents and attractors of the table, of two scans of beta, and of a phase diagram."""
+        """Return exponents and attractors of the table, of three scans of beta, and of a phase diagram."""
         network, (gains, temperatures) = OneBitNetwork.published(), self.phase
         networks = {"published": network, "no positions": replace(network, positional_weight=0.0)}
-        table = [self._follow(each, np.array(TABLE), 1) for each in networks.values()]
-        betas = np.array([np.linspace(*window, self.scan) for window in WINDOWS])
-        lines = [self._follow(network, window, 10) for window in betas]
-        gain, beta = np.linspace(*GAINS, gains), np.linspace(*WINDOWS[0], temperatures)
-        phases = self._follow(network, beta, 10, gain=gain[:, None])
+        table = [self._spectrum(each, np.array(TABLE), 1) for each in networks.values()]
+        betas, onset = np.linspace(*WINDOW, self.scan), np.linspace(*ONSET, self.scan)
+        shorter = self.transient // 10, self.steps // 10, SHOWN
+        scans = [
+            self._spectrum(network, betas, 10),
+            *(bifurcation_scan(network, onset, direction, EXPONENTS, *shorter) for direction in ("up", "down")),
+        ]
+        gain, beta = np.linspace(*GAINS, gains), np.linspace(*WINDOW, temperatures)
+        phases = self._spectrum(network, beta, 10, gain=gain[:, None])
         found = [classify_attractors(each) for each in table]
-        where, scans = ("network", "temperature"), ("window", "scan")
-        shown = [each.overlaps[..., 0] for each in lines]
+        where, along = ("network", "temperature"), ("scan", "place")
         return dataset(
             {
                 "exponents": ((*where, "order"), [each.exponents for each in table], "Lyapunov exponents", "nat/step"),
@@ -113,13 +118,24 @@ class AttractorStudy(Study):
                     [each.overlaps for each in table],
                     "overlaps of the last tokens",
                 ),
-                "beta": (scans, betas, "output inverse temperature"),
-                "scanned": ((*scans, "order"), [each.exponents for each in lines], "Lyapunov exponents", "nat/step"),
-                "visited": ((*scans, "late"), shown, "overlaps with the first feature"),
+                "beta": (along, [betas, onset, onset], "output inverse temperature"),
+                "scanned": ((*along, "order"), [each.exponents for each in scans], "Lyapunov exponents", "nat/step"),
+                "scanned_period": (
+                    along,
+                    [classify_attractors(each).period for each in scans],
+                    f"period; 0 where there is none up to {SHOWN // 2}",
+                    "step",
+                ),
+                "visited": (
+                    (*along, "late"),
+                    [each.overlaps[..., 0] for each in scans],
+                    "overlaps with the first feature",
+                ),
                 "phases": (("gain", "phase_beta"), phases.exponents[..., 0], "largest Lyapunov exponent", "nat/step"),
             },
             {
                 "network": list(networks),
+                "scan": ["fixed start", "up", "down"],
                 "temperature": (list(TABLE), "output inverse temperature"),
                 "gain": (gain, "attention inverse temperature"),
                 "phase_beta": (beta, "output inverse temperature"),
@@ -136,7 +152,7 @@ class AttractorStudy(Study):
             late = simulate_network(network, beta, self.tokens, neurons, rng)[..., self.tokens // 2 :, :]
             apart.append(((late[0] - late[1]) ** 2).mean((0, 2, 3)) ** 0.5)
         first = rng.uniform(-1, 1, (len(TABLE), self.starts, network.types))
-        orbits = self._follow(network, np.repeat(np.array(TABLE)[:, None], self.starts, 1), 1, initial=first)
+        orbits = self._spectrum(network, np.repeat(np.array(TABLE)[:, None], self.starts, 1), 1, initial=first)
         found, dims = classify_attractors(orbits), ("temperature", "start")
         return dataset(
             {
@@ -152,7 +168,7 @@ class AttractorStudy(Study):
             },
         )
 
-    def _follow(
+    def _spectrum(
         self,
         network: OneBitNetwork,
         betas: np.ndarray,

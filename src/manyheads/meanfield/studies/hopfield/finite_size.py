@@ -149,15 +149,22 @@ class FiniteSize(Study):
             line = float(predicted["constant"].sel(beta=beta)) / np.sqrt(self.neurons)
             curves += [
                 spread_curve(self.neurons, found, f"β = {beta:g}", group=group),
-                Curve(tuple(map(float, self.neurons)), tuple(line.tolist()), "linear response", "predicted", group),
+                Curve(
+                    tuple(map(float, self.neurons)),
+                    tuple(line.tolist()),
+                    "" if group else "linear response",
+                    "predicted",
+                    group,
+                ),
             ]
         network = OneBitNetwork.published()
         scale, ends = network.gain**2 / network.features, [curve.y for curve in curves]
         level = (min(map(min, ends)), max(map(max, ends)))
+        slope = fit_exponent(np.asarray(self.neurons), errors(trained, self.weak)).exponent
         curves.append(Curve((scale, scale), level, "N = γ²/M", "reference"))
         return (
             Lines(
-                "Deviation of overlaps from the mean-field map",
+                f"Deviation from the mean-field map: N^({slope:.2f}) at β = {self.weak:g}",
                 "neurons N",
                 "rms deviation of overlaps",
                 tuple(curves),

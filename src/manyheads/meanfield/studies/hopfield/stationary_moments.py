@@ -22,11 +22,12 @@ from manyheads.meanfield.hopfield.simulation import simulate_network
 from manyheads.meanfield.hopfield.source import SOURCE
 from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Lines, Source, Study
+from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Listing, Panel, spread_curve
 from manyheads.study.tables import dataset
 
 EARLY = 100  # tokens of the comparison token by token
-TOGETHER = 16  # orbits of the mean field in memory at a time
+CHUNK = 16  # orbits of the mean field in memory at a time
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,11 @@ class StationaryMoments(Study):
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the moments of the mean field, the error of a time average, and the first tokens of its orbit."""
         network, rng, moments, early = self.network(), np.random.default_rng(0), [], []
-        for begin in range(0, self.orbits, TOGETHER):
-            first = rng.uniform(-1, 1, (len(self.betas), TOGETHER, network.types))
+        for begin in range(0, self.orbits, CHUNK):
+            first = rng.uniform(-1, 1, (len(self.betas), CHUNK, network.types))
             if not begin:
                 first[:, 0] = network.output[0]
-            betas = np.repeat(np.array(self.betas)[:, None], TOGETHER, 1)
+            betas = np.repeat(np.array(self.betas)[:, None], CHUNK, 1)
             orbits = mean_field_trajectory(network, betas, self.transient + self.steps, initial=first)
             moments.append(_moments(orbits[:, :, self.transient :]))
             early.append(orbits[:, 0, :EARLY])
@@ -135,12 +136,16 @@ class StationaryMoments(Study):
             *(self._single(beta) for beta in self.chaotic),
         )
 
+    def _exponent(self, name: str, beta: float) -> Measure:
+        """Return the measure that fits the exponent of the deviations of a variable at one temperature."""
+        return lambda predicted, trained: fit_exponent(
+            np.asarray(self.neurons), deviations(predicted, trained, name, beta)
+        )
+
     def _power(self, beta: float) -> Claim:
         return Claim(
             f"At beta = {beta:g}, not chaotic, time averages deviate from the mean field by N to a power of -1 to -1/2",
-            lambda predicted, trained: fit_exponent(
-                np.asarray(self.neurons), deviations(predicted, trained, "moments", beta)
-            ),
+            self._exponent("moments", beta),
             target=-0.75,
             tolerance=0.35,
             basis="bias by noise has exponent -1, the noise of an average -1/2; a tenth is allowed on either side",
@@ -163,9 +168,7 @@ class StationaryMoments(Study):
     def _single(self, beta: float) -> Claim:
         return Claim(
             f"At beta = {beta:g}, chaotic, the first {EARLY} tokens deviate from the mean field by N^(-1/2)",
-            lambda predicted, trained: fit_exponent(
-                np.asarray(self.neurons), deviations(predicted, trained, "early", beta)
-            ),
+            self._exponent("early", beta),
             target=-0.5,
             tolerance=0.05,
             basis="the exponent of noise that does not grow; a tenth of it is allowed",
@@ -188,8 +191,9 @@ class StationaryMoments(Study):
                 error = float(predicted["averaging"].sel(beta=beta))
                 label = "error of a time average" if beta == self.chaotic[0] else ""
                 curves.append(Curve(ends, (error, error), label, "predicted", group))
+        largest = max(deviations(predicted, trained, "moments", beta)[:, -1].mean() for beta in self.betas)
         return Lines(
-            "Deviation of time averages from the mean field",
+            f"Deviation of time averages from the mean field: at most {largest:.2g} at N = {self.neurons[-1]:,}",
             "neurons N",
             "rms deviation of <m>, <m²>",
             tuple(curves),
@@ -200,8 +204,10 @@ class StationaryMoments(Study):
         )
 
     def _tokens(self, predicted: xr.Dataset, trained: xr.Dataset) -> Lines:
+        slopes = [fit_exponent(self.neurons, deviations(predicted, trained, "early", beta)) for beta in self.chaotic]
+        ends = sorted(slope.exponent for slope in slopes)
         return Lines(
-            f"Deviation of the first {EARLY} tokens from the mean field",
+            f"Deviation of the first {EARLY} tokens: N^({ends[0]:.2f}) to N^({ends[-1]:.2f}) in chaos",
             "neurons N",
             "rms deviation of overlaps",
             tuple(
@@ -217,7 +223,7 @@ class StationaryMoments(Study):
         found = trained["moments"].isel(cell=0, neurons=-1).mean(("replicate", "run"))
         names = predicted["moment"].values.tolist()
         rows = tuple(
-            (f"{beta:g}", system, *(f"{value:.4f}" for value in data["moments"].sel(beta=beta).values))
+            (f"{beta:g}", system, *(f"{value:.3g}" for value in data["moments"].sel(beta=beta).values))
             for beta in self.betas
             for system, data in (
                 ("mean field", predicted),
