@@ -123,7 +123,7 @@ def solve_attention(
     """
     h = check_representation(task, representation)
     with double_precision():
-        moments = jax.tree.map(np.asarray, _moments(task, h))
+        moments = _moments(task, h)
         condition = check_condition(moments.representation, "the representation")
         weights, prompt_condition = cho_solve(cho_factor(moments.representation), np.eye(task.features)), 1.0
         if length is not None:
@@ -169,8 +169,7 @@ def prompt_loss(
     h = check_representation(task, representation)
     weights = check_attention(task, attention)
     length = None if length is None else check_integer("length", length)
-    with double_precision():
-        return float(joint_loss(_moments(task, h), jnp.asarray(weights), length))
+    return float(joint_loss(_moments(task, h), weights, length))  # type: ignore[arg-type]
 
 
 def length_coefficient(
@@ -202,7 +201,8 @@ def check_attention(task: FeatureTask, attention: Float[ArrayLike, "k k"]) -> np
 
 
 def _moments(task: FeatureTask, h: np.ndarray) -> Moments:
-    return Moments.of(jnp.asarray(h), jnp.asarray(task.targets), task.label_noise)
+    """Return the moments as NumPy arrays: nothing is compiled for a single loss."""
+    return Moments.of(h, task.targets, task.label_noise)  # type: ignore[arg-type]
 
 
 def check_condition(moments: Float[ArrayLike, "k k"], of: str) -> float:

@@ -43,7 +43,7 @@ from manyheads.meanfield.incontext.task import FeatureTask
 ACTIVATION = "sigmoid"
 
 
-class Prompts(NamedTuple):
+class NodePrompts(NamedTuple):
     """Prompts as weights on the nodes, with the query's node and its true answer."""
 
     weights: Float[Array, "prompts nodes"]  # A
@@ -51,7 +51,7 @@ class Prompts(NamedTuple):
     answer: Float[Array, " prompts"]
 
 
-class Weights(NamedTuple):
+class TransformerWeights(NamedTuple):
     """All weights of the transformer."""
 
     outer: Any  # a, (N, k)
@@ -68,7 +68,7 @@ class TrainingTrajectory(NamedTuple):
     cross: Float[np.ndarray, "times k k"]  # C
     explained: Float[np.ndarray, "times k"]  # (C S^-1 C^T)_jj over the variance of target j
     sample_loss: Float[np.ndarray, " times"]  # of the prompts trained on; NaN for the flow
-    weights: Weights
+    weights: TransformerWeights
 
 
 def collect_prompts(
@@ -77,14 +77,14 @@ def collect_prompts(
     tasks: Float[np.ndarray, "prompts k"],
     query: Int[np.ndarray, " prompts"],
     dtype: DTypeLike = np.float32,
-) -> Prompts:
+) -> NodePrompts:
     """Return prompts with the given numbers of pairs at every node, tasks v, and nodes of the query."""
     weights = (counts / counts.sum(1, keepdims=True)) * (tasks @ task.targets.T)
     answer = (tasks * task.targets[query]).sum(1)
-    return Prompts(jnp.asarray(weights, dtype), jnp.asarray(query), jnp.asarray(answer, dtype))
+    return NodePrompts(jnp.asarray(weights, dtype), jnp.asarray(query), jnp.asarray(answer, dtype))
 
 
-def draw_prompts(task: FeatureTask, prompts: int, length: int, rng: np.random.Generator) -> Prompts:
+def draw_prompts(task: FeatureTask, prompts: int, length: int, rng: np.random.Generator) -> NodePrompts:
     """Draw prompts of independent pairs, with standard normal tasks and independent queries, in single precision."""
     nodes = len(task.inputs)
     counts = rng.multinomial(length, np.full(nodes, 1 / nodes), size=prompts)
@@ -92,7 +92,9 @@ def draw_prompts(task: FeatureTask, prompts: int, length: int, rng: np.random.Ge
     return collect_prompts(task, counts, tasks, rng.integers(0, nodes, prompts))
 
 
-def saddle_start(task: FeatureTask, inner: Float[ArrayLike, "width dim"], foreign: float, signal: float) -> Weights:
+def saddle_start(
+    task: FeatureTask, inner: Float[ArrayLike, "width dim"], foreign: float, signal: float
+) -> TransformerWeights:
     r"""Return weights next to the saddle at which every target feature is missed.
 
     The second layer is the sign of the first layer's weights in k directions that no target uses (the last k), made
@@ -131,11 +133,11 @@ def saddle_start(task: FeatureTask, inner: Float[ArrayLike, "width dim"], foreig
     overlaps = signal * foreign * np.diag(np.sqrt(np.diag(task.covariance)))
     outer = outer + len(inner) * dual[:, :count] @ overlaps
     h = active @ outer / len(inner)
-    return Weights(outer, inner, np.linalg.inv(h.T @ h / len(h)))
+    return TransformerWeights(outer, inner, np.linalg.inv(h.T @ h / len(h)))
 
 
 def missed_growth_rates(
-    task: FeatureTask, particles: Particles | Weights, activation: str = ACTIVATION
+    task: FeatureTask, particles: Particles | TransformerWeights, activation: str = ACTIVATION
 ) -> Float[np.ndarray, " k"]:
     """Return the rates at which missed target features grow at a saddle, at infinite prompts and W = S^-1."""
     outer, inner = check_particles(task, particles[:2])
@@ -153,7 +155,7 @@ def missed_growth_rates(
 
 def joint_flow(
     task: FeatureTask,
-    weights: Weights,
+    weights: TransformerWeights,
     times: Float[ArrayLike, " times"],
     *,
     length: int,
@@ -189,8 +191,8 @@ def joint_flow(
 
 def train_on_prompts(
     task: FeatureTask,
-    weights: Weights,
-    prompts: Prompts,
+    weights: TransformerWeights,
+    prompts: NodePrompts,
     rng: np.random.Generator,
     *,
     length: int,
@@ -266,24 +268,24 @@ class _Problem(eqx.Module):
         inputs, targets = jnp.asarray(task.inputs, dtype), jnp.asarray(task.targets, dtype)
         return cls(inputs, targets, jnp.asarray(pairs, dtype), jnp.asarray(speed, dtype), activation)
 
-    def represent(self, weights: Weights) -> Array:
+    def represent(self, weights: TransformerWeights) -> Array:
         """Return h at the nodes."""
         return activation_of(self.activation)(self.inputs @ weights.inner.T) @ weights.outer / len(weights.outer)
 
-    def descend(self, weights: Weights, slopes: Weights) -> Weights:
+    def descend(self, weights: TransformerWeights, slopes: TransformerWeights) -> TransformerWeights:
         """Return the velocity of the weights for the slopes of a loss."""
         width = len(weights.outer)
-        return Weights(-width * slopes.outer, -width * slopes.inner, -self.speed * slopes.attention)
+        return TransformerWeights(-width * slopes.outer, -width * slopes.inner, -self.speed * slopes.attention)
 
 
-def _derivative(weights: Weights, problem: _Problem) -> Weights:
-    def loss(weights: Weights) -> Array:
+def _derivative(weights: TransformerWeights, problem: _Problem) -> TransformerWeights:
+    def loss(weights: TransformerWeights) -> Array:
         return joint_loss(Moments.of(problem.represent(weights), problem.targets), weights.attention, problem.length)
 
     return problem.descend(weights, jax.grad(loss)(weights))
 
 
-def _observe(weights: Weights, problem: _Problem) -> tuple[Array, Array, Array, Array]:
+def _observe(weights: TransformerWeights, problem: _Problem) -> tuple[Array, Array, Array, Array]:
     """Return L_n, the loss at infinite prompts, C, and the explained share of every target."""
     moments = Moments.of(problem.represent(weights), problem.targets)
     losses = (joint_loss(moments, weights.attention, length) for length in (problem.length, None))
@@ -291,28 +293,30 @@ def _observe(weights: Weights, problem: _Problem) -> tuple[Array, Array, Array, 
     return *losses, moments.cross, jnp.diag(fitted) / (problem.targets**2).mean(0)  # type: ignore[return-value]
 
 
-def prompt_losses(h: Float[Array, "nodes k"], attention: Float[Array, "k k"], prompts: Prompts) -> Float[Array, ""]:
+def prompt_losses(h: Float[Array, "nodes k"], attention: Float[Array, "k k"], prompts: NodePrompts) -> Float[Array, ""]:
     """Return half the mean squared error of the answers to the queries of drawn prompts."""
     answers = ((prompts.weights @ h) @ attention * h[prompts.query]).sum(1)
     return 0.5 * ((prompts.answer - answers) ** 2).mean()
 
 
 @jax.jit
-def _train(weights: Weights, problem: _Problem, prompts: Prompts, plan: Array, learning_rate: float) -> Any:
+def _train(
+    weights: TransformerWeights, problem: _Problem, prompts: NodePrompts, plan: Array, learning_rate: float
+) -> Any:
     """Return the observations before training and after every row of the plan, and the weights at the end."""
 
-    def loss(weights: Weights, chosen: Prompts) -> Array:
+    def loss(weights: TransformerWeights, chosen: NodePrompts) -> Array:
         return prompt_losses(problem.represent(weights), weights.attention, chosen)
 
-    def step(weights: Weights, batch: Array) -> tuple[Weights, None]:
-        slopes = jax.grad(loss)(weights, Prompts(*(each[batch] for each in prompts)))
+    def step(weights: TransformerWeights, batch: Array) -> tuple[TransformerWeights, None]:
+        slopes = jax.grad(loss)(weights, NodePrompts(*(each[batch] for each in prompts)))
         moved = problem.descend(weights, slopes)
         return jax.tree.map(lambda value, rate: value + learning_rate * rate, weights, moved), None
 
-    def observe(weights: Weights) -> tuple[Array, ...]:
+    def observe(weights: TransformerWeights) -> tuple[Array, ...]:
         return *_observe(weights, problem), loss(weights, prompts)
 
-    def record(weights: Weights, batches: Array) -> tuple[Weights, tuple[Array, ...]]:
+    def record(weights: TransformerWeights, batches: Array) -> tuple[TransformerWeights, tuple[Array, ...]]:
         weights, _ = jax.lax.scan(step, weights, batches)
         return weights, observe(weights)
 
@@ -320,6 +324,6 @@ def _train(weights: Weights, problem: _Problem, prompts: Prompts, plan: Array, l
     return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), observe(weights), found), end
 
 
-def _check_weights(task: FeatureTask, weights: Weights) -> Weights:
+def _check_weights(task: FeatureTask, weights: TransformerWeights) -> TransformerWeights:
     outer, inner = check_particles(task, weights[:2])
-    return Weights(outer, inner, check_attention(task, weights.attention))
+    return TransformerWeights(outer, inner, check_attention(task, weights.attention))

@@ -90,8 +90,7 @@ class AttentionSpeed(Study):
         def order(chosen: np.ndarray) -> Any:
             def measure(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
                 values = trained["error"].transpose("replicate", "cell").values[:, chosen]
-                fit = fit_exponent(np.asarray(self.speeds)[chosen], values)
-                return fit.exponent, fit.interval
+                return fit_exponent(np.asarray(self.speeds)[chosen], values)
 
             return measure
 
@@ -120,11 +119,12 @@ class AttentionSpeed(Study):
         errors = trained["error"].transpose("replicate", "cell").values
         clock = tuple(trained["moment"].values.tolist())
         line = errors[:, -1].mean() * speeds[-1] / speeds
+        slope = fit_exponent(speeds[speeds >= FAST], errors[:, speeds >= FAST]).exponent
         losses = trained["loss"].isel(replicate=0).transpose("cell", "moment").values
         limit = trained["limit"].isel(replicate=0, cell=0).values
         return (
             Lines(
-                "Error of the two-timescale limit",
+                f"Error of the two-timescale limit: r^({slope:.2f}) from r = {FAST:g} on",
                 "attention speed r",
                 "RMS error of the loss",
                 (
@@ -138,7 +138,7 @@ class AttentionSpeed(Study):
             ),
             Lines(
                 "Loss at finite attention speed",
-                "time",
+                "mean-field time",
                 "loss",
                 (
                     *(

@@ -189,6 +189,7 @@ class HeadParticlesStudy(Study):
         """Show errors of logits after training, averaged and summed, and fluctuation and bias of the loss."""
         sizes = np.asarray(self.heads)
         found = {output: errors(predicted, trained, output) for output in ("averaged", "summed")}
+        slopes = {output: fit_exponent(sizes, each).exponent for output, each in found.items()}
         ratio = {output: each[:, -1].mean() / each[:, 0].mean() for output, each in found.items()}
         spread, shift = _averaged(trained, "loss_spread").values, np.abs(biases(predicted, trained).mean(0))
 
@@ -198,7 +199,7 @@ class HeadParticlesStudy(Study):
 
         return (
             Lines(
-                "Error of H heads against many",
+                f"Error of H heads against many: H^({slopes['averaged']:.2f}), summed H^({slopes['summed']:.2f})",
                 "heads H",
                 "rms error of logits",
                 (
@@ -211,9 +212,11 @@ class HeadParticlesStudy(Study):
                 f"(averaged), {ratio['summed']:.3g} (summed). The reference has {float(predicted['error']):.2g}.",
             ),
             Lines(
-                "Loss of H averaged heads",
+                f"Loss of H averaged heads: bias below its fluctuation at H = {sizes[-1]}"
+                if shift[-1] < spread[:, -1].mean()
+                else "Loss of H averaged heads",
                 "heads H",
-                "nat",
+                "deviation of the loss [nat]",
                 (
                     spread_curve(sizes, spread, "standard deviation over systems"),
                     Curve(tuple(map(float, sizes)), tuple(shift.tolist()), "bias, absolute value", "trained", 1),

@@ -136,8 +136,7 @@ class MLPWidth(Study):
         """Compare the exponent with one layer trained, and the decrease with both."""
 
         def exponent(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            fit = fit_exponent(self.outer_widths, errors(predicted, trained, "outer"))
-            return fit.exponent, fit.interval
+            return fit_exponent(self.outer_widths, errors(predicted, trained, "outer"))
 
         def typical(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             return np.sqrt((errors(predicted, trained, "both") ** 2).mean(0))
@@ -192,7 +191,7 @@ class MLPWidth(Study):
             panels.append(
                 Lines(
                     f"Loss, {'second layer' if layers == 'outer' else 'both layers'} trained",
-                    "time",
+                    "mean-field time",
                     "loss",
                     (
                         *(spread_curve(times, found[at], f"N = {widths[at]:,}", group=at) for at in shown),
@@ -210,10 +209,10 @@ class MLPWidth(Study):
         x = np.asarray(self.outer_widths, float)
         line = errors(predicted, trained, "outer")[:, 0].mean() * np.sqrt(x[0] / x)
         rate = Curve(tuple(x.tolist()), tuple(line.tolist()), "N^(-1/2) through the first point", "reference")
-        title = "RMS error of the loss trajectory"
         fit = fit_exponent(self.outer_widths, errors(predicted, trained, "outer"))
-        note = f"Exponent with the second layer trained: {fit.exponent:.3f}. Bands: replicates."
-        return (*panels, Lines(title, "width N", "RMS error", (*curves, rate), log_x=True, log_y=True, note=note))
+        title = f"RMS error of the loss trajectory: N^({fit.exponent:.2f}) with the second layer trained"
+        quantities = "width N", "RMS error of the loss"
+        return (*panels, Lines(title, *quantities, (*curves, rate), log_x=True, log_y=True, note="Bands: replicates."))
 
     def _shares(self) -> np.ndarray:
         return np.arange(1, RECORDS + 1) / RECORDS

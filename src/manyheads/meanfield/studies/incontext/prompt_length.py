@@ -43,6 +43,7 @@ class PromptLength(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="|L_n - L| <~ sqrt(log k / n); the exact c/n and its bound are derived here"
     )
+    revision: ClassVar[int] = 2
 
     lengths: tuple[int, ...] = (4, 16, 64, 256, 1024)
     pairs: int = 1 << 21
@@ -115,8 +116,7 @@ class PromptLength(Study):
             return (excess(predicted, trained) * lengths / float(predicted["coefficient"])).mean(1)
 
         def exponent(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            fit = fit_exponent(lengths, excess(predicted, trained))
-            return fit.exponent, fit.interval
+            return fit_exponent(lengths, excess(predicted, trained))
 
         def share(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             return (excess(predicted, trained) * lengths).max(1) / float(predicted["largest"])
@@ -170,8 +170,8 @@ class PromptLength(Study):
         ends = measured[:, 0].mean() / measured[:, -1].mean()
         return (
             Lines(
-                "Excess loss of prompts of n pairs",
-                "pairs of a prompt",
+                f"Excess loss of prompts of n pairs: n^({fit_exponent(lengths, measured).exponent:.3f})",
+                "pairs n of a prompt",
                 "loss minus that of infinite prompts",
                 (
                     spread_curve(lengths, measured, "drawn prompts"),

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError, check_integers
+from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.gaussian_points import gaussian_points
 from manyheads.meanfield.incontext.particles import particle_flow
 from manyheads.meanfield.incontext.prompt_length import length_coefficient
@@ -57,6 +58,7 @@ class PromptTraining(Study):
         locus="sizes of the numerical experiment: d = 20, k = 5, 500 sigmoid neurons, 10,000 prompts of 1000 pairs; "
         "features, initial weights and all predictions are derived here",
     )
+    revision: ClassVar[int] = 2
 
     dim: int = 20
     nodes: int = 512
@@ -198,8 +200,8 @@ class PromptTraining(Study):
 
         def fast(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
             times, level = predicted["time"].values, self._levels()[1] / 2
-            crossing = _crossing(times, predicted["fast"].values[None], level)
-            return _crossing(times, _rows(trained, "loss"), level) / crossing
+            crossing = _crossings(times, predicted["fast"].values[None], level)
+            return _crossings(times, _rows(trained, "loss"), level) / crossing
 
         width = f"relative fluctuations N^(-1/2) of the growth rates of {self.width} drawn neurons"
         return (
@@ -284,7 +286,8 @@ class PromptTraining(Study):
 
         return (
             Lines(
-                f"Loss on prompts of {self.length} pairs",
+                f"Loss on prompts of {self.length} pairs: SGD ends at {losses[:, -1].mean():.3g}, the flow at "
+                f"{flow[-1]:.3g}",
                 "mean-field time",
                 "loss",
                 (
@@ -294,20 +297,19 @@ class PromptTraining(Study):
                     *levels,
                 ),
                 log_y=True,
-                note=f"Band: replicates. The SGD loss ends at {losses[:, -1].mean():.3g}, the flow at "
-                f"{flow[-1]:.3g}; flows of {self.reference} neurons differ by {float(predicted['discrepancy']):.2g} "
-                "of the initial loss.",
+                note=f"Band: replicates. Flows of {self.reference} neurons differ by "
+                f"{float(predicted['discrepancy']):.2g} of the initial loss.",
             ),
             Lines(
                 "Share of every target feature that is explained",
                 "mean-field time",
-                "share",
+                "explained share",
                 tuple(features),
                 note="Bands: replicates of SGD. Dashed: mean-field flow. Growth rates of missed features at infinite "
                 f"prompts: {', '.join(f'{rate:.3g}' for rate in predicted['rate'].values)}.",
             ),
             Lines(
-                "What finite prompts cost",
+                f"Cost of finite prompts: {(losses - limits)[:, -1].mean():.3g} at the end",
                 "mean-field time",
                 "loss",
                 (
@@ -316,8 +318,7 @@ class PromptTraining(Study):
                     line(limits.mean(0), "infinite prompts, same weights", "trained", 2),
                 ),
                 log_y=True,
-                note=f"Means over replicates. At the end the excess over infinite prompts is "
-                f"{(losses - limits)[:, -1].mean():.3g}; c/n is {float(predicted['coefficient']) / self.length:.3g}. "
+                note=f"Means over replicates. The cost c/n is {float(predicted['coefficient']) / self.length:.3g}. "
                 f"The prompts trained on have {samples[:, -1].mean() / losses[:, -1].mean():.3g} of the exact loss.",
             ),
         )
@@ -347,27 +348,21 @@ def _rows(trained: xr.Dataset, name: str) -> np.ndarray:
     return trained[name].isel(cell=0).transpose("replicate", ...).values
 
 
-def _crossing(times: np.ndarray, values: np.ndarray, level: float) -> np.ndarray:
-    """Return the first times at which rows of values fall below a level, interpolated; the last time if never."""
-    found = np.full(len(values), float(times[-1]))
-    for place, row in enumerate(values):
-        below = np.flatnonzero(row < level)
-        if below.size and below[0] > 0:
-            at = int(below[0])
-            found[place] = np.interp(-level, -row[[at - 1, at]], times[[at - 1, at]])
-    return found
+def _crossings(times: np.ndarray, values: np.ndarray, level: float) -> np.ndarray:
+    """Return the first times at which rows of values fall to a level; the last time if never."""
+    return np.array([min(first_crossing(times, row, level), float(times[-1])) for row in values])
 
 
 def _half_times(times: np.ndarray, explained: np.ndarray) -> np.ndarray:
     """Return when each feature is explained by half, (replicates, features)."""
-    return np.stack([_crossing(times, -explained[..., at], -0.5) for at in range(explained.shape[-1])], 1)
+    return np.stack([_crossings(times, -explained[..., at], -0.5) for at in range(explained.shape[-1])], 1)
 
 
 def _plateau(times: np.ndarray, losses: np.ndarray, first: float, second: float) -> np.ndarray:
     """Return the losses where they fall least in relative terms, between the middles of the two drops."""
     found = []
     for row, start, stop in zip(
-        losses, _crossing(times, losses, (first + second) / 2), _crossing(times, losses, second / 2), strict=True
+        losses, _crossings(times, losses, (first + second) / 2), _crossings(times, losses, second / 2), strict=True
     ):
         inside = np.flatnonzero((times >= start) & (times <= stop))
         slopes = np.gradient(np.log(row), times)

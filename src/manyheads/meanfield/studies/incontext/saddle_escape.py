@@ -118,8 +118,7 @@ class SaddleEscape(Study):
 
         def radius(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             values = trained["radius"].isel(cell=0).transpose("replicate", "length").values
-            fit = fit_exponent(self.lengths, values)
-            return fit.exponent, fit.interval
+            return fit_exponent(self.lengths, values)
 
         def growth(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             return trained["slope"].isel(cell=0).max("length").values
@@ -162,9 +161,10 @@ class SaddleEscape(Study):
         times = trained["time"].transpose("replicate", "cell").values
         slopes = [np.polyfit(logs, each, 1)[0] for each in times]
         clock = predicted["moment"].values
-        ends = (float(clock[0]), float(clock[-1]))
+        kept = clock <= 1.2 * predicted["time"].values.max() / escape_rate(FOREIGN**2)  # nothing happens afterwards
+        ends = (float(clock[0]), float(clock[kept][-1]))
         stairs = [
-            Curve(tuple(clock.tolist()), tuple(loss.tolist()), f"eps = {size:g}", "predicted", place)
+            Curve(tuple(clock[kept].tolist()), tuple(loss[kept].tolist()), f"eps = {size:g}", "predicted", place)
             for place, (size, loss) in enumerate(zip(self.sizes, predicted["loss"].values, strict=True))
         ]
         levels = [
@@ -173,23 +173,21 @@ class SaddleEscape(Study):
         ]
         return (
             Lines(
-                "Staircase of the loss",
-                "time",
+                f"Staircase of the loss: the saddle is left after {_listed(predicted['time'].values)} times g^2/kappa",
+                "mean-field time",
                 "loss",
                 (*stairs, *levels),
-                note="Closed equations. Escape times of particles, times kappa/g^2: "
-                + ", ".join(f"{each:.2f}" for each in times.mean(0))
-                + ".",
+                note=f"Closed equations. Particles leave the saddle after {_listed(times.mean(0))} times g^2/kappa.",
             ),
             Lines(
-                "Escape time against the initial size",
-                "ln(1/eps)",
-                "escape time times kappa/g^2",
+                f"Escape time: {np.mean(slopes):.4f} (g^2/kappa) ln(1/eps) + constant",
+                "ln(1/eps), eps the initial amplitude",
+                "escape time in units of g^2/kappa",
                 (
                     spread_curve(logs, times, "particles"),
                     Curve(tuple(logs.tolist()), tuple(predicted["time"].values.tolist()), "closed", "predicted"),
                 ),
-                note=f"Slope {np.mean(slopes):.4f}; predicted: 1. Band: replicates, each with a g of its own.",
+                note="The predicted slope is 1. Band: replicates, each with a g of its own.",
             ),
         )
 
@@ -220,3 +218,7 @@ def _flat_radius(foreign: float, length: int) -> float:
     scale = length**-0.5
     end = brentq(lambda log: _growth(np.exp(log) * scale, foreign, length) - 0.25, np.log(SHORTEST), 0.0)
     return float(np.exp(end)) * scale
+
+
+def _listed(times: np.ndarray) -> str:
+    return ", ".join(f"{each:.2f}" for each in times)

@@ -11,15 +11,18 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError, check_integers
+from manyheads.meanfield.incontext.crossings import first_crossing
 from manyheads.meanfield.incontext.linear_attention.drops import count_drops, half_times
 from manyheads.meanfield.incontext.linear_attention.heads import draw_heads, train_heads
 from manyheads.meanfield.incontext.linear_attention.plateau_escape import Drop
 from manyheads.meanfield.incontext.linear_attention.regression import InContextRegression
 from manyheads.meanfield.incontext.linear_attention.time_course import predict_drops
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study, grid
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.reporting.panels import Panel, Role, spread_curve
+from manyheads.study.tables import dataset
 
 KINDS = ("separate", "merged")
+TIME = "steps x learning rate"
 TAIL = 12.0  # widths of the last drop for which training goes on after it
 
 
@@ -94,12 +97,12 @@ class SaddleToSaddle(Study):
         """Return what does not depend on the initial weights: levels of the saddles, optimum, widths of the drops."""
         task = self.task
         widths = task.optimum ** (-1 / 3) / task.spectrum**2
-        return xr.Dataset(
+        return dataset(
             {
-                "level": ("saddle", task.levels, _label("population loss at the saddles")),
-                "optimum": ("direction", task.optimum, _label("optimal circuit")),
-                "width": ("direction", widths, _label("width of the drops", "steps x learning rate")),
-                "growth": ((), float(np.linalg.norm(task.spectrum**2)), _label("growth rate of merged heads")),
+                "level": ("saddle", task.levels, "population loss at the saddles"),
+                "optimum": ("direction", task.optimum, "optimal circuit"),
+                "width": ("direction", widths, "width of the drops", TIME),
+                "growth": ((), float(np.linalg.norm(task.spectrum**2)), "growth rate of merged heads"),
             }
         )
 
@@ -128,17 +131,16 @@ class SaddleToSaddle(Study):
         courses = np.full_like(learned, np.nan) if theory is None else theory.learned(found.times)
         halves = half_times(found.times, learned)
         quarter = learned[-len(learned) // 4 :].mean(0)
-        time = "steps x learning rate"
-        return xr.Dataset(
+        return dataset(
             {
-                "time": ("record", found.times, _label("time", time)),
-                "loss": ("record", found.losses, _label("population loss")),
-                "learned": (("record", "direction"), learned, _label("circuit over its optimum")),
-                "theory": ("record", _loss(task, courses), _label("loss predicted from the initial weights")),
-                "half": ("direction", np.minimum(halves, found.times[-1]), _label("half time", time)),
-                "expected": ("direction", expected, _label("half time predicted from the initial weights", time)),
-                "drops": ((), float(count_drops(found.times, found.losses)), _label("drops of the loss")),
-                "final": ("direction", quarter, _label("circuit over its optimum, mean of the last quarter")),
+                "time": ("record", found.times, "time", TIME),
+                "loss": ("record", found.losses, "population loss"),
+                "learned": (("record", "direction"), learned, "circuit over its optimum"),
+                "theory": ("record", _loss(task, courses), "loss predicted from the initial weights"),
+                "half": ("direction", np.minimum(halves, found.times[-1]), "half time", TIME),
+                "expected": ("direction", expected, "half time predicted from the initial weights", TIME),
+                "drops": ((), float(count_drops(found.times, found.losses)), "drops of the loss"),
+                "final": ("direction", quarter, "circuit over its optimum, mean of the last quarter"),
             }
         )
 
@@ -288,7 +290,7 @@ class SaddleToSaddle(Study):
         return Lines(
             "Duration of the plateaus",
             "std of the initial weights",
-            "mean half time [steps x learning rate]",
+            f"mean half time [{TIME}]",
             tuple(curves),
             log_x=True,
             log_y=True,
@@ -342,32 +344,38 @@ def _plateau_gaps(predicted: xr.Dataset, part: xr.Dataset) -> np.ndarray:
 
 
 def _curves_panel(predicted: xr.Dataset, part: xr.Dataset, kind: str, std: float) -> Panel:
-    """Show the loss of three replicates with the predicted curves and levels."""
-    curves = []
-    for replicate in range(min(3, part.sizes["replicate"])):
-        row = part.isel(replicate=replicate)
-        times = tuple(row["time"].values.tolist())
-        curves.append(Curve(times, tuple(row["loss"].values.tolist()), f"trained, {replicate}", "trained", replicate))
-        if np.isfinite(row["theory"].values).all():
-            label = "predicted" if replicate == 0 else ""
-            curves.append(Curve(times, tuple(row["theory"].values.tolist()), label, "predicted", replicate))
-    end = float(part["time"].values[:3].max())
+    """Show the loss of three replicates with the predicted curves and levels, until it has settled."""
+    curves, shown = [], [part.isel(replicate=replicate) for replicate in range(min(3, part.sizes["replicate"]))]
+    lines = [(row["time"].values, row[name].values) for row in shown for name in ("loss", "theory")]
+    end = 1.25 * max(_settled(*line) for line in lines) or float(part["time"].values.max())
+    for place, (times, loss) in enumerate(lines):
+        if np.isfinite(loss).all():
+            replicate, predicted_line = divmod(place, 2)
+            label = ("predicted" if not replicate else "") if predicted_line else f"trained, {replicate}"
+            role: Role = "predicted" if predicted_line else "trained"
+            line = (tuple(each[times <= end].tolist()) for each in (times, loss))
+            curves.append(Curve(*line, label, role, replicate))
     for number, level in enumerate(predicted["level"].values.tolist()):
         curves.append(Curve((0.0, end), (level, level), "levels of the saddles" if number == 0 else "", "reference"))
-    drops = ", ".join(f"{count:.0f}" for count in part["drops"].values)
+    drops = part["drops"].values.astype(int).tolist()
+    count = (
+        f"{min(drops)} to {max(drops)} drops" if min(drops) < max(drops) else f"{drops[0]} drop" + "s" * (drops[0] != 1)
+    )
     return Lines(
-        f"Loss with {kind} key-query weights, std {std:g}",
-        "time [steps x learning rate]",
+        f"Loss with {kind} key-query weights, std {std:g}: {count}",
+        f"time [{TIME}]",
         "population loss",
         tuple(curves),
-        note=f"Drops counted in the replicates: {drops}. Dashed: predicted from the same initial weights, nothing "
-        "fitted. Grey: loss with the d largest eigenvectors known.",
+        note=f"Drops in the replicates: {', '.join(map(str, drops))}. Dashed: predicted from the same initial weights, "
+        "nothing fitted. Grey: loss with the d largest eigenvectors known.",
     )
+
+
+def _settled(times: np.ndarray, loss: np.ndarray) -> float:
+    """Return when a loss has come within 2% of its fall of its end; 0 where it is not known."""
+    time = first_crossing(times, loss, loss[-1] + 0.02 * (loss[0] - loss[-1]))
+    return time if np.isfinite(time) else 0.0
 
 
 def _pair(measured: float, expected: float) -> str:
     return f"{measured:.1f} / {expected:.1f}"
-
-
-def _label(name: str, units: str = "1") -> dict[str, str]:
-    return {"long_name": name, "units": units}
