@@ -114,5 +114,5 @@ FIGURES = [
     verdicts("contrastive-sgd", "SGD against the ODE; escape from random weights", 8),
     verdicts("feature-basins", "Moments, basins and stability, by SGD", 8),
     verdicts("noise-correlation", "Correlation of augmentation noise, by SGD", 8),
-    verdicts("sparse-penalty", "L1 penalty, SGD against particles", 8),
+    verdicts("sparse-penalty", "L1 penalty, SGD against particles", 12),
 ]
