@@ -20,7 +20,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision

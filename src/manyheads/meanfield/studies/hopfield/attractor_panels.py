@@ -9,6 +9,7 @@ from manyheads.meanfield.hopfield.network import OneBitNetwork
 from manyheads.study import Curve, Lines, Listing
 from manyheads.study.reporting.panels import Panel, Picture, Scatter, spread_curve
 
+Rows = tuple[tuple[float, ...], ...]
 BETA = "output inverse temperature β"
 EXPONENT = "largest Lyapunov exponent (nat/step)"
 CHAOTIC = 0.01  # exponents above it count as chaotic
@@ -72,7 +73,7 @@ def _hysteresis(periods: np.ndarray, largest: np.ndarray) -> np.ndarray:
     return (kinds[0] != kinds[1]) & (kinds != 0).all(0)
 
 
-def _points(scan: xr.Dataset) -> tuple[tuple[tuple[float, ...], ...], ...]:
+def _points(scan: xr.Dataset) -> tuple[Rows, Rows, Rows]:
     """Return temperatures, overlaps and largest exponents of one scan, as one row of points each."""
     visited = scan["visited"].values
     betas, largest = (np.repeat(each, visited.shape[1]) for each in (scan["beta"].values, scan["scanned"].values[:, 0]))
@@ -200,7 +201,7 @@ def _chaotic(exponents: np.ndarray) -> str:
     return f"{(exponents > CHAOTIC).mean():.0%}"
 
 
-def _rows(values: np.ndarray) -> tuple[tuple[float, ...], ...]:
+def _rows(values: np.ndarray) -> Rows:
     """Return the coordinates of one plot, rounded."""
     return (tuple(values.round(PLACES).tolist()),)
 

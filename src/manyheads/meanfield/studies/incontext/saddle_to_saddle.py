@@ -353,8 +353,8 @@ def _curves_panel(predicted: xr.Dataset, part: xr.Dataset, kind: str, std: float
             replicate, predicted_line = divmod(place, 2)
             label = ("predicted" if not replicate else "") if predicted_line else f"trained, {replicate}"
             role: Role = "predicted" if predicted_line else "trained"
-            line = (tuple(each[times <= end].tolist()) for each in (times, loss))
-            curves.append(Curve(*line, label, role, replicate))
+            x, y = (tuple(each[times <= end].tolist()) for each in (times, loss))
+            curves.append(Curve(x, y, label, role, replicate))
     for number, level in enumerate(predicted["level"].values.tolist()):
         curves.append(Curve((0.0, end), (level, level), "levels of the saddles" if number == 0 else "", "reference"))
     drops = part["drops"].values.astype(int).tolist()
