@@ -11,7 +11,7 @@ PIP     = $(BIN)/pip install --quiet --disable-pip-version-check
 PINNED  = $(PIP) -c constraints.txt
 SUITE   = $(BIN)/pytest -n 2 --dist worksteal $(TESTS)
 
-.PHONY: demo test test-all test-oldest test-newest lint format acceptance bench clean
+.PHONY: demo test test-all test-oldest test-newest docs gallery lint format acceptance bench clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 $(VENV)/.dev: $(VENV)/.core
 	$(PINNED) -e '.[dev]'
+	@touch $@
+$(VENV)/.docs: $(VENV)/.core
+	$(PINNED) -e '.[docs]'
 	@touch $@
 $(VENV)/.extras: $(VENV)/.dev
 	$(PINNED) $(TORCH) -e '.[$(EXTRAS)]'
@@ -50,6 +53,12 @@ test-newest:  ## the suite on the newest versions that can be installed
 	$(PIP) --upgrade --upgrade-strategy eager $(TORCH) -e '.[$(EXTRAS)]'
 	$(SUITE)
 
+docs: $(VENV)/.docs  ## the site, offline, in docs/_build/site; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/site
+
+gallery: $(VENV)/.core  ## data of the gallery from stored runs, missing ones at their smallest size: make gallery STORE=runs
+	$(BIN)/python docs/collect_gallery.py $(or $(STORE),runs)
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,4 +75,4 @@ bench: $(VENV)/.extras  ## one performance claim, ours beside its peer: make ben
 	$(BIN)/python benchmarks/$(NAME).py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/api docs/gallery/*.md docs/gallery/*.svg

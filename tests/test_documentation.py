@@ -18,8 +18,10 @@ from manyheads._extras import EXTRA_OF
 from manyheads.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
-BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FILES = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tours/*.md")]
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in FILES)]
+GENERATED = ("docs/api/", "docs/gallery/")  # pages that `make docs` writes
+BLOCK = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Save this as `(?P<name>\w+)\.py`:\s*\Z")
 MODULES = sorted(module.name for module in pkgutil.walk_packages(manyheads.__path__, "manyheads."))
 SLOW = {  # pages and modules whose examples compile or train for more than a CPU second
@@ -93,7 +95,7 @@ def read(page, folder, workers=None):
         if block["kind"] == "python" and (saved := SAVED.search(text[: block.start()])):
             (folder / f"{saved['name']}.py").write_text(block["text"], encoding="utf-8")
             importlib.import_module(saved["name"])
-        elif block["kind"] == "python":
+        elif block["kind"] in ("python", "{code-cell} python"):
             exec(compile(block["text"], place, "exec"), namespace)
         elif block["kind"] == "console":
             for line in block["text"].splitlines():
@@ -138,7 +140,8 @@ def test_links_and_commands_of_the_pages_exist():
     for page in pages:
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+            place = ((ROOT / page).parent / target).resolve().relative_to(ROOT).as_posix()
+            assert place.startswith(GENERATED) or (ROOT / place).exists(), f"{page} links to {target}"
         for name in re.findall(r"make bench NAME=(\w+)", text):
             assert (ROOT / "benchmarks" / f"{name}.py").exists(), f"{page} names the benchmark {name}"
         targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -1,0 +1,90 @@
+"""Collect the gallery's data from a store: claim, verdicts and pictures of every registered study, as JSON.
+
+``python docs/collect_gallery.py STORE`` takes, for each study, the finished run of its default configuration with the
+most replicates; where the store has none, it runs the study in its smallest configuration (``small()``) into the store.
+The site draws the pictures when it is built, so the files hold numbers alone; the two of the README are drawn here.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from manyheads.errors import FileRefused
+from manyheads.study import run
+from manyheads.study.registry import STUDIES, load
+from manyheads.study.reporting.drawing import svg
+from manyheads.study.store.identity import fingerprint
+from manyheads.study.store.run_store import RunStore, find_runs
+
+FOLDER = Path(__file__).parent / "gallery"
+MOST_BYTES = 120_000  # of the pictures of a study: the first ones that fit
+README = {"meanfield/saddle-to-saddle": (0, "saddle-to-saddle.svg"), "demo/text": (1, "head-entropy.svg")}
+SEEDS = range(3)  # root seeds under which a run of the default configuration is looked for
+
+
+def main():
+    """Write one JSON file for each study."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("store", type=Path, help="folder of stored runs; missing runs are computed into it")
+    store = parser.parse_args().store
+    runs = stored(store)
+    for name in STUDIES:
+        kind = load(name)
+        default = best(runs, name, [fingerprint(kind(), seed) for seed in SEEDS])
+        found = default or best(runs, name, [fingerprint(kind.small(), 0)])
+        if found is None:
+            print(f"{name}: no run of this configuration in {store}; the smallest is run", flush=True)
+            found = RunStore(run(kind.small(), 2, store=store, progress=False).attrs["path"])
+        text = json.dumps(entry(found, default is not None), ensure_ascii=False, separators=(",", ":"))
+        (FOLDER / f"{name.replace('/', '-')}.json").write_text(text + "\n", encoding="utf-8")
+        if name in README:
+            draw(found.summary().panels, *README[name])
+        print(f"{name}: {'default' if default else 'small'}, {len(text) // 1000} kB", flush=True)
+
+
+def draw(panels, place, file):
+    """Draw one picture of the README."""
+    (FOLDER.parent / "_static" / file).write_text(svg(panels[place], "readme-"), encoding="utf-8")
+
+
+def stored(store):
+    """Return the finished runs of a store by study and hash."""
+    try:
+        return {(run.header["study"], run.path.name): run for run in find_runs(store) if run.summary() is not None}
+    except FileRefused:
+        return {}
+
+
+def best(runs, name, prints):
+    """Return the run of one of these fingerprints with the most replicates, None if there is none."""
+    known = [
+        found for (study, place), found in runs.items() if study == name and any(p.startswith(place) for p in prints)
+    ]
+    return max(known, key=lambda found: found.summary().replicates, default=None)
+
+
+def entry(found, default):
+    """Return what the gallery shows of a run."""
+    found.verify()
+    header, summary = found.header, found.summary()
+    panels, size = [], 0
+    for panel in summary.panels:
+        size += len(json.dumps(panel.to_json()))
+        if panels and size > MOST_BYTES:
+            break
+        panels.append(panel.to_json())
+    return {
+        "study": header["study"],
+        "claim": header["claim"],
+        "default": default,
+        "command": f"{header['command']} --replicates {summary.replicates} --seed {header['seed']}",
+        "revision": header["revision"],
+        "versions": header["versions"],
+        "source": header.get("source"),
+        "verdicts": [verdict.to_json() for verdict in summary.verdicts],
+        "panels": panels,
+    }
+
+
+if __name__ == "__main__":
+    main()
