@@ -51,7 +51,7 @@ def write(path, text):
 
 
 def escape_bars(app, what, name, found, options, lines):
-    """Let the bars of absolute values stand for themselves: reST reads them as substitutions, but not in mathematics."""
+    """Escape the bars of absolute values outside of mathematics: reST reads them as substitutions."""
     depth = None  # indentation of the directive of mathematics that the line is part of
     for place, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
