@@ -5,6 +5,7 @@ from tests.acceptance import (
     _limits_meanfield,
     _limits_meanfield_growth,
     _limits_meanfield_networks,
+    _limits_muon,
     _limits_studies,
     _limits_torch,
 )
@@ -15,5 +16,6 @@ FIGURES = [
     *_limits_meanfield_networks.FIGURES,
     *_limits_meanfield_growth.FIGURES,
     *_limits_studies.FIGURES,
+    *_limits_muon.FIGURES,
     *_limits_torch.FIGURES,
 ]

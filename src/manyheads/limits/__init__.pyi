@@ -8,8 +8,10 @@ from .dmft.solutions import Sampling as Sampling
 from .dmft.solutions import infinite_depth as infinite_depth
 from .dmft.solutions import infinite_heads as infinite_heads
 from .dmft.solutions import infinite_key_dim as infinite_key_dim
+from .parametrization.hyperparameters import BaseHyperparameters as BaseHyperparameters
+from .parametrization.hyperparameters import MuonHyperparameters as MuonHyperparameters
+from .parametrization.muon import Muon as Muon
 from .parametrization.parametrization import Parametrization as Parametrization
-from .parametrization.targets import BaseHyperparameters as BaseHyperparameters
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .parametrization.targets import forward_multipliers as forward_multipliers
 from .systems.ensembles import Network as Network

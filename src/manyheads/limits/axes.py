@@ -1,4 +1,4 @@
-"""The three axes along which a transformer grows, and lists of shapes along them."""
+"""The axes along which a transformer grows, and lists of shapes along them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Literal, get_args
 from manyheads.errors import UsageError
 from manyheads.transformer.shape import Shape
 
-Axis = Literal["key_dim", "heads", "depth"]
+Axis = Literal["key_dim", "heads", "depth", "stream"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L"}
+LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L", "stream": "D"}
+
+
+def size_along(axis: Axis, shape: Shape) -> int:
+    """Return the size of a shape on an axis; the stream's width where the shape leaves it to N H as well."""
+    return shape.width if axis == "stream" else int(getattr(shape, axis))
 
 
 def shapes_along(axis: Axis, base: Shape | Sequence[int], sizes: Iterable[int]) -> tuple[Shape, ...]:
@@ -35,14 +40,14 @@ def find_axis(shapes: Sequence[Shape | Sequence[int]]) -> tuple[Axis, list[int]]
     >>> find_axis([Shape(4, 4, 2), Shape(8, 4, 2)])
     ('key_dim', [4, 8])
     """
-    shapes = [Shape.of(shape) for shape in shapes]
-    if len(shapes) < 2:
-        raise UsageError(f"{len(shapes)} sizes: a power of the size needs at least two, and three to be sharp")
-    moving = [axis for axis in AXES if len({getattr(shape, axis) for shape in shapes}) > 1]
+    grown = [Shape.of(shape) for shape in shapes]
+    if len(grown) < 2:
+        raise UsageError(f"{len(grown)} sizes: a power of the size needs at least two, and three to be sharp")
+    moving = [axis for axis in AXES if len({getattr(shape, axis) for shape in grown}) > 1]
     if len(moving) != 1:
         found = " and ".join(LETTERS[axis] for axis in moving) or "no axis"
-        raise UsageError(f"{len(shapes)} shapes differ along {found}: change one of N, H and L at a time")
-    sizes = [getattr(shape, moving[0]) for shape in shapes]
+        raise UsageError(f"{len(grown)} shapes differ along {found}: change one of N, H, L and D at a time")
+    sizes = [size_along(moving[0], shape) for shape in grown]
     if len(set(sizes)) < len(sizes):
         raise UsageError(f"sizes {sizes} along {LETTERS[moving[0]]}: give each of them once")
     return moving[0], sizes

@@ -68,6 +68,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.learning_rate_transfer:LearningRateTransfer",
         "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
     ),
+    "limits/muon-coordinates": Entry(
+        "manyheads.limits.studies.muon_coordinates:MuonCoordinates",
+        "Under Muon, updates are independent of N, H, L, D; common recipes break",
+    ),
+    "limits/muon-transfer": Entry(
+        "manyheads.limits.studies.muon_transfer:MuonTransfer",
+        "Muon's optimal learning rate is independent of N, H, L; common recipes shift it",
+    ),
     "limits/head-diversity": Entry(
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",

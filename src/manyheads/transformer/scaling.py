@@ -102,6 +102,7 @@ def standard_scaling(shape: Shape, inputs: Input, mlp_ratio: int = 4) -> Scaling
     initial |= {
         "embedding": inputs.fan_in**-0.5,
         "positional": 1.0,
+        "output": (shape.key_dim * shape.heads) ** -0.5,
         "mlp_out": (max(mlp_ratio, 1) * shape.width) ** -0.5,
         "norm": 1.0,
         "logit_bias": 0.0,

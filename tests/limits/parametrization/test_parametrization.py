@@ -1,5 +1,6 @@
 """The table against the published one, both of its forms by training, and the schemes at the base shape."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -14,28 +15,37 @@ from hypothesis import strategies as st
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, forward_multipliers
 from manyheads.limits.axes import shapes_along
+from manyheads.limits.parametrization.muon import FACTORS, Muon
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.power_laws import Power
-from manyheads.limits.parametrization.scaling_exponents import OPTIMIZERS, SCHEMES
+from manyheads.limits.parametrization.scaling_exponents import SCHEMES
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, standard_scaling
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.scaling import ROLES
 from manyheads.transformer.training import with_weights
 from manyheads.transformer.weights import roles
 
+ALONE = ("adam", "sgd")
 BASE = Shape(4, 2, 2)
 LARGER = Shape(8, 4, 4)
 EXPONENTS = list(product((0.5, 1.0), (0.5, 0.75, 1.0)))
 SIZES = st.integers(1, 64)
 SHAPES = st.builds(Shape, SIZES, SIZES, SIZES)
-PARAMETRIZATIONS = st.builds(
-    Parametrization,
-    logit_exponent=st.sampled_from([0.5, 1.0]),
-    depth_exponent=st.floats(0.5, 1.0),
-    optimizer=st.sampled_from(OPTIMIZERS),
-    scheme=st.sampled_from(SCHEMES),
-    form=st.sampled_from(["effective", "multiplier"]),
-    base=SHAPES,
+COMMON = {
+    "logit_exponent": st.sampled_from([0.5, 1.0]),
+    "depth_exponent": st.floats(0.5, 1.0),
+    "scheme": st.sampled_from(SCHEMES),
+    "base": SHAPES,
+}
+MUONS = st.builds(Muon, st.sampled_from(["whole", "heads-in", "heads"]), st.sampled_from(list(FACTORS)))
+PARAMETRIZATIONS = st.one_of(
+    st.builds(
+        Parametrization,
+        optimizer=st.sampled_from(ALONE),
+        form=st.sampled_from(["effective", "multiplier"]),
+        **COMMON,
+    ),
+    st.builds(Parametrization, optimizer=st.just("muon"), muon=MUONS, **COMMON),
 )
 
 
@@ -58,7 +68,7 @@ def published(n, h, depth, a, c, optimizer):
     return table, learning_rate
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ALONE)
 @pytest.mark.parametrize(("a", "c"), EXPONENTS)
 def test_the_multiplier_form_is_the_published_table(a, c, optimizer):
     found = Parametrization(a, c, optimizer=optimizer, form="multiplier").table(Shape(3, 5, 7))
@@ -85,7 +95,7 @@ def test_nothing_changes_at_the_base(p):
 
 @given(PARAMETRIZATIONS, SHAPES, SHAPES)
 def test_a_change_of_base_is_a_product(p, middle, target):
-    second = Parametrization(p.logit_exponent, p.depth_exponent, 1.0, p.optimizer, middle, p.scheme, p.form)
+    second = replace(p, base=middle)
     there, on, whole = p.table(middle), second.table(target), p.table(target)
     for role in ROLES:
         for column in ("initial", "multiplier", "learning_rate", "epsilon"):
@@ -225,6 +235,8 @@ def test_powers_print_and_multiply():
         {"optimizer": "lion"},
         {"scheme": "ntk"},
         {"form": "stored"},
+        {"optimizer": "muon", "form": "multiplier"},
+        {"muon": "whole"},
         {"logit_exponent": 0.75},
         {"depth_exponent": 0.4},
         {"richness": 0.0},

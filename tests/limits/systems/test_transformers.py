@@ -7,7 +7,7 @@ from tests.limits.adam import adam_steps
 
 from manyheads.errors import UsageError
 from manyheads.limits import Parametrization, digits_task, text_task
-from manyheads.limits.systems.transformers import TWINS, Recipe, measure_updates, sweep_losses
+from manyheads.limits.systems.transformers import TWINS, Recipe, inputs_of, measure_updates, sweep_losses
 from manyheads.transformer import Shape, initialize
 from manyheads.transformer.losses import cross_entropy
 from manyheads.transformer.training import with_weights
@@ -75,6 +75,22 @@ def test_motions_are_those_of_a_training_by_hand(task, seed):
         z = z * np.asarray(weights.blocks.attention_gain[layer])
         moved.append(np.einsum("btd,hdn->bhtn", z, weights.blocks.query[layer] - start.weights.blocks.query[layer]))
     assert found.query_by_weights[1] == pytest.approx(rms(np.stack(moved)), rel=1e-3)
+
+
+def test_every_matrix_of_the_blocks_acts_on_its_inputs(task, seed):
+    """What is taken for the inputs of a matrix gives, times the matrix, what the network computed with it."""
+    config, p = task.config(SHAPE), Parametrization(base=SHAPE)
+    model = initialize(config, p.scaling(SHAPE, config.inputs), jax.random.key(seed))
+    record = model.record(task.batches(jax.random.key(seed))[0], patterns=True)
+    layers, found = record.layers, {}
+    for role in ("query", "key", "value", "output", "mlp_in", "mlp_out"):
+        product, given = inputs_of(role, model, record)
+        found[role] = np.einsum(product, given, getattr(model.weights.blocks, role))
+    computed = {"query": layers.queries, "key": layers.keys, "value": layers.values}
+    computed |= {"output": layers.attention, "mlp_out": layers.mlp}
+    for role, expected in computed.items():
+        np.testing.assert_allclose(found[role], expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(jax.nn.gelu(found["mlp_in"], approximate=False), layers.hidden, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

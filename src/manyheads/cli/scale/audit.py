@@ -8,11 +8,11 @@ from typing import Annotated, Any, Optional, Union
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch, load_function
-from manyheads.cli.scale.shapes import Sizes, Theory, read_shape
+from manyheads.cli.scale.shapes import Sizes, TunedTheory, read_shape
 
 
 @dataclass(frozen=True)
-class Audit(Theory):
+class Audit(TunedTheory):
     """Check learning rate, epsilon, weight decay and init of every parameter of a PyTorch model.
 
     TARGET is a function without arguments that returns (model, optimizer). For a model that is not of Hugging Face
@@ -69,7 +69,7 @@ class Audit(Theory):
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
         hyperparameters = BaseHyperparameters(
-            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or ()
+            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or (), self.tuned_muon()
         )
         model, optimizer, roles, example = self._load()
         if roles is not None and shape is None:

@@ -38,6 +38,7 @@ VERDICT = {"holds": "consistent", "refuted": "BREAKS", "inconclusive": "undecide
 USUAL: dict[str, dict[str, Any]] = {
     # Gradient descent needs training of order one, away from the edge of stability: larger batches, a moderate rate.
     "adam": {"learning_rate": 3e-3, "steps": (4, 25), "learning_rates": (3e-4, 3e-1, 7), "batch": 16},
+    "muon": {"learning_rate": 1e-2, "steps": (4, 25), "learning_rates": (2.5e-3, 0.16, 7), "batch": 16},
     "sgd": {"learning_rate": 0.3, "steps": (60,), "learning_rates": (1e-2, 10.0, 7), "batch": 96},
 }
 LARGEST_SEED = 2**31  # beyond, JAX would take a seed for another one
@@ -63,13 +64,15 @@ class Check(Theory):
     text: Annotated[Optional[Path], ABSENT] = None
     """UTF-8 file for --task text; Python's documentation if absent."""
     learning_rate: Annotated[Optional[float], ABSENT] = None
-    """Learning rate of the base; 0.003 for adam and 0.3 for sgd if absent."""
+    """Learning rate of the base; 0.003 for adam, 0.01 for Muon's groups and 0.3 for sgd if absent."""
+    adam_learning_rate: float = 3e-3
+    """Learning rate of the base of AdamW beside Muon."""
     epsilon: float = 1e-8
     """Adam's epsilon at the base."""
     steps: Numbers = None
-    """Steps after which updates are measured; 4 and 25 for adam and 60 for sgd if absent."""
+    """Steps after which updates are measured; 4 and 25 for adam and muon and 60 for sgd if absent."""
     batch: Annotated[Optional[int], ABSENT] = None
-    """Sequences of a step; 16 for adam and 96 for sgd if absent."""
+    """Sequences of a step; 16 for adam and muon and 96 for sgd if absent."""
     seeds: int = 8
     """Networks of each size."""
     seed: int = 0
@@ -77,7 +80,7 @@ class Check(Theory):
     transfer: Switch = False
     """Find the best learning rate of each size as well."""
     learning_rates: Rates = None
-    """Grid for --transfer; 0.0003 0.3 7 for adam and 0.01 10 7 for sgd if absent."""
+    """Grid for --transfer; 0.0003 0.3 7 for adam, 0.0025 0.16 7 for muon and 0.01 10 7 for sgd if absent."""
     train: int = 60
     """Steps of a training for --transfer."""
     out: Annotated[Optional[Path], ABSENT] = None
@@ -115,7 +118,7 @@ class Check(Theory):
         refuse_work(shapes, tokens, "--train", self.train, sweeps)
         work = count_work(shapes, tokens, steps, self.seeds) + count_work(shapes, tokens, self.train, sweeps)
         announce(f"about {tell_time(work, len(shapes))}", True)
-        recipe = Recipe(self.train, self.epsilon)
+        recipe = Recipe(self.train, self.epsilon, self.adam_learning_rate)
         check = self._check_coordinates(task, parametrization, recipe, shapes)
         if not self.json:  # printed before the longer check, which may be interrupted or find no optimum
             print("\n".join(_coordinates_as_text(self, check)), flush=True)

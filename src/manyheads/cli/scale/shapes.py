@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
+from manyheads.cli.parsing import ABSENT
+
 if TYPE_CHECKING:
     from manyheads.limits import Parametrization
     from manyheads.transformer import Shape
@@ -19,8 +21,12 @@ class Theory:
 
     base: Sizes = None
     """Tuned shape: key dimension N, heads H, depth L."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer; AdamW counts as adam."""
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    """Optimizer; AdamW counts as adam, muon is Muon for the matrices of the blocks and AdamW for the rest."""
+    split: Literal["whole", "fused", "heads-in", "heads"] = "whole"
+    """What Muon orthogonalizes together: matrices, QKV as one, QKV head by head, or the output matrix by heads too."""
+    shape_factor: Literal["none", "original", "spectral", "match_rms_adamw"] = "original"
+    """By what Muon multiplies the rate of a matrix itself; original is Keller Jordan's and the default of torch."""
     logit_exponent: float = 1.0
     """Attention logits are divided by N to this power: 1, or 0.5, which keeps heads different from each other."""
     depth_exponent: float = 1.0
@@ -32,13 +38,43 @@ class Theory:
 
     def parametrization(self, base: "Shape", form: Any = "effective") -> "Parametrization":
         """Build the parametrization."""
-        from manyheads.limits import Parametrization
+        from manyheads.limits import Muon, Parametrization
 
         # The standard scheme divides logits by the root of N; at the base both exponents agree.
         exponent = 0.5 if self.scheme == "standard" else self.logit_exponent
         return Parametrization(
-            exponent, self.depth_exponent, self.richness, self.optimizer, base=base, scheme=self.scheme, form=form
+            exponent,
+            self.depth_exponent,
+            self.richness,
+            self.optimizer,
+            base=base,
+            scheme=self.scheme,
+            form=form,
+            muon=Muon(self.split, self.shape_factor),
         )
+
+
+@dataclass(frozen=True)
+class TunedTheory(Theory):
+    """Flags shared by scale and scale audit: what was tuned at the base for Muon as well."""
+
+    muon_learning_rate: Annotated[Optional[float], ABSENT] = None
+    """Learning rate of Muon's groups that was tuned at the base; --learning-rate is then AdamW's."""
+    muon_weight_decay: float = 0.1
+    """Muon's weight decay at the base; 0.1 is the default of torch."""
+
+    def tuned_muon(self, factors: bool = False) -> Any:
+        """Return Muon's hyperparameters, none with another optimizer; factors alone need none."""
+        from manyheads.errors import UsageError
+        from manyheads.limits import MuonHyperparameters
+
+        if self.optimizer != "muon":
+            if self.muon_learning_rate is not None:
+                raise UsageError("--muon-learning-rate without --optimizer muon: give both, or neither")
+            return None
+        if self.muon_learning_rate is None and not factors:
+            raise UsageError("--optimizer muon needs --muon-learning-rate beside --learning-rate, which is AdamW's")
+        return MuonHyperparameters(self.muon_learning_rate or 1.0, self.muon_weight_decay)
 
 
 @dataclass(frozen=True)
@@ -59,7 +95,7 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     Raises
     ------
     UsageError, FileRefused
-        Not three positive integers; no such file; heads that do not make up the width; attention that the theory does
+        Neither three positive integers nor, with the stream's width, four; no such file; attention that the theory does
         not describe; or a configuration that cannot be read.
     """
     from manyheads.errors import UsageError
@@ -70,7 +106,9 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
     if is_file or (is_file is None and os.path.exists(text)):
         return _shape_of_config(text, flag)
     try:
-        key_dim, heads, depth = map(int, text.split(","))
+        key_dim, heads, depth, *stream = map(int, text.split(","))
+        if len(stream) > 1:
+            raise ValueError
     except ValueError:
         instead = " (a config.json goes to --base-config)" if "--base-config" in flag else ", not a file"
         instead = ", or a config.json that exists" if is_file is None else instead
@@ -78,7 +116,7 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
             f"{flag} {text!r}: expected N,H,L, three integers for key dimension, heads and depth, such as 64,12,12"
             f"{instead}"
         ) from None
-    return Shape(key_dim, heads, depth), None
+    return Shape(key_dim, heads, depth, *stream), None
 
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
@@ -94,15 +132,13 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     config, origin = load_config(path)
     model = shape_of(config, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
-    if key_dim * heads != model.width:
-        raise UsageError(
-            f"{flag} {path}: {heads} heads of dimension {key_dim} make {key_dim * heads}, but the residual stream has "
-            f"width {model.width}; the theory scales shapes with width = N H"
-        )
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
     try:
-        return Shape(key_dim, heads, model.layers), _describe(config, notes)
+        stream = None if model.width == key_dim * heads else model.width
+        key_heads = None if model.kv_heads in (None, heads) else model.kv_heads
+        shape = Shape(key_dim, heads, model.layers, stream, key_heads, model.mlp_hidden)
+        return shape, _describe(config, notes)
     except UsageError as error:
         raise UsageError(f"{flag} {path}: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.scale.shapes import Notes, Theory, read_shape
+from manyheads.cli.scale.shapes import Notes, TunedTheory, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.table import Table
     from manyheads.transformer import Shape
 
+OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
-class Scale(Theory):
+class Scale(TunedTheory):
     """Scale init, learning rate, epsilon and weight decay of every weight from a tuned shape to another one.
 
     See also: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, and 'manyheads
@@ -62,8 +63,9 @@ class Scale(Theory):
             raise UsageError("--base and --base-config exclude each other: give one of them")
         base, base_notes = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape, notes = read_shape(self.to, "--to")
+        learning_rate = 1.0 if self.learning_rate is None else self.learning_rate
         hyperparameters = BaseHyperparameters(
-            1.0 if self.learning_rate is None else self.learning_rate, self.epsilon, self.weight_decay
+            learning_rate, self.epsilon, self.weight_decay, muon=self.tuned_muon(self.learning_rate is None)
         )
         parametrization = self.parametrization(base, self.form)
         if notes and notes.post_norm:
@@ -118,26 +120,31 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
         remarks.append(f"tied embeddings: scale the one matrix as the embedding, and {outputs}")
     if base and target and base.mlp_ratio != target.mlp_ratio:
         remarks.append(
-            f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; the theory "
-            "keeps the ratio"
+            f"hidden width of the MLP: {base.mlp_ratio:g} d at the base and {target.mlp_ratio:g} d here; rows with F "
+            "follow it, and outputs are bounded, not constant, while the ratio changes"
         )
     if base and target and base.group != target.group:
         remarks.append(
-            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; the theory keeps "
-            "their number"
+            f"grouped keys: {base.group} query heads share one at the base and {target.group} here; rows with K follow "
+            "it, as derived and measured at one width"
         )
     return remarks
 
 
 def as_json(table: "Table", tuned: "BaseHyperparameters", remarks: "Sequence[str]") -> dict[str, Any]:
     """Return the table with its factors and the hyperparameters that they give."""
-    numbers = (tuned.learning_rate, tuned.epsilon, tuned.weight_decay)
     data = table.as_dict() | {"outside": list(remarks)}
-    data["base_hyperparameters"] = dict(zip(("learning_rate", "epsilon", "weight_decay"), numbers, strict=True))
+    data["base_hyperparameters"] = _tuned(tuned)
+    if tuned.muon:
+        data["base_hyperparameters"]["muon"] = _tuned(tuned.muon)
     for row, shown in zip(table.rows, data["rows"], strict=True):
-        shown["absolute"] = row.at(*numbers)
+        shown["absolute"] = row.at(**_tuned(tuned.of(row.rule)))
     data["logit_scale"] = table.logit_prefactor * table.shape.key_dim**-table.logit_exponent
     return data
+
+
+def _tuned(own: Any) -> dict[str, Any]:
+    return {name: getattr(own, name) for name in ("learning_rate", "epsilon", "weight_decay")}
 
 
 def print_table(
@@ -151,23 +158,27 @@ def print_table(
     from rich.table import Table as Drawn
 
     p, base, shape = parametrization, table.base, table.shape
-    adam, decays = p.optimizer == "adam", hyperparameters.weight_decay > 0
+    muon = p.optimizer == "muon"
+    adam, decays = p.optimizer != "sgd", hyperparameters.weight_decay > 0 or muon
     names = {"initial": "init std"}
     names |= {"multiplier": "multiplier"} if p.form == "multiplier" else {}
     names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
     names |= {"weight_decay": "weight decay"} if decays else {}
-    drawn = Drawn("weights", *names.values(), box=None, padding=(0, 3, 0, 0))
+    columns = (["optimizer"] if muon else []) + list(names.values())
+    drawn = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0))
     for rows in table.alike():
-        at, cells = rows[0].at(hyperparameters.learning_rate, hyperparameters.epsilon, hyperparameters.weight_decay), []
+        at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)))
+        cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
         for name in names:
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
             value = getattr(rows[0], name) if times else at[name]
             cells.append(_cell(value, _law(rows[0], name, p.richness), times))
         drawn.add_row("\n".join(_pairs([row.role for row in rows])), *cells)
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
+    variant = f" ({p.muon.split}, shape factor {p.muon.factor})" if muon else ""
     print(
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
-        f"scheme {p.scheme!r}, {p.optimizer}, {p.form} form: logits over N^{table.logit_exponent:g}, "
+        f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "
         f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}\n"
     )
     _console().print(drawn)

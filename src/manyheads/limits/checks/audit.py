@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Audit, Finding
 from manyheads.limits.checks.init_test import init_is_right
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.limits.parametrization.parts import HIDDEN, Parameter
-from manyheads.limits.parametrization.targets import BaseHyperparameters, Factors, ParameterTarget
+from manyheads.limits.parametrization.targets import Factors, ParameterTarget
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
@@ -42,6 +43,7 @@ class ActualSettings:
     weight_decay: float | None = None
     std: float | None = None
     count: int = 0
+    rule: str = ""  # what steps it, "adam", "sgd" or "muon"; empty if not compared
     rounding: float = 0.0  # relative rounding of its number type
 
 
@@ -77,10 +79,14 @@ def compare_settings(
             findings.append(Finding(name, target.role, "learning_rate", target.learning_rate, 0.0, 0.0, False, meaning))
             continue
         own = settings[name]
+        if own.rule and own.rule != target.factors.rule:
+            words = _explain_rule(target, own.rule)
+            findings.append(Finding(name, target.role, "optimizer", 1.0, 0.0, 0.0, False, words))
+            continue
         for quantity in ("learning_rate", "epsilon", "weight_decay"):
             actual, expected = getattr(own, quantity), getattr(target, quantity)
             if actual is not None:
-                right = abs(actual - expected) <= ROUNDING * abs(expected)
+                right, expected = _near_enough(quantity, target, own)
                 words = "" if right else _explain(quantity, target, own, hyperparameters, tied, alike)
                 findings.append(
                     Finding(name, target.role, quantity, expected, actual, _over(actual, expected), right, words)
@@ -139,11 +145,38 @@ def audit_learning_rates(
     for row in table.rows:
         if not any(row.role in numbers for numbers in given.values()):
             continue
-        factors = Factors(row.initial, row.learning_rate, row.epsilon)
+        factors = Factors(row.initial, row.learning_rate, row.epsilon, row.rule)
         targets.append(ParameterTarget.of(Parameter(row.role, (row.role,)), row.role, factors, None, hyperparameters))
         learning_rate, epsilon, decay = (numbers.get(row.role) for numbers in given.values())
         settings[row.role] = ActualSettings(learning_rate, epsilon, decay)
     return Audit(compare_settings(targets, settings, hyperparameters))
+
+
+def _near_enough(quantity: str, target: ParameterTarget, own: ActualSettings) -> tuple[bool, float]:
+    """Return whether a number is right, and what was expected: of head blocks the learning rate is bounded only."""
+    actual, expected = getattr(own, quantity), getattr(target, quantity)
+    low, high = sorted((1.0, target.highest))
+    if quantity == "weight_decay" and own.learning_rate:  # the share of a step goes with the rate that was chosen
+        expected /= min(max(own.learning_rate / target.learning_rate, low), high)
+    if quantity != "learning_rate":
+        low = high = 1.0
+    slack = ROUNDING * abs(expected)
+    return low * expected - slack <= actual <= high * expected + slack, expected
+
+
+def _explain_rule(target: ParameterTarget, rule: str) -> str:
+    """Explain a weight in the wrong optimizer."""
+    if rule != "muon":
+        return "it is in AdamW and was Muon's at the base: its update has another size"
+    role = target.role
+    if role in ("embedding", "positional"):
+        return (
+            "it needs AdamW: its inputs are one-hot, so that under Muon a row moves by D^-1/2 to V^-1/2 as the tokens "
+            "of a batch pass D, and no power of a size scales it"
+        )
+    if role == "unembedding":
+        return "it needs AdamW: under Muon its rate would go as D^-1/2, and not as the 1/D of AdamW that it has here"
+    return "it needs AdamW, as at the base"
 
 
 def _compare_init(target: ParameterTarget, own: ActualSettings) -> Finding:
@@ -170,7 +203,7 @@ def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, A
     pairs = [
         (target, settings[target.parameter.name].learning_rate)
         for target in targets
-        if target.parameter.name in settings
+        if target.parameter.name in settings and settings[target.parameter.name].rule in ("", target.factors.rule)
     ]
     found = [
         (target.factors.learning_rate, learning_rate / target.learning_rate)
@@ -193,9 +226,11 @@ def _explain(
 ) -> str:
     """Explain a wrong learning rate, epsilon or decay: cause and effect."""
     actual = getattr(own, quantity)
-    factor = _over(actual, getattr(target, quantity))
+    expected = _near_enough(quantity, target, own)[1]
+    factor = _over(actual, expected)
     own_factor = 1 / target.factors.learning_rate if quantity == "weight_decay" else getattr(target.factors, quantity)
-    base = getattr(hyperparameters, quantity)
+    tuned = hyperparameters.of(target.factors.rule)
+    base = getattr(tuned, quantity)
     if quantity == "learning_rate" and alike:
         cause = (
             "all learning rates are off by this factor and consistent with each other: the tuned one was different, or "
@@ -214,14 +249,17 @@ def _explain(
         cause = "it was scaled twice"
     else:
         cause = OTHER_FACTOR
+    if quantity == "learning_rate" and target.highest != 1:
+        ends = sorted((factor, factor / target.highest))
+        return f"{cause}; every step moves it {ends[0]:.3g} to {ends[1]:.3g} times as far as at the base"
     if quantity == "learning_rate":
         return f"{cause}; every step moves it {factor:.3g} times as far as at the base"
     if quantity == "epsilon":
         damped = "small gradients are damped that were not" if factor > 1 else "noise is amplified that was damped"
         return f"{cause}; relative to its gradients epsilon is {factor:.3g} times what it was at the base: {damped}"
-    if not hyperparameters.weight_decay or not target.weight_decay:
+    if not tuned.weight_decay or not target.weight_decay:
         return "it should have none, as at the base"
-    share = _over((own.learning_rate or 0.0) * actual, hyperparameters.learning_rate * hyperparameters.weight_decay)
+    share = _over((own.learning_rate or 0.0) * actual, tuned.learning_rate * tuned.weight_decay)
     return f"{cause}; with its learning rate, a step removes {share:.3g} times the share of the weight that it took"
 
 

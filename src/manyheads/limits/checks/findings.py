@@ -25,7 +25,8 @@ class Finding:
     Attributes
     ----------
     name, role, quantity
-        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`.
+        Which one; the quantity is `"initial"`, `"learning_rate"`, `"epsilon"` or `"weight_decay"`, and beside Muon
+        `"optimizer"`, `"block"` (what it orthogonalizes together) or a setting that is taken over unchanged.
     expected, actual, factor
         What it should be and is, and actual over expected (infinite where nothing was expected).
     """

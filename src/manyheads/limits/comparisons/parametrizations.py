@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_rising
-from manyheads.limits.axes import AXES, LETTERS, Axis, shapes_along
+from manyheads.limits.axes import AXES, LETTERS, Axis, shapes_along, size_along
+from manyheads.limits.parametrization.muon import Muon
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.limits.task import Task, digits_task, text_task
@@ -28,6 +29,29 @@ LABELS: dict[str, str] = {
     "standard": "standard",
 }
 """Name of a parametrization in cells and flags → label in plots, with the exponents of logits and of depth."""
+
+MUON_LABELS: dict[str, str] = {
+    "muon": "Muon (1, 1)",
+    "muon-half-logit": "Muon (1/2, 1)",
+    "muon-half-depth": "Muon (1, 1/2)",
+    "muon-heads": "Muon per head (1, 1)",
+    "none": "no shape factor",
+    "keller": "Keller Jordan",
+    "moonlight": "Moonlight",
+    "heads-none": "per head, no factor",
+    "heads-keller": "per head, Keller Jordan",
+    "heads-spectral": "per head, spectral",
+}
+"""The same for Muon: its table, and recipes that keep one rate for its groups and trust a shape factor."""
+
+RECIPES: dict[str, Muon] = {
+    "none": Muon("whole", "none"),
+    "keller": Muon("whole", "original"),
+    "moonlight": Muon("whole", "match_rms_adamw"),
+    "heads-none": Muon("heads", "none"),
+    "heads-keller": Muon("heads", "original"),
+    "heads-spectral": Muon("heads", "spectral"),
+}
 
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
@@ -49,7 +73,19 @@ def bordelon(locus: str) -> Source:
 
 
 def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
-    """Return a parametrization by its name in `LABELS`."""
+    """Return a parametrization by its name in `LABELS`, or under Muon in `MUON_LABELS`.
+
+    Recipes of Muon have usual logits, over the root of N, no branch multiplier, and width-only rates of AdamW beside
+    them, so that the matrices alone differ from the table's.
+    """
+    if optimizer == "muon":
+        if name not in MUON_LABELS:
+            raise UsageError(f"parametrization {name!r} of Muon: choose from {', '.join(MUON_LABELS)}")
+        if name in RECIPES:
+            return Parametrization(0.5, optimizer="muon", base=base, scheme="mup", muon=RECIPES[name])
+        logit, depth = (0.5 if name == f"muon-half-{part}" else 1.0 for part in ("logit", "depth"))
+        muon = Muon("heads" if name == "muon-heads" else "whole", "none")
+        return Parametrization(logit, depth, optimizer="muon", base=base, muon=muon)
     if name == "standard":
         return Parametrization.standard(base, optimizer)
     if name.startswith("mup"):
@@ -69,10 +105,15 @@ def task_of(task: str, batch: int) -> Task:
 
 
 def choose_sizes(
-    axes: Sequence[str], key_dims: tuple[int, ...], heads_counts: tuple[int, ...], depths: tuple[int, ...]
+    axes: Sequence[str],
+    key_dims: tuple[int, ...],
+    heads_counts: tuple[int, ...],
+    depths: tuple[int, ...],
+    streams: tuple[int, ...] | None = None,
 ) -> tuple[tuple[Axis, tuple[int, ...]], ...]:
     """Return the sizes along the chosen axes, each with its axis."""
     sizes = {"key_dim": key_dims, "heads": heads_counts, "depth": depths}
+    sizes |= {} if streams is None else {"stream": streams}
     if unknown := set(axes) - set(sizes):
         raise UsageError(f"axis={unknown.pop()!r}: choose from {', '.join(sizes)}")
     return tuple((axis, sizes[axis]) for axis in axes)  # type: ignore[misc]
@@ -91,6 +132,7 @@ class Plan:
     parametrizations: tuple[str, ...]
     optimizer: Optimizer
     epsilon: bool = True  # whether Adam's epsilon is large enough to make a difference
+    axes_of: Mapping[str, tuple[Axis, ...]] = field(default_factory=dict)  # parametrization → its axes, where not all
 
     def __post_init__(self) -> None:
         if not self.parametrizations or not self.sizes:
@@ -113,13 +155,23 @@ class Plan:
         """Return the cell in which the network of every parametrization and shape is trained."""
         first: dict[Any, Cell] = {}
         found = {}
-        for axis, _ in self.sizes:
-            for name in self.parametrizations:
-                for shape in self.shapes(axis):
-                    own = Cell(parametrization=name, key_dim=shape.key_dim, heads=shape.heads, depth=shape.depth)
-                    marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
-                    found[name, shape] = first.setdefault((shape, marks), own)
+        for name, axis in self._asked():
+            for shape in self.shapes(axis):
+                sizes = {"key_dim": shape.key_dim, "heads": shape.heads, "depth": shape.depth}
+                own = Cell(parametrization=name, **sizes | ({"stream": shape.width} if self._streams else {}))
+                marks = _numbers(parametrization_of(name, self.base, self.optimizer), shape, self.epsilon)
+                found[name, shape] = first.setdefault((*sizes.values(), shape.width, marks), own)
         return found
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the stream's width is a size of its own."""
+        return self.base.stream is not None or any(axis == "stream" for axis, _ in self.sizes)
+
+    def _asked(self) -> list[tuple[str, Axis]]:
+        """Return every parametrization with every axis along which it is to be trained."""
+        pairs = [(name, axis) for axis, _ in self.sizes for name in self.parametrizations]
+        return [(name, axis) for name, axis in pairs if axis in self.axes_of.get(name, (axis,))]
 
     def cells(self) -> tuple[Cell, ...]:
         """Return every network once, small ones first."""
@@ -140,15 +192,15 @@ class Plan:
 
     def pairs(self) -> Iterable[tuple[str, Axis]]:
         """Return every parametrization with every axis along which it is something of its own."""
-        for axis, _ in self.sizes:
-            for name in self.parametrizations:
-                if any(cell["parametrization"] == name for cell in self.own(name, axis)):
-                    yield name, axis
+        for name, axis in self._asked():
+            if any(cell["parametrization"] == name for cell in self.own(name, axis)):
+                yield name, axis
 
     def own(self, parametrization: str, axis: Axis) -> Sequence[Cell]:
         """Return the cells of a parametrization away from the base."""
         networks = self.networks()
-        return [networks[parametrization, shape] for shape in self.shapes(axis) if shape != self.base]
+        shapes = [shape for shape in self.shapes(axis) if size_along(axis, shape) != size_along(axis, self.base)]
+        return [networks[parametrization, shape] for shape in shapes]
 
     def multiples(
         self,
@@ -169,24 +221,29 @@ class Plan:
             x_label,
             y_label,
             tuple(tuple(tuple(plot(s, a)) if (s, a) in pairs else () for a, _ in self.sizes) for s in shown),
-            row_labels=tuple(LABELS[name] for name in shown),
+            row_labels=tuple((LABELS | MUON_LABELS)[name] for name in shown),
             column_labels=tuple(f"along {LETTERS[axis]}" for axis, _ in self.sizes),
             log_y=log_y,
             note=f"Sizes: {sizes}. {note} A parametrization stands only along axes where its networks are its own.",
         )
 
 
-def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[float, ...]:
+def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[Any, ...]:
     """Return all that a network consumes of a parametrization, to ten digits, so that rounding distinguishes none."""
     table = parametrization.table(shape)
     names = ("initial", "multiplier", "learning_rate", "epsilon")[: None if epsilon else -1]
-    columns = [table.column(name).values() for name in names]
+    columns: list[Iterable[float]] = [table.column(name).values() for name in names]
     logit = table.logit_prefactor * shape.key_dim**-table.logit_exponent
-    return tuple(float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch))
+    split = (parametrization.muon.split,) if parametrization.optimizer == "muon" else ()
+    if split:  # of rate and shape factor only the product counts
+        columns[2] = [row.learning_rate * row.adjustment for row in table.rows]
+    return split + tuple(
+        float(f"{value:.10g}") for value in (*(v for column in columns for v in column), logit, table.branch)
+    )
 
 
-def _shape(cell: Cell) -> tuple[int, int, int]:
-    return int(cell["key_dim"]), int(cell["heads"]), int(cell["depth"])
+def _shape(cell: Cell) -> tuple[int, ...]:
+    return tuple(int(cell[name]) for name in ("key_dim", "heads", "depth", "stream") if name in cell)
 
 
 def _place(trained: xr.Dataset, cell: Cell) -> int:

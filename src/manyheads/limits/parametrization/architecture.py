@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.parts import PARTS, Architecture, Parameter
-from manyheads.models.config import ModelConfig, read_config
+from manyheads.limits.parametrization.parts import PARTS, UNDERIVED, Architecture, Parameter
+from manyheads.models.config import ModelConfig, read_config, read_value
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, recognize
 from manyheads.models.refusals import CheckpointRefused
@@ -68,12 +68,12 @@ def read_architecture(
     Raises
     ------
     UsageError
-        The family, a name or the attention is not known, or the width is not heads times key dimension.
+        The family, a name or the attention is not known.
 
     Notes
     -----
-    Grouped queries change no law: keys and values of fewer heads read the same stream. Heads per group and the width
-    of the MLP over d are taken to be what they were at the base.
+    Where the base is given by N, H and L alone, heads per group and the width of the MLP over d are taken to be what
+    they are here.
 
     Examples
     --------
@@ -140,6 +140,8 @@ def apply_role_map(
         raise UsageError(f'roles={roles!r}: expected a map from patterns of names to parts, {{"*.wq.weight": "query"}}')
     shape = Shape.of(shape)
     for pattern, part in roles.items():
+        if underived := [piece for piece in part.split("+") if piece in UNDERIVED]:
+            raise UsageError(f"{pattern!r} is given the role {underived[0]!r}: {UNDERIVED[underived[0]]}")
         if unknown := [piece for piece in part.split("+") if piece not in PARTS]:
             raise UsageError(f"{pattern!r} is given the role {unknown[0]!r}: choose from {', '.join(PARTS)}")
     used: set[str] = set()
@@ -213,11 +215,6 @@ def _read_body(config: ModelConfig) -> Body:
     """Refuse attention that the theory does not describe."""
     values, raw = config.values, config.raw
     width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
-    if width != heads * key_dim:
-        raise UsageError(
-            f"a stream of width {width} and {heads} heads of {key_dim}: the theory has width = heads times key "
-            f"dimension; set the key dimension to {width // heads}, or another number of heads"
-        )
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
     if values.get("scaled") is False or values.get("scaled_by_layer"):
@@ -230,7 +227,15 @@ def _read_body(config: ModelConfig) -> Body:
     narrow = raw.get("word_embed_proj_dim")
     if config.family.model_type == "opt" and narrow not in (None, width):
         raise _narrow("word_embed_proj_dim", width)
-    return Body(Shape(key_dim, heads, values["layers"]), config.post_norm, bool(config.family.fused))
+    shape = Shape(
+        key_dim,
+        heads,
+        values["layers"],
+        stream=None if width == heads * key_dim else width,
+        key_heads=None if values["key_value_heads"] in (None, heads) else values["key_value_heads"],
+        hidden=read_value(config.family.counted["mlp_hidden"], raw, config.path),
+    )
+    return Body(shape, config.post_norm, bool(config.family.fused))
 
 
 def _narrow(name: str, width: int) -> UsageError:

@@ -8,7 +8,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.power_laws import ONE, Power
+from manyheads.limits.parametrization.muon import WHOLE, Muon
+from manyheads.limits.parametrization.power_laws import ONE, Power, same_ratio
 from manyheads.limits.parametrization.scaling_exponents import (
     OPTIMIZERS,
     SCHEMES,
@@ -17,7 +18,7 @@ from manyheads.limits.parametrization.scaling_exponents import (
     Scheme,
     scaling_exponents,
 )
-from manyheads.limits.parametrization.table import Row, Table
+from manyheads.limits.parametrization.table import OUTSIDE, Row, Table
 from manyheads.transformer.scaling import ROLES, Scaling, standard_scaling
 from manyheads.transformer.shape import Shape
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 Form = Literal["effective", "multiplier"]
 FORMS: tuple[str, ...] = get_args(Form)
 UNIT = Shape(1, 1, 1)
+WIDER = (
+    "the stream's width over N H changes: AdamW's rates of what reads heads, and all epsilons, are upper bounds then; "
+    "they are exact while the ratio stays"
+)
+GROUPS = "the number of query heads for each key head"
 SMALLEST = 1e-100
 """Factors are larger, and smaller than its inverse: products of a few of them are still numbers."""
 
@@ -50,7 +56,8 @@ class Parametrization:
     richness
         gamma0 relative to the base: the output is divided by it. Small is lazy, large learns features.
     optimizer
-        ``"adam"`` (and what divides by the gradient's size likewise) or ``"sgd"``.
+        ``"adam"`` (and what divides by the gradient's size likewise), ``"sgd"``, or ``"muon"``: Muon for the matrices
+        in the blocks, AdamW for all other weights.
     base
         The shape at which init, learning rate and epsilon were tuned; all factors are one there. N = H = L = 1 gives
         the theory's table itself.
@@ -59,11 +66,14 @@ class Parametrization:
     form
         ``"effective"`` changes init, rate and epsilon of each weight; ``"multiplier"`` gives the weights forward
         multipliers instead, chosen so that all classes share one learning rate. Both train the same function.
+    muon
+        The variant of Muon: what it orthogonalizes together, and its shape factor.
 
     Raises
     ------
     UsageError
-        An unknown name, an exponent outside its range, or richness where a scheme does not know it.
+        An unknown name, an exponent outside its range, richness where a scheme does not know it, or the multiplier form
+        of Muon, whose two optimizers share no learning rate.
 
     Notes
     -----
@@ -90,12 +100,17 @@ class Parametrization:
     base: Shape = UNIT
     scheme: Scheme = "limits"
     form: Form = "effective"
+    muon: Muon = WHOLE
 
     def __post_init__(self) -> None:
         for name, choices in (("optimizer", OPTIMIZERS), ("scheme", SCHEMES), ("form", FORMS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
         object.__setattr__(self, "base", Shape.of(self.base, "base"))
+        if not isinstance(self.muon, Muon):
+            raise UsageError(f"muon={self.muon!r}: expected Muon(split=..., factor=...)")
+        if self.optimizer == "muon" and self.form != "effective":
+            raise UsageError("form='multiplier' with optimizer='muon': two optimizers share no rate; use 'effective'")
         for name in ("logit_exponent", "depth_exponent", "richness"):
             if not isinstance(getattr(self, name), Real):
                 raise UsageError(f"{name}={getattr(self, name)!r}: it is a number")
@@ -128,7 +143,7 @@ class Parametrization:
 
     def scaling_exponents(self) -> dict[str, ScalingExponents]:
         """Return the powers of every role in effective form."""
-        return scaling_exponents(self.scheme, self.optimizer, self.logit_exponent, self.depth_exponent)
+        return scaling_exponents(self.scheme, self.optimizer, self.logit_exponent, self.depth_exponent, self.muon)
 
     @property
     def branch(self) -> Power:
@@ -140,7 +155,7 @@ class Parametrization:
         if self.form == "effective":
             return dict.fromkeys(ROLES, ONE)
         found = self.scaling_exponents()
-        order = 1.0 if self.optimizer == "adam" else 0.5  # rate in effective form ~ m (Adam), m^2 (gradient descent)
+        order = 0.5 if self.optimizer == "sgd" else 1.0  # rate in effective form ~ m (Adam), m^2 (gradient descent)
         bulk = found["value"]
         shared = bulk.learning_rate / bulk.initial ** (1 / order)  # so that the value weights start with std one
         return {role: (law.learning_rate / shared) ** order for role, law in found.items()}
@@ -151,7 +166,8 @@ class Parametrization:
         Raises
         ------
         UsageError
-            No shape, or one so far from the base (or a richness so far from one) that a factor has no float.
+            No shape, or one so far from the base (or a richness so far from one) that a factor has no float; a ratio of
+            sizes that has no known power under the optimizer.
 
         Examples
         --------
@@ -159,6 +175,7 @@ class Parametrization:
         0.125
         """
         shape = Shape.of(shape)
+        self._refuse_ratios(shape)
         multipliers = self.multipliers()
         rows = []
         for role, law in self.scaling_exponents().items():
@@ -166,20 +183,26 @@ class Parametrization:
             powers = {
                 "initial": law.initial / m,
                 "multiplier": m,
-                "learning_rate": law.learning_rate / (m if self.optimizer == "adam" else m**2),
-                "epsilon": law.epsilon * m if self.optimizer == "adam" else ONE,
+                "learning_rate": law.learning_rate / (m**2 if law.rule == "sgd" else m),
+                "epsilon": ONE if law.rule == "sgd" else law.epsilon * m,
             }
             try:
                 numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
+                adjustment = self._adjustment(role, shape) if law.rule == "muon" else 1.0
+                numbers["learning_rate"] /= adjustment if self.scheme == "limits" else 1.0
             except OverflowError:
-                numbers = {"learning_rate": 0.0}
+                numbers, adjustment = {"learning_rate": 0.0}, 1.0
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
                 raise UsageError(
                     f"the factors of {role} are beyond what a float holds: take shapes that are closer to each other, "
                     "and a richness closer to 1"
                 )
-            shown = {name: str(power) for name, power in powers.items()}
-            rows.append(Row(role, **numbers, weight_decay=1 / numbers["learning_rate"], powers=shown))
+            shown = {name: str(power.at(shape, self.base)) for name, power in powers.items()}
+            if law.rule == "muon" and self.scheme == "limits":
+                own = self.muon.adjustment_power(role, shape, self.base)
+                shown["learning_rate"] = str((law.learning_rate / own).at(shape, self.base)) if own else "by its sides"
+            decay = 1 / numbers["learning_rate"]
+            rows.append(Row(role, **numbers, weight_decay=decay, powers=shown, rule=law.rule, adjustment=adjustment))
         return Table(
             scheme=self.scheme,
             optimizer=self.optimizer,
@@ -190,7 +213,42 @@ class Parametrization:
             logit_exponent=self.logit_exponent,
             logit_prefactor=self.base.key_dim ** (self.logit_exponent - 0.5),
             branch=self.branch.ratio(shape, self.base),
+            outside=OUTSIDE + self._notes(shape),
         )
+
+    def _adjustment(self, role: str, shape: Shape) -> float:
+        """Return by how much Muon's shape factor grows from the base."""
+        return self.muon.adjustment(role, shape, self.base) / self.muon.adjustment(role, self.base, shape)
+
+    def _same_aspect(self, shape: Shape) -> bool:
+        """Whether the stream's width over N H is the base's."""
+        return self.base.width * shape.key_dim * shape.heads == shape.width * self.base.key_dim * self.base.heads
+
+    def _notes(self, shape: Shape) -> tuple[str, ...]:
+        """Return what holds with a reservation at a shape."""
+        return (() if self._same_aspect(shape) else (WIDER,)) + (self.muon.notes if self.optimizer == "muon" else ())
+
+    def _refuse_ratios(self, shape: Shape) -> None:
+        """Refuse ratios of sizes that have no known power under the optimizer."""
+        if self.scheme != "limits":
+            return
+        changed = "" if self._same_aspect(shape) else "the stream's width over N H"
+        stated = shape.key_heads is not None and self.base.key_heads is not None
+        if stated and not same_ratio("key_heads", "heads", shape, self.base):
+            changed = GROUPS
+        if changed and self.optimizer == "sgd":
+            raise UsageError(
+                f"{changed} differs from the base's, and how the size of a gradient changes with it is not derived: it "
+                "goes from a random to an aligned sum in training; keep the ratio, or train with AdamW or Muon"
+            )
+        if self.optimizer == "muon" and self.muon.split == "fused":
+            if changed == GROUPS:
+                raise UsageError(f"{changed} differs from the base's in one fused matrix: split it, split='whole'")
+            if self.logit_exponent != 1 and shape.key_dim != self.base.key_dim:
+                raise UsageError(
+                    "queries and keys need another rate than values at logit exponent 1/2 where N changes, and one "
+                    "fused matrix has one: split it (split='whole'), or keep N"
+                )
 
     def scaling(self, shape: Shape | Sequence[int], inputs: Input, mlp_ratio: int = 4) -> Scaling:
         """Return the scales of the library's `Transformer` at a shape: at the base the standard ones.

@@ -25,12 +25,17 @@ PARTS: Mapping[str, str] = {
     "blank": "positional",  # the same, starting at zero
     "hidden": HIDDEN,
     "hidden_bias": "final_norm",  # moves by order one above the blocks
+    "mlp_gate": "mlp_in",
+    "mlp_gate_bias": "bias",
+    "query_gain": "norm",  # of a norm on the queries of a head
+    "key_gain": "norm",
 }
 """Part → role."""
 
 CARRIES: Mapping[str, str] = {
     "query": "logit",
     "query_bias": "logit",
+    "query_gain": "logit",
     "output": "branch",
     "output_bias": "branch",
     "mlp_out": "branch",
@@ -38,6 +43,15 @@ CARRIES: Mapping[str, str] = {
     "embedding": "embedding",
 }
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
+
+UNDERIVED: Mapping[str, str] = {
+    "latent": "how the low-rank factors of latent attention (MLA) share the rank's growth is not derived",
+    "expert": "how experts scale if their number, or the number that a token visits, changes is not derived; if "
+    "neither does, an expert's matrices are mlp_in, mlp_gate and mlp_out",
+    "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
+    "soft_cap": "a cap on logits that follows N or L is not derived; a constant one needs no part",
+}
+"""What people name in a role map, and why it has no role."""
 
 Start = Literal["random", "one", "zero"]
 
@@ -98,3 +112,14 @@ class Architecture:
     std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
     open_end: str = field(default="", repr=False)
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)
+
+    @property
+    def normed_queries(self) -> bool:
+        """Whether a norm with a gain stands behind the queries (QK-norm)."""
+        return any("query_gain" in each.parts for each in (*self.parameters, *self.frozen))
+
+    @property
+    def carries(self) -> Mapping[str, str]:
+        """Part → the factor of the forward pass that it can absorb: a norm behind the queries leaves it to its gain."""
+        eaten = ("query", "query_bias") if self.normed_queries else ()
+        return {part: factor for part, factor in CARRIES.items() if part not in eaten}

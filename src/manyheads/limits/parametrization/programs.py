@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.architecture import apply_role_map
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.parametrization.targets import (
-    BaseHyperparameters,
     Factors,
     forward_multipliers,
     parameter_targets,
@@ -37,8 +37,10 @@ def optax_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     >>> p = Parametrization(base=Shape(4, 2, 1))
     >>> exec(optax_snippet(p, Shape(4, 4, 1), BaseHyperparameters(1e-2)))
     """
-    p, learning_rate = parametrization, f"{hyperparameters.learning_rate!r}"
-    if p.optimizer == "adam":
+    p, learning_rate, imported = parametrization, f"{hyperparameters.learning_rate!r}", ""
+    if p.optimizer == "muon":
+        made, imported = _optax_muon(p, hyperparameters), "Muon, "
+    elif p.optimizer == "adam":
         decay = f", weight_decay={hyperparameters.weight_decay!r}" if hyperparameters.weight_decay else ""
         made = f"optax.adam{'w' if decay else ''}({learning_rate}, eps={hyperparameters.epsilon!r}{decay})"
     elif hyperparameters.weight_decay:
@@ -51,7 +53,7 @@ import jax
 import optax
 
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize, roles
-from manyheads.limits import Parametrization
+from manyheads.limits import {imported}Parametrization
 
 parametrization = {_constructed(p)}
 shape = {_shown(shape)}
@@ -62,9 +64,36 @@ config = TransformerConfig(shape, {_INPUTS}, causal=True, read_out="token")
 model = initialize(config, parametrization.scaling(shape, config.inputs), jax.random.key(0))
 
 # For a model of your own: a tree with the name of a role for every weight, in place of roles(model.weights).
-optimizer = parametrization.optax({made}, roles(model.weights), shape)
+tuned = {made}  # at the base
+optimizer = parametrization.optax(tuned, roles(model.weights), shape)
 state = optimizer.init(model.weights)
 '''
+
+
+def _optax_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
+    """Return the call that makes Muon and AdamW at the base; optax gives both one epsilon."""
+    own = _refuse_factors(p, hyperparameters, "optax.contrib.muon")
+    rms = "\n    consistent_rms=0.2," if p.muon.factor == "match_rms_adamw" else ""
+    return f"""optax.contrib.muon(
+    {own.learning_rate!r},
+    ns_steps={own.ns_steps!r},
+    beta={own.momentum!r},
+    eps={hyperparameters.epsilon!r},
+    nesterov={own.nesterov!r},
+    weight_decay={own.weight_decay!r},
+    adam_learning_rate={hyperparameters.learning_rate!r},
+    adam_weight_decay={hyperparameters.weight_decay!r},
+    muon_weight_dimension_numbers=parametrization.muon.dimensions(model.weights),{rms}
+)"""
+
+
+def _refuse_factors(p: Parametrization, hyperparameters: BaseHyperparameters, name: str) -> MuonHyperparameters:
+    """Return Muon's hyperparameters, or refuse a shape factor that an optimizer does not have."""
+    if p.muon.factor not in ("original", "match_rms_adamw"):
+        raise UsageError(f"{name} has the shape factors original and match_rms_adamw, not {p.muon.factor}: choose one")
+    own = hyperparameters.of("muon")
+    assert isinstance(own, MuonHyperparameters)
+    return own
 
 
 def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameters: BaseHyperparameters) -> str:
@@ -81,25 +110,49 @@ def torch_snippet(parametrization: Parametrization, shape: Shape, hyperparameter
     if parametrization.form != "effective":
         raise UsageError("the torch snippet is written in effective form: leave out --form multiplier")
     table = parametrization.table(shape)
+    if parametrization.optimizer == "muon":
+        optimizer = _torch_muon(parametrization, hyperparameters)
+    else:
+        made = "AdamW" if parametrization.optimizer == "adam" else "SGD"
+        optimizer = f"optimizer = torch.optim.{made}(parameter_groups(model))"
     start = standard_scaling(parametrization.base, TokenInput(VOCABULARY)).initial
     rows = [row for row in table.rows if row.role not in ZERO]
-    adam = parametrization.optimizer == "adam"
     forward = forward_multipliers(parametrization, shape)
-    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon) for row in rows}
+    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon, row.rule) for row in rows}
     # With its factor in the forward pass the read-out starts and trains as at the base: what `audit` calls applied.
-    read_out = found["unembedding"].fold(1 / forward.output, parametrization.optimizer)
+    read_out = found["unembedding"].fold(1 / forward.output)
     # As there, too: width-only practice leaves epsilon alone where the factor stands in the forward pass.
     found["unembedding"] = replace(read_out, epsilon=1.0) if parametrization.scheme == "mup" else read_out
     initial = _entries((role, f"{start[role] * factors.initial:.10g}") for role, factors in found.items())
-    groups = _entries((role, _group(hyperparameters, factors, adam)) for role, factors in found.items())
-    made = "AdamW" if adam else "SGD"
+    groups = _entries((role, _group(hyperparameters, factors)) for role, factors in found.items())
     return f'"""{_headline(parametrization, shape)}"""\n' + _TORCH.replace(
         "<SIZES>", f"{shape.key_dim}, {shape.heads}, {shape.depth}"
-    ).replace("<INITIAL>", initial).replace("<GROUPS>", groups).replace(
-        "<LOGIT>", f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}"
-    ).replace("<BRANCH>", f"{forward.branch:.10g}").replace("<OUTPUT>", f"{forward.output:.10g}").replace(
-        "<VOCABULARY>", str(VOCABULARY)
-    ).replace("<LENGTH>", str(LENGTH)).replace("<OPTIMIZER>", made)
+    ).replace("<WIDTH>", str(shape.stream) if shape.stream else "N * H").replace("<INITIAL>", initial).replace(
+        "<GROUPS>", groups
+    ).replace("<LOGIT>", f"{table.logit_prefactor * shape.key_dim**-table.logit_exponent:.10g}").replace(
+        "<BRANCH>", f"{forward.branch:.10g}"
+    ).replace("<OUTPUT>", f"{forward.output:.10g}").replace("<VOCABULARY>", str(VOCABULARY)).replace(
+        "<LENGTH>", str(LENGTH)
+    ).replace("<OPTIMIZER>", optimizer)
+
+
+def _torch_muon(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
+    """Return the lines that make Muon for the matrices of the blocks and AdamW for the rest."""
+    return f"""groups = parameter_groups(model)
+muon = torch.optim.Muon(
+    [group for group in groups if group["algorithm"] == "muon"],
+    {_muon_words(p, hyperparameters)},
+)
+adamw = torch.optim.AdamW([group for group in groups if group["algorithm"] == "adamw"])
+optimizers = [muon, adamw]  # step both"""
+
+
+def _muon_words(p: Parametrization, hyperparameters: BaseHyperparameters) -> str:
+    if p.muon.split != "whole":
+        raise UsageError(f"torch.optim.Muon orthogonalizes whole matrices, not split={p.muon.split!r}: take 'whole'")
+    own = _refuse_factors(p, hyperparameters, "torch.optim.Muon")
+    words = f"momentum={own.momentum!r}, nesterov={own.nesterov!r}, ns_steps={own.ns_steps!r}"
+    return f"{words}, adjust_lr_fn={_quoted(p.muon.factor)}"
 
 
 def transformers_snippet(
@@ -124,7 +177,15 @@ def transformers_snippet(
     >>> "AutoConfig.from_pretrained('config.json')" in text
     True
     """
-    adam = parametrization.optimizer == "adam"
+    made = "groups = torch_groups(parametrization, model, hyperparameters)"
+    if parametrization.optimizer == "muon":
+        made = _torch_muon(parametrization, hyperparameters).replace("groups = parameter_groups(model)", made, 1)
+        tuned = f"    muon={hyperparameters.muon!r},\n"
+        names = ", Muon, MuonHyperparameters"
+    else:
+        rule = "AdamW" if parametrization.optimizer == "adam" else "SGD"
+        made = f"optimizer = torch.optim.{rule}(torch_groups(parametrization, model, hyperparameters))"
+        tuned = names = ""
     own = fused and _needs_own_scale(parametrization, shape, hyperparameters)
     imported = ", scale_logits" if own else ""
     scaled = (
@@ -142,19 +203,19 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from manyheads.transformer import Shape
-from manyheads.limits import Parametrization, BaseHyperparameters, initialize_model{imported}, torch_groups
+from manyheads.limits import Parametrization, BaseHyperparameters, initialize_model{imported}, torch_groups{names}
 
 parametrization = {_constructed(parametrization)}
 hyperparameters = BaseHyperparameters(
     learning_rate={hyperparameters.learning_rate!r},
     epsilon={hyperparameters.epsilon!r},
     weight_decay={hyperparameters.weight_decay!r},
-)
+{tuned})
 
 # AutoModelForCausalLM and the like make the same model with its head.
 model = AutoModel.from_config(AutoConfig.from_pretrained({config!r}))
 {scaled}initialize_model(parametrization, model, hyperparameters)
-optimizer = torch.optim.{"AdamW" if adam else "SGD"}(torch_groups(parametrization, model, hyperparameters))
+{made}
 '''
 
 
@@ -175,6 +236,7 @@ def _needs_own_scale(p: Parametrization, shape: Shape, hyperparameters: BaseHype
 
 
 def _constructed(p: Parametrization) -> str:
+    muon = f"\n    muon={p.muon!r}," if p.optimizer == "muon" else ""
     return f"""Parametrization(
     logit_exponent={p.logit_exponent!r},
     depth_exponent={p.depth_exponent!r},
@@ -182,7 +244,7 @@ def _constructed(p: Parametrization) -> str:
     optimizer={_quoted(p.optimizer)},
     base={_shown(p.base)},
     scheme={_quoted(p.scheme)},
-    form={_quoted(p.form)},
+    form={_quoted(p.form)},{muon}
 )"""
 
 
@@ -192,20 +254,24 @@ def _headline(p: Parametrization, shape: Shape) -> str:
 
 
 def _shown(shape: Shape) -> str:
-    return f"Shape(key_dim={shape.key_dim}, heads={shape.heads}, depth={shape.depth})"
+    return repr(shape)
 
 
 def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _group(hyperparameters: BaseHyperparameters, factors: Factors, adam: bool) -> str:
+def _group(hyperparameters: BaseHyperparameters, factors: Factors) -> str:
+    tuned = hyperparameters.of(factors.rule)
     parts = {
-        "lr": hyperparameters.learning_rate * factors.learning_rate,
-        **({"eps": hyperparameters.epsilon * factors.epsilon} if adam else {}),
+        "lr": tuned.learning_rate * factors.learning_rate,
+        **({} if factors.rule == "sgd" else {"eps": tuned.epsilon * factors.epsilon}),
     }
-    parts["weight_decay"] = hyperparameters.weight_decay / factors.learning_rate
-    return "{" + ", ".join(f'"{name}": {value:.10g}' for name, value in parts.items()) + "}"
+    parts["weight_decay"] = tuned.weight_decay / factors.learning_rate
+    words = [f'"{name}": {value:.10g}' for name, value in parts.items()]
+    if hyperparameters.muon:
+        words.append(f'"algorithm": "{"muon" if factors.rule == "muon" else "adamw"}"')
+    return "{" + ", ".join(words) + "}"
 
 
 def _entries(pairs: Iterable[tuple[str, str]]) -> str:
@@ -217,6 +283,7 @@ import torch
 from torch import nn
 
 N, H, L = <SIZES>
+D = <WIDTH>  # of the residual stream
 INITIAL = {  # std at the start; gains start at this constant
 <INITIAL>
 }
@@ -244,10 +311,10 @@ ROLES = {  # how a parameter's name ends: what it is; make this fit your model, 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(N * H, bias=False), nn.LayerNorm(N * H, bias=False)
-        for name in ("query", "key", "value", "output"):
-            setattr(self, name, nn.Linear(N * H, N * H, bias=False))
-        self.mlp_in, self.mlp_out = nn.Linear(N * H, 4 * N * H, bias=False), nn.Linear(4 * N * H, N * H, bias=False)
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(D, bias=False), nn.LayerNorm(D, bias=False)
+        self.query, self.key, self.value = (nn.Linear(D, N * H, bias=False) for _ in range(3))
+        self.output = nn.Linear(N * H, D, bias=False)
+        self.mlp_in, self.mlp_out = nn.Linear(D, 4 * D, bias=False), nn.Linear(4 * D, D, bias=False)
 
     def forward(self, stream):
         z = self.attention_norm(stream)
@@ -260,10 +327,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self, vocabulary=<VOCABULARY>, length=<LENGTH>):
         super().__init__()
-        self.embedding, self.positional = nn.Embedding(vocabulary, N * H), nn.Embedding(length, N * H)
+        self.embedding, self.positional = nn.Embedding(vocabulary, D), nn.Embedding(length, D)
         self.blocks = nn.Sequential(*[Block() for _ in range(L)])
-        self.final_norm = nn.LayerNorm(N * H, bias=False)
-        self.unembedding = nn.Linear(N * H, vocabulary, bias=False)
+        self.final_norm = nn.LayerNorm(D, bias=False)
+        self.unembedding = nn.Linear(D, vocabulary, bias=False)
 
     def forward(self, tokens):
         stream = self.embedding(tokens) + self.positional.weight[: tokens.shape[-1]]
@@ -296,5 +363,5 @@ def parameter_groups(model):
 
 
 model = initialize(Model())
-optimizer = torch.optim.<OPTIMIZER>(parameter_groups(model))
+<OPTIMIZER>
 """

@@ -1,6 +1,6 @@
 r"""Scaling exponents of every class of weights in N, H, L: initial std, prescribed update, size of the gradient.
 
-One table serves both optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
+One table serves all optimizers. A class has three sizes, entry by entry and in *effective form*, that is for the
 weight that the forward pass multiplies by (no multiplier beside it):
 
 * its initial std;
@@ -9,10 +9,15 @@ weight that the forward pass multiplies by (no multiplier beside it):
 * the size of its gradient.
 
 Adam divides the gradient by its size, so its learning rate *is* the update and its epsilon goes with the gradient; the
-rate of gradient descent is update over gradient. With the read-out :math:`f = w \cdot h/(\gamma_0 d)`, the backward
-signal on the stream is of size :math:`1/(\gamma_0 d)` in each entry, a branch multiplies it by :math:`L^{-\alpha_L}`,
-and the softmax logits :math:`N^{-\alpha_A} q\cdot k` let the queries see :math:`N^{1-\alpha_A}` of it, because the
-gradient of an attention weight sums N aligned products :math:`e \cdot v`.
+rate of gradient descent is update over gradient; Muon's, of the matrices in the blocks, follows from the sides of what
+it orthogonalizes (`muon`), and the other weights are AdamW's. With the read-out :math:`f = w \cdot h/(\gamma_0 d)`,
+the backward signal on the stream is of size :math:`1/(\gamma_0 d)` in each entry, a branch multiplies it by
+:math:`L^{-\alpha_L}`, and the softmax logits :math:`N^{-\alpha_A} q\cdot k` let the queries see
+:math:`N^{1-\alpha_A}` of it, because the gradient of an attention weight sums N aligned products :math:`e \cdot v`.
+
+The stream's width D may differ from M = N H: what reads the stream has the fan-in D, :math:`W_O` has M, the second
+matrix of the MLP F. A backward signal on a value is then :math:`(DM)^{-1/2}/\gamma_0` at the start and
+:math:`1/(M\gamma_0)` once aligned; epsilon takes the first, which is exact while M/D stays.
 
 Source: Bordelon, Chaudhry, Pehlevan, "Infinite limits of multi-head transformer dynamics" (2024), Table 1, gives the
 rates and multipliers of SGD and Adam; the factorization into update and gradient, the biases, the gains, epsilon and
@@ -23,10 +28,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-from manyheads.limits.parametrization.power_laws import ONE, WIDTH, Power
+from manyheads.limits.parametrization.muon import BLOCKS, MUON_ROLES, Muon
+from manyheads.limits.parametrization.power_laws import HIDDEN_WIDTH, KEYS, ONE, QUERIES, WIDTH, Power
 
 Scheme = Literal["limits", "mup", "standard"]
-Optimizer = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "sgd", "muon"]
 
 SCHEMES: tuple[str, ...] = get_args(Scheme)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
@@ -37,7 +43,8 @@ class ScalingExponents(NamedTuple):
 
     initial: Power
     learning_rate: Power
-    epsilon: Power  # Adam's; gradient descent has none
+    epsilon: Power  # Adam's or Muon's; gradient descent has none
+    rule: str = "adam"  # what steps the class: "adam", "sgd" or "muon"
 
 
 class ClassScales(NamedTuple):
@@ -55,24 +62,28 @@ def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str,
     --------
     >>> sizes = consistent_scales(0.5, 1.0)["query"]
     >>> print(sizes.initial, "|", sizes.update, "|", sizes.gradient)
-    N^-1/2 H^-1/2 | N^-3/2 H^-1 | N^-1/2 H^-1 L^-1 γ^-1
+    D^-1/2 | N^-1/2 D^-1 | H^-1/2 D^-1/2 L^-1 γ^-1
     """
     stream = WIDTH**-1 * Power(richness=-1)  # the backward signal on an entry of the residual stream
     moves = Power(depth=depth_exponent - 1)  # a block's share of the update, before the branch multiplier
     inside = Power(depth=-depth_exponent) * stream  # the backward signal on an entry inside a branch
     logit_moves = moves * Power(key_dim=logit_exponent - 1)
     logit_inside = inside * Power(key_dim=1 - logit_exponent)
-    bulk = ClassScales(WIDTH**-0.5, moves / WIDTH, inside)
-    logit = ClassScales(WIDTH**-0.5, logit_moves / WIDTH, logit_inside)
+    at_heads = (WIDTH / QUERIES) ** 0.5  # beside the stream's: the signal on an entry of a head's outputs
+    shared = (QUERIES / KEYS) ** 0.5  # H/K query heads drive one key and value
+
+    def reads(update: Power, gradient: Power) -> ClassScales:
+        return ClassScales(WIDTH**-0.5, update / WIDTH, gradient)
+
     return {
         "embedding": ClassScales(ONE, ONE, stream),
         "positional": ClassScales(ONE, ONE, stream),
-        "query": logit,
-        "key": logit,
-        "value": bulk,
-        "output": bulk,
-        "mlp_in": bulk,
-        "mlp_out": bulk,
+        "query": reads(logit_moves, logit_inside * at_heads),
+        "key": reads(logit_moves, logit_inside * at_heads * shared),
+        "value": reads(moves, inside * at_heads * shared),
+        "output": ClassScales(QUERIES**-0.5, moves / QUERIES, inside),
+        "mlp_in": reads(moves, inside * (WIDTH / HIDDEN_WIDTH) ** 0.5),
+        "mlp_out": ClassScales(HIDDEN_WIDTH**-0.5, moves / HIDDEN_WIDTH, inside),
         "norm": ClassScales(ONE, moves, inside),
         "logit_bias": ClassScales(ONE, logit_moves, logit_inside),
         "bias": ClassScales(ONE, moves, inside),
@@ -84,11 +95,15 @@ def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str,
 
 def standard_initial() -> dict[str, Power]:
     """Return the usual initial stds: one over the square root of the fan-in, gains one."""
-    return {role: ONE if sizes.initial == ONE else WIDTH**-0.5 for role, sizes in consistent_scales(1.0, 1.0).items()}
+    fan_in = {"output": QUERIES, "mlp_out": HIDDEN_WIDTH}
+    return {
+        role: ONE if sizes.initial == ONE else fan_in.get(role, WIDTH) ** -0.5
+        for role, sizes in consistent_scales(1.0, 1.0).items()
+    }
 
 
 def scaling_exponents(
-    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float
+    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
 ) -> dict[str, ScalingExponents]:
     """Return the laws of all roles.
 
@@ -99,24 +114,49 @@ def scaling_exponents(
         for queries and keys, which is right for logit exponent 1 only; epsilon is not rescaled, as in Yang et al.
         (2022). `"standard"`: fan-in stds, one rate and one epsilon for all.
     optimizer
-        `"adam"` or `"sgd"`.
+        `"adam"`, `"sgd"`, or `"muon"` for the matrices in the blocks with Adam for the rest.
+    muon
+        The variant of Muon. Its rows are those before the shape factor, which is no power of one size; the other
+        schemes leave the rate of its groups alone, as recipes do that trust the shape factor.
     logit_exponent, depth_exponent
         alpha_A and alpha_L; the other schemes ignore them.
 
     Examples
     --------
-    >>> print(scaling_exponents("limits", "sgd", 0.5, 1.0)["query"].learning_rate)
+    >>> print(scaling_exponents("limits", "sgd", 0.5, 1.0)["query"].learning_rate.plain())
     N^-1 L γ^2
     >>> print(scaling_exponents("mup", "adam", 1.0, 1.0)["value"].learning_rate)
-    N^-1 H^-1
+    D^-1
     """
+    rules: dict[str, str] = dict.fromkeys(standard_initial(), "adam" if optimizer == "muon" else optimizer)
+    if optimizer == "muon":
+        rules |= dict.fromkeys(MUON_ROLES, "muon")
     if scheme == "standard":
-        return {role: ScalingExponents(initial, ONE, ONE) for role, initial in standard_initial().items()}
+        return {role: ScalingExponents(start, ONE, ONE, rules[role]) for role, start in standard_initial().items()}
     alone = scheme == "mup"
     sizes = consistent_scales(1.0, 1.0) if alone else consistent_scales(logit_exponent, depth_exponent)
     found = {}
     for role, (initial, update, gradient) in sizes.items():
-        learning_rate = update if optimizer == "adam" else Power(richness=1) * update / gradient
-        law = ScalingExponents(initial, learning_rate, gradient if optimizer == "adam" else ONE)
-        found[role] = ScalingExponents(initial.without_depth(), learning_rate.without_depth(), ONE) if alone else law
+        rule = rules[role]
+        learning_rate = Power(richness=1) * update / gradient if rule == "sgd" else update
+        epsilon = ONE if rule == "sgd" else gradient
+        if rule == "muon":
+            learning_rate, epsilon = _muon_exponents(role, muon or Muon(), logit_exponent, depth_exponent)
+        law = ScalingExponents(initial, learning_rate, epsilon, rule)
+        if alone:
+            learning_rate = ONE if rule == "muon" else learning_rate.without_depth()
+            law = ScalingExponents(initial.without_depth(), learning_rate, ONE, rule)
+        found[role] = law
     return found
+
+
+def _muon_exponents(role: str, muon: Muon, logit_exponent: float, depth_exponent: float) -> tuple[Power, Power]:
+    """Return learning rate, before the shape factor, and epsilon of a matrix under Muon.
+
+    Epsilon is held against the Frobenius norm of the gradient, its entry times the root of the number of entries.
+    """
+    block = BLOCKS[muon.split][role]
+    queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key") else ONE
+    gradient = consistent_scales(logit_exponent, depth_exponent)[role].gradient
+    learning_rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
+    return learning_rate, gradient * (block.rows * block.cols) ** 0.5

@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from manyheads._overview import Overview, Shown
+from manyheads.errors import UsageError
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from manyheads.limits.parametrization.hyperparameters import MuonHyperparameters
 
 COLUMNS = ("initial", "multiplier", "learning_rate", "epsilon", "weight_decay")
 OUTSIDE = (
@@ -40,9 +43,11 @@ class Row:
     epsilon: float  # factor on Adam's epsilon; one for gradient descent
     weight_decay: float
     powers: dict[str, str]  # the same as powers of N, H, L and gamma0, by column
+    rule: str = "adam"  # what steps the class: "adam", "sgd" or "muon"
+    adjustment: float = 1.0  # Muon's shape factor over that at the base, by which the rule multiplies the rate itself
 
     def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, float]:
-        """Return the numbers of this class, from those that were tuned at the base."""
+        """Return the numbers of this class, from those that were tuned at the base for its rule."""
         given = {"learning_rate": learning_rate, "epsilon": epsilon, "weight_decay": weight_decay}
         return {name: number * getattr(self, name) for name, number in given.items()}
 
@@ -76,8 +81,14 @@ class Table(Shown):
         """Return the row of a role."""
         return {row.role: row for row in self.rows}[role]
 
-    def at(self, learning_rate: float, epsilon: float = 1e-8, weight_decay: float = 0.0) -> dict[str, dict[str, float]]:
-        """Return what every class needs, by role, from the numbers that were tuned at the base.
+    def at(
+        self,
+        learning_rate: float,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        muon: MuonHyperparameters | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """Return what every class needs, by role, from the numbers that were tuned at the base; Muon has its own.
 
         Examples
         --------
@@ -85,21 +96,29 @@ class Table(Shown):
         >>> Parametrization(base=(8, 4, 2)).table((16, 4, 2)).at(learning_rate=1e-2, weight_decay=0.1)["value"]
         {'learning_rate': 0.005, 'epsilon': 5e-09, 'weight_decay': 0.2}
         """
-        return {row.role: row.at(learning_rate, epsilon, weight_decay) for row in self.rows}
+        numbers = dict.fromkeys(("adam", "sgd"), (learning_rate, epsilon, weight_decay))
+        if muon is not None:
+            numbers["muon"] = (muon.learning_rate, muon.epsilon, muon.weight_decay)
+        elif self.optimizer == "muon":
+            raise UsageError("a table of Muon: give muon=MuonHyperparameters(learning_rate=...) beside AdamW's")
+        return {row.role: row.at(*numbers[row.rule]) for row in self.rows}
 
     def column(self, name: str) -> dict[str, float]:
         """Return one of the columns by role, such as `"initial"`, `"multiplier"` or `"learning_rate"`."""
         return {row.role: getattr(row, name) for row in self.rows}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the table as plain values, for JSON."""
-        return asdict(self)
+        """Return the table as plain values, for JSON; sizes that a shape leaves out are left out."""
+        found = asdict(self)
+        for name in ("base", "shape"):
+            found[name] = {size: value for size, value in found[name].items() if value is not None}
+        return found
 
     def alike(self) -> list[list[Row]]:
         """Group the rows with equal numbers and powers, in the table's order."""
         found: dict[Any, list[Row]] = {}
         for row in self.rows:
-            found.setdefault((*_numbers(row), *row.powers.items()), []).append(row)
+            found.setdefault((row.rule, *_numbers(row), *row.powers.items()), []).append(row)
         return list(found.values())
 
     def to_dataframe(self) -> pd.DataFrame:

@@ -17,13 +17,12 @@ gradient descent. Decoupled weight decay stays one over the rate. Derived here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from numbers import Real
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.parts import CARRIES, HIDDEN, PARTS, init_of
-from manyheads.transformer.scaling import ROLES
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, is_size
+from manyheads.limits.parametrization.parts import HIDDEN, PARTS, init_of
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -35,80 +34,19 @@ QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
-class BaseHyperparameters:
-    """Hyperparameters tuned at the base shape.
-
-    Attributes
-    ----------
-    learning_rate
-        The learning rate; under a schedule its peak.
-    epsilon
-        Adam's epsilon.
-    weight_decay
-        Decoupled weight decay.
-    stds
-        Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
-        part (`manyheads.limits.parametrization.parts.PARTS`). Without one, weights have the family's usual one,
-        which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
-        role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
-    no_decay
-        Roles without weight decay. Where a role is too wide, a part of it
-        (`manyheads.limits.parametrization.parts.PARTS`): the bias
-        of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
-
-    Raises
-    ------
-    UsageError
-        A number that cannot be, or an unknown role.
-
-    Examples
-    --------
-    >>> BaseHyperparameters(learning_rate=3e-4, weight_decay=0.1, no_decay=("norm", "bias", "embedding_bias")).epsilon
-    1e-08
-    """
-
-    learning_rate: float
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    stds: Mapping[str, float] = field(default_factory=dict)
-    no_decay: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
-            if not (_is_size(value) and value > 0):
-                raise UsageError(f"{name}={value!r}: it is a positive number")
-        if not _is_size(self.weight_decay):
-            raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
-        known = (*ROLES, HIDDEN)
-        if unknown := [role for role in (*self.stds, *self.no_decay) if role not in known and role not in PARTS]:
-            parts = ", ".join(part for part in PARTS if part not in known)
-            raise UsageError(
-                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
-            )
-        if bad := [role for role, std in self.stds.items() if not _is_size(std)]:
-            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
-
-    def decays(self, parameter: Parameter) -> bool:
-        """Whether a parameter has weight decay: none of its parts, nor their roles, is in `no_decay`."""
-        return not any(name in self.no_decay for part in parameter.parts for name in (part, PARTS.get(part, part)))
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
 class Factors:
     """Factors from the base to a shape; one at the base."""
 
     initial: float
     learning_rate: float
     epsilon: float
+    rule: str = "adam"  # what steps the weight: "adam", "sgd" or "muon"
 
-    def fold(self, c: float, optimizer: str) -> Factors:
+    def fold(self, c: float) -> Factors:
         """Return the factors of c times the weight."""
-        adam = optimizer == "adam"
-        return Factors(self.initial * c, self.learning_rate * (c if adam else c * c), self.epsilon / c if adam else 1.0)
+        if self.rule == "sgd":
+            return Factors(self.initial * c, self.learning_rate * c * c, 1.0, "sgd")
+        return Factors(self.initial * c, self.learning_rate * c, self.epsilon / c, self.rule)
 
 
 @dataclass(frozen=True)
@@ -139,7 +77,7 @@ class ForwardMultipliers:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not (_is_size(value := getattr(self, each.name)) and value > 0):
+            if not (is_size(value := getattr(self, each.name)) and value > 0):
                 raise UsageError(f"ForwardMultipliers({each.name}={value!r}): a multiplier is a positive number")
 
 
@@ -153,7 +91,12 @@ class ParameterTarget:
         Standard deviation at which it starts; for gains the gain itself, 1 + w where the module adds one to the
         parameter w; None where the base's is not known.
     learning_rate, epsilon, weight_decay
-        The numbers of its group; epsilon is the base's under gradient descent.
+        The numbers of its group; epsilon is the base's under gradient descent. Those of Muon hold before its shape
+        factor.
+    highest
+        How many times higher the learning rate may be: head blocks of Muon have bounds of a power of H, no power.
+    conflict
+        Why one orthogonalization of a matrix that holds several roles cannot serve all of them; empty where it can.
     """
 
     parameter: Parameter  # the parameter
@@ -163,21 +106,31 @@ class ParameterTarget:
     learning_rate: float
     epsilon: float
     weight_decay: float
+    conflict: str = ""
+    highest: float = 1.0
 
     @staticmethod
     def of(
-        parameter: Parameter, role: str, factors: Factors, std: float | None, hyperparameters: BaseHyperparameters
+        parameter: Parameter,
+        role: str,
+        factors: Factors,
+        std: float | None,
+        hyperparameters: BaseHyperparameters,
+        conflict: str = "",
+        highest: float = 1.0,
     ) -> ParameterTarget:
         """Return what a parameter needs from its factors, its std at the base and what was tuned there."""
-        decayed = hyperparameters.decays(parameter)
+        decayed, tuned = hyperparameters.decays(parameter), hyperparameters.of(factors.rule)
         return ParameterTarget(
             parameter=parameter,
             role=role,
             factors=factors,
             initial=None if std is None else std * factors.initial,
-            learning_rate=hyperparameters.learning_rate * factors.learning_rate,
-            epsilon=hyperparameters.epsilon * factors.epsilon,
-            weight_decay=hyperparameters.weight_decay / factors.learning_rate if decayed else 0.0,
+            learning_rate=tuned.learning_rate * factors.learning_rate,
+            epsilon=tuned.epsilon * factors.epsilon,
+            weight_decay=tuned.weight_decay / factors.learning_rate if decayed else 0.0,
+            conflict=conflict,
+            highest=highest,
         )
 
     @property
@@ -251,8 +204,15 @@ def parameter_targets(
             "weight_decay=...), as at the base"
         )
     shape = architecture.shape
+    hyperparameters.of("muon" if p.optimizer == "muon" else "adam")  # refuses what is missing
     if architecture.post_norm:
         refuse_depth(p, shape)
+    if architecture.normed_queries and p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
+        raise UsageError(
+            f"queries with a norm, logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
+            f"{p.base.key_dim}: the rate of the norm's gains lies between N^-1/2 and one and is not derived; keep N, "
+            "or take logit exponent 1"
+        )
     forward = forward or usual_multipliers(p, shape)
     missing = missing_multipliers(p, shape, forward)
     closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
@@ -284,13 +244,15 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     Those scale as the weights of a block do, without what depth puts there.
     """
     table = replace(p, form="effective").table(shape)
-    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon) for row in table.rows}
-    law = p.scaling_exponents()["value"]
+    found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon, row.rule) for row in table.rows}
+    adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
+    law = adam.scaling_exponents()["value"]
 
     def at_shape(power: Power) -> float:
         return replace(power, depth=0.0).ratio(shape, p.base, p.richness)
 
-    return found | {HIDDEN: Factors(at_shape(law.initial), at_shape(law.learning_rate), at_shape(law.epsilon))}
+    above = Factors(at_shape(law.initial), at_shape(law.learning_rate), at_shape(law.epsilon), law.rule)
+    return found | {HIDDEN: above}
 
 
 def _target(
@@ -306,13 +268,14 @@ def _target(
     published = p.scheme == "mup" and forward == forward_multipliers(p, architecture.shape)
     found = {}
     for part in parameter.parts:
-        c = getattr(missing, CARRIES[part]) if part in CARRIES else 1.0
+        c = getattr(missing, architecture.carries[part]) if part in architecture.carries else 1.0
         c = missing.output * forward.embedding if parameter.closes else c
         c = 1 / forward.output if part == "unembedding" else c
-        each = factors[PARTS[part]].fold(c, p.optimizer)
+        each = factors[PARTS[part]].fold(c)
         found[part] = replace(each, epsilon=1.0) if published else each
     std = _std(parameter, p, hyperparameters, architecture)
-    first = _agree(parameter, found, starts=parameter.start != "zero" or bool(std))
+    starts = parameter.start != "zero" or bool(std)
+    first, conflict = _agree(parameter, found, starts) if p.optimizer != "muon" else _divide(parameter, found, starts)
     decayed = hyperparameters.decays(parameter) and hyperparameters.weight_decay
     if parameter.offset and first.initial != 1 and decayed:
         raise UsageError(
@@ -320,10 +283,25 @@ def _target(
             f"and weight decay draws it to {parameter.offset:g} instead: exempt it, no_decay=({parameter.parts[0]!r},)"
         )
     role = "+".join(dict.fromkeys(PARTS[part] for part in parameter.parts))
-    return ParameterTarget.of(parameter, role, first, std, hyperparameters)
+    by_head = (
+        p.optimizer == "muon" and p.scheme == "limits" and all(p.muon.cuts(PARTS[part]) for part in parameter.parts)
+    )
+    highest = (architecture.shape.heads / p.base.heads) ** 0.5 if by_head else 1.0
+    return ParameterTarget.of(parameter, role, first, std, hyperparameters, conflict, highest)
 
 
-def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> Factors:
+def _divide(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> tuple[Factors, str]:
+    """Return the factors of the last part, and what the others need beside it: a Muon of its own may split a matrix."""
+    last = list(found.values())[-1]
+    alike = {part: replace(each, learning_rate=1.0, epsilon=1.0) for part, each in found.items()}
+    initial = _agree(parameter, alike, starts)[0].initial
+    others = {part: each.learning_rate / last.learning_rate for part, each in found.items()}
+    shown = ", ".join(f"{part} {ratio:.4g}" for part, ratio in others.items())
+    same = all(abs(ratio - 1) < 1e-9 for ratio in others.values())
+    return replace(last, initial=initial), "" if same else f"its parts need different learning rates: {shown}"
+
+
+def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> tuple[Factors, str]:
     """Return the factors that all parts of one parameter share, or refuse it by name; of zeros the init is none."""
     parts = list(found)
     first = found[parts[0]]
@@ -337,7 +315,7 @@ def _agree(parameter: Parameter, found: Mapping[str, Factors], starts: bool) -> 
                     "its logits itself (scale_logits(model, parametrization)); at 1/2, grow heads and depth alone; or "
                     "split the parameter into three"
                 )
-    return first
+    return first, ""
 
 
 def _std(

@@ -29,7 +29,7 @@ from manyheads.limits.comparisons.parametrizations import (
     task_of,
 )
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
-from manyheads.limits.systems.transformers import QUANTITIES, Recipe, measure_updates
+from manyheads.limits.systems.transformers import QUANTITIES, USUAL, Recipe, measure_updates
 from manyheads.statistics import Interval, fit_exponent
 from manyheads.study import Cell, Claim, Curve, Listing, Source, Study
 from manyheads.study.reporting.panels import Multiples, Panel, spread_curve
@@ -168,7 +168,7 @@ class CoordinateCheckStudy(Study):
             for number in range(self.networks)
         ]
         with np.errstate(invalid="ignore", divide="ignore"):  # a diverged run is data
-            found = {name: np.exp(np.mean([np.log(getattr(run, name)) for run in runs], 0)) for name in runs[0]._fields}
+            found = {name: np.exp(np.mean([np.log(getattr(run, name)) for run in runs], 0)) for name in USUAL}
         moved = {name: f"update of {text}" for name, text in QUANTITIES.items()}
         series = {
             name: ("step", found[name], {"long_name": text, "units": "nat" if name == "loss" else "1"})

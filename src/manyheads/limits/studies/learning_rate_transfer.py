@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,26 +11,23 @@ import xarray as xr
 
 from manyheads.errors import UsageError
 from manyheads.limits.axes import LETTERS, Axis
-from manyheads.limits.checks.transfer_check import (
-    ALLOWED_DECADES,
-    PIECE,
-    WIDENINGS,
-    TransferCheck,
-    decide_drift,
-    final_losses,
-    search_optimum,
+from manyheads.limits.checks.transfer_check import ALLOWED_DECADES
+from manyheads.limits.comparisons.optimal_rates import (
+    all_rates,
+    check_grid,
+    drifts_claim,
+    find_rate,
+    rate_panels,
+    transfers_claim,
 )
-from manyheads.limits.comparisons.curves import geometric_curve
-from manyheads.limits.comparisons.parametrizations import CONSISTENT, LABELS, Plan, bordelon, choose_sizes, task_of
+from manyheads.limits.comparisons.parametrizations import CONSISTENT, Plan, bordelon, choose_sizes, task_of
 from manyheads.limits.systems.transformers import Recipe
-from manyheads.statistics import Interval
-from manyheads.study import Cell, Claim, Curve, Lines, Listing, Source, Study
-from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study import Cell, Claim, Source, Study
+from manyheads.study.reporting.panels import Panel
 from manyheads.transformer.shape import Shape
 
 EPSILON = 1e-20  # Adam's, as the authors': so small that parametrizations which differ in it alone are one
 DRIFTS = 0.6  # decades over a factor of eight: half way from what still is transfer to 0.90, a rate like 1/size
-BATCHES = {"digits": 16, "text": 8}
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,7 @@ class LearningRateTransfer(Study):
     points: int = 6
 
     def __post_init__(self) -> None:
-        if not self.lowest > 0 or not self.ratio > 1 or self.points < 3:
-            raise UsageError(
-                f"lowest={self.lowest}, ratio={self.ratio}, points={self.points}: expected a positive learning rate, "
-                "a ratio above 1, and three points or more"
-            )
+        check_grid(self.lowest, self.ratio, self.points)
         if unknown := [name for name in self.parametrizations if name == "mup-half-logit"]:
             raise UsageError(
                 f"parametrization {unknown[0]!r}: no law of its optimal learning rate is known; choose others"
@@ -117,8 +109,7 @@ class LearningRateTransfer(Study):
 
     def learning_rates(self) -> np.ndarray:
         """Return all learning rates that a search may try, in rising order."""
-        beyond = WIDENINGS * PIECE
-        return self.lowest * self.ratio ** np.arange(-beyond, self.points + beyond)
+        return all_rates(self.lowest, self.ratio, self.points)
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the exponent of the size in the optimal learning rate: zero where a parametrization is consistent."""
@@ -132,163 +123,24 @@ class LearningRateTransfer(Study):
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
         """Train a network for each learning rate, from the same init on the same batches, and find the optimum."""
-        parametrization, shape = self.plan().train_with(cell)
-        task, recipe = task_of(self.task, BATCHES[self.task]), Recipe(self.steps, EPSILON)
-        grid = self.learning_rates()
-        first = WIDENINGS * PIECE
-        found = search_optimum(
-            grid[first : first + self.points],
-            lambda learning_rates: final_losses(task, parametrization, shape, recipe, learning_rates, key),
-        )
-        losses = np.full(len(grid), np.nan)
-        start = int(np.argmin(np.abs(np.log(grid / found.learning_rates[0]))))
-        losses[start : start + len(found.learning_rates)] = found.losses
-        return xr.Dataset(
-            {
-                "loss": ("learning_rate", losses, {"long_name": "final training loss", "units": "nat"}),
-                "optimal_learning_rate": (
-                    (),
-                    found.best,
-                    {"long_name": "optimal learning rate of the base shape", "units": "1"},
-                ),
-                "outcome": ((), found.outcome, {"long_name": "where the optimum lies on the grid"}),
-            },
-            coords={
-                "learning_rate": ("learning_rate", grid, {"long_name": "learning rate of the base shape", "units": "1"})
-            },
-        )
+        recipe = Recipe(self.steps, EPSILON)
+        return find_rate(self.plan(), cell, self.task, recipe, self.learning_rates(), self.points, key)
 
     def claims(self) -> tuple[Claim, ...]:
         """Test the optimal learning rate of every parametrization for a drift along every axis."""
         # Short runs of a shallow task: no law is known for a drift in depth; the table shows the figures.
-        pairs = [(s, a) for s, a in self.plan().pairs() if _stays(s, a) or not (self.task == "text" and a == "depth")]
-        return tuple(self._transfers(*pair) if _stays(*pair) else self._drifts(*pair) for pair in pairs)
-
-    def _transfers(self, parametrization: str, axis: Axis) -> Claim:
-        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval, int | None]:
-            found = self.drift(trained, parametrization, axis)
-            middle, low, high = found.decades
-            interval = Interval(low, high, found.drift.fit.interval.level)
-            inside = bool((self.plan().along(trained, "outcome", parametrization, axis) == "inside").all())
-            if not inside:  # optima beyond the grid count as its end, and ends do not drift: no evidence of transfer
-                return middle, interval.widened(math.inf), None
-            return middle, interval, found.drift.replicates_needed
-
-        return Claim(
-            f"{LABELS[parametrization]} parametrization: the optimal learning rate changes by at most "
-            f"{ALLOWED_DECADES:g} decades over a factor of eight in {LETTERS[axis]}",
-            measure,
-            target=0.0,
-            tolerance=ALLOWED_DECADES,
-            basis="half way from no drift to the root of the size, 0.45 decades, rounded up",
-        )
-
-    def _drifts(self, parametrization: str, axis: Axis) -> Claim:
-        def measure(predicted: xr.Dataset, trained: xr.Dataset) -> tuple[float, Interval]:
-            found = self.drift(trained, parametrization, axis)
-            middle, low, high = found.decades
-            return middle, Interval(low, high, found.drift.fit.interval.level)
-
-        return Claim(
-            f"{LABELS[parametrization]} parametrization: the optimal learning rate falls by at least {DRIFTS:g} "
-            f"decades over a factor of eight in {LETTERS[axis]}",
-            measure,
-            target=-DRIFTS,
-            tolerance=(math.inf, 0.0),
-            basis=f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades",
+        plan = self.plan()
+        pairs = [(s, a) for s, a in plan.pairs() if _stays(s, a) or not (self.task == "text" and a == "depth")]
+        basis = f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/size, 0.90 decades"
+        return tuple(
+            transfers_claim(plan, *pair) if _stays(*pair) else drifts_claim(plan, *pair, DRIFTS, basis)
+            for pair in pairs
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show the loss against the learning rate by size, the optimum against the size, and the drifts."""
-        return _losses(self, trained), *_optima(self, trained), _drifts(self, trained)
-
-    def drift(self, trained: xr.Dataset, parametrization: str, axis: Axis) -> TransferCheck:
-        """Return the drift of the optimal learning rate of a parametrization along an axis.
-
-        An optimum beyond the widest grid counts as its end, so that the drift comes out too small; no claim of transfer
-        is decided by it.
-        """
-        plan = self.plan()
-        return decide_drift(
-            axis, dict(plan.sizes)[axis], plan.along(trained, "optimal_learning_rate", parametrization, axis)
-        )
+        return rate_panels(self.plan(), self.learning_rates(), trained)
 
 
 def _stays(parametrization: str, axis: Axis) -> bool:
     return parametrization in CONSISTENT or (parametrization == "mup" and axis != "depth")
-
-
-def _losses(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
-    plan, learning_rates = study.plan(), study.learning_rates()
-    x = np.log10(learning_rates)
-
-    def curve(parametrization: str, axis: Axis, place: int, size: int) -> Curve | None:
-        losses = plan.along(trained, "loss", parametrization, axis)[:, place]  # (replicates, rates)
-        seen = np.isfinite(losses).all(0)
-        if not seen.any():
-            return None
-        label = f"{LETTERS[axis]} = {size}"
-        if len(plan.sizes) > 1:
-            label = f"size {place + 1} of {len(dict(plan.sizes)[axis])}"
-        return spread_curve(x[seen], losses[:, seen], label, group=place)
-
-    def plot(parametrization: str, axis: Axis) -> tuple[Curve, ...]:
-        drawn = (curve(parametrization, axis, place, size) for place, size in enumerate(dict(plan.sizes)[axis]))
-        return tuple(found for found in drawn if found is not None)
-
-    return plan.multiples(
-        "Final loss against the learning rate, by size",
-        "log10 of the learning rate of the base shape",
-        "final training loss [nat]",
-        plot,
-        "Means over replicates; bands range over all. The learning rate transfers where the minima coincide.",
-        log_y=True,
-    )
-
-
-def _optima(study: LearningRateTransfer, trained: xr.Dataset) -> tuple[Panel, ...]:
-    plan = study.plan()
-    panels = []
-    for axis, sizes in plan.sizes:
-        curves = []
-        for parametrization in [name for name, other in plan.pairs() if other == axis]:
-            values = plan.along(trained, "optimal_learning_rate", parametrization, axis)  # (replicates, sizes)
-            curves.append(geometric_curve(sizes, values, LABELS[parametrization], list(LABELS).index(parametrization)))
-        panels.append(
-            Lines(
-                f"Optimal learning rate along {LETTERS[axis]}",
-                f"{LETTERS[axis]}",
-                "optimal learning rate of the base shape",
-                tuple(curves),
-                log_x=True,
-                log_y=True,
-                note="Geometric means over replicates; bands range over all. A horizontal line is transfer.",
-            )
-        )
-    return tuple(panels)
-
-
-def _drifts(study: LearningRateTransfer, trained: xr.Dataset) -> Panel:
-    plan = study.plan()
-    rows = []
-    for parametrization, axis in plan.pairs():
-        found = study.drift(trained, parametrization, axis)
-        middle, low, high = found.decades
-        losses = plan.along(trained, "loss", parametrization, axis)  # (replicates, sizes, rates)
-        best = np.nanmin(np.where(np.isfinite(losses), losses, np.nan), -1).mean(0)
-        shown = ", ".join(f"{value:.3f}" for value in best)
-        rows.append(
-            (
-                LABELS[parametrization],
-                LETTERS[axis],
-                f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]",
-                found.sentence(),
-                shown,
-            )
-        )
-    return Listing(
-        "Drift of the optimal learning rate",
-        ("scaling", "axis", "decades over a factor of eight", "reading", "least losses by size [nat]"),
-        tuple(rows),
-        note="Decades with their 99% interval.",
-    )

@@ -69,7 +69,7 @@ def follow_networks(
         raise UsageError(
             f"records={records}: give rising numbers of updates, from 0 to the {recipe.steps} that are made"
         )
-    setting = Setting(task.config(shape), parametrization.optimizer)
+    setting = Setting.of(task, parametrization, shape)
     together = side_by_side(setting, task.batches, networks)
     factors = factors_of(parametrization, shape, task, recipe)
     # Bounds as data, as in `measure_updates`: one compiled loop body serves all stretches.

@@ -5,7 +5,7 @@ Parametrization and learning rate are traced numbers: one compiled program a sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ import optax
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_rising
+from manyheads.limits.parametrization.muon import WHOLE, Muon
 from manyheads.limits.parametrization.optax_scaling import rescale
 from manyheads.limits.parametrization.scaling_exponents import Optimizer
 from manyheads.transformer.losses import cross_entropy
@@ -42,6 +43,7 @@ class Recipe:
 
     steps: int = 100  # updates
     epsilon: float = 1e-8  # adam's at the base
+    adam_learning_rate: float = 3e-3  # beside Muon, whose rate is the one that is given and swept
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.epsilon < 0:
@@ -53,6 +55,13 @@ class Setting(NamedTuple):
 
     config: TransformerConfig
     optimizer: Optimizer
+    muon: Muon = WHOLE
+
+    @staticmethod
+    def of(task: Task, parametrization: Parametrization, shape: Shape) -> Setting:
+        """Return the settings of a network; Muon's shape factor is a number, and so is not among them."""
+        muon = replace(parametrization.muon, factor="original") if parametrization.optimizer == "muon" else WHOLE
+        return Setting(task.config(shape), parametrization.optimizer, muon)
 
 
 class NetworkFactors(NamedTuple):
@@ -62,14 +71,21 @@ class NetworkFactors(NamedTuple):
     learning_rates: dict[str, Any]
     epsilons: dict[str, Any]
     epsilon: Any  # Adam's at the base
+    adam_learning_rate: Any  # Adam's beside Muon
 
 
 def factors_of(parametrization: Parametrization, shape: Shape, task: Task, recipe: Recipe) -> NetworkFactors:
     """Return a parametrization's numbers at one shape."""
     config, table = task.config(shape), parametrization.table(shape)
     scaling = parametrization.scaling(shape, config.inputs, config.mlp_ratio)
-    factors = NetworkFactors(scaling, table.column("learning_rate"), table.column("epsilon"), recipe.epsilon)
-    return jax.tree.map(jnp.float32, factors)
+    learning_rates = table.column("learning_rate")
+    for row in table.rows:
+        if row.rule == "muon":  # optax applies a shape factor of its own, whatever the recipe's
+            own = replace(parametrization.muon, factor="original")
+            growth = own.adjustment(row.role, shape) / own.adjustment(row.role, parametrization.base)
+            learning_rates[row.role] *= row.adjustment / growth
+    numbers = (learning_rates, table.column("epsilon"), recipe.epsilon, recipe.adam_learning_rate)
+    return jax.tree.map(jnp.float32, NetworkFactors(scaling, *numbers))
 
 
 @takes_arrays
@@ -86,7 +102,7 @@ def sweep_losses(
     Returned are the losses of every step before its update, in nats; not finite where training diverged.
     """
     factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting(task.config(shape), parametrization.optimizer)
+    setting = Setting.of(task, parametrization, shape)
     traced = jnp.asarray(learning_rates, jnp.float32)
     together = side_by_side(setting, task.batches, len(traced))
     losses = _sweep(setting, (recipe.steps, together), task.batches, factors, traced, key)
@@ -117,7 +133,16 @@ def optimizer_of(
     setting: Setting, factors: NetworkFactors, model: Transformer, learning_rate: Any
 ) -> optax.GradientTransformation:
     """Return the optimizer with the parametrization's learning rate and epsilon for every class of weights."""
-    base = optax.adam(learning_rate, eps=factors.epsilon) if setting.optimizer == "adam" else optax.sgd(learning_rate)
+    if setting.optimizer == "muon":
+        base = optax.contrib.muon(
+            learning_rate,
+            eps=factors.epsilon,
+            adam_learning_rate=factors.adam_learning_rate,
+            muon_weight_dimension_numbers=setting.muon.dimensions(model.weights),
+        )
+    else:
+        adam = setting.optimizer == "adam"
+        base = optax.adam(learning_rate, eps=factors.epsilon) if adam else optax.sgd(learning_rate)
     return rescale(base, roles(model.weights), factors.learning_rates, factors.epsilons)
 
 
@@ -143,7 +168,7 @@ def side_by_side(setting: Setting, batches: Any, members: int) -> int:
         lambda key: initialize(config, scaling, key, jnp.float32),
         cross_entropy,
         batches,
-        optax.adam(1.0) if setting.optimizer == "adam" else optax.sgd(1.0),
+        optax.sgd(1.0) if setting.optimizer == "sgd" else optax.adam(1.0),
         jax.random.key(0),
     )
     most = int(max(1, min(members, BUDGET // bytes_each)))
@@ -163,6 +188,10 @@ class Updates(NamedTuple):
     kernel_std: Any  # () before training, of the stream's kernel h.h/d on the probe, between independent networks
     head_variance: Any  # variance of the logits over heads, all layers
     loss: Any  # on the probe batch
+    key_by_weights: Any = None  # (W_t - W_0) z_t, as for queries
+    output_by_weights: Any = None
+    mlp_in_by_weights: Any = None
+    mlp_out_by_weights: Any = None
 
 
 TWINS = 6
@@ -174,6 +203,10 @@ class _Start(NamedTuple):
     stream: jax.Array  # (..., T, d) after the last block
     logits: jax.Array  # (L, ..., H, T, T)
 
+
+BY_WEIGHTS = tuple(f"{role}_by_weights" for role in ("query", "key", "value", "output", "mlp_in", "mlp_out"))
+"""What every matrix of the blocks moves by itself."""
+USUAL = tuple(name for name in Updates._fields if name not in BY_WEIGHTS or name.startswith(("query", "value")))
 
 QUANTITIES: dict[str, str] = {
     "outputs": "outputs",
@@ -194,14 +227,14 @@ def measure_updates(
     checkpoints: tuple[int, ...],
     key: jax.Array,
     *,
-    fields: tuple[str, ...] = Updates._fields,
+    fields: tuple[str, ...] = USUAL,
 ) -> Updates:
     """Train one network and measure at some steps how far everything has moved from its start."""
     if unknown := set(fields) - set(Updates._fields):
         raise UsageError(f"fields: {', '.join(sorted(unknown))}: choose from {', '.join(Updates._fields)}")
     check_rising("checkpoints", checkpoints, count=1)
     factors = factors_of(parametrization, shape, task, recipe)
-    setting = Setting(task.config(shape), parametrization.optimizer)
+    setting = Setting.of(task, parametrization, shape)
     # Bounds as data: one compiled loop body serves all stretches, and one program all checkpoints of this number.
     bounds = jnp.asarray([0, *checkpoints], jnp.int32)
     found = _updates((setting, frozenset(fields)), task.batches, factors, jnp.float32(learning_rate), bounds, key)
@@ -239,7 +272,7 @@ def _updates(
     def stretch(state: tuple[Any, Any], span: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Any], Updates]:
         state = jax.lax.fori_loop(span[0], span[1], lambda step, state: update(step, *state)[:2], state)
         model = Transformer(state[0], factors.scaling, config)
-        return state, _only(fields, _moved(start, before, model, probe))
+        return state, _only(fields, _moved(start, before, model, probe, fields))
 
     _, moved = jax.lax.scan(stretch, (start.weights, tx.init(start.weights)), (bounds[:-1], bounds[1:]))
     spread = jnp.sqrt(jnp.var(jax.vmap(_kernel)(starts.stream), axis=0, ddof=1).mean()) if twins > 1 else None
@@ -262,28 +295,41 @@ def _kernel(stream: jax.Array) -> jax.Array:
     return rows @ rows.T / rows.shape[-1]
 
 
-def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any) -> Updates:
-    now = model.record(probe[0])
-    logits = attention_logits(now)
-    z = _block_inputs(model, now)  # (L, ..., T, d)
-    multiplier = model.scaling.multiplier
-
-    def by_weights(role: str) -> jax.Array:
-        change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)  # (L, H, d, N)
-        return _rms(multiplier[role] * jnp.einsum("l...td,lhdn->l...htn", z, change))
-
+def _moved(start: Transformer, before: _Start, model: Transformer, probe: Any, fields: frozenset[str]) -> Updates:
+    now = model.record(probe[0], patterns="output_by_weights" in fields)
+    logits, layers = attention_logits(now), now.layers
+    moved = {}
+    for name in (name for name in BY_WEIGHTS if name in fields):
+        role = name.removesuffix("_by_weights")
+        change = getattr(model.weights.blocks, role) - getattr(start.weights.blocks, role)
+        product, given = inputs_of(role, model, now)
+        moved[name] = _rms(model.scaling.multiplier[role] * jnp.einsum(product, given, change))
     return Updates(
         outputs=_rms(now.outputs - before.outputs),
-        residual=_rms(now.layers.stream[-1] - before.stream),
+        residual=_rms(layers.stream[-1] - before.stream),
         logits=_rms(logits - before.logits),
-        query_by_weights=by_weights("query"),
-        value_by_weights=by_weights("value"),
         logits_start=None,  # of the start, and put in there
         head_variance_start=None,
         kernel_std=None,
         head_variance=jnp.var(logits, axis=-3).mean(),  # over heads, at every pair of tokens
         loss=cross_entropy(lambda _: now.outputs, probe),
+        **{"query_by_weights": None, "value_by_weights": None, **moved},
     )
+
+
+def inputs_of(role: str, model: Transformer, record: Record) -> tuple[str, jax.Array]:
+    """Return what a matrix of all blocks acts on, and the product of the two as `einsum` writes it."""
+    layers = record.layers
+    below = jnp.concatenate([record.start[None], layers.stream[:-1]])
+    if role in ("query", "key", "value"):
+        return "l...td,lhdn->l...htn", _normalized(model, below, "attention")  # (L, ..., T, d)
+    if role == "output":
+        return "l...htn,lhnd->l...td", jnp.einsum("...qk,...kn->...qn", layers.patterns, layers.values)
+    if role == "mlp_in":
+        middle = below + model.scaling.branch * layers.attention
+        return "l...td,ldf->l...tf", _normalized(model, middle, "mlp")
+    assert layers.hidden is not None  # a network without an MLP has no such weights
+    return "l...tf,lfd->l...td", layers.hidden
 
 
 def attention_logits(record: Record) -> jax.Array:
@@ -292,15 +338,14 @@ def attention_logits(record: Record) -> jax.Array:
     return record.logit * jnp.einsum("l...qn,l...kn->l...qk", layers.queries, layers.keys)  # (L, ..., H, T, T)
 
 
-def _block_inputs(model: Transformer, record: Record) -> jax.Array:
-    """Return what the projections of every block act on: the normalized stream below it."""
-    below = jnp.concatenate([record.start[None], record.layers.stream[:-1]])
+def _normalized(model: Transformer, stream: jax.Array, branch: str) -> jax.Array:
+    """Normalize the stream before the branches of all blocks, as a pre-norm transformer does."""
     if model.config.norm != "pre":
-        return below
-    gain, shift = model.weights.blocks.attention_gain, model.weights.blocks.attention_shift
+        return stream
+    gain, shift = (getattr(model.weights.blocks, f"{branch}_{part}") for part in ("gain", "shift"))
     factor = model.scaling.multiplier["norm"]
     each = partial(_normalize_layer, config=model.config, factor=factor)
-    return jax.vmap(each)(below, gain, shift)
+    return jax.vmap(each)(stream, gain, shift)
 
 
 def _normalize_layer(stream: Any, gain: Any, shift: Any, *, config: Any, factor: Any) -> jax.Array:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.parts import CARRIES
 from manyheads.limits.parametrization.targets import (
     ForwardMultipliers,
     forward_multipliers,
@@ -92,7 +91,9 @@ def _refuse_unknown(
     measured, shape = getattr(found, name), read.architecture.shape
     parameters = (*read.architecture.parameters, *read.architecture.frozen)
     carried = {
-        CARRIES.get(part, "output" if part == "unembedding" else "") for each in parameters for part in each.parts
+        read.architecture.carries.get(part, "output" if part == "unembedding" else "")
+        for each in parameters
+        for part in each.parts
     }
     carried |= {"output" for each in parameters if each.tied}
     if name == "embedding" or name not in carried or not measured.unknown:  # see `describe_missing_factors`

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import UsageError
-from manyheads.limits.checks.audit import ActualSettings, Audit, Finding, compare_settings
+from manyheads.limits.checks.audit import ActualSettings, compare_settings
+from manyheads.limits.checks.findings import Audit, Finding
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.limits.parametrization.table import OUTSIDE
 from manyheads.limits.parametrization.targets import (
-    BaseHyperparameters,
     ForwardMultipliers,
     ParameterTarget,
     given_std,
@@ -21,6 +22,7 @@ from manyheads.limits.parametrization.targets import (
 from manyheads.limits.torch.frozen import describe_missing_factors
 from manyheads.limits.torch.init import measure_init
 from manyheads.limits.torch.model import ModelOptions, TorchModel
+from manyheads.limits.torch.muon_groups import GroupRow, MixedGroups, judge_muon, read_mixed
 from manyheads.limits.torch.optimizer_groups import find_optimizer, has_stepped, read_groups, read_peaks
 from manyheads.limits.torch.targets import model_targets
 from manyheads.transformer.shape import Shape
@@ -47,10 +49,12 @@ def audit_model(
     p, model, hyperparameters, roles, shape, folded, example
         As `torch_groups` takes them.
     groups
-        Its torch.optim optimizer, a schedule over it, or the list of groups. Under a schedule the rate it starts from
-        counts, the groups' `initial_lr`, and under one cycle their `max_lr`. Two schedules leave no peak on the
-        optimizer: that of `CyclicLR` is read off the schedule, and that of `ReduceLROnPlateau` is forgotten once it
-        has been lowered. Where the peak is not known, rates are held against each other.
+        Its torch.optim optimizer, a schedule over it, or the list of groups. Beside Muon a list of optimizers, or of
+        schedules over them; or of groups that name their rule (`use_muon`, `algorithm`, `ns_steps` or `betas`), and
+        where a Muon cuts matrices how (`num_heads`, or `split`: whole, thirds, heads or head-columns). Under a schedule
+        the rate it starts from counts, the groups' `initial_lr`, and under one cycle their `max_lr`. Two schedules
+        leave no peak on the optimizer: that of `CyclicLR` is read off the schedule, and that of `ReduceLROnPlateau` is
+        forgotten once it has been lowered. Where the peak is not known, rates are held against each other.
     fresh
         Whether the weights are as they started, so that their stds can be judged; None: if the optimizer has not
         made a step, of which gradient descent without momentum keeps no trace. A std is right within its sampling
@@ -64,19 +68,34 @@ def audit_model(
     """
     options = ModelOptions.of(roles, shape, folded, example)
     read, forward, targets = model_targets(p, model, hyperparameters, options)
-    groups, schedules = find_optimizer(groups)
-    rows, notes = read_groups(p, groups, hyperparameters)
-    learning_rates, hidden = read_peaks(rows, schedules)
-    asked, fresh = fresh, not has_stepped(groups) if fresh is None else fresh
-    settings, doubled = _collect(p, read, rows, learning_rates, fresh)
+    mixed = read_mixed(groups) if p.optimizer == "muon" else _read_alone(p, groups, hyperparameters)
+    notes, hidden = list(mixed.notes), mixed.hidden
+    asked, fresh = fresh, not mixed.stepped if fresh is None else fresh
+    settings, owners, doubled = _collect(read, mixed.rows, fresh)
     settings, random = _leave_random_biases(targets, settings, read, hyperparameters)
-    if hidden:
+    if hidden and p.optimizer == "muon":
+        settings = {name: replace(each, learning_rate=None) for name, each in settings.items()}
+        notes.append(f"rates: not judged, for {hidden}")
+    elif hidden:
         hyperparameters, settings, said = _hold_against_each_other(targets, settings, hyperparameters)
         targets = parameter_targets(p, read.architecture, hyperparameters, forward)
         notes.append(f"rates: {said}, for {hidden}")
     factors = role_factors(p, read.architecture.shape)
     tied = factors["unembedding"].learning_rate / factors["embedding"].learning_rate
     findings = compare_settings(targets, settings, hyperparameters, tied) + doubled
+    if p.optimizer == "muon":
+        judged = [
+            judge_muon(p, target, owners[name], hyperparameters.of("muon"), read.architecture)
+            for target in targets
+            if (name := target.parameter.name) in owners and owners[name].rule == target.factors.rule == "muon"
+        ]
+        findings += tuple(finding for some, _ in judged for finding in some)
+        findings += tuple(
+            Finding(target.parameter.name, target.role, "block", 1.0, 0.0, 0.0, False, target.conflict)
+            for target in targets
+            if target.conflict and target.factors.rule != "muon"
+        )
+        notes += dict.fromkeys(note for _, some in judged for note in some)
     unknown = sorted({target.role for target in targets if target.initial is None} | random)
     if not fresh:
         notes.append("initial stds: not judged, the weights have been trained")
@@ -94,6 +113,16 @@ def audit_model(
     if read.architecture.post_norm:
         notes.append("post-norm: depth is outside the theory; width and key dimension are judged")
     return Audit(findings, (*notes, *OUTSIDE))
+
+
+def _read_alone(p: Parametrization, groups: Any, hyperparameters: BaseHyperparameters) -> MixedGroups:
+    """Read one optimizer, a schedule over it, or a list of groups, all of one rule."""
+    groups, schedules = find_optimizer(groups)
+    rows, notes = read_groups(p, groups, hyperparameters)
+    learning_rates, hidden = read_peaks(rows, schedules)
+    pairs = zip(rows, learning_rates, strict=True)
+    found = tuple(GroupRow(row, p.optimizer, learning_rate, False) for row, learning_rate in pairs)
+    return MixedGroups(found, tuple(notes), has_stepped(groups), hidden)
 
 
 def _leave_random_biases(
@@ -142,18 +171,16 @@ def _hold_against_each_other(
 
 
 def _collect(
-    p: Parametrization,
-    read: TorchModel,
-    rows: Sequence[Mapping[str, Any]],
-    learning_rates: Sequence[float],
-    fresh: bool,
-) -> tuple[dict[str, ActualSettings], tuple[Finding, ...]]:
-    """Return what every parameter has, and those that are in more than one group."""
+    read: TorchModel, groups: Sequence[GroupRow], fresh: bool
+) -> tuple[dict[str, ActualSettings], dict[str, GroupRow], tuple[Finding, ...]]:
+    """Return what every parameter has, its group, and the parameters that are in more than one group."""
     names = {id(tensor): name for name, tensor in read.tensors.items()}
     parts = {parameter.name: parameter for parameter in read.architecture.parameters}
     settings: dict[str, ActualSettings] = {}
+    owners: dict[str, GroupRow] = {}
     doubled = []
-    for number, row in enumerate(rows):
+    for number, group in enumerate(groups):
+        row = group.row
         tensors = row["params"]
         for entry in [tensors] if hasattr(tensors, "requires_grad") else tensors:
             tensor = entry[1] if isinstance(entry, tuple) else entry  # (name, tensor), as torch.optim takes them too
@@ -167,15 +194,19 @@ def _collect(
                 )
             if name in settings:
                 meaning = "it is in two groups: every step is made twice"
+                if group.rule != owners[name].rule:
+                    meaning = "it is in Muon and in AdamW: it is stepped by two optimizers"
                 role = "+".join(parts[name].parts)
                 doubled.append(Finding(name, role, "learning_rate", 1.0, 2.0, 2.0, False, meaning))
                 continue
             parameter = parts[name]
             start = measure_init(tensor, parameter.start, read.padding.get(name), parameter.offset) if fresh else {}
+            owners[name] = group
             settings[name] = ActualSettings(
-                learning_rate=learning_rates[number],
-                epsilon=float(row["eps"]) if p.optimizer == "adam" else None,
+                learning_rate=group.learning_rate,
+                epsilon=float(row["eps"]) if group.rule == "adam" else None,
                 weight_decay=float(row["weight_decay"]),
+                rule=group.rule,
                 **start,
             )
-    return settings, tuple(doubled)
+    return settings, owners, tuple(doubled)

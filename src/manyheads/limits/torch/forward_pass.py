@@ -293,7 +293,8 @@ class _Probe:
 
     def _split(self, fused: Any) -> list[tuple[Any, Any]]:
         """Return queries and keys of a fused projection: all queries, keys, values, or those of head after head."""
-        n, width = self.read.architecture.shape.key_dim, self.read.architecture.shape.width
+        n = self.read.architecture.shape.key_dim
+        width = n * self.read.architecture.shape.heads
         pairs = [(fused[..., :width], fused[..., width:].chunk(2, -1)[0])]
         if fused.shape[-1] == 3 * width:
             heads = fused.unflatten(-1, (-1, 3, n))

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.limits.checks.init_test import init_is_right
-from manyheads.limits.parametrization.parts import CARRIES
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.limits.parametrization.targets import (
-    BaseHyperparameters,
     missing_multipliers,
     parameter_targets,
     usual_multipliers,
@@ -72,7 +71,7 @@ def list_frozen_carriers(
     found = []
     for parameter in architecture.frozen:
         for part in parameter.parts:
-            name = "output" if parameter.closes or part == "unembedding" else CARRIES.get(part)
+            name = "output" if parameter.closes or part == "unembedding" else architecture.carries.get(part)
             value = 1.0 if name is None else factors[name] * (forward.embedding if parameter.closes else 1)
             if name is not None and abs(value - 1) > 1e-9:
                 alone = (
@@ -96,7 +95,11 @@ def describe_missing_factors(
     known = (*read.architecture.parameters, *read.architecture.frozen)
     if len(read.architecture.frozen) < len(read.frozen):
         for name, value in asdict(missing_multipliers(p, read.architecture.shape, forward)).items():
-            parts = [part for part, factor in CARRIES.items() if factor == name and not part.endswith("bias")]
+            parts = [
+                part
+                for part, factor in read.architecture.carries.items()
+                if factor == name and not part.endswith(("bias", "gain"))
+            ]
             parts = parts or ["unembedding"]
             told = any(part in parameter.parts for part in parts for parameter in known)
             told |= name == "output" and any(parameter.tied for parameter in known)

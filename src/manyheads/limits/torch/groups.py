@@ -1,4 +1,4 @@
-"""PyTorch: parameter groups, initial weights and logit scales of a model, for torch.optim's Adam, AdamW and SGD.
+"""PyTorch: parameter groups, initial weights and logit scales of a model, for torch.optim's Adam, AdamW, SGD and Muon.
 
 Nothing is stored on parameters or in files: groups follow from the model, the base and the hyperparameters tuned there.
 Frozen parameters and buffers are left out, and named where a factor of the forward pass belongs into them.
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads._extras import require
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.targets import BaseHyperparameters, ForwardMultipliers
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
+from manyheads.limits.parametrization.targets import ForwardMultipliers
 from manyheads.limits.torch.applied_factors import logit_scale
 from manyheads.limits.torch.frozen import describe_missing_factors
 from manyheads.limits.torch.model import ModelOptions, read_model, unwrap
@@ -32,7 +33,7 @@ def torch_groups(
     folded: bool | ForwardMultipliers = True,
     example: Any = None,
 ) -> list[dict[str, Any]]:
-    """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD.
+    """Sort the trained parameters of a model into groups for torch.optim.Adam, AdamW or SGD, or Muon beside AdamW.
 
     Parameters
     ----------
@@ -57,7 +58,8 @@ def torch_groups(
     Returns
     -------
     list[dict]
-        `params`, `lr`, `weight_decay`, `eps` (with Adam), `names` and `role`: one group for each class.
+        `params`, `lr`, `weight_decay`, `eps` (with Adam), `names` and `role`: one group for each class. Beside Muon
+        `algorithm` says which optimizer takes a group, `"muon"` or `"adamw"`.
 
     Raises
     ------
@@ -80,8 +82,12 @@ def torch_groups(
         warnings.warn(sentence, stacklevel=2)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for target in targets:
-        numbers = {"lr": target.learning_rate, "weight_decay": target.weight_decay}
-        numbers |= {"eps": target.epsilon} if p.optimizer == "adam" else {}
+        if target.conflict:
+            raise UsageError(f"{target.parameter.name} is one parameter, and {target.conflict}; split it")
+        rule = target.factors.rule
+        numbers: dict[str, Any] = {"lr": target.learning_rate, "weight_decay": target.weight_decay}
+        numbers |= {} if rule == "sgd" else {"eps": target.epsilon}
+        numbers |= {"algorithm": "muon" if rule == "muon" else "adamw"} if p.optimizer == "muon" else {}
         empty = {"params": [], **numbers, "names": [], "role": target.role}
         group = groups.setdefault((target.role, *numbers.values()), empty)
         group["params"].append(read.tensors[target.parameter.name])

@@ -102,7 +102,7 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
     else:
         architecture = read_architecture(config.to_dict(), names.values(), frozen)
         scales = {name: float(module.scaling) for name, module in _attention(model, architecture).items()}
-        if reading.shape not in (None, architecture.shape):
+        if reading.shape is not None and not _agrees(reading.shape, architecture.shape):
             raise UsageError(f"shape={reading.shape}, and the configuration says {architecture.shape}: leave shape out")
     return TorchModel(
         architecture,
@@ -111,6 +111,12 @@ def read_model(model: Any, reading: ModelOptions | None = None) -> TorchModel:
         _padding(model, names),
         {name: tensor for name, tensor in tensors.items() if name in frozen},
     )
+
+
+def _agrees(given: Shape, read: Shape) -> bool:
+    """Whether a shape says nothing else than a configuration, which says more."""
+    names = ("key_dim", "heads", "depth", "width")
+    return all(getattr(given, name) == getattr(read, name) for name in names)
 
 
 def unwrap(model: Any) -> Any:

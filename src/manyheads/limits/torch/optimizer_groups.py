@@ -9,8 +9,8 @@ from manyheads._extras import require
 from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
+    from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
     from manyheads.limits.parametrization.parametrization import Parametrization
-    from manyheads.limits.parametrization.targets import BaseHyperparameters
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
@@ -77,8 +77,12 @@ def _refuse_other_rules(rows: Sequence[Mapping[str, Any]]) -> None:
         beside = f"; of {len(rows)} groups, {_listed(others)} have no such mark" if others else ""
         raise UsageError(
             f"{_listed(numbers)} {'is' if len(numbers) == 1 else 'are'} marked as those of {rule}, whose steps scale "
-            f"otherwise than Adam's and SGD's and are not described here{beside}. Train the matrices with AdamW to "
-            "audit this model"
+            f"otherwise than Adam's and SGD's{beside}. "
+            + (
+                "Audit Muon beside AdamW with Parametrization(optimizer='muon') (--optimizer muon)"
+                if rule.startswith(("Muon", "use_muon"))
+                else "They are not described here; train the matrices with AdamW to audit this model"
+            )
         )
 
 
@@ -112,7 +116,7 @@ def _kind(optimizer: Any) -> str:
     raise UsageError(
         f"how the steps of {type(optimizer).__name__} scale is not described here: known are SGD and those that divide "
         f"a gradient by its size, {', '.join(DIVIDING)}. If yours does one of the two, give its groups, "
-        "optimizer.param_groups, in its place"
+        "optimizer.param_groups, in its place; Muon beside AdamW is optimizer='muon', with a list of both"
     )
 
 

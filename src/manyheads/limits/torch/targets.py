@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters
 from manyheads.limits.parametrization.targets import (
-    BaseHyperparameters,
     ForwardMultipliers,
     ParameterTarget,
     parameter_targets,

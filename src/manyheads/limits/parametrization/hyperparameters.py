@@ -1,0 +1,130 @@
+"""Hyperparameters tuned at the base shape: AdamW's or SGD's, and Muon's beside AdamW's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.parts import HIDDEN, PARTS
+from manyheads.transformer.scaling import ROLES
+
+if TYPE_CHECKING:
+    from manyheads.limits.parametrization.parts import Parameter
+
+
+@dataclass(frozen=True)
+class MuonHyperparameters:
+    """Hyperparameters of Muon, tuned at the base shape; defaults are those of `torch.optim.Muon`.
+
+    Attributes
+    ----------
+    learning_rate
+        Rate of its groups before the shape factor; under a schedule its peak.
+    weight_decay
+        Decoupled; the shape factor does not multiply it.
+    epsilon
+        Least Frobenius norm of a gradient that is divided by its norm.
+    momentum, nesterov, ns_steps
+        Taken over unchanged at every shape.
+
+    Raises
+    ------
+    UsageError
+        A number that cannot be.
+    """
+
+    learning_rate: float
+    weight_decay: float = 0.1
+    epsilon: float = 1e-7
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_steps: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon"):
+            if not (is_size(value := getattr(self, name)) and value > 0):
+                raise UsageError(f"MuonHyperparameters({name}={value!r}): it is a positive number")
+        for name in ("weight_decay", "momentum"):
+            if not is_size(value := getattr(self, name)):
+                raise UsageError(f"MuonHyperparameters({name}={value!r}): it is not negative, and a number")
+
+
+@dataclass(frozen=True)
+class BaseHyperparameters:
+    """Hyperparameters tuned at the base shape.
+
+    Attributes
+    ----------
+    learning_rate
+        The learning rate; under a schedule its peak.
+    epsilon
+        Adam's epsilon.
+    weight_decay
+        Decoupled weight decay.
+    stds
+        Standard deviation of the init at the base by role (`manyheads.transformer.scaling.ROLES`, and `"hidden"`) or by
+        part (`manyheads.limits.parametrization.parts.PARTS`). Without one, weights have the family's usual one,
+        which a plain module has not, gains are one, biases and shifts zero. That of a gain is the number itself. A
+        role's is not that of its parts that start at zero where others do not, such as the shifts of `"norm"`.
+    no_decay
+        Roles without weight decay. Where a role is too wide, a part of it
+        (`manyheads.limits.parametrization.parts.PARTS`): the bias
+        of a ViT's patches scales as its positions do and has their role, and is the part `"embedding_bias"`.
+    muon
+        Those of Muon, where the matrices of the blocks are trained with it; the others are then AdamW's.
+
+    Raises
+    ------
+    UsageError
+        A number that cannot be, or an unknown role.
+
+    Examples
+    --------
+    >>> BaseHyperparameters(learning_rate=3e-4, weight_decay=0.1, no_decay=("norm", "bias", "embedding_bias")).epsilon
+    1e-08
+    """
+
+    learning_rate: float
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    stds: Mapping[str, float] = field(default_factory=dict)
+    no_decay: tuple[str, ...] = ()
+    muon: MuonHyperparameters | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("learning_rate", self.learning_rate), ("epsilon", self.epsilon)):
+            if not (is_size(value) and value > 0):
+                raise UsageError(f"{name}={value!r}: it is a positive number")
+        if not is_size(self.weight_decay):
+            raise UsageError(f"weight_decay={self.weight_decay!r}: it is not negative, and a number")
+        known = (*ROLES, HIDDEN)
+        if unknown := [role for role in (*self.stds, *self.no_decay) if role not in known and role not in PARTS]:
+            parts = ", ".join(part for part in PARTS if part not in known)
+            raise UsageError(
+                f"no role is called {unknown[0]!r}: choose from {', '.join(known)}; or from their parts, {parts}"
+            )
+        if bad := [role for role, std in self.stds.items() if not is_size(std)]:
+            raise UsageError(f"the std of {bad[0]} is {self.stds[bad[0]]!r}: it is not negative, and a number")
+
+    def of(self, rule: str) -> BaseHyperparameters | MuonHyperparameters:
+        """Return those of the optimizer that steps a weight."""
+        if rule != "muon":
+            return self
+        if self.muon is None:
+            raise UsageError(
+                "optimizer='muon' and no hyperparameters of Muon: give BaseHyperparameters(..., "
+                "muon=MuonHyperparameters(learning_rate=..., weight_decay=...)), as tuned at the base"
+            )
+        return self.muon
+
+    def decays(self, parameter: Parameter) -> bool:
+        """Whether a parameter has weight decay: none of its parts, nor their roles, is in `no_decay`."""
+        return not any(name in self.no_decay for part in parameter.parts for name in (part, PARTS.get(part, part)))
+
+
+def is_size(value: object) -> bool:
+    """Tell whether a value is a number that is not negative."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < 1e100  # type: ignore[operator]

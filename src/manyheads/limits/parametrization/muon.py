@@ -1,0 +1,212 @@
+r"""Blocks that Muon orthogonalizes: their sides, the learning rate that follows, the shape factors in use.
+
+Muon replaces the momentum of a matrix by its polar factor P, whose singular values are one. With inputs of root mean
+square one in the row space of a block of r rows and c columns, :math:`|Px| = |x|`, so that the outputs move by the root
+mean square :math:`(c/r)^{1/2}` at rate one, and by one at the rate :math:`(r/c)^{1/2}`.
+
+* Blocks below each other (heads of :math:`W_Q, W_K, W_V`) do not meet. Blocks side by side (heads of :math:`W_O`)
+  are summed: H terms that one backward signal aligns, and the rate carries :math:`1/H`.
+* A head's block of N rows takes up the share min(1, N/n) of inputs that fill n directions. The table has n fixed, as
+  in the limits; if n grows with D, the power of H is between :math:`H^{-1/2}` and one (`PerHead`).
+* :math:`\Delta q_h` lies in the span of the keys of its head, so that a logit moves by :math:`N^{1-\alpha_A}`: queries
+  and keys carry :math:`N^{\alpha_A-1}`, as under Adam.
+* The polar factor forgets the size of the gradient, so the rate is the update: :math:`L^{\alpha_L-1}` in a block.
+* :math:`P(cG) = P(G)`: a factor folded into a weight goes into init and rate, as under Adam.
+
+Derived here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from manyheads.errors import UsageError
+from manyheads.limits.parametrization.power_laws import HIDDEN_WIDTH, KEYS, ONE, QUERIES, WIDTH, Power
+from manyheads.transformer.shape import Shape
+
+Split = Literal["whole", "fused", "heads-in", "heads"]
+ShapeFactor = Literal["none", "original", "spectral", "match_rms_adamw"]
+SPLITS: tuple[str, ...] = get_args(Split)
+
+MLP_RATIO = 4
+"""Hidden width over the stream's where a shape does not say it."""
+
+
+class Block(NamedTuple):
+    """Sides of one orthogonalized block, fan-out by fan-in, and how many blocks are summed in an output."""
+
+    rows: Power
+    cols: Power
+    summed: Power = ONE
+
+    @property
+    def learning_rate(self) -> Power:
+        """Rate at which what the block computes moves by one."""
+        return (self.rows / self.cols) ** 0.5 / self.summed
+
+
+HEAD = Power(key_dim=1)
+_MLP = {"mlp_in": Block(HIDDEN_WIDTH, WIDTH), "mlp_out": Block(WIDTH, HIDDEN_WIDTH)}
+_OUTPUT = {"output": Block(WIDTH, QUERIES)}
+_HEADS_IN = {role: Block(HEAD, WIDTH) for role in ("query", "key", "value")}
+BLOCKS: Mapping[str, Mapping[str, Block]] = {
+    "whole": {"query": Block(QUERIES, WIDTH), "key": Block(KEYS, WIDTH), "value": Block(KEYS, WIDTH)} | _OUTPUT | _MLP,
+    # M + 2 M_k rows, in proportion to M as long as the heads of a group stay.
+    "fused": {role: Block(QUERIES, WIDTH) for role in ("query", "key", "value")} | _OUTPUT | _MLP,
+    "heads-in": _HEADS_IN | _OUTPUT | _MLP,
+    "heads": _HEADS_IN | {"output": Block(WIDTH, HEAD, summed=Power(heads=1))} | _MLP,
+}
+"""How queries, keys, values and outputs are cut → role → block; `heads-in` keeps the output matrix whole."""
+
+MUON_ROLES = tuple(BLOCKS["whole"])
+
+FACTORS: Mapping[str, Callable[[float, float], float]] = {
+    "none": lambda rows, cols: 1.0,
+    "original": lambda rows, cols: max(1.0, rows / cols) ** 0.5,
+    "spectral": lambda rows, cols: (rows / cols) ** 0.5,
+    "match_rms_adamw": lambda rows, cols: 0.2 * max(rows, cols) ** 0.5,
+}
+"""Factor that a Muon applies to its group's rate, from the sides of a block: none; Keller Jordan's, torch's default;
+that of the spectral condition; Moonlight's."""
+
+
+PER_HEAD = (
+    "Muon per head: the rates of head blocks fall with H by a power between 0 and 1/2 that depends on how many "
+    "directions the inputs fill; the table takes 1/2, the safe side, and whole matrices have one power"
+)
+FUSED = (
+    "Muon on fused queries, keys and values: the ratio of their updates is that of their gradients and has no power of "
+    "its own; split the matrix"
+)
+
+
+@dataclass(frozen=True)
+class Muon:
+    r"""Variant of Muon: which blocks it orthogonalizes, and by what it multiplies the rate of a group.
+
+    Attributes
+    ----------
+    split
+        ``"whole"``: every matrix as it is, queries, keys and values apart. ``"fused"``: these three in one matrix.
+        ``"heads-in"``: queries, keys and values head by head. ``"heads"``: the output matrix as well, by columns.
+    factor
+        ``"original"`` (Keller Jordan, `torch.optim.Muon`, optax): :math:`\max(1, r/c)^{1/2}` for r rows and c columns;
+        ``"match_rms_adamw"`` (Moonlight): :math:`0.2 \max(r, c)^{1/2}`; ``"spectral"``: :math:`(r/c)^{1/2}`; or
+        ``"none"``.
+
+    Raises
+    ------
+    UsageError
+        An unknown name.
+    """
+
+    split: Split = "whole"
+    factor: ShapeFactor = "original"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("split", SPLITS), ("factor", tuple(FACTORS))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
+
+    def adjustment(self, role: str, shape: Shape, like: Shape | None = None) -> float:
+        """Return the shape factor of a role at a shape, with the ratios of another one where the shape has none.
+
+        Examples
+        --------
+        >>> Muon(factor="match_rms_adamw").adjustment("mlp_in", Shape(8, 2, 1))
+        1.6
+        """
+        block = BLOCKS[self.split][role]
+        sizes = _sizes(shape, like or shape)
+        rows, cols = (_measure(side, sizes) for side in (block.rows, block.cols))
+        if self.split == "fused" and role in _HEADS_IN:
+            rows *= 1 + 2 * sizes["key_heads"] / sizes["heads"]
+        return FACTORS[self.factor](rows, cols)
+
+    def adjustment_power(self, role: str, shape: Shape, base: Shape) -> Power | None:
+        """Return the shape factor as a power between two shapes; None where its maximum changes sides."""
+        block = BLOCKS[self.split][role]
+        ratio = (block.rows / block.cols) ** 0.5
+        if self.factor in ("none", "spectral"):
+            return ONE if self.factor == "none" else ratio
+        taller = {_measure(block.rows / block.cols, _sizes(*pair)) >= 1 for pair in ((shape, base), (base, shape))}
+        if len(taller) > 1:
+            return None
+        if self.factor == "original":
+            return ratio if taller.pop() else ONE
+        return (block.rows if taller.pop() else block.cols) ** 0.5
+
+    @property
+    def per_head(self) -> bool:
+        """Whether heads have blocks of their own, so that the power of H depends on the data."""
+        return self.split in ("heads-in", "heads")
+
+    def dimensions(self, weights: Any) -> Any:
+        """Say which axes of the library's weights optax orthogonalizes: its `muon_weight_dimension_numbers`.
+
+        Without it `optax.contrib.muon` takes every array of two axes for a matrix, embedding and read-out included.
+
+        Raises
+        ------
+        UsageError
+            Fused queries, keys and values, which are three arrays here.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from manyheads.transformer.weights import Blocks, Weights
+        >>> weights = Weights(Blocks(*[jnp.zeros((1, 2, 6, 3))] * 4), unembedding=jnp.zeros((6, 5)))
+        >>> found = Muon("heads-in").dimensions(weights)
+        >>> found.blocks.query.output_axis, found.blocks.output.reduction_axis, found.unembedding
+        (3, (1, 2), None)
+        """
+        import jax
+        import optax
+
+        from manyheads.transformer.weights import roles
+
+        if self.split == "fused":
+            raise UsageError(
+                "Muon(split='fused'): queries, keys and values are three arrays here; choose another split"
+            )
+        numbers = optax.contrib.MuonDimensionNumbers
+        inward = numbers(2, 3) if self.per_head else numbers(2, (1, 3))  # (L, H, d, N)
+        outward = numbers(2, 3) if self.split == "heads" else numbers((1, 2), 3)  # (L, H, N, d)
+        axes = dict.fromkeys(("query", "key", "value"), inward) | {"output": outward}
+        axes |= dict.fromkeys(("mlp_in", "mlp_out"), numbers(1, 2))
+        return jax.tree.map(lambda role: axes.get(role), roles(weights))
+
+    def cuts(self, role: str) -> bool:
+        """Whether a role is orthogonalized head by head.
+
+        Examples
+        --------
+        >>> [Muon("heads-in").cuts(role) for role in ("query", "output", "mlp_in")]
+        [True, False, False]
+        """
+        return role in BLOCKS[self.split] and BLOCKS[self.split][role] != BLOCKS["whole"][role] and self.per_head
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a table of this variant cannot decide."""
+        return ((PER_HEAD,) if self.per_head else ()) + ((FUSED,) if self.split == "fused" else ())
+
+
+WHOLE = Muon()
+"""Whole matrices with the shape factor of torch and optax."""
+
+
+def _sizes(shape: Shape, like: Shape) -> dict[str, float]:
+    """Return the sizes of a shape by the axes of a power."""
+    group = shape.key_heads or shape.heads * like.group_heads / like.heads
+    hidden = shape.hidden or shape.width * (like.hidden / like.width if like.hidden else MLP_RATIO)
+    axes = {"key_dim": shape.key_dim, "heads": shape.heads, "stream": shape.width}
+    return {**axes, "key_heads": group, "hidden": hidden}
+
+
+def _measure(side: Power, sizes: Mapping[str, float]) -> float:
+    """Return a side of a block, or a quotient of sides, as a number."""
+    return math.prod(size ** getattr(side, axis) for axis, size in sizes.items())
