@@ -415,6 +415,7 @@ EXEMPT = {
     "bigram.theory.population.check_weights": "refuses only",
     "costs.count": "takes its arrays without names: tested in test_arrays.py",
     "costs.longest_chain": "takes its arrays without names: tested in test_arrays.py",
+    "limits.Muon.dimensions": OPAQUE,
     "limits.Parametrization.optax": OPAQUE,
     "meanfield.ContrastiveTask.loss": TRACED,
     "limits.audit_model": OPAQUE,
