@@ -154,12 +154,13 @@ def train_in_two_processes(folder):
 
 
 def train_compiled(backend, make=()):
-    """Train in a loop through `torch.compile`."""
+    """Train in a loop through `torch.compile`, with the random numbers of PyTorch, not those of Inductor."""
     import torch
 
     torch._dynamo.reset()
     model = small_model()
-    losses = train_plainly(make, model=model, forward=torch.compile(model, backend=backend))
+    with torch._inductor.config.patch(fallback_random=True):
+        losses = train_plainly(make, model=model, forward=torch.compile(model, backend=backend))
     torch._dynamo.reset()
     return losses
 

@@ -67,7 +67,9 @@ class AttentionRecorder:
     The figures of step s are those of the weights after s updates, in the checkpoint of step s as well. If several
     processes train together, each is slowed by the first, which alone records its own batches; a fixed batch runs in
     all of them and needs `share=None`. In a model that `torch.compile` compiles, the first measured step compiles a
-    second form of it, which does not count as a cost.
+    second form of it, which does not count as a cost. Its backend Inductor draws dropout by generators of its own for
+    each compiled part: without a fixed batch, a measured step draws other masks than it would otherwise, unless
+    `torch._inductor.config.fallback_random` is True.
 
     Examples
     --------
