@@ -90,7 +90,7 @@ class Shown:
 
 
 class ArraysAsShapes:
-    """Base of dataclasses whose `repr` gives type and shape of arrays instead of their entries."""
+    """Base of dataclasses whose `repr` gives type and shape of arrays, and the beginning of texts."""
 
     def __repr__(self) -> str:
         """Return the fields that are not None."""
@@ -104,7 +104,7 @@ def _brief(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name!r}: {_brief(item)}' for name, item in value.items())}}}"
-    return repr(value)
+    return repr(value) if not isinstance(value, str) or len(value) <= WIDEST_CELL else f"{value[:WIDEST_CELL]!r}…"
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

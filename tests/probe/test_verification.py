@@ -96,7 +96,8 @@ def test_missing_truncated_and_damaged_files(series):
     assert "model-00002-of-00002.safetensors" in result.findings[0].evidence
     assert "interrupted" in result.findings[1].evidence
     assert result.compared == 4
-    assert "[file]" in repr(result)
+    assert "[file]" in str(result)
+    assert "3 findings" in repr(result)
 
 
 def test_duplicates_and_copies_from_another_step(series, tmp_path):

@@ -97,7 +97,7 @@ class Verify:
         from manyheads.study.store.disk import printable
 
         found = verify(_given(self.checkpoints), follow_links=self.follow_links)
-        text = json.dumps(found.as_dict(), indent=1) if self.json else repr(found)
+        text = json.dumps(found.as_dict(), indent=1) if self.json else str(found)
         print("\n".join(map(printable, text.splitlines())))
         return 1 if self.strict and not found.passed else 0
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jaxtyping import Num
 
 
-@dataclass(frozen=True)
-class Digits:
+@dataclass(frozen=True, repr=False)
+class Digits(ArraysAsShapes):
     """Images and what they show.
 
     Attributes

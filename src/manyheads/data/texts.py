@@ -4,13 +4,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import FileRefused, UsageError
 
 DEFAULT_NAME = "pydoc_data.topics"
 
 
-@dataclass(frozen=True)
-class Text:
+@dataclass(frozen=True, repr=False)
+class Text(ArraysAsShapes):
     """A text with the name and the digest by which a run records what it was trained on.
 
     Attributes

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.task import Inputs
@@ -51,8 +52,8 @@ class Diagnostic:
         return self.low <= self.value <= self.high
 
 
-@dataclass(frozen=True)
-class Assumptions:
+@dataclass(frozen=True, repr=False)
+class Assumptions(Shown):
     """The diagnostics of one layer; `print` shows them as a table.
 
     Attributes
@@ -81,6 +82,12 @@ class Assumptions:
     def __iter__(self) -> Iterator[Diagnostic]:
         """Go through the diagnostics in order."""
         return iter(self.diagnostics)
+
+    def _overview(self) -> Overview:
+        rows = [(one.name, one.value, one.low, one.high, "" if one.healthy else one.breaks) for one in self]
+        rows.sort(key=lambda row: not row[-1])  # what is outside its range first
+        title = f"Assumptions of the passive learner: {len(self.warnings)} of {len(rows)} outside their range"
+        return Overview(title, ("assumption", "value", "low", "high", "breaks"), rows)
 
     def __str__(self) -> str:
         rows = [("assumption", "value", "healthy", "")]

@@ -1,7 +1,7 @@
 """Exponents of power laws with intervals, a visible lack of fit, and the drift of an optimum with size."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,8 +58,8 @@ class ExponentFit:
     log_prefactor: float
     curvature: Interval | None
     p_fit: float | None
-    residuals: tuple[float, ...]
-    replicate_exponents: tuple[float, ...]
+    residuals: tuple[float, ...] = field(repr=False)
+    replicate_exponents: tuple[float, ...] = field(repr=False)
     design: str
 
     def predict(self, size: float) -> float:

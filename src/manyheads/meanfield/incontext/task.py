@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from manyheads._arrays import as_floats
+from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureTask:
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureTask(ArraysAsShapes):
     """Inputs with the same probability each, and the target features on them.
 
     Parameters

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads._overview import Overview, Shown
 from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.header import DTYPES
@@ -29,8 +30,8 @@ CLOSER = 0.5
 PASSING_KEYS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """What `verify` found.
 
     Attributes
@@ -62,7 +63,13 @@ class Verification:
         """Return a JSON-ready dictionary."""
         return {**asdict(self), "passed": self.passed}
 
-    def __repr__(self) -> str:
+    def _overview(self) -> Overview:
+        rows = [(each.kind, each.where, each.what, each.evidence) for each in self.findings]
+        title = f"Verification: {len(self.checkpoints)} checkpoints, {self.compared} readable, {len(rows)} findings"
+        notes = tuple(f"not checked: {text}" for text in self.unchecked)
+        return Overview(title, ("kind", "where", "what", "evidence"), rows, notes)
+
+    def __str__(self) -> str:
         head = (
             f"{len(self.checkpoints)} checkpoints, {self.compared} readable, {self.tensors:,} tensors read: "
             f"{len(self.findings)} findings"

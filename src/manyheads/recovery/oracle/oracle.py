@@ -127,6 +127,9 @@ class Oracle:
     (5, 20, 15, 1.732)
     """
 
+    def __repr__(self) -> str:
+        return f"Oracle(dim={self.dim}, {self.total.calls:,} calls so far)"
+
     def __init__(
         self,
         function: Callable[[Any], Any],
