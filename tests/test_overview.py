@@ -12,6 +12,7 @@ from manyheads._overview import LONGEST_TEXT, Overview, plain_text
 from manyheads.bigram import LagFit, Screening, TransferTest
 from manyheads.bigram.lags.held_out import HeldOutLoss
 from manyheads.costs import ModelShape, transformer_cost
+from manyheads.data.texts import Text
 from manyheads.errors import FileRefused, UsageError
 from manyheads.limits import (
     BaseHyperparameters,
@@ -23,7 +24,7 @@ from manyheads.limits import (
     transfer_check,
 )
 from manyheads.limits.systems.transformers import QUANTITIES
-from manyheads.recovery import Certificate, Recovery, planted_layer
+from manyheads.recovery import Certificate, Recovery, assumptions, planted_layer
 from manyheads.recovery.layers.rotary import RotaryLayer
 from manyheads.statistics import Interval
 from manyheads.study import Verdict, open_run, run
@@ -109,8 +110,9 @@ RESULTS = {  # how to make one, what its `repr` says, and how many rows its data
     "verdict": (decided, "holds: the slope is -1/2", 1),
     "solution": (solved, "Solution of a limit at 8 steps", 16),
     "transfer test": (transfer_tested, "helps", 1),
+    "assumptions": (lambda: assumptions(planted_layer(np.random.default_rng(0), 8, 3)), "of 14 outside", 14),
 }
-WITHOUT_PICTURE = {"screening", "transfer test"}
+WITHOUT_PICTURE = {"screening", "transfer test", "assumptions"}
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -158,6 +160,7 @@ def test_values_for_people():
 def test_arrays_are_named_by_type_and_shape():
     layer = RotaryLayer(np.zeros((16, 3, 9, 9)), np.zeros((3, 8, 8)))
     assert repr(layer) == "RotaryLayer(forms=float64[16, 3, 9, 9], projection=float64[3, 8, 8])"
+    assert len(repr(Text("book", "word " * 10**5))) < 120
 
 
 def test_a_forgotten_group_is_one_finding():
