@@ -135,6 +135,18 @@ def test_a_study_written_from_the_page_alone_keeps_the_contract_and_shows_up_in_
     assert report.count("--variance 1.0") == 1  # one section for each of the two configurations
 
 
+def test_every_page_has_a_place_in_the_site():
+    listed = set()
+    for path in FILES:
+        for block in re.findall(
+            r"^:::\{toctree\}\n(.*?)^:::$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            listed |= {
+                (path.parent / line).resolve() for line in block.splitlines() if line and not line.startswith(":")
+            }
+    assert {path.with_suffix("") for path in FILES} - listed == {ROOT / "docs/index"}
+
+
 def test_links_and_commands_of_the_pages_exist():
     pages = [*PAGES, "CONTRIBUTING.md"]
     for page in pages:
