@@ -57,7 +57,7 @@ docs: $(VENV)/.docs  ## the site, offline, in docs/_build/site; a warning is an 
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/site
 
 gallery: $(VENV)/.core  ## data of the gallery from stored runs, missing ones at their smallest size: make gallery STORE=runs
-	$(BIN)/python docs/collect_gallery.py $(or $(STORE),runs)
+	$(BIN)/python docs/_ext/collect_gallery.py $(or $(STORE),runs)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,9 +9,9 @@ from pathlib import Path
 from api_pages import ROOT, write
 
 from manyheads.study.registry import STUDIES
-from manyheads.study.reporting.drawing import svg
-from manyheads.study.reporting.html import format_figure
+from manyheads.study.reporting.overview import format_figure
 from manyheads.study.reporting.panels import Drawn, panel_from_json
+from manyheads.study.reporting.svg import svg
 from manyheads.study.sources import Source
 
 WINGS = {
@@ -183,8 +183,9 @@ def draw_once(path, panel, data):
 
 
 def standalone(text):
-    """Return an SVG element as a file of its own."""
-    return text if "xmlns=" in text else text.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    """Return an SVG element as a file of its own: with a font and a background, which a page would give it."""
+    style = "<style>text { font-family: system-ui, 'DejaVu Sans', Arial, sans-serif }</style>"
+    return text.replace("</desc>", f'</desc>{style}<rect width="100%" height="100%" fill="#fff"/>', 1)
 
 
 def verdict_row(verdict):

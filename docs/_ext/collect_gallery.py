@@ -1,22 +1,25 @@
 """Collect the gallery's data from a store: claim, verdicts and pictures of every registered study, as JSON.
 
-``python docs/collect_gallery.py STORE`` takes, for each study, the finished run of its default configuration with the
-most replicates; where the store has none, it runs the study in its smallest configuration (``small()``) into the store.
-The site draws the pictures when it is built, so the files hold numbers alone; the two of the README are drawn here.
+``python docs/_ext/collect_gallery.py STORE`` takes, for each study, the finished run of its default configuration with
+the most replicates; where the store has none, it runs the study in its smallest configuration (``small()``) into the
+store. The site draws the pictures when it is built, so the files hold numbers alone; the two of the README are drawn
+here.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+from gallery_pages import standalone
+
 from manyheads.errors import FileRefused
 from manyheads.study import run
 from manyheads.study.registry import STUDIES, load
-from manyheads.study.reporting.drawing import svg
+from manyheads.study.reporting.svg import svg
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore, find_runs
 
-FOLDER = Path(__file__).parent / "gallery"
+FOLDER = Path(__file__).parents[1] / "gallery"
 MOST_BYTES = 120_000  # of the pictures of a study: the first ones that fit
 README = {"meanfield/saddle-to-saddle": (0, "saddle-to-saddle.svg"), "demo/text": (1, "head-entropy.svg")}
 SEEDS = range(3)  # root seeds under which a run of the default configuration is looked for
@@ -44,7 +47,7 @@ def main():
 
 def draw(panels, place, file):
     """Draw one picture of the README."""
-    (FOLDER.parent / "_static" / file).write_text(svg(panels[place], "readme-"), encoding="utf-8")
+    (FOLDER.parent / "_static" / file).write_text(standalone(svg(panels[place], "readme-")), encoding="utf-8")
 
 
 def stored(store):

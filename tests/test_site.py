@@ -1,0 +1,47 @@
+"""Pages of the site that are generated: the gallery and the API."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def extensions(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    import api_pages
+    import gallery_pages
+
+    yield api_pages, gallery_pages
+    for name in ("api_pages", "gallery_pages"):
+        del sys.modules[name]
+
+
+def test_a_study_has_a_card_and_a_page_with_picture_verdicts_and_command(extensions, tmp_path):
+    gallery = extensions[1]
+    data = ROOT / "docs/gallery/attention-costs.json"
+    shutil.copy(data, tmp_path)
+    entry = json.loads(data.read_text(encoding="utf-8"))
+    page = gallery.study_page(tmp_path, "attention/costs", entry)
+    assert (tmp_path / "attention-costs-0.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert entry["command"] in page
+    assert all(gallery.cell(gallery.escape(verdict["claim"])) in page for verdict in entry["verdicts"])
+    assert ":img-top: attention-costs-0.svg" in gallery.card(tmp_path, "attention/costs", entry)
+    assert "not-there" in gallery.study_page(tmp_path, "attention/costs", gallery.without_run("not-there"))
+
+
+def test_every_public_name_has_a_page(extensions, tmp_path):
+    api = extensions[0]
+    api.write_pages(tmp_path)
+    names = (ROOT / "tests/public_names.txt").read_text(encoding="utf-8").split()
+    assert {path.stem for path in tmp_path.glob("*.rst")} >= set(names)
+
+
+def test_bars_of_absolute_values_are_escaped_outside_of_mathematics(extensions):
+    lines = ["|x| grows", ".. math:: |x|", "   |y|", "as `|z|` does"]
+    extensions[0].escape_bars(None, None, None, None, None, lines)
+    assert lines == [r"\|x\| grows", ".. math:: |x|", "   |y|", "as `|z|` does"]
