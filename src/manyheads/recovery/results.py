@@ -142,9 +142,9 @@ class Recovery(Shown):
         """Draw what every head compares (W_QK) and what it passes on (W_OV), entry by entry."""
         from manyheads.recovery.layers.description import at_offset_one
         from manyheads.recovery.layers.pictures import heads_picture
-        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.charts import draw_titled
 
-        return draw(heads_picture(at_offset_one(self.layer)))
+        return draw_titled(heads_picture(at_offset_one(self.layer)))
 
     def _overview(self) -> Overview:
         from manyheads.recovery.layers.description import at_offset_one, describe_heads, rank_tolerance

@@ -53,12 +53,12 @@ class RunTree(xr.DataTree):
 
     def plot(self, picture: int = 0) -> Figure:
         """Draw a picture of the report, numbered as in `pictures`."""
-        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.charts import draw_titled
 
         drawn = self._pictures()
         if not 0 <= picture < len(drawn):
             raise UsageError(f"picture={picture}: this run has {len(drawn)}, numbered from 0")
-        return draw(drawn[picture])
+        return draw_titled(drawn[picture])
 
     @property
     def pictures(self) -> tuple[str, ...]:

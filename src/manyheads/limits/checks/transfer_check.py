@@ -93,7 +93,7 @@ class TransferCheck(Shown):
 
     def plot(self) -> Figure:
         """Draw the best learning rate against the size: the mean over seeds, and the range of the seeds."""
-        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.charts import draw_titled
         from manyheads.study.reporting.panels import Curve, Lines
 
         rows = self._overview().rows
@@ -104,7 +104,7 @@ class TransferCheck(Shown):
         measured = Curve(sizes, mean, "best, over seeds", low=low, high=high)
         title = f"Learning-rate transfer: {self.outcome}"
         label = f"{LETTERS[self.axis]} ({self.axis.replace('_', ' ')})"
-        return draw(Lines(title, label, "learning rate", (measured, fitted), log_x=True, log_y=True))
+        return draw_titled(Lines(title, label, "learning rate", (measured, fitted), log_x=True, log_y=True))
 
     def _overview(self) -> Overview:
         best = np.asarray(self.learning_rates, np.float64)

@@ -135,14 +135,14 @@ SHOWN = 6  # steps in a `repr`
 class _Plots(xr.Dataset.plot):  # type: ignore[misc,valid-type]  # the methods of Dataset.plot, such as scatter
     def __call__(self, *arguments: Any, **options: Any) -> "Figure":
         """Draw the training loss against the step, with its error as a band."""
-        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.charts import draw_titled
         from manyheads.study.reporting.panels import Curve, Lines
 
         solved = self._ds
         loss, error = (np.asarray(each, float) for each in _losses(solved))
         steps, low, high = (tuple(each.tolist()) for each in (solved["step"].values * 1.0, loss - error, loss + error))
         curve = Curve(steps, tuple(loss.tolist()), "", low=low, high=high)
-        return draw(Lines("Training loss in the limit", "step", "loss", (curve,)))
+        return draw_titled(Lines("Training loss in the limit", "step", "loss", (curve,)))
 
 
 class Solution(xr.Dataset):

@@ -130,19 +130,19 @@ class Table(Shown):
 
     def plot(self) -> Figure:
         """Draw the factors as an image, one row a class of weights: powers of two above and below the base."""
-        from manyheads.study.reporting.drawing import draw
+        from manyheads.study.reporting.charts import draw_titled
         from manyheads.study.reporting.panels import Picture
 
         values = tuple(tuple(math.log2(number) for number in _numbers(row)) for row in self.rows)
         largest = max(1.0, *(abs(value) for row in values for value in row))
-        return draw(
+        return draw_titled(
             Picture(
                 self._title,
                 "",
                 "",
                 values,
                 value_label="log2 of the factor on the base",
-                x_ticks=tuple(name.replace("_", " ").replace(" ", "\n") for name in COLUMNS),
+                x_ticks=("init", "mult.", "rate", "epsilon", "decay"),
                 y_ticks=tuple(row.role for row in self.rows),
                 limits=(-largest, largest),
                 diverging=True,

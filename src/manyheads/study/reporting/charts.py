@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyheads._overview import plain_text
 from manyheads.errors import UsageError
-from manyheads.study.reporting.drawing import NotebookFigure, write_plainly
-from manyheads.study.reporting.style import COLOURS, STYLE
+from manyheads.study.reporting.drawing import NotebookFigure, draw, write_plainly
+from manyheads.study.reporting.style import COLOURS, INK, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from manyheads.study.reporting.panels import Drawn
+
 MOST_BARS = 24
-LONGEST_LABEL = 60  # characters
+LONGEST_LABEL, TITLE = 60, 64  # characters
 
 
 class Estimate(NamedTuple):
@@ -28,9 +30,17 @@ class Estimate(NamedTuple):
     holds: tuple[float, float]
 
 
+def draw_titled(panel: Drawn) -> Figure:
+    """Draw a panel with its title, which a report writes as text beside the picture."""
+    figure = draw(panel)
+    figure.suptitle(textwrap.fill(panel.title, TITLE), fontsize=10.5, color=INK)
+    return figure
+
+
 def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Figure:
     """Draw labelled amounts as horizontal bars, the first on top; those beyond the 24th are added up."""
     import matplotlib as mpl
+    from matplotlib.ticker import EngFormatter
 
     shown = list(bars[:MOST_BARS])
     if rest := bars[MOST_BARS:]:
@@ -38,8 +48,11 @@ def draw_bars(title: str, x_label: str, bars: Sequence[tuple[str, float]]) -> Fi
     with mpl.rc_context(STYLE):
         figure, axes = _rows(title, x_label, [label for label, _ in shown])
         axes.barh(range(len(shown)), [value for _, value in shown], color=COLOURS[0], height=0.65)
+        axes.xaxis.set_major_formatter(EngFormatter())
         for place, (_, value) in enumerate(shown):
-            axes.annotate(plain_text(float(value)), (value, place), (3, 0), textcoords="offset points", va="center")
+            axes.annotate(
+                EngFormatter(places=1)(value), (value, place), (3, 0), textcoords="offset points", va="center"
+            )
         axes.margins(x=0.12)
     return figure
 
