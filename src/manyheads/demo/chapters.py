@@ -59,7 +59,7 @@ def _extraction(scene: Scene) -> Study:
 def _order(scene: Scene) -> Study:
     from manyheads.attention.studies.order_blindness import OrderBlindness
 
-    return OrderBlindness(lengths=(8, 20), steps_per_token=40, batch=32, learning_rate=4e-3)
+    return OrderBlindness(lengths=(8, 24), steps_per_token=40, batch=32, learning_rate=4e-3)
 
 
 def _costs(scene: Scene) -> Study:
