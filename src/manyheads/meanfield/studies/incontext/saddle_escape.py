@@ -160,13 +160,13 @@ class SaddleEscape(Study):
         logs = np.log(1 / np.asarray(self.sizes))
         times = trained["time"].transpose("replicate", "cell").values
         slopes = [np.polyfit(logs, each, 1)[0] for each in times]
-        clock = predicted["moment"].values
-        kept = clock <= 1.2 * predicted["time"].values.max() / escape_rate(FOREIGN**2)  # nothing happens afterwards
-        ends = (float(clock[0]), float(clock[kept][-1]))
-        stairs = [
-            Curve(tuple(clock[kept].tolist()), tuple(loss[kept].tolist()), f"eps = {size:g}", "predicted", place)
-            for place, (size, loss) in enumerate(zip(self.sizes, predicted["loss"].values, strict=True))
-        ]
+        clock, rate = predicted["moment"].values, escape_rate(FOREIGN**2)
+        stairs = []
+        for place, (size, loss) in enumerate(zip(self.sizes, predicted["loss"].values, strict=True)):
+            kept = clock <= 1.15 * float(predicted["time"][place]) / rate  # nothing happens after the escape
+            x, y = (tuple(each[kept].tolist()) for each in (clock, loss))
+            stairs.append(Curve(x, y, f"eps = {size:g}", "predicted", place))
+        ends = (0.0, max(stair.x[-1] for stair in stairs))
         levels = [
             Curve(ends, (float(each),) * 2, "saddle levels" if not place else "", "reference")
             for place, each in enumerate(np.unique(predicted["levels"].values))
