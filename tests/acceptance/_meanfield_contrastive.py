@@ -1,5 +1,6 @@
 """Contrastive learning: SGD against the ODE, growth rates, basins, noise correlation, particles."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ FIGURES = [
         cosine_table,
         {"error": 3e-3},
     ),
-    verdicts("contrastive-sgd", "SGD against the ODE; escape from random weights", 8),
+    replace(verdicts("contrastive-sgd", "SGD against the ODE; escape from random weights", 8), revision=2),
     verdicts("feature-basins", "Moments, basins and stability, by SGD", 8),
     verdicts("noise-correlation", "Correlation of augmentation noise, by SGD", 8),
     verdicts("sparse-penalty", "L1 penalty, SGD against particles", 12),
