@@ -67,3 +67,16 @@ def test_expectation_is_part_of_the_verdict():
     verdict = Verdict.exact("c", 2, target=0, tolerance=1, basis="b", expected="refuted")
     assert verdict.outcome == "refuted"
     assert verdict.as_expected
+
+
+def test_an_interval_ends_where_the_quantity_does():
+    samples = np.array([0.97, 0.99, 1.0, 1.0])
+    stated = {"target": 1.0, "tolerance": (0.1, 0.0), "basis": "an accuracy of 0.9"}
+    free, bounded = (Verdict.from_samples("c", samples, **stated, **more) for more in ({}, {"bounds": (0.0, 1.0)}))
+    assert free.interval[1] > 1 == bounded.interval[1]
+    assert free.interval[0] == bounded.interval[0]
+    assert (free.outcome, bounded.outcome) == ("inconclusive", "holds")
+    silent = Verdict.from_samples("c", np.ones(3), **stated, bounds=(0.0, 1.0))
+    assert (silent.interval, silent.outcome) == ((0.0, 1.0), "inconclusive")
+    with pytest.raises(UsageError, match="beyond the bounds"):
+        Verdict.from_interval("c", Interval(1.5, 2.0), **stated, bounds=(0.0, 1.0))

@@ -6,6 +6,7 @@ samples by the Student interval of their mean, and an interval as it stands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -59,6 +60,8 @@ class Claim:
     prediction_error, prediction_dof, resolution
         For samples: standard error of a sampled target, its degrees of freedom, and the grain of one sample; see
         `Verdict.from_samples`.
+    bounds
+        Values that the quantity can take: (0, 1) for an accuracy; its interval ends there.
     quantity
         What the figure is, with its unit in round brackets: "escape time (steps)"; a report writes it on the axis.
 
@@ -81,6 +84,7 @@ class Claim:
     prediction_error: float | FromPrediction[float] = 0.0
     prediction_dof: float = float("inf")
     resolution: float = 0.0
+    bounds: tuple[float, float] = (-math.inf, math.inf)
     quantity: str = ""
 
     def verdict(self, predicted: xr.Dataset, trained: xr.Dataset) -> Verdict:
@@ -113,19 +117,23 @@ class Claim:
 
         if isinstance(found, ExponentFit):
             self._refuse_sample_options("a fitted exponent")
-            verdict = Verdict.from_interval(self.text, found.interval, figure=found.exponent, **stated)
+            verdict = Verdict.from_interval(
+                self.text, found.interval, figure=found.exponent, bounds=self.bounds, **stated
+            )
             if verdict.outcome != "inconclusive" or len(found.replicate_exponents) < 2:
                 return verdict
             needed = replicates_to_decide(found.replicate_exponents, stated["target"], stated["tolerance"], level=LEVEL)
             return replace(verdict, replicates_needed=needed)
         if isinstance(found, SampledFigure):
             error, dof = found.prediction_error, found.prediction_dof
-            return Verdict.from_samples(self.text, found.samples, prediction_error=error, prediction_dof=dof, **stated)
+            sampled: dict[str, Any] = {"prediction_error": error, "prediction_dof": dof, "bounds": self.bounds}
+            return Verdict.from_samples(self.text, found.samples, **sampled, **stated)
         parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (None, found)
         if isinstance(parts[1], Interval):
             self._refuse_sample_options("an interval")
             needed = parts[2] if len(parts) == 3 else None
-            return Verdict.from_interval(self.text, parts[1], figure=parts[0], replicates_needed=needed, **stated)
+            known: dict[str, Any] = {"figure": parts[0], "replicates_needed": needed, "bounds": self.bounds}
+            return Verdict.from_interval(self.text, parts[1], **known, **stated)
         values = np.asarray(found, dtype=np.float64)
         if values.ndim == 0:
             self._refuse_sample_options("one number")
@@ -140,6 +148,7 @@ class Claim:
             prediction_error=prediction_error,
             prediction_dof=self.prediction_dof,
             resolution=self.resolution,
+            bounds=self.bounds,
             **stated,
         )
 

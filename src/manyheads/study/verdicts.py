@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads._arrays import takes_arrays
@@ -80,13 +80,20 @@ class Verdict(Shown):
         figure: float | None = None,
         expected: Expected = "holds",
         replicates_needed: int | None = None,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
     ) -> Verdict:
         """Decide a claim on a figure whose 99% interval is known, by default the interval's middle.
+
+        Parameters
+        ----------
+        bounds
+            Values that the quantity can take: 0 and 1 for an accuracy. The interval ends there and keeps its level.
 
         Raises
         ------
         UsageError
-            A claim that cannot fail, or that says nothing of where its tolerance comes from.
+            A claim that cannot fail, one that says nothing of where its tolerance comes from, or an interval beyond
+            the bounds.
 
         Examples
         --------
@@ -100,6 +107,9 @@ class Verdict(Shown):
         if not basis.strip():
             raise UsageError(f"claim {claim!r}: say from what the tolerance follows")
         below, above = tolerance if isinstance(tolerance, tuple) else (tolerance, tolerance)
+        if interval.low > bounds[1] or interval.high < bounds[0]:
+            raise UsageError(f"claim {claim!r}: the interval {interval} lies beyond the bounds {bounds}")
+        interval = replace(interval, low=max(interval.low, bounds[0]), high=min(interval.high, bounds[1]))
         middle = (interval.low + interval.high) / 2 if figure is None else float(figure)
         outcome = decide(middle, interval, target, tolerance)
         return cls(
@@ -128,6 +138,7 @@ class Verdict(Shown):
         prediction_error: float = 0.0,
         prediction_dof: float = math.inf,
         resolution: float = 0.0,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
     ) -> Verdict:
         """Decide a claim on the mean of independent replicates, by its Student interval.
 
@@ -143,6 +154,8 @@ class Verdict(Shown):
             The grain of one sample: 1/n for a share of n trials, the spacing of a grid. It widens the interval on both
             sides. Without it, replicates that are all equal decide nothing: nobody knows how far they could differ. A
             figure that cannot differ belongs to `exact`.
+        bounds
+            Values that the quantity can take, at which its interval ends.
         """
         import numpy as np
 
@@ -169,6 +182,7 @@ class Verdict(Shown):
             basis=basis,
             expected=expected,
             replicates_needed=None if silent else needed,
+            bounds=bounds,
         )
 
     @classmethod

@@ -74,9 +74,9 @@ def every_kind():
     ]
 
 
-@pytest.fixture
-def page(tmp_path):
-    return write_report(every_kind(), tmp_path / "report.html", "A report", "An introduction.")
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    return write_report(every_kind(), tmp_path_factory.mktemp("page") / "report.html", "A report", "An introduction.")
 
 
 @pytest.mark.slow

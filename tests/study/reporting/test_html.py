@@ -114,6 +114,20 @@ class Hostile(Still):
         return (Lines(EVIL, EVIL, EVIL, (curve,), note=EVIL), Listing(EVIL, (EVIL,), ((EVIL,),)))
 
 
+def test_formulas_are_typeset_and_numbers_have_a_minus(tmp_path):
+    table = Listing("Powers", ("a_1", "b"), (("-0.5 ± 0.1", "x"), ("", "<b>N^(-1/2)</b>")))
+    text = write_report(
+        [Section("t", "R_1^2/2 falls as n^-1/2, a_name", (table,))], tmp_path / "r.html", "t"
+    ).read_text()
+    for words in (
+        "R<sub>1</sub><sup>2</sup>/2 falls as n<sup>−1/2</sup>, a_name",
+        '<th scope="col" class="number">a<sub>1</sub></th>',
+        '<td class="number">−0.5 ± 0.1</td>',
+        "&lt;b&gt;N<sup>−1/2</sup>&lt;/b&gt;",
+    ):
+        assert words in text
+
+
 def test_names_cannot_become_markup(tmp_path):
     run(Hostile(), 1, store=tmp_path, progress=False)
     links = parsed(report(tmp_path))

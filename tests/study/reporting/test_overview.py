@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
 from manyheads.statistics import Interval
 from manyheads.study import Curve, Lines, Verdict
 from manyheads.study.reporting.drawing import draw
-from manyheads.study.reporting.overview import Anchors, headline, interval_text, region_text, strip_of
+from manyheads.study.reporting.overview import Anchors, headline, interval_text, quantity_text, region_text, strip_of
 from manyheads.study.reporting.panels import Picture
 from manyheads.study.reporting.style import number_text, typeset
 from manyheads.study.reporting.svg import describe, svg
@@ -66,6 +67,21 @@ def test_ranges_are_written_as_people_read_them():
     assert region_text(verdict(0.0, 1.0, tolerance=0.0)) == "exactly 0"
     assert region_text(verdict(0.0, 1.0, target=96.0, tolerance=1e-9)) == "96 within 10⁻⁹"
     assert interval_text(verdict(-2e-5, 0.5)) == "−2×10⁻⁵ … 0.5"
+
+
+@pytest.mark.parametrize(
+    ("claim", "quantity"),
+    [
+        ("The times agree (log ratio)", "log ratio"),
+        ("The share falls (in doublings, worst of all)", "in doublings, worst of all"),
+        ("The error scales as n^(-1/2)", ""),
+        ("The drift is proportional to the rate (linear attention)", ""),
+    ],
+)
+def test_a_quantity_is_stated_or_stands_in_brackets_after_the_claim(claim, quantity):
+    found = replace(verdict(0.0, 1.0), claim=claim)
+    assert quantity_text(found) == quantity
+    assert quantity_text(replace(found, quantity="escape time (steps)")) == "escape time (steps)"
 
 
 def test_anchors_are_named_after_what_they_mark_and_given_once():

@@ -60,7 +60,7 @@ class OrderBlindness(Study):
     """
 
     name: ClassVar[str] = "attention/order-blindness"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Pooling is order-blind, an RNN forgets with distance, attention does neither"
     source: ClassVar[Source] = Source(
         "zaheer2017",
@@ -183,6 +183,8 @@ class OrderBlindness(Study):
                 beyond_ceiling,
                 target=0.0,
                 tolerance=(0.03, noise),
+                bounds=(-1.0, 1.0),
+                quantity="accuracy over the best one without order, mean over lengths",
                 resolution=1 / TESTED,
                 basis=f"above: 2.6 standard errors of {TESTED} tests a length; below: three points for finite training",
             ),
@@ -191,6 +193,8 @@ class OrderBlindness(Study):
                 worst_recall,
                 target=1.0,
                 tolerance=(0.1, float("inf")),
+                bounds=(0.0, 1.0),
+                quantity="accuracy, lowest over lengths",
                 resolution=1 / TESTED,
                 basis="accuracy of 0.9 or more at the worst length, far above the best accuracy without order",
             ),
@@ -200,6 +204,8 @@ class OrderBlindness(Study):
                 lead,
                 target=1.0,
                 tolerance=(1.0, float("inf")),
+                bounds=(-1.0, 1.0),
+                quantity="difference of accuracies",
                 resolution=1 / TESTED,
                 basis="an inequality: the difference of both accuracies is positive, seed by seed",
             ),

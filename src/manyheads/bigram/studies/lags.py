@@ -50,7 +50,7 @@ class PlantedLags(Study):
     """
 
     name: ClassVar[str] = "bigram/lags"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     claim: ClassVar[str] = "One shared transition finds planted lags of real text; counting lag by lag fails"
     source: ClassVar[Source] = replace(
         SOURCE, locus="the model; fitting it to streams by alternating least squares, and planting, are ours"
@@ -178,6 +178,7 @@ class PlantedLags(Study):
                 target=1.0,
                 tolerance=(0.02, float("inf")),
                 resolution=grain,
+                bounds=(0.0, 1.0),
                 basis="98% of the lags, weighted by how often their symbol occurs, is required",
             ),
             Claim(
@@ -187,6 +188,7 @@ class PlantedLags(Study):
                 tolerance=(0.02, grain),
                 resolution=grain,
                 expected="refuted",
+                bounds=(0.0, 1.0),
                 basis="the same requirement; text carries every dependence on to other lags, and counting follows it",
             ),
             Claim(
@@ -195,6 +197,7 @@ class PlantedLags(Study):
                 target=0.0,
                 tolerance=self.planted / (self.lags - self.planted),
                 resolution=1 / (self.vocabulary * self.lags),
+                bounds=(0.0, 1.0),
                 basis="at the tolerance as many empty lags as planted ones are chosen",
             ),
         )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.reporting import overview
@@ -22,6 +23,9 @@ from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
 from manyheads.study.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 __all__ = ["Section", "format_figure", "report", "section_of", "write_report"]
 
@@ -129,6 +133,7 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
 
     loader = jinja2.PackageLoader("manyheads.study.reporting", "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["math"] = _with_exponents
     script, style = (Markup(loader.get_source(environment, name)[0]) for name in ("report.js", "report.css"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     anchors = Anchors()
@@ -176,8 +181,12 @@ def _panel(panel: Panel, prefix: str) -> dict[str, object]:
         assert width is not None, "a drawing starts at its origin"
         return shown | {"svg": Markup(drawing), "width": round(float(width[1])), "wide": is_wide(panel)}
     assert isinstance(panel, Listing)
-    rows = [[(cell, _is_number(cell)) for cell in row] for row in panel.rows]
-    return shown | {"columns": panel.columns, "rows": rows}
+    numeric = [all(map(_is_number, filter(None, column))) and any(column) for column in zip(*panel.rows, strict=True)]
+    rows = [[cell.replace("-", "−") if _is_number(cell) else cell for cell in row] for row in panel.rows]
+    return shown | {
+        "columns": list(zip(panel.columns, numeric or [False] * len(panel.columns), strict=True)),
+        "rows": rows,
+    }
 
 
 def _claim(verdict: Verdict, anchor: str) -> dict[str, object]:
@@ -189,12 +198,27 @@ def _claim(verdict: Verdict, anchor: str) -> dict[str, object]:
         "figure": overview.figure_text(verdict),
         "interval": overview.interval_text(verdict),
         "region": overview.region_text(verdict),
-        "quantity": verdict.quantity or "figure",
+        "quantity": overview.quantity_text(verdict),
     }
 
 
 def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"[−+-]?[\d.,  ]+(e[+-]?\d+)?( ?[%×a-zA-Z/]{1,6})?", text.strip()))
+    """Return whether the cell of a table is a number, perhaps with its error or its unit."""
+    number = r"[−+-]?[\d.,\u2009 ]*\d\.?(e[+-]?\d+)?"
+    return bool(re.fullmatch(rf"{number}( ± {number})?( ?[%×a-zA-Z/]{{1,6}})?", text.strip()))
+
+
+def _with_exponents(text: str) -> Markup:
+    """Return text as HTML with raised exponents and lowered indices: N^(-1/2), R_1^2."""
+    from markupsafe import Markup, escape
+
+    exponent = r"-\d+/\d+|1/\d+|-?\d+(?:\.\d+)?|[A-Za-z]\b"  # v^2/2 is half of a square, N^-1/2 an inverse root
+    raised = re.sub(rf"\^(?:\(([^()]+)\)|({exponent}))", _superscript, str(escape(text)))
+    return Markup(re.sub(r"(?<=[A-Za-z>])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"<sub>\1</sub>", raised))
+
+
+def _superscript(found: re.Match[str]) -> str:
+    return f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>"
 
 
 def _text(value: object) -> str:

@@ -16,6 +16,11 @@ from manyheads.study.verdicts import Verdict
 
 REACH = 3.0  # ends of the axis of the forest plot, in units of the range in which a claim holds
 LONGEST_SLUG = 60
+# Words by which a bracket at the end of a claim is known to name its quantity.
+QUANTITIES = (
+    "change|decrease|deviation|difference|distance|doublings|error|estimate|excess|exponent|gain|loss|projection|"
+    "rate|ratio|share|slope|z-score"
+)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,14 @@ def format_figure(value: float) -> str:
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{int(value)}".replace("-", "−")
     return re.sub(r"^-", "−", f"{value:.4g}")
+
+
+def quantity_text(verdict: Verdict) -> str:
+    """Return what the figure is: stated, or in brackets at the end of the claim; empty if neither."""
+    if verdict.quantity:
+        return verdict.quantity
+    found = re.search(rf" \(([^()]*\b(?:{QUANTITIES})\b[^()]*)\)$", verdict.claim)
+    return found[1] if found else ""
 
 
 def figure_text(verdict: Verdict) -> str:

@@ -83,6 +83,11 @@ def number_text(value: float) -> str:
     return typeset(np.format_float_scientific(value, precision=4, trim="-"))
 
 
+def raised(text: str) -> str:
+    """Return text with whole exponents as superscripts: "N^-1" as "N⁻¹"; others stay as they are."""
+    return re.sub(r"\^(-?\d+)(?![\d./])", lambda found: found[1].translate(_SUPERSCRIPTS), text)
+
+
 def _power(found: re.Match[str]) -> str:
     mantissa = f"{found[1]}×" if found[1] else ""
     return mantissa + "10" + (found[2].strip("+") + found[3]).translate(_SUPERSCRIPTS)

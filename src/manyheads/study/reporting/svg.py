@@ -10,7 +10,7 @@ from html import escape
 
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.panels import Curve, Drawn, Lines, Multiples, Picture, Scatter
-from manyheads.study.reporting.style import STYLE, typeset, with_variables
+from manyheads.study.reporting.style import STYLE, raised, typeset, with_variables
 
 MOST_CURVES = 8  # that an alternative text describes one by one
 
@@ -31,6 +31,7 @@ def svg(panel: Drawn, prefix: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}", text)
     text = re.sub(r"url\(#", f"url(#{prefix}", text).strip()
+    text = re.sub(r">[^<>]*\^[^<>]*<", lambda found: raised(found[0]), text)
     opening = re.search(r'viewBox="[^"]*"', text)
     assert opening is not None, "matplotlib writes a viewBox"
     title, words = f"{prefix}title", f"{prefix}words"
