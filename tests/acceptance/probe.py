@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance import _probe_alarms, _probe_live, _probe_weights
+from tests.acceptance import _probe_alarms, _probe_live, _probe_shapes, _probe_weights
 from tests.acceptance._lane import Figure, Measured
 from tests.probe.families import FAMILIES, NOT_FUSED, OUTSIDE, batch, build, double, eager_patterns, run
 from tests.probe.test_families import compare
@@ -201,5 +201,6 @@ FIGURES = [
     ),
     *_probe_alarms.FIGURES,
     *_probe_live.FIGURES,
+    *_probe_shapes.FIGURES,
     *_probe_weights.FIGURES,
 ]
