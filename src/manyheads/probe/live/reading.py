@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.probe.attention.datasets import LayerHeads, Snapshot, stack_snapshots
+from manyheads.probe.attention.datasets import LayerHeads, Snapshot, has_intervals, stack_snapshots
 from manyheads.probe.live.step_log import REMEDY, read_log
 from manyheads.study.store.disk import trusting_nothing
 
@@ -29,7 +29,9 @@ def open_recording(store: Path | str) -> "xr.DataTree":
         A node for each kind of recording that is there. `attention` (the training's own batches) and `attention_fixed`
         (a fixed batch): as `AttentionRecord.dataset`, over (step, layer, head). `updates`: as
         `UpdateRecorder.dataset`, over (step, matrix). In each `cost_seconds` and `elapsed_seconds` (step): the time
-        that was spent on measuring before the step was written, and that of the training.
+        that was spent on measuring before the step was written, and that of the training. Of checkpoints that
+        `measure_checkpoints` measured: `attention_fixed`, without times, and `weights`, with the coordinate
+        `checkpoint` (step).
 
     Raises
     ------
@@ -56,10 +58,13 @@ def as_series(header: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dat
     """Gather the lines of a log over the steps."""
     if not lines:
         raise UsageError("nothing was recorded yet: run the training with the recorder in it")
-    gather = _gather_updates if header["group"] == "updates" else _gather_attention
+    gather = {"updates": _gather_updates, "weights": _gather_datasets}.get(header["group"], _gather_attention)
     found = gather(header, lines)
     for name, title in (("cost", "time spent on measuring so far"), ("elapsed", "time of the training so far")):
-        found[f"{name}_seconds"] = "step", [float(line[name]) for line in lines], {"long_name": title, "units": "s"}
+        if name in lines[0]:
+            found[f"{name}_seconds"] = "step", [float(line[name]) for line in lines], {"long_name": title, "units": "s"}
+    if "checkpoint" in lines[0]:
+        found = found.assign_coords(checkpoint=("step", [str(line["checkpoint"]) for line in lines]))
     found.attrs["model"] = str(header["model"])
     return found
 
@@ -77,6 +82,24 @@ def _gather_attention(header: Mapping[str, Any], lines: list[dict[str, Any]]) ->
         )
         snapshots.append(Snapshot(layers, values, errors, levels, np.array(line["weight"], dtype=float)))
     return stack_snapshots([line["step"] for line in lines], snapshots, header["rows"], unmeasured)
+
+
+def encode_snapshot(snapshot: Snapshot, rows: int | None) -> dict[str, Any]:
+    """Return the figures of a step as a line of a log holds them."""
+    errors = snapshot.errors if has_intervals(rows) else {}
+    return {"values": snapshot.values, "errors": errors, "levels": snapshot.levels, "weight": snapshot.weight}
+
+
+def _gather_datasets(_: Mapping[str, Any], lines: list[dict[str, Any]]) -> "xr.Dataset":
+    """Stack data sets of numbers that were written as `Dataset.to_dict` returns them."""
+    import xarray as xr
+
+    for line in lines:
+        for variable in line["dataset"]["data_vars"].values():
+            variable["data"] = np.array(variable["data"], dtype=float)
+    steps = xr.Variable("step", np.array([line["step"] for line in lines], dtype=np.int64))
+    found = [xr.Dataset.from_dict(line["dataset"]) for line in lines]
+    return xr.concat(found, steps, coords="minimal", compat="override", join="exact", combine_attrs="override")
 
 
 FIGURES = {

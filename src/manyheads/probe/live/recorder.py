@@ -12,12 +12,12 @@ import numpy as np
 
 from manyheads.errors import UsageError
 from manyheads.limits.torch.model import unwrap
-from manyheads.probe.attention.datasets import Snapshot, has_intervals, take_snapshot
+from manyheads.probe.attention.datasets import Snapshot, take_snapshot
 from manyheads.probe.attention.interface import AttentionObserver
 from manyheads.probe.attention.recording import AttentionRecord, empty_record
 from manyheads.probe.live.budget import TimeBudget
 from manyheads.probe.live.output import LOGGER, Output, count_processes, is_first_process
-from manyheads.probe.live.reading import as_series
+from manyheads.probe.live.reading import as_series, encode_snapshot
 from manyheads.probe.live.trackers import Row, Tracker
 
 if TYPE_CHECKING:
@@ -205,26 +205,16 @@ class AttentionRecorder:
             self._record.observe(*call)
 
     def _run(self, batch: Mapping[str, Any]) -> None:
-        """Run the fixed batch through the model, in evaluation, and leave its modes and PyTorch's generators alone."""
-        import torch
-
-        device = next(self._model.parameters()).device
-        batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
-        if "labels" not in batch and "logits_to_keep" in inspect.signature(self._model.forward).parameters:
-            batch.setdefault("logits_to_keep", 1)  # the others would be computed for nothing
-        modes = [(module, module.training) for module in self._model.modules()]
+        """Run the fixed batch through the model, its cost counted."""
         token = _ON_FIXED_BATCH.set(True)
         try:
-            with self._budget.spending(), _kept_generators(device), torch.no_grad():
-                self._model.eval()
-                self._model(**batch)
+            with self._budget.spending():
+                run_in_evaluation(self._model, batch)
         except BaseException:
             self.abandon()
             raise
         finally:
             _ON_FIXED_BATCH.reset(token)
-            for module, mode in modes:
-                module.training = mode
 
     def _write(self, snapshot: Snapshot, unmeasured: list[str]) -> None:
         line: dict[str, Any] = {"step": self._step, "cost": self._budget.cost, "elapsed": self._budget.elapsed}
@@ -232,9 +222,26 @@ class AttentionRecorder:
         if layers != self._layers or line["step"] <= self._written:  # the training started again
             line, self._layers = line | layers, layers
         self._written = line["step"]
-        errors = snapshot.errors if has_intervals(self._empty.rows) else {}
-        line |= {"values": snapshot.values, "errors": errors, "levels": snapshot.levels, "weight": snapshot.weight}
-        self._output.write(line, lambda: list(_rows(self._step or 0, snapshot, errors)))
+        line |= encode_snapshot(snapshot, self._empty.rows)
+        self._output.write(line, lambda: list(_rows(self._step or 0, snapshot, line["errors"])))
+
+
+def run_in_evaluation(model: Any, batch: Mapping[str, Any]) -> None:
+    """Run a batch through a model in evaluation, without gradients; leave its modes and PyTorch's generators alone."""
+    import torch
+
+    device = next(model.parameters()).device
+    batch = {name: value.to(device) if hasattr(value, "to") else value for name, value in batch.items()}
+    if "labels" not in batch and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        batch.setdefault("logits_to_keep", 1)  # the others would be computed for nothing
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with _kept_generators(device), torch.no_grad():
+            model.eval()
+            model(**batch)
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _rows(step: int, snapshot: Snapshot, errors: Mapping[str, np.ndarray]) -> Iterator[Row]:

@@ -43,7 +43,7 @@ class StepLog:
         self._path, self._header = path, {"manyheads": "step log", "format": FORMAT, **header}
         self._file: BinaryIO | None = None
         self._lines: list[dict[str, Any]] = []
-        if path is not None and path.exists() and (found := read_log(path)[0]) != self._header:
+        if path is not None and _has_begun(path) and (found := read_log(path)[0]) != self._header:
             other = sorted(key for key in found.keys() | self._header.keys() if found.get(key) != self._header.get(key))
             raise UsageError(f"{path} holds another recording ({', '.join(other)} differ): give another store")
 
@@ -60,7 +60,9 @@ class StepLog:
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the header and the lines that count."""
-        return (self._header, drop_replaced(self._lines)) if self._path is None else read_log(self._path)
+        if self._path is not None and _has_begun(self._path):
+            return read_log(self._path)
+        return self._header, drop_replaced(self._lines)
 
     def close(self) -> None:
         """Close the file; a later line opens it again."""
@@ -105,6 +107,14 @@ def drop_replaced(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             kept.pop()
         kept.append(line)
     return kept
+
+
+def _has_begun(path: Path) -> bool:
+    """Tell whether a log holds its header: a process may have been killed before that."""
+    if not path.exists():
+        return False
+    with open_bounded(path, LARGEST_FILE) as file:
+        return file.readline().endswith(b"\n")
 
 
 def _open(path: Path, header: Mapping[str, Any]) -> BinaryIO:

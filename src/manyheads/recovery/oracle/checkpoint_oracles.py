@@ -10,7 +10,7 @@ answer can be scored, is in `manyheads.recovery.oracle.checkpoint_layers`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.models import open_checkpoint
 from manyheads.models.attention import AttentionConfig, attention_config
+from manyheads.models.loading import quiet_transformers
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, parameter_map
 from manyheads.recovery.refusals import NotExtractable
@@ -220,7 +221,7 @@ def refuse_what_queries_cannot_tell(found: ParameterMap, facts: AttentionConfig,
 def _load(path: Path, model_type: str, layer: int, through: Through, dtype: Floats) -> tuple[Any, Any, Any]:
     """Return the attention module, the norm or None, and the rotary frequencies or None."""
     torch, transformers = require("torch"), require("transformers")
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
         model = transformers.AutoModel.from_pretrained(
             path,
             local_files_only=True,
@@ -273,18 +274,3 @@ def _function(
             return (found if norm is None else tokens + found).numpy()
 
     return answer
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep transformers from drawing bars and warning of unused heads; what it was set to is put back."""
-    logging = transformers.utils.logging
-    before, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if shown:
-            logging.enable_progress_bar()
