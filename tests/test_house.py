@@ -259,7 +259,7 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-MOST_NAMES = 184  # 160, at most seven for each of the three systems of meanfield, two for checkpoints, two for Muon
+MOST_NAMES = 185  # 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon
 
 
 def public_names():

@@ -1,4 +1,4 @@
-"""`manyheads probe weights`, `probe verify` and `probe health`: what they print, find and refuse."""
+"""`manyheads probe`: what its commands print, find and refuse."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from tests.probe.test_verification import save, walk
 
 from manyheads.cli import main
+from manyheads.probe.reports import pictures
 
 STEPS = (0, 2, 10, 100)
 
@@ -119,3 +120,69 @@ def test_health_names_the_head(call, folder):
     status, _, err = call("health", folder)
     assert status == 3
     assert "holds no recording" in err
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave the report out, whose pictures cost more than everything else."""
+    monkeypatch.setattr(pictures, "write_recording_report", lambda tree, out, command: out)
+
+
+@pytest.mark.torch
+def test_attention_over_a_series_and_its_health(call, folder, undrawn):
+    """Queries and keys of one head of layer 1 grow after the first checkpoint."""
+    import torch
+    from tests.probe.trainings import save_quietly, small_model, windows
+
+    model = small_model()
+    for step in (0, 5, 10):
+        save_quietly(model, folder / f"step{step}")
+        with torch.no_grad():
+            model.transformer.h[1].attn.c_attn.weight[:, :8] *= 400
+    np.save(folder / "tokens.npy", windows(2).numpy())
+    series, store = sorted(folder.glob("step*")), folder / "store"
+    status, out, err = call("attention", *series, "--tokens", folder / "tokens.npy", "--store", store)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "3 checkpoints, steps 0 to 10; 2 layers of 4 heads; 2 x 16 tokens"
+    assert [line.split()[0] for line in lines[4:6]] == ["0", "1"]
+    assert float(lines[5].split()[-5]) > 100  # the largest logit of layer 1
+    assert "takes 20 checkpoints" in out
+    status, out, _ = call("health", store)
+    assert out.splitlines()[1].startswith("step 10, layer 1 head 0: largest logit grows")
+    short = [folder / "step0", "--tokens", folder / "tokens.npy", "--store", folder / "short", "--json"]
+    status, out, _ = call(*short)  # without the word attention
+    assert status == 0
+    assert json.loads(out)["attention_fixed"]["figures"]["entropy"]["dims"] == ["step", "layer", "head"]
+
+
+@pytest.mark.torch
+def test_attention_that_cannot_be_measured(call, folder, undrawn):
+    from tests.probe.trainings import save_quietly, small_model, windows
+
+    for step in (1, 2):
+        save_quietly(small_model(), folder / f"step{step}")
+    np.save(folder / "tokens.npy", windows(2).numpy())
+    (folder / "text.txt").write_text("some text")
+    first, tokens = folder / "step1", ("--tokens", folder / "tokens.npy")
+    for words, status, match in (
+        ((first,), 2, "--tokens is missing"),
+        (("attention", *tokens), 2, "CHECKPOINT is missing"),
+        ((folder / "step3", *tokens), 3, "no such file"),
+        ((first, "--tokens", folder / "none.txt"), 2, "none.txt"),
+        ((first, "--tokens", folder / "text.txt"), 2, "holds no tokenizer"),
+        ((first, *tokens, "--length", "1"), 2, "length=1"),
+        ((first, folder / "step2", *tokens), 3, "holds the weights of step1"),
+        ((first, *tokens, "--findings", "ask"), 2, "choose one of refuse, warn"),
+        (("atention", first, *tokens), 2, "did you mean 'attention'?"),
+    ):
+        found, _, err = call(*words, *(("--store", folder / "store") if "atention" not in words else ()))
+        assert (found, match in err) == (status, True), (words, err)
+        assert len(err.splitlines()) == 1
+    assert not (folder / "store").exists()
+    status, _, err = call(first, folder / "step2", *tokens, "--findings", "warn", "--store", folder / "store")
+    assert status == 0
+    assert err.startswith("manyheads: warning: step2: holds the weights of step1")
+    status, _, err = call(first, *tokens, "--rows", "4", "--store", folder / "store")
+    assert status == 2
+    assert "another recording (rows differ)" in err

@@ -19,6 +19,14 @@ def small_model(**options):
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options))
 
 
+def save_quietly(model, folder):
+    """Save a checkpoint, without the bar of transformers."""
+    from manyheads.models.loading import quiet_transformers
+
+    with quiet_transformers():
+        model.save_pretrained(folder)
+
+
 def windows(count=16, seed=2, length=LENGTH):
     import torch
 

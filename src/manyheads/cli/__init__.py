@@ -97,6 +97,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
             "manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32",
         ),
     ),
+    ("probe", "attention"): Command(
+        "manyheads.cli.probe_attention:Attention",
+        "measure attention and rank over a series of checkpoints",
+        (
+            "manyheads probe attention run/checkpoint-* --tokens valid.txt --store probe",
+            "manyheads probe run/step* --tokens ids.npy --rows 64",
+        ),
+    ),
     ("probe", "weights"): Command(
         "manyheads.cli.probe:Weights",
         "measure rank and coherence of weights in checkpoints",
@@ -146,6 +154,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
 }
 
+# Group → the command whose arguments may follow at once: `manyheads probe CHECKPOINT ... --tokens FILE`.
+DEFAULTS = {"probe": ("probe", "attention")}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -191,6 +202,8 @@ def _dispatch(words: list[str]) -> int:
     for name in (tuple(words[:2]), group):
         if name in COMMANDS and not (known and name == group and len(words) > 1 and words[1][:1] != "-"):
             return _run(name, words[len(name) :])
+    if group[0] in DEFAULTS and len(words) > 1 and _is_argument(words[1]):
+        return _run(DEFAULTS[group[0]], words[1:])
     if known and (len(words) == 1 or words[1] in ("--help", "-h")):
         print(_help(group))
         return DONE if len(words) > 1 else WRONG_USE
@@ -199,6 +212,11 @@ def _dispatch(words: list[str]) -> int:
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(dict.fromkeys(options))}"
     _complain(f"{' '.join(['manyheads', *group] if known else ['manyheads'])} has no command {typed!r}; {hint}")
     return WRONG_USE
+
+
+def _is_argument(word: str) -> bool:
+    """Tell a flag or a path from a mistyped command."""
+    return (word[:1] == "-" and word not in ("--help", "-h")) or os.sep in word or os.path.exists(word)
 
 
 def _run(name: tuple[str, ...], rest: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`manyheads probe`: weights of checkpoints, verification of a series, and alarms of a recorded training."""
+"""`manyheads probe weights`, `verify` and `health`: weights and verification of checkpoints, alarms of a training."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Weights:
         from manyheads.probe import weight_spectra
         from manyheads.probe.checkpoints.series import path_of, sort_by_step
 
-        paths = map(path_of, sort_by_step(_given(self.checkpoints)))
+        paths = map(path_of, sort_by_step(given_checkpoints(self.checkpoints)))
         opened = [open_checkpoint(path, follow_links=self.follow_links) for path in paths]
         found = weight_spectra(opened, tolerance=self.tolerance, rows=self.rows, seed=self.seed)
-        print(json.dumps(_as_json(found), indent=1) if self.json else _as_text(found))
+        print(json.dumps(as_json(found), indent=1) if self.json else _as_text(found))
         return 0
 
 
@@ -96,7 +96,7 @@ class Verify:
         from manyheads.probe import verify
         from manyheads.study.store.disk import printable
 
-        found = verify(_given(self.checkpoints), follow_links=self.follow_links)
+        found = verify(given_checkpoints(self.checkpoints), follow_links=self.follow_links)
         text = json.dumps(found.as_dict(), indent=1) if self.json else str(found)
         print("\n".join(map(printable, text.splitlines())))
         return 1 if self.strict and not found.passed else 0
@@ -106,12 +106,13 @@ class Verify:
 class Health:
     """Look for alarms and dormant heads in the recording of a training.
 
-    RECORDING is the folder that `AttentionRecorder` was given as store=, with figures of a fixed batch for alarms. Each
-    detector is named, with its false-alarm rate; no alarm says anything about the final loss.
+    RECORDING is the store of `manyheads probe attention`, or the folder that `AttentionRecorder` was given as store=,
+    with figures of a fixed batch for alarms. Each detector is named, with its false-alarm rate; no alarm says anything
+    about the final loss.
     """
 
     recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
-    """Folder of a live recording."""
+    """Folder of a recording."""
     clean: Annotated[Union[None, tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
     """Recordings of clean trainings by the same recipe, at least 4, with which it is compared."""
     probes: Annotated[Optional[int], ABSENT] = None
@@ -167,7 +168,8 @@ class Health:
         return 1 if self.strict and alarms else 0
 
 
-def _given(paths: tuple[Path, ...] | None) -> list[Source]:
+def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
+    """Return the checkpoints of the command line; UsageError if there is none."""
     from manyheads.errors import UsageError
 
     if not paths:
@@ -176,7 +178,9 @@ def _given(paths: tuple[Path, ...] | None) -> list[Source]:
 
 
 def _fixed_batch(path: Path) -> xr.Dataset:
-    """Return what a recording holds of its fixed batch."""
+    """Return what a recording holds of its fixed batch, with the query-key circuits of the same heads, if it does."""
+    import numpy as np
+
     from manyheads.errors import UsageError
     from manyheads.probe.live.reading import open_recording
 
@@ -186,10 +190,16 @@ def _fixed_batch(path: Path) -> xr.Dataset:
             f"{path} holds no figures of a fixed batch: those of the training's own batches move with the batches, so "
             "record with AttentionRecorder(model, batch={...}, store=...)"
         )
-    return tree["attention_fixed"].to_dataset()
+    curves = tree["attention_fixed"].to_dataset()
+    weights = tree["weights"].to_dataset() if "weights" in tree.children else curves
+    if "head_stable_rank" not in weights:
+        return curves
+    circuits = weights.sel(head_matrix="query-key")[["head_stable_rank", "head_frobenius"]]
+    same = all(np.array_equal(circuits[name], curves[name]) for name in ("step", "layer", "head"))
+    return curves.assign(stable_rank=circuits.head_stable_rank, frobenius=circuits.head_frobenius) if same else curves
 
 
-def _as_json(found: xr.Dataset) -> dict[str, Any]:
+def as_json(found: xr.Dataset) -> dict[str, Any]:
     """Return a JSON-ready dictionary, null where a figure does not exist."""
     return {
         "attributes": dict(found.attrs),
@@ -246,10 +256,10 @@ def _matrices(found: xr.Dataset) -> str:
         one = found.sel(matrix=name)
         shape = f"{one.rows.item()} x {one.columns.item()}"
         figures = ("frobenius", "spectral", "spectral_random", "beyond_edge", "stable_rank", "stable_rank_random")
-        cells = [_number(one[figure].item()) for figure in figures]
+        cells = [number(one[figure].item()) for figure in figures]
         half = (one.coherence_high.item() - one.coherence_low.item()) / 2
-        coherence = _number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")
-        rows.append((str(name), shape, *cells, coherence, _number(one.coherence_random.item())))
+        coherence = number(one.coherence.item()) + (f" +- {half:.1g}" if half > 0 else "")
+        rows.append((str(name), shape, *cells, coherence, number(one.coherence_random.item())))
     return render_table(head, rows)
 
 
@@ -265,7 +275,7 @@ def _series(found: xr.Dataset, figure: str) -> str:
     measured, levels = found[figure].isel(matrix=known), found[f"{figure}_random"].values[-1, known]
     steps = [Path(str(found.checkpoint.values[place])).name for place in places]
     rows = [
-        (str(one.matrix.item()), *(_number(value) for value in (*one.values[places], random)))
+        (str(one.matrix.item()), *(number(value) for value in (*one.values[places], random)))
         for one, random in zip(measured.transpose("matrix", "checkpoint"), levels, strict=True)
     ]
     title = found[figure].attrs["long_name"] + (
@@ -285,11 +295,12 @@ def _circuits(found: xr.Dataset) -> str:
             ranks = found.head_stable_rank.sel(layer=layer, head_matrix=circuit).dropna("head")
             random = found.head_stable_rank_random.sel(layer=layer, head_matrix=circuit).item()
             low, middle, high = ranks.quantile([0, 0.5, 1]).values if ranks.size else (float("nan"),) * 3
-            cells += [f"{_number(middle)} ({_number(low)} to {_number(high)})", _number(random)]
+            cells += [f"{number(middle)} ({number(low)} to {number(high)})", number(random)]
         rows.append(cells)
     head = ("layer", "query-key", "(random)", "output-value", "(random)")
     return f"stable rank of the circuits of heads: median (smallest to largest)\n{render_table(head, rows)}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a figure with four digits, a dash for NaN."""
     return "-" if value != value else f"{value:.4g}"

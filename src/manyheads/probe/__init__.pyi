@@ -2,6 +2,7 @@ from .alarms.detection import Alarm as Alarm
 from .alarms.detection import find_alarms as find_alarms
 from .attention.recording import AttentionRecord as AttentionRecord
 from .attention.recording import record_attention as record_attention
+from .checkpoints.measurement import measure_checkpoints as measure_checkpoints
 from .checkpoints.verification import verify as verify
 from .checkpoints.weights import weight_spectra as weight_spectra
 from .heads.head_weights import head_spectra as head_spectra

@@ -1,6 +1,7 @@
 """Contents of a checkpoint in one pass by blocks: sha256, entries that are not finite, and a sample of entries."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +103,13 @@ def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding]) ->
                 what = f"trainer_state.json is of step {told}, the name of step {step}"
                 findings.append(Finding("step", name, what, f"global_step {told}"))
     return Contents(name, step, dict(checkpoint.entries), hashes, samples, config)
+
+
+def digest_contents(content: Contents) -> str:
+    """Return one sha256 of the names, dtypes, shapes and bytes of all tensors."""
+    said = [(name, content.entries[name].dtype, content.entries[name].shape, content.hashes[name])
+            for name in sorted(content.hashes)]  # fmt: skip
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def _is_matrix(entry: TensorEntry) -> bool:

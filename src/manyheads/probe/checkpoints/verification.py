@@ -7,7 +7,7 @@ places that are the same in every checkpoint. Samples give the distances between
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoints.contents import Contents, Finding, read_contents
+from manyheads.probe.checkpoints.contents import Contents, Finding, digest_contents, read_contents
 from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
@@ -46,6 +46,8 @@ class Verification(Shown):
         Number of tensors that were read, over all checkpoints.
     unchecked
         What was not checked, and why.
+    sha256
+        Name of every readable checkpoint → digest of the names and bytes of its tensors.
     """
 
     checkpoints: tuple[str, ...]
@@ -53,6 +55,7 @@ class Verification(Shown):
     compared: int
     tensors: int
     unchecked: tuple[str, ...]
+    sha256: Mapping[str, str]
 
     @property
     def passed(self) -> bool:
@@ -134,6 +137,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
             contents.append(read_contents(name, checkpoint, findings))
         except CheckpointRefused as refusal:
             findings.append(Finding("file", name, type(refusal).__name__, str(refusal)))
+    digests = {content.name: digest_contents(content) for content in contents}
     readable, read = len(contents), sum(len(content.hashes) for content in contents)
     findings += _compare_tables(contents)
     findings += _find_copies(contents)
@@ -145,7 +149,7 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
         unchecked.append(f"the order of {len(contents)} different checkpoints: it takes four")
     if any(step_of(source) is None for source in sources):
         unchecked.append("steps: not every name holds one, such as step1000 or checkpoint-500")
-    return Verification(tuple(names), tuple(findings), readable, read, tuple(unchecked))
+    return Verification(tuple(names), tuple(findings), readable, read, tuple(unchecked), digests)
 
 
 def _names(paths: list[Path]) -> list[str]:

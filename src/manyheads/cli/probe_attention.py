@@ -1,0 +1,151 @@
+"""`manyheads probe attention`: attention and rank over a checkpoint series, as a table, a store and a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.probe import Paths, as_json, given_checkpoints, number
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from manyheads.probe.reports.shapes import Reading
+
+Whole = Annotated[Optional[int], ABSENT]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Measure attention and rank of weights over checkpoints, on the same tokens, and write a report.
+
+    CHECKPOINT is a folder with config.json and safetensors, such as the Hugging Face Trainer saves. The series is
+    verified first. The store keeps every checkpoint that is measured: the same command goes on where it was
+    interrupted, and `manyheads probe health STORE` looks for alarms.
+    """
+
+    tokens: Annotated[Path, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+    """Token ids (.npy, .npz: sequences x length, or one stream), or a text for the tokenizer beside the checkpoint."""
+    checkpoints: Paths = None
+    """Folders of checkpoints; ordered by the steps in their names (step1000, checkpoint-500)."""
+    store: Path = Path("probe")
+    """Folder for the figures."""
+    report: Annotated[Optional[Path], ABSENT] = None
+    """HTML file; report.html in the store if absent."""
+    length: Whole = None
+    """Tokens of a sequence: of a text or stream 512 or what the model takes, if absent."""
+    sequences: Whole = None
+    """Number of sequences: of a text or stream 8, if absent."""
+    tokenizer: Annotated[Optional[Path], ABSENT] = None
+    """Folder of the tokenizer; that of the first checkpoint if absent."""
+    rows: Whole = None
+    """Rows measured of each sequence; all, with the exact largest logit, if absent."""
+    findings: Literal["refuse", "warn"] = "refuse"
+    """What to do if the verification finds something."""
+    dtype: Literal["float32", "bfloat16", "float64", "auto"] = "float32"
+    """Precision of the model; auto: as stored."""
+    device: str = "cpu"
+    """Where the model runs, as PyTorch calls it; other than cpu takes --rows."""
+    follow_links: Switch = False
+    """Files may be symbolic links, as in a Hugging Face cache."""
+    json: Switch = False
+    """Print JSON with every figure instead of a table."""
+
+    def run(self) -> int:
+        """Measure, write the report, print the table, and return the exit status.
+
+        Raises
+        ------
+        UsageError
+            No checkpoint, tokens that do not fit the model, or a store of other tokens or options.
+        CheckpointRefused
+            A checkpoint that cannot be read, or a series that is not what it says.
+        """
+        from manyheads.probe import measure_checkpoints
+        from manyheads.probe.checkpoints.series import path_of, sort_by_step
+        from manyheads.probe.checkpoints.tokens import read_tokens
+        from manyheads.probe.reports.pictures import write_recording_report
+
+        folders = list(map(path_of, sort_by_step(given_checkpoints(self.checkpoints))))
+        ids = read_tokens(
+            self.tokens, folders[0], length=self.length, sequences=self.sequences, tokenizer=self.tokenizer
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            tree = measure_checkpoints(
+                folders,
+                ids,
+                rows=self.rows,
+                store=self.store,
+                findings=self.findings,
+                dtype=self.dtype,
+                device=self.device,
+                follow_links=self.follow_links,
+                progress=None,
+            )
+        for warning in caught:
+            print(f"manyheads: warning: {' '.join(str(warning.message).split())}", file=sys.stderr)
+        command = shlex.join(["manyheads", *sys.argv[1:]])
+        out = write_recording_report(tree, self.report or self.store / "report.html", command)
+        if self.json:
+            print(json.dumps({name: as_json(node.to_dataset()) for name, node in tree.children.items()}, indent=1))
+        else:
+            print("\n".join(_as_text(tree, ids.shape, (self.store, out))))
+        return 0
+
+
+def _as_text(tree: xr.DataTree, shape: tuple[int, ...], written: tuple[Path, Path]) -> Iterator[str]:
+    """Yield the lines of the table, the theory's reading, dormant heads, and what was written."""
+    from manyheads.probe.heads.dormant import dormant_heads
+    from manyheads.probe.reports.shapes import read_shapes, summarize_shapes
+    from manyheads.study.store.disk import printable
+
+    found = tree["attention_fixed"].to_dataset()
+    last, readings = found.isel(step=-1), read_shapes(tree)
+    steps = f"{found.sizes['step']} checkpoints, steps {found.step.values[0]} to {found.step.values[-1]}"
+    yield f"{steps}; {found.sizes['layer']} layers of {found.sizes['head']} heads; {shape[0]} x {shape[1]} tokens"
+    yield ""
+    yield _table(last, readings)
+    yield ""
+    yield from summarize_shapes(readings)
+    if dormant := dormant_heads(last):
+        yield f"dormant at step {last.step.item()}: {'; '.join(map(printable, dormant))}"
+    if found.attrs.get("not_measured"):
+        yield f"not measured: {printable(found.attrs['not_measured'])}"
+    yield f"written: {written[1]}, and the figures in {written[0]} (manyheads probe health {written[0]})"
+
+
+def _table(last: xr.Dataset, readings: list[Reading]) -> str:
+    """Return a line for each layer: entropy over the series, logits and sinks at its end, rank of the lower MLP."""
+    from manyheads.costs.cost import render_table
+
+    ranks = {each.layer: each for each in reversed(readings) if each.figure == "stable rank"}
+    head = ["layer", "entropy", "(uniform)", "shape", "max logit", "first token", "rank of MLP", "(Gaussian)", "shape"]
+    rows = []
+    for each in readings:
+        if each.figure != "entropy":
+            continue
+        layer, rank = last.sel(layer=each.layer), ranks.get(each.layer)
+        logit = layer.max_logit.max().item() if "max_logit" in layer else float("nan")
+        cells = [str(each.layer), _path(each), number(each.level), _shape(each)]
+        cells += [number(logit), number(layer.first_mass.mean().item())]
+        rows.append([*cells, *(("-",) * 3 if rank is None else (_path(rank), number(rank.level), _shape(rank)))])
+    return render_table(tuple(head), rows)
+
+
+def _path(each: Reading) -> str:
+    """Return first, lowest and last value of a curve."""
+    values = [each.values[0], min(each.values), each.values[-1]]
+    return " > ".join(dict.fromkeys(f"{value:.3g}" for value in values)) if len(each.values) > 1 else f"{values[0]:.3g}"
+
+
+def _shape(each: Reading) -> str:
+    return "-" if each.shape is None else each.shape.label

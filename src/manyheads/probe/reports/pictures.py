@@ -1,0 +1,293 @@
+"""Report of a recording of a fixed batch: curves by layer and head, heat maps over steps, the theory beside them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import UsageError
+from manyheads.joma.source import SOURCE
+from manyheads.models.modules import Role
+from manyheads.probe.reports.shapes import Reading, equal_intervals, read_shapes, summarize_shapes
+from manyheads.study.reporting.html import Section, format_figure, write_report
+from manyheads.study.reporting.panels import Curve, Lines, Listing, Multiples, Panel, Picture
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+
+CURVES = 8  # layers whose curves are drawn in one plot: as many as there are colours
+PLOTS, ROW = 24, 6  # layers whose heads are drawn, and plots in a row
+COLUMNS = 60  # steps of a heat map
+# Figure → title, label of its axis, and how heads are gathered in the heat map.
+SHOWN = {
+    "entropy": ("Attention entropy", "entropy [nat]", "mean"),
+    "max_logit": ("Largest logit", "logit", "max"),
+    "first_mass": ("Attention to the first token", "attention", "max"),
+    "distance": ("Distance back to the attended token", "tokens", "mean"),
+    "relative_output": ("Output of a head over that of its layer", "", "min"),
+}
+CAVEAT = (
+    "A rebound locates: which layer, at which step. It does not predict the final loss: over 141 trainings by the "
+    "authors of the theory its correlation with the best loss changes sign from one learning rate to the next, and the "
+    "loss at the same moment predicts better. The test asks whether a shape lies beyond the curve's own wobble; only "
+    "further seeds tell whether it recurs."
+)
+
+
+def write_recording_report(tree: "xr.DataTree", out: Path | str, command: str = "") -> Path:
+    """Write the report of a recording as one HTML file and return its path.
+
+    Parameters
+    ----------
+    tree
+        Of `measure_checkpoints`, or `open_recording` of a live recording of a fixed batch.
+    out
+        The HTML file.
+    command
+        What measures it again; empty for none.
+
+    Raises
+    ------
+    UsageError
+        No figures of a fixed batch and no weights.
+    """
+    sections = recording_sections(tree, command)
+    if not sections:
+        raise UsageError(
+            "no figures of a fixed batch and no weights to report: record with AttentionRecorder(batch=...)"
+        )
+    return write_report(sections, Path(out), "manyheads: attention and rank over a training")
+
+
+def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
+    """Return the sections of a recording: attention, weights, and drop and rebound."""
+    sections = []
+    if "attention_fixed" in tree.children:
+        sections.append(_attention_section(tree["attention_fixed"].to_dataset(), tree.attrs, command))
+    if "weights" in tree.children and (panels := _weight_panels(tree["weights"].to_dataset())):
+        lead = (
+            "Of the matrices that the theory speaks of, without the model, beside Gaussian matrices of the same shape."
+        )
+        sections.append(Section("Rank of the weights", lead, panels))
+    if readings := read_shapes(tree):
+        lead = "\n".join([*(f"{each[0].upper()}{each[1:]}." for each in summarize_shapes(readings)), CAVEAT])
+        sections.append(Section("Drop and rebound", lead, _listings(readings), source=SOURCE))
+    return sections
+
+
+# Attention
+
+
+def _attention_section(found: "xr.Dataset", attributes: "dict[str, object]", command: str) -> Section:
+    facts = {
+        "model": str(found.attrs.get("model", "")),
+        "rows": str(found.attrs["rows"]),
+        "layers that were not measured": str(found.attrs.get("not_measured", "")),
+        "verification": str(attributes.get("verification", "")),
+    }
+    steps = f"{found.sizes['step']} steps, {found.sizes['layer']} layers of {found.sizes['head']} heads"
+    panels: list[Panel] = []
+    for name, (title, label, how) in SHOWN.items():
+        if name in found and label:  # the mean over heads of a relative figure says nothing
+            panels.append(_by_layer(found[name], found.get(f"{name}_uniform"), (title, label)))
+        if name in found and found.sizes["step"] > 1:
+            panels.append(_heat_map(found, name, title, how))
+    panels += _by_head(found)
+    return Section(
+        "Attention on the same tokens",
+        f"{steps}, each measured on the same tokens. Lines are means over the heads of a layer, bands reach from the "
+        "smallest to the largest head. Dotted: uniform attention under the same mask.",
+        tuple(panels),
+        facts=tuple((name, text) for name, text in facts.items() if text),
+        command=command,
+    )
+
+
+def _by_layer(values: "xr.DataArray", level: "xr.DataArray | None", words: tuple[str, str]) -> Lines:
+    """Draw the mean over heads of some layers, with the range of the heads as a band; words: title and label."""
+    layers = _spread(values.sizes["layer"], CURVES)
+    steps = values.step.values
+    curves = [
+        _band(
+            steps, values.isel(layer=place).transpose("head", "step").values, f"layer {values.layer.values[place]}", k
+        )
+        for k, place in enumerate(layers)
+    ]
+    if level is not None and np.isfinite(level.values).any():
+        curves.append(_reference(steps, float(np.nanmean(level.values)), "uniform"))
+    note = _of(len(layers), values.sizes["layer"])
+    return Lines(words[0], "step", words[1], tuple(curves), log_x=_is_logarithmic(steps), note=note)
+
+
+def _by_head(found: "xr.Dataset") -> list[Panel]:
+    """Draw the entropy of every head, a plot for each layer."""
+    if "entropy" not in found:
+        return []
+    places = _spread(found.sizes["layer"], PLOTS)
+    steps, columns = found.step.values, min(ROW, len(places))
+    levels = found.entropy_uniform.isel(step=-1).values
+    plots = [
+        (*_heads(found.entropy.isel(layer=place)), _reference(steps, float(levels[place]), "uniform"))
+        for place in places
+    ]
+    names = [f"layer {found.layer.values[place]}" for place in places]
+    rows = [slice(start, start + columns) for start in range(0, len(plots), columns)]
+    padded = [[*plots[row], *[()] * (columns - len(plots[row]))] for row in rows]
+    captions = [[*names[row], *[""] * (columns - len(names[row]))] for row in rows]
+    return [
+        Multiples(
+            "Attention entropy of every head, by layer",
+            "step",
+            "entropy [nat]",
+            tuple(map(tuple, padded)),
+            row_labels=("",) * len(rows),
+            column_labels=("",) * columns,
+            captions=tuple(map(tuple, captions)),
+            note=f"One line a head. {_of(len(places), found.sizes['layer'])}".strip(),
+        )
+    ]
+
+
+def _heads(values: "xr.DataArray") -> list[Curve]:
+    table = values.dropna("head", how="all").transpose("head", "step").values
+    return [_curve(values.step.values, head, "", group) for group, head in enumerate(table)]
+
+
+def _heat_map(found: "xr.Dataset", name: str, title: str, how: str) -> Picture:
+    """Draw a figure over steps and layers; entropy as a share of that of uniform attention."""
+    values, words = found[name], {"mean": "mean over heads", "max": "largest head", "min": "smallest head"}[how]
+    if name == "entropy":
+        values, words = values / found.entropy_uniform, f"entropy / uniform, {words}"
+    table = getattr(values, how)("head").transpose("layer", "step")
+    places = _spread(table.sizes["step"], COLUMNS)
+    return _picture(f"{title}, over steps and layers", table.isel(step=places), found.layer.values, words)
+
+
+def _picture(title: str, table: "xr.DataArray", rows: Sequence[object], words: str) -> Picture:
+    values = table.values[::-1]  # the first layer at the bottom
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    shown, labels = set(_spread(values.shape[1], 6)), set(_spread(len(values), 16))
+    return Picture(
+        title,
+        "step",
+        "layer",
+        tuple(tuple(map(float, row)) for row in values),
+        value_label=words,
+        x_ticks=tuple(str(step) if k in shown else "" for k, step in enumerate(table.step.values)),
+        y_ticks=tuple(str(row) if k in labels else "" for k, row in enumerate(list(rows)[::-1])),
+        limits=(low, high) if low < high else None,
+    )
+
+
+# Weights
+
+
+def _weight_panels(found: "xr.Dataset") -> tuple[Panel, ...]:
+    """Draw stable ranks of the lower MLP matrix and of the query-key circuits, by layer."""
+    panels: list[Panel] = []
+    lower = found.isel(matrix=found.role.values == Role.MLP_IN)
+    steps = found.step.values
+    if lower.sizes["matrix"]:
+        chosen = _spread(lower.sizes["matrix"], CURVES)
+        curves = [
+            _curve(steps, lower.stable_rank.values[:, place], f"layer {lower.matrix_layer.values[place]}", group)
+            for group, place in enumerate(chosen)
+        ]
+        curves.append(_reference(steps, float(lower.stable_rank_random.values[-1].mean()), "Gaussian"))
+        note, logarithmic = _of(len(chosen), lower.sizes["matrix"]), _is_logarithmic(steps)
+        title = "Stable rank of the lower MLP matrix"
+        panels.append(Lines(title, "step", "stable rank", tuple(curves), log_x=logarithmic, note=note))
+        if len(steps) > 1:
+            share = (lower.stable_rank / lower.stable_rank_random).transpose("matrix", "step")
+            share = share.isel(step=_spread(len(steps), COLUMNS))
+            panels.append(
+                _picture(
+                    f"{title}, over steps and layers",
+                    share,
+                    lower.matrix_layer.values.tolist(),
+                    "stable rank / Gaussian",
+                )
+            )
+    if "head_stable_rank" in found:
+        circuits = found.sel(head_matrix="query-key")
+        for name, title in (("stable_rank", "stable rank"), ("spectral", "largest singular value")):
+            values = circuits[f"head_{name}"]
+            level = circuits.get(f"head_{name}_random")
+            panel = _by_layer(values, None, (f"{title.capitalize()} of the query-key circuits of heads", title))
+            if level is not None:
+                reference = _reference(steps, float(level.values[-1].mean()), "Gaussian")
+                panel = Lines(**vars(panel) | {"curves": (*panel.curves, reference)})
+            panels.append(panel)
+    return tuple(panels)
+
+
+# Theory
+
+
+def _listings(readings: list[Reading]) -> tuple[Listing, ...]:
+    """Return tables of the shapes of entropies and of stable ranks."""
+    columns = ("first", "lowest", "at step", "last", "null level", "shape", "drop", "rise")
+    tables = []
+    entropies = [each for each in readings if each.figure == "entropy"]
+    if entropies:
+        heads = [", ".join(f"{count} {label}" for label, count in each.heads.most_common()) for each in entropies]
+        rows = [(str(each.layer), *_row(each), text) for each, text in zip(entropies, heads, strict=True)]
+        note = "Mean over the heads of a layer, in nat; drop and rise are those of a fit by exponentials."
+        tables.append(
+            Listing("Attention entropy, layer by layer", ("layer", *columns, "heads"), tuple(rows), note=note)
+        )
+    if ranks := [each for each in readings if each.figure != "entropy"]:
+        rows = [(str(each.layer), each.name, *_row(each)) for each in ranks]
+        title = "Stable rank of the lower MLP matrix, layer by layer"
+        tables.append(Listing(title, ("layer", "matrix", *columns), tuple(rows)))
+    return tuple(tables)
+
+
+def _row(each: Reading) -> tuple[str, ...]:
+    """Return the cells of a curve: its ends, minimum, level and shape."""
+    lowest = int(np.nanargmin(each.values))
+    values = [format_figure(float(each.values[place])) for place in (0, lowest, -1)]
+    label = "-" if each.shape is None else each.shape.label
+    if each.collapsed is not None:
+        label += f"; collapsed from step {each.collapsed} on"
+    sizes = ("", "") if each.shape is None else tuple(f"{size:.3g}" for size in (each.shape.drop, each.shape.rise))
+    return (values[0], values[1], str(each.steps[lowest]), values[2], format_figure(each.level), label, *sizes)
+
+
+# Parts
+
+
+def _curve(steps: Array, values: Array, label: str, group: int) -> Curve:
+    return Curve(tuple(map(float, steps)), tuple(map(float, values)), label, group=group)
+
+
+def _band(steps: Array, heads: Array, label: str, group: int) -> Curve:
+    """Return the mean over heads (H, T) with their range; heads that a layer lacks are NaN."""
+    heads = heads[~np.isnan(heads).all(axis=1)]
+    curve = _curve(steps, heads.mean(axis=0), label, group)
+    low, high = (tuple(map(float, edge)) for edge in (heads.min(axis=0), heads.max(axis=0)))
+    return Curve(curve.x, curve.y, label, group=group, low=low, high=high)
+
+
+def _reference(steps: Array, level: float, label: str) -> Curve:
+    return Curve((float(steps[0]), float(steps[-1])), (level, level), label, "reference")
+
+
+def _of(shown: int, count: int) -> str:
+    return f"{shown} of {count} layers." if shown < count else ""
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most so many places out of so many, evenly chosen, the first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def _is_logarithmic(steps: Array) -> bool:
+    """Tell whether steps are spaced so unevenly that only a logarithmic axis shows them all."""
+    positive = steps[steps > 0]
+    return len(positive) > 4 and len(equal_intervals(steps)) < len(steps) / 2 and positive[-1] > 100 * positive[0]

@@ -1,0 +1,159 @@
+"""Theory's reading of recorded curves: drop and rebound of attention entropy and of the stable rank of the lower MLP.
+
+JoMA derives for a nonlinear activation that attention first concentrates on salient tokens and then spreads again: the
+entropy of attention and the stable rank of the MLP's lower matrix drop and rebound. A rebound says which layer, at
+which step; it does not predict the final loss.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.joma.curve_shapes import LEAST, CurveShape, curve_shape
+from manyheads.models.modules import Role
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array = NDArray[np.float64]
+
+LOWER = (Role.MLP_IN, Role.MLP_GATE)
+# A layer whose heads all pass a smaller share of the gradient through the softmax gets none in bfloat16.
+LEAST_GRADIENT = 2.0**-8
+
+
+class Reading(NamedTuple):
+    """Curve of one layer, and its shape.
+
+    Attributes
+    ----------
+    figure
+        "entropy" (mean over heads) or "stable rank" (of a lower MLP matrix).
+    layer, name
+        Number of the layer, and name of its attention module or matrix.
+    steps, values
+        The curve.
+    level
+        Its null level: the entropy of uniform attention, the stable rank of a Gaussian matrix.
+    shape
+        None if there are too few steps at equal intervals.
+    heads
+        Number of heads of each shape, for entropies.
+    collapsed
+        First step from which no head of the layer passes gradients through its softmax in bfloat16; None: none.
+    """
+
+    figure: str
+    layer: int
+    name: str
+    steps: NDArray[np.int64]
+    values: Array
+    level: float
+    shape: CurveShape | None
+    heads: Counter[str]
+    collapsed: int | None
+
+
+def read_shapes(tree: "xr.DataTree") -> list[Reading]:
+    """Tell the shapes of the curves of a recording of a fixed batch, layer by layer.
+
+    Parameters
+    ----------
+    tree
+        Of `measure_checkpoints`, or a live recording. A shape takes 20 steps at equal intervals; others are left out.
+    """
+    return [*_entropies(tree), *_ranks(tree)]
+
+
+def summarize_shapes(readings: list[Reading]) -> list[str]:
+    """Say in how many layers the figures drop and rebound, as the theory has it."""
+    sentences = []
+    for figure, words in (("entropy", "attention entropy"), ("stable rank", "stable rank of the lower MLP matrix")):
+        shapes = [reading.shape for reading in readings if reading.figure == figure]
+        known = [shape.label for shape in shapes if shape is not None]
+        if shapes and not known:
+            sentences.append(f"{words}: no shape, which takes {LEAST} checkpoints at equal intervals")
+        elif known:
+            counts = ", ".join(f"{label} {count}" for label, count in Counter(known).most_common())
+            of = "layers" if len(known) == len({reading.layer for reading in readings}) else "matrices"
+            verdict = f"drop and rebound in {known.count('rebounded')} of {len(known)} {of}"
+            sentences.append(f"{words}: {verdict} ({counts})")
+    collapsed = [reading for reading in readings if reading.collapsed is not None]
+    sentences += [f"layer {each.layer} has collapsed from step {each.collapsed} on" for each in collapsed]
+    return sentences
+
+
+def equal_intervals(steps: NDArray[np.int64]) -> list[int]:
+    """Return the places of the longest chain of steps at equal intervals that ends at one of the last two.
+
+    Examples
+    --------
+    >>> equal_intervals(np.array([0, 1, 2, 4, 8, 10, 20, 30, 40, 43]))
+    [0, 5, 6, 7, 8]
+    """
+    places = {int(step): place for place, step in enumerate(steps)}
+    best: list[int] = list(range(len(steps)))[-1:]
+    for interval in np.unique(np.diff(steps)):
+        for end in map(int, steps[-2:]):
+            chain = []
+            while end in places:
+                chain.append(places[end])
+                end -= int(interval)
+            best = max(best, chain[::-1], key=len)
+    return best
+
+
+def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
+    if "attention_fixed" not in tree.children or "entropy" not in tree["attention_fixed"]:
+        return
+    found = tree["attention_fixed"].to_dataset()
+    steps, places = found.step.values, equal_intervals(found.step.values)
+    for place, layer in enumerate(found.layer.values.tolist()):
+        heads = found.entropy.sel(layer=layer).dropna("head", how="all").transpose("head", "step").values
+        mean = heads.mean(axis=0)
+        shapes = [_shape(head, places) for head in heads]
+        yield Reading(
+            "entropy",
+            layer,
+            str(found["module"].values[place]),
+            steps,
+            mean,
+            float(found.entropy_uniform.sel(layer=layer).values[-1]),
+            _shape(mean, places),
+            Counter(shape.label for shape in shapes if shape is not None),
+            _collapse(found.sel(layer=layer)),
+        )
+
+
+def _collapse(layer: "xr.Dataset") -> int | None:
+    """Return the first step from which the mean trace of the softmax's Jacobian is negligible in every head."""
+    if "collision" not in layer:
+        return None
+    trace = 1 - layer.collision.transpose("step", "head").values
+    dead = ((trace < LEAST_GRADIENT) | np.isnan(trace)).all(axis=1) & ~np.isnan(trace).all(axis=1)
+    since = np.logical_and.accumulate(dead[::-1])[::-1]
+    return int(layer.step.values[np.argmax(since)]) if since.any() else None
+
+
+def _ranks(tree: "xr.DataTree") -> Iterator[Reading]:
+    if "weights" not in tree.children:
+        return
+    found = tree["weights"].to_dataset()
+    steps, places = found.step.values, equal_intervals(found.step.values)
+    lower = found.isel(matrix=np.isin(found.role.values, LOWER))
+    for name, layer in zip(lower.matrix.values, lower.matrix_layer.values.tolist(), strict=True):
+        matrix = lower.sel(matrix=name)
+        values, random = matrix.stable_rank.values, float(matrix.stable_rank_random.values[-1])
+        shape = _shape(values, places)
+        yield Reading("stable rank", layer, str(name), steps, values, random, shape, Counter(), None)
+
+
+def _shape(values: Array, places: list[int]) -> CurveShape | None:
+    chosen = values[places]
+    if len(chosen) < LEAST or not np.isfinite(chosen).all():
+        return None
+    found = curve_shape(chosen)
+    return found._replace(lowest=places[found.lowest])
