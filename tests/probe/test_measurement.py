@@ -1,8 +1,6 @@
 """Checkpoint series on the same tokens: what a live recording of a fixed batch holds, resumed, refused, reported."""
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from tests.probe.trainings import save_quietly, small_model, windows
+from tests.study.reporting.test_browser import browser, lay_out  # noqa: F401
 from tests.study.reporting.test_html import parsed
 
 from manyheads.errors import FileRefused, UsageError
@@ -25,7 +24,6 @@ from manyheads.probe.reports.pictures import write_recording_report
 pytestmark = pytest.mark.torch
 LOGS = ("attention_fixed.jsonl", "weights.jsonl")
 STEPS = (0, 2, 10)
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 CHILD = """
 import sys
 from pathlib import Path
@@ -264,16 +262,10 @@ def test_a_report_shows_every_figure(series, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
-def test_the_report_fits_the_window_of_a_browser(series, tmp_path):
-    page = write_recording_report(measure_checkpoints(folders(series), tokens()), tmp_path / "report.html")
-    script = "<script>document.title = document.documentElement.scrollWidth - window.innerWidth</script>"
-    page.write_text(page.read_text().replace("</body>", f"{script}</body>"))
-    for width in (1200, 600):
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        command = [BROWSER, *flags, f"--window-size={width},900", "--dump-dom", page.as_uri()]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-        assert int(re.search(r"<title>(-?\d+)</title>", text)[1]) <= 0
+def test_the_report_can_be_read_in_a_browser(series, tmp_path, browser):  # noqa: F811
+    page = write_recording_report(measure_checkpoints(folders(series), tokens()), tmp_path / "report.html", "manyheads")
+    results = lay_out(page, browser, tmp_path)
+    assert {name: result["found"] for name, result in results.items() if result["found"]} == {}
 
 
 @pytest.mark.slow

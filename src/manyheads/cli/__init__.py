@@ -98,25 +98,25 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ),
     ),
     ("probe", "attention"): Command(
-        "manyheads.cli.probe_attention:Attention",
+        "manyheads.cli.probe.attention:Attention",
         "measure attention and rank over a series of checkpoints",
         (
             "manyheads probe attention run/checkpoint-* --tokens valid.txt --store probe",
-            "manyheads probe run/step* --tokens ids.npy --rows 64",
+            "manyheads probe attention run/step* --tokens ids.npy --rows 64",
         ),
     ),
     ("probe", "weights"): Command(
-        "manyheads.cli.probe:Weights",
+        "manyheads.cli.probe.checkpoints:Weights",
         "measure rank and coherence of weights in checkpoints",
         ("manyheads probe weights run/step*",),
     ),
     ("probe", "verify"): Command(
-        "manyheads.cli.probe:Verify",
+        "manyheads.cli.probe.checkpoints:Verify",
         "check whether a series of checkpoints is what it says",
         ("manyheads probe verify run/step*",),
     ),
     ("probe", "health"): Command(
-        "manyheads.cli.probe:Health",
+        "manyheads.cli.probe.health:Health",
         "name heads and steps at which a training broke",
         (
             "manyheads probe health recording",

@@ -79,16 +79,21 @@ def page(tmp_path_factory):
     return write_report(every_kind(), tmp_path_factory.mktemp("page") / "report.html", "A report", "An introduction.")
 
 
-@pytest.mark.slow
-def test_nothing_overflows_and_everything_can_be_read(page, browser, tmp_path):
+def lay_out(page, browser, folder):
+    """Lay a report out in windows of several widths and schemes; return what a reader would stumble over in each."""
     template = (Path(__file__).parent / "measure.html").read_text()
-    (tmp_path / "measure.html").write_text(
+    (folder / "measure.html").write_text(
         template.replace("PAGE", json.dumps(page.read_text()).replace("</", "<\\/"), 1)
     )
-    printed = browser(tmp_path / "measure.html", "--dump-dom")
+    printed = browser(folder / "measure.html", "--dump-dom")
     told = re.search(r"<body>RESULTS (.*?) END", printed, re.DOTALL)
     assert told, printed[-2000:]
-    results = json.loads(html.unescape(told[1]))
+    return json.loads(html.unescape(told[1]))
+
+
+@pytest.mark.slow
+def test_nothing_overflows_and_everything_can_be_read(page, browser, tmp_path):
+    results = lay_out(page, browser, tmp_path)
     assert len(results) == 9
     assert {name: result["found"] for name, result in results.items() if result["found"]} == {}
     assert all(result["dark"] == ("dark" in name) for name, result in results.items())

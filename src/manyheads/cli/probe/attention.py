@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 import tyro
 
 from manyheads.cli.parsing import ABSENT, Switch
-from manyheads.cli.probe import Paths, as_json, given_checkpoints, number
+from manyheads.cli.probe.checkpoints import Paths, as_json, given_checkpoints, number
 
 if TYPE_CHECKING:
     import xarray as xr

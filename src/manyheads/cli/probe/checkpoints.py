@@ -1,15 +1,15 @@
-"""`manyheads probe weights`, `verify` and `health`: weights and verification of checkpoints, alarms of a training."""
+"""`manyheads probe weights` and `probe verify`: weights and verification of checkpoints."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, Switch
+from manyheads.cli.parsing import Switch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -102,72 +102,6 @@ class Verify:
         return 1 if self.strict and not found.passed else 0
 
 
-@dataclass(frozen=True)
-class Health:
-    """Look for alarms and dormant heads in the recording of a training.
-
-    RECORDING is the store of `manyheads probe attention`, or the folder that `AttentionRecorder` was given as store=,
-    with figures of a fixed batch for alarms. Each detector is named, with its false-alarm rate; no alarm says anything
-    about the final loss.
-    """
-
-    recording: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECORDING", help_behavior_hint="")]
-    """Folder of a recording."""
-    clean: Annotated[Union[None, tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = None
-    """Recordings of clean trainings by the same recipe, at least 4, with which it is compared."""
-    probes: Annotated[Optional[int], ABSENT] = None
-    """Planned number of probes; those that are there if absent."""
-    false_alarm: float = 0.05
-    """Chance of an alarm of the detector of changes in a clean training."""
-    max_logit: float = 50.0
-    """Largest logit that is no alarm."""
-    silent: int = 48
-    """Probes at the start without alarms of the detector of changes: at least those of the warm-up."""
-    json: Switch = False
-    """Print JSON instead of sentences."""
-    strict: Switch = False
-    """Exit with 1 if there is an alarm."""
-
-    def run(self) -> int:
-        """Judge and print; return the exit status.
-
-        Raises
-        ------
-        FileRefused
-            A folder without a recording.
-        UsageError
-            A recording without a fixed batch, or options out of range.
-        """
-        from dataclasses import asdict
-
-        from manyheads.probe import find_alarms
-        from manyheads.probe.heads.dormant import dormant_heads
-        from manyheads.study.store.disk import printable
-
-        curves = _fixed_batch(Path(self.recording))
-        alarms = find_alarms(
-            curves,
-            probes=self.probes,
-            false_alarm=self.false_alarm,
-            clean=[_fixed_batch(path) for path in self.clean or ()],
-            max_logit=self.max_logit,
-            silent=self.silent,
-        )
-        last = curves.isel(step=-1)
-        dormant = dormant_heads(last) if "relative_output" in last else []
-        if self.json:
-            print(json.dumps({"alarms": [asdict(alarm) for alarm in alarms], "dormant": dormant}, indent=1))
-        else:
-            probes = f"{curves.sizes['step']} probes, {curves.sizes['layer']} layers"
-            few = "" if curves.sizes["step"] > self.silent else f"; changes are judged from probe {self.silent + 1} on"
-            print(f"{probes}: {len(alarms) or 'no'} alarm{'s' * (len(alarms) != 1)}{few}")
-            lines = [str(alarm) for alarm in alarms]
-            if dormant:
-                lines.append(f"dormant at step {last.step.item()}: {'; '.join(dormant)}")
-            print(*(f"{printable(line)}\n" for line in lines), sep="", end="")
-        return 1 if self.strict and alarms else 0
-
-
 def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
     """Return the checkpoints of the command line; UsageError if there is none."""
     from manyheads.errors import UsageError
@@ -175,28 +109,6 @@ def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
     if not paths:
         raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
     return list(paths)
-
-
-def _fixed_batch(path: Path) -> xr.Dataset:
-    """Return what a recording holds of its fixed batch, with the query-key circuits of the same heads, if it does."""
-    import numpy as np
-
-    from manyheads.errors import UsageError
-    from manyheads.probe.live.reading import open_recording
-
-    tree = open_recording(path)
-    if "attention_fixed" not in tree.children:
-        raise UsageError(
-            f"{path} holds no figures of a fixed batch: those of the training's own batches move with the batches, so "
-            "record with AttentionRecorder(model, batch={...}, store=...)"
-        )
-    curves = tree["attention_fixed"].to_dataset()
-    weights = tree["weights"].to_dataset() if "weights" in tree.children else curves
-    if "head_stable_rank" not in weights:
-        return curves
-    circuits = weights.sel(head_matrix="query-key")[["head_stable_rank", "head_frobenius"]]
-    same = all(np.array_equal(circuits[name], curves[name]) for name in ("step", "layer", "head"))
-    return curves.assign(stable_rank=circuits.head_stable_rank, frobenius=circuits.head_frobenius) if same else curves
 
 
 def as_json(found: xr.Dataset) -> dict[str, Any]:
