@@ -45,7 +45,7 @@ def test_weights_of_one_checkpoint(call, series):
     place = found["coordinates"]["matrix"].index("transformer.h.1.mlp.c_fc.weight")
     rank = found["figures"]["stable_rank"]
     assert rank["dims"] == ["checkpoint", "matrix"]
-    assert f"{rank['values'][0][place]:.4g}" == matrix[7]
+    assert f"{rank['values'][0][place]:.4g}" == matrix[8]
     assert found["figures"]["coherence"]["values"][0][place] is None
 
 

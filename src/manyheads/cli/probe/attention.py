@@ -80,6 +80,7 @@ class Attention:
             self.tokens, folders[0], length=self.length, sequences=self.sequences, tokenizer=self.tokenizer
         )
         with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             tree = measure_checkpoints(
                 folders,
                 ids,

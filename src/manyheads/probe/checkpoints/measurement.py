@@ -123,7 +123,7 @@ def measure_checkpoints(
     found = verify(sources, follow_links=follow_links)
     _act_on(found, findings)
     members = _members([Path(str(source)) for source in sources], found)
-    config = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
+    config: Mapping[str, Any] = open_checkpoint(members[0].folder, follow_links=follow_links).config or {}
     check_fit(ids, config)
     logs = _open_logs(store, config, {"rows": rows, "tokens": digest_tokens(ids), "dtype": dtype, "device": device})
     missing = {group: _missing(log, members, store) for group, log in logs.items()}

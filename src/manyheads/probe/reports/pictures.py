@@ -1,8 +1,8 @@
 """Report of a recording of a fixed batch: curves by layer and head, heat maps over steps, the theory beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ def recording_sections(tree: "xr.DataTree", command: str = "") -> list[Section]:
 # Attention
 
 
-def _attention_section(found: "xr.Dataset", attributes: "dict[str, object]", command: str) -> Section:
+def _attention_section(found: "xr.Dataset", attributes: Mapping[Any, Any], command: str) -> Section:
     facts = {
         "model": str(found.attrs.get("model", "")),
         "rows": str(found.attrs["rows"]),
@@ -252,7 +252,7 @@ def _row(each: Reading) -> tuple[str, ...]:
     """Return the cells of a curve: its ends, minimum, level and shape."""
     lowest = int(np.nanargmin(each.values))
     values = [format_figure(float(each.values[place])) for place in (0, lowest, -1)]
-    label = "-" if each.shape is None else each.shape.label
+    label: str = "-" if each.shape is None else each.shape.label
     if each.collapsed is not None:
         label += f"; collapsed from step {each.collapsed} on"
     sizes = ("", "") if each.shape is None else tuple(f"{size:.3g}" for size in (each.shape.drop, each.shape.rise))

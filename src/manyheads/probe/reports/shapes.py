@@ -7,7 +7,7 @@ which step; it does not predict the final loss.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
     return sentences
 
 
-def equal_intervals(steps: NDArray[np.int64]) -> list[int]:
+def equal_intervals(steps: NDArray[Any]) -> list[int]:
     """Return the places of the longest chain of steps at equal intervals that ends at one of the last two.
 
     Examples
