@@ -71,6 +71,7 @@ class Attention:
             A checkpoint that cannot be read, or a series that is not what it says.
         """
         from manyheads.probe import measure_checkpoints
+        from manyheads.probe.checkpoints.measurement import SeriesWarning
         from manyheads.probe.checkpoints.series import path_of, sort_by_step
         from manyheads.probe.checkpoints.tokens import read_tokens
         from manyheads.probe.reports.pictures import write_recording_report
@@ -80,7 +81,7 @@ class Attention:
             self.tokens, folders[0], length=self.length, sequences=self.sequences, tokenizer=self.tokenizer
         )
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", SeriesWarning)
             tree = measure_checkpoints(
                 folders,
                 ids,
@@ -92,7 +93,7 @@ class Attention:
                 follow_links=self.follow_links,
                 progress=None,
             )
-        for warning in caught:
+        for warning in (each for each in caught if each.category is SeriesWarning):
             print(f"manyheads: warning: {' '.join(str(warning.message).split())}", file=sys.stderr)
         command = shlex.join(["manyheads", *sys.argv[1:]])
         out = write_recording_report(tree, self.report or self.store / "report.html", command)

@@ -36,6 +36,10 @@ class SeriesRefused(CheckpointRefused):
     usual = "mend the series, or draw it nevertheless with findings='warn' (--findings warn)"
 
 
+class SeriesWarning(UserWarning):
+    """A checkpoint series that is measured although it is not what it says."""
+
+
 class _Member(NamedTuple):
     """A checkpoint of the series: its step, name and folder, and the sha256 of its tensors."""
 
@@ -137,7 +141,7 @@ def measure_checkpoints(
                 logs["weights"].append(about | {"dataset": spectra.to_dict()})
             advance()
     tree = _gather(logs) if store is None else open_recording(store)
-    tree.attrs["verification"] = repr(found)
+    tree.attrs["verification"] = str(found)
     return tree
 
 
@@ -150,7 +154,7 @@ def _act_on(found: Verification, findings: str) -> None:
     text = f"{first.what} ({first.evidence})" + (f", and {more} further findings" if more else "")
     if findings == "refuse" or found.compared < len(found.checkpoints):
         raise SeriesRefused(first.where, f"{text}; `manyheads probe verify` lists them")
-    warnings.warn(f"{first.where}: {text}", stacklevel=3)
+    warnings.warn(f"{first.where}: {text}", SeriesWarning, stacklevel=3)
 
 
 def _members(folders: Sequence[Path], found: Verification) -> list[_Member]:
