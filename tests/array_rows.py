@@ -428,6 +428,7 @@ EXEMPT = {
     "probe.AttentionRecorder": OPAQUE,
     "probe.qk_clip_factors": OPAQUE,
     "probe.head_spectra": OPAQUE,
+    "probe.measure_checkpoints": "takes folders and token ids, which it checks itself",
     "probe.record_attention": OPAQUE,
     "recovery.ExtractionOptions": OPAQUE,
     "recovery.Oracle": OPAQUE,
