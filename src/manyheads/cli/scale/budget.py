@@ -15,7 +15,7 @@ LEAST_WORK = 1e7  # FLOPs in the time of a step of the smallest network, which i
 # Peak memory of a compiled training over what its weights, optimizer and residuals are traced to take: 1.0 where
 # weights dominate, 1.3 to 1.6 where the batch does.
 OVERHEAD = 1.5
-COMPILING = 10  # seconds to compile the training of one size: 5 on a quiet machine, 15 on a busy one
+COMPILING = 10  # seconds to compile the training of one size: 25 s of CPU time were measured for two, start included
 
 
 def count_weights(shape: "Shape") -> int:
