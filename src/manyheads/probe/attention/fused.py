@@ -61,11 +61,12 @@ def fused_statistics(
     else:
         value, lse = _attend(query, key, key, call.scale, call.causal, mask)
     mean = (query * value[..., : query.shape[-1]]).sum(-1) * call.scale
+    first_key = key[:, :, :1] if call.mask is None else _take_rows(key, summary.first)
     statistics = {
         "entropy": lse - mean,
         "logsumexp": lse,
         "mean_logit": mean,
-        "first_mass": ((query * _take_rows(key, summary.first)).sum(-1) * call.scale - lse).exp(),
+        "first_mass": ((query * first_key).sum(-1) * call.scale - lse).exp(),
     }
     if value.shape[-1] > query.shape[-1]:
         statistics["distance"] = summary.own - value[..., query.shape[-1]]

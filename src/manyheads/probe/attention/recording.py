@@ -117,7 +117,8 @@ class AttentionRecord:
             largest = statistics.pop("max_logit")
             largest = torch.where(counted, largest, -torch.inf).amax((0, 2)) if sample.whole else None
             levels.pop("max_logit")
-        statistics["output_square"] = output[:, index].double().square().mean(-1).transpose(1, 2)
+        measured = output if self.rows is None else output[:, index]
+        statistics["output_square"] = measured.double().square().mean(-1).transpose(1, 2)
         counts = counted.expand(len(call.query), -1, -1).double()
         found = {name: _mean(values, counts, sample) for name, values in statistics.items()}
         uniform = {name: _mean(values, counts, sample)[0] for name, values in levels.items()}
