@@ -1,7 +1,7 @@
 """The acceptance lane itself: it measures once, goes on where it stopped, and shows what it found."""
 
 import pytest
-from tests.acceptance._lane import Figure, Lane, Measured, find_wings
+from tests.acceptance._lane import ROOT, Figure, Lane, Measured, find_wings, read_page
 from tests.acceptance._studies import run_study, words_of
 from tests.study.toys import Walk
 
@@ -68,9 +68,16 @@ def test_rows_measured_elsewhere_stay_and_outdated_ones_go(tmp_path, counted, ca
     (tmp_path / "kept" / "toy" / "first.json").unlink()
     lane = lane_of(tmp_path, figure("first", 1), figure("second", 1))
     lane.write_page()
-    assert "1 calls" in lane.page.read_text()
+    assert lane.page.read_text().count("1 calls") == 2  # in the overview and in the details
     lane_of(tmp_path, figure("first", 7), figure("second", 1)).write_page()
     assert "1 calls" not in lane.page.read_text()
+
+
+def test_the_page_is_read_as_it_was_written():
+    page = (ROOT / "ACCEPTANCE.md").read_text(encoding="utf-8")
+    known = read_page(page)
+    assert known
+    assert len(known) == page.count(" <!-- ") / 2  # a row and its details
 
 
 def test_every_figure_has_a_name_of_its_own_and_says_what_is_required():

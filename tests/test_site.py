@@ -34,6 +34,14 @@ def test_a_study_has_a_card_and_a_page_with_picture_verdicts_and_command(extensi
     assert "not-there" in gallery.study_page(tmp_path, "attention/costs", gallery.without_run("not-there"))
 
 
+def test_the_gallery_counts_the_verdicts_of_the_acceptance_lane(extensions):
+    found = extensions[1].accepted()
+    assert found
+    for rows, command in found.values():
+        assert command.startswith("manyheads study run ")
+        assert all(len(row) == 3 for row in rows)
+
+
 def test_every_public_name_has_a_page(extensions, tmp_path):
     api = extensions[0]
     api.write_pages(tmp_path)

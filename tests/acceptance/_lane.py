@@ -8,6 +8,7 @@ was killed goes on with the figure in which it stopped, and one whose settings c
 import datetime
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -22,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = ("figure", "claim", "measured", "interval or extent", "required", "seeds", "command", "date", "verdict")
+OVERVIEW = ("figure", "claim", "measured", "required", "verdict")
+LONGEST = 120  # characters of a measured figure in the overview; the details have all of it
 
 HEAD = """# Acceptance
 
 The full figures of the project, measured by `make acceptance` (all) or `make acceptance WING=study` (one wing), and
 written by that command: edit the modules of `tests/acceptance`, not this file. Quick versions of most of them run in
-`make test`. *met* means that the measured figure satisfies what is required of it.
+`make test`. *met* means that the measured figure satisfies what is required of it. Each wing has a table of one line a
+figure; intervals, seeds, commands and dates are in the details below it.
 """
 
 
@@ -122,18 +125,28 @@ class Lane:
         return json.loads(target.read_text())
 
     def write_page(self) -> None:
-        """Write the page from what is kept; a row of the same settings that was measured elsewhere stays."""
-        before = self.page.read_text().splitlines() if self.page.exists() else []
-        old = {match[1]: line for line in before if (match := re.search(r"<!-- (\w+) -->", line))}
+        """Write the page from what is kept; a figure of the same settings that was measured elsewhere stays."""
+        old = read_page(self.page.read_text()) if self.page.exists() else {}
         parts = [HEAD]
         for wing, figures in self.wings.items():
-            parts += [f"## {wing}\n", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
+            shown = []
             for figure in figures:
                 record = self.record(wing, figure)
+                cells = _cells(wing, figure, record)
                 known = old.get(figure.key()) if record is None else None
-                parts.append(known or _row(_cells(wing, figure, record)))
-            parts.append("")
+                shown.append(known or (overview_row(cells), details(cells)))
+            met = sum(" | met <!--" in row for row, _ in shown)
+            parts += [f"## {wing}\n", f"{met} of {len(shown)} figures are met.\n"]
+            parts += [_row(OVERVIEW), _row(["---"] * len(OVERVIEW)), *(row for row, _ in shown), ""]
+            parts += [f"<details><summary>Details of {wing}</summary>\n", *(text for _, text in shown), "</details>\n"]
         self.page.write_text("\n".join(parts))
+
+
+def read_page(text: str) -> dict[str, tuple[str, str]]:
+    """Return the row and the details of every measured figure of a page, by the hash of its settings."""
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| .* <!-- (\w+) --> \|$", text, re.MULTILINE)}
+    blocks = re.finditer(r"^\*\*.*<!-- (\w+) -->\n(?:(?!\*\*|</details>).*\n)*", text, re.MULTILINE)
+    return {match[1]: (rows[match[1]], match[0]) for match in blocks if match[1] in rows}
 
 
 def find_wings() -> dict[str, tuple[Figure, ...]]:
@@ -151,14 +164,45 @@ def versions() -> str:
     return ", ".join([*parts, f"{os.cpu_count()} {platform.machine()} cores"])
 
 
-def _cells(wing: str, figure: Figure, record: dict[str, Any] | None) -> list[str]:
-    command = f"`{figure.command or f'python -m tests.acceptance {wing} {figure.name}'}`"
+def _cells(wing: str, figure: Figure, record: dict[str, Any] | None) -> dict[str, str]:
+    """Return what is shown of a figure; `key` is empty if it was not measured."""
+    cells = {"figure": figure.name, "claim": figure.claim, "required": figure.required}
+    cells["command"] = f"`{figure.command or f'python -m tests.acceptance {wing} {figure.name}'}`"
     if record is None:
-        return [figure.name, figure.claim, "", "", figure.required, "", command, "", "not measured"]
-    measured = f"{record['figure']} ({record['seconds']} s)"
-    dated = f"{record['date']}, {record['versions']}"
-    shown = [figure.name, figure.claim, measured, record["extent"], figure.required, record["seeds"], command, dated]
-    return [*shown, f"{_verdict(record)} <!-- {record['key']} -->"]
+        return cells | {"measured": "", "extent": "", "seeds": "", "date": "", "verdict": "not measured", "key": ""}
+    return cells | {
+        "measured": f"{record['figure']} ({record['seconds']} s)",
+        "extent": record["extent"],
+        "seeds": record["seeds"],
+        "date": f"{record['date']}, {record['versions']}",
+        "verdict": _verdict(record),
+        "key": record["key"],
+    }
+
+
+def overview_row(cells: Mapping[str, str]) -> str:
+    """Return the line of a figure; many verdicts are counted, a long text is cut."""
+    parts = cells["measured"].split("<br>")
+    found = re.findall(r": (holds|refuted|inconclusive), ", cells["measured"])
+    short = parts[0]
+    if len(parts) > 1 and found:
+        words = ("holds", "refuted", "inconclusive")
+        short = ", ".join(f"{found.count(word)} {word.replace('holds', 'hold')}" for word in words if word in found)
+    elif len(parts) > 1 or len(short) > LONGEST:
+        short = f"{short[:LONGEST].rstrip()} …"
+    verdict = f"{cells['verdict']} <!-- {cells['key']} -->" if cells["key"] else cells["verdict"]
+    return _row([cells["figure"], cells["claim"], short, cells["required"], verdict])
+
+
+def details(cells: Mapping[str, str]) -> str:
+    """Return the details of a figure as a block of Markdown."""
+    if not cells["key"]:
+        return f"**{cells['figure']}** is not measured; {cells['command']} measures it.\n"
+    pairs = itertools.zip_longest(cells["measured"].split("<br>"), cells["extent"].split("<br>"), fillvalue="")
+    lines = [f"**{cells['figure']}**, {cells['verdict'].strip('*')}: {cells['claim']} <!-- {cells['key']} -->", ""]
+    lines += [_row(["measured", "interval or extent"]), _row(["---"] * 2), *map(_row, pairs), ""]
+    facts = ("required", "seeds", "command", "date")
+    return "\n".join([*lines, *(f"* {name}: {cells[name]}" for name in facts), "", ""])
 
 
 def _verdict(record: dict[str, Any] | None) -> str:
