@@ -9,7 +9,15 @@ import pytest
 from manyheads.statistics import Interval
 from manyheads.study import Curve, Lines, Verdict
 from manyheads.study.reporting.drawing import draw
-from manyheads.study.reporting.overview import Anchors, headline, interval_text, quantity_text, region_text, strip_of
+from manyheads.study.reporting.overview import (
+    Anchors,
+    figure_text,
+    headline,
+    interval_text,
+    quantity_text,
+    region_text,
+    strip_of,
+)
 from manyheads.study.reporting.panels import Picture
 from manyheads.study.reporting.style import number_text, typeset
 from manyheads.study.reporting.svg import describe, svg
@@ -66,6 +74,7 @@ def test_ranges_are_written_as_people_read_them():
     assert region_text(verdict(0.0, 1.0, tolerance=(0.25, math.inf))) == "at least −0.25"
     assert region_text(verdict(0.0, 1.0, tolerance=0.0)) == "exactly 0"
     assert region_text(verdict(0.0, 1.0, target=96.0, tolerance=1e-9)) == "96 within 10⁻⁹"
+    assert figure_text(verdict(-math.inf, math.inf)) == "not a number"
     assert interval_text(verdict(-2e-5, 0.5)) == "−2×10⁻⁵ … 0.5"
 
 

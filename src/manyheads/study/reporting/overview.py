@@ -146,7 +146,7 @@ def quantity_text(verdict: Verdict) -> str:
 
 def figure_text(verdict: Verdict) -> str:
     """Return the measured figure."""
-    return _typeset(verdict.figure)
+    return "not a number" if math.isnan(verdict.figure) else _typeset(verdict.figure)
 
 
 def interval_text(verdict: Verdict) -> str:
