@@ -31,7 +31,7 @@ class Command(NamedTuple):
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("demo",): Command(
         "manyheads.cli.demo:Demo",
-        "train a small transformer on text and test every theory on it",
+        "train a small transformer on text, test every theory on it",
         (
             "manyheads demo",
             "manyheads demo --text novel.txt --out demo-novel --replicates 8",

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Self
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, Union
 
 import tyro
 
@@ -49,8 +49,10 @@ class List:
     """
 
     patterns: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint="")
-    ] = ()
+        Union[None, tuple[str, ...]],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[PATTERN ...]", help_behavior_hint=""),
+    ] = None
     """Studies that match any of them."""
     json: Switch = False
     """Print JSON instead of a table."""
@@ -65,8 +67,9 @@ class List:
         """
         found = {name: STUDIES[name] for name in sorted(STUDIES) if self._matches(name)}
         if not found:
-            hint = suggest(self.patterns[0], [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
-            raise UsageError(f"no study matches {' or '.join(map(repr, self.patterns))}{hint}")
+            patterns = self.patterns or ()
+            hint = suggest(patterns[0], [*STUDIES, *(name.partition("/")[0] for name in STUDIES)])
+            raise UsageError(f"no study matches {' or '.join(map(repr, patterns))}{hint}")
         if self.json:
             print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in found.items()], indent=1))
             return 0
