@@ -50,6 +50,6 @@ def test_every_public_name_has_a_page(extensions, tmp_path):
 
 
 def test_bars_of_absolute_values_are_escaped_outside_of_mathematics(extensions):
-    lines = ["|x| grows", ".. math:: |x|", "   |y|", "as `|z|` does"]
+    lines = ["|x| grows", ".. math:: |x|", "   |y|", "as `|z|` and |n| do"]
     extensions[0].escape_bars(None, None, None, None, None, lines)
-    assert lines == [r"\|x\| grows", ".. math:: |x|", "   |y|", "as `|z|` does"]
+    assert lines == [r"\|x\| grows", ".. math:: |x|", "   |y|", r"as `|z|` and \|n\| do"]

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -59,8 +60,9 @@ def escape_bars(app, what, name, found, options, lines):
             depth = indent
         elif depth is not None and line.strip() and indent <= depth:
             depth = None
-        if depth is None and "`" not in line and ">>>" not in line:
-            lines[place] = line.replace("|", r"\|")
+        if depth is None and ">>>" not in line:
+            parts = re.split(r"(``.*?``|`.*?`)", line)  # what stands in backticks is every other one
+            lines[place] = "".join(part if at % 2 else part.replace("|", r"\|") for at, part in enumerate(parts))
 
 
 def resolve(name):
