@@ -68,8 +68,8 @@ class AttentionRecorder:
     processes train together, each is slowed by the first, which alone records its own batches; a fixed batch runs in
     all of them and needs `share=None`. In a model that `torch.compile` compiles, the first measured step compiles a
     second form of it, which does not count as a cost. Its backend Inductor draws dropout by generators of its own for
-    each compiled part: without a fixed batch, a measured step draws other masks than it would otherwise, unless
-    `torch._inductor.config.fallback_random` is True.
+    each compiled part: without a fixed batch, a measured step draws other masks than it would otherwise, and its loss
+    differs.
 
     Examples
     --------
