@@ -1,4 +1,4 @@
-"""Mean-field map of self-attention with 1-bit tokens: Lyapunov spectra, bifurcation scans, a phase diagram.
+"""Mean-field map of self-attention with 1-bit tokens: two largest Lyapunov exponents, scans, a phase diagram.
 
     python benchmarks/bifurcation.py
 
@@ -30,7 +30,9 @@ def phase_diagram(network):
 def main():
     network = OneBitNetwork.published()
     works = {
-        "12 Lyapunov spectra of 60,000 steps": lambda: lyapunov_spectrum(network, BETAS),
+        "two largest of twelve Lyapunov exponents at 12 temperatures, 60,000 steps each": lambda: lyapunov_spectrum(
+            network, BETAS
+        ),
         "scan of 150 temperatures from a fixed start, 16,000 steps each": lambda: classify_attractors(
             lyapunov_spectrum(network, SCAN, transient=10_000, steps=6000)
         ),

@@ -104,6 +104,17 @@ def test_kinds(orbit, exponent, kind, period):
     assert (found.kind, found.period) == (kind, period)
 
 
+def test_without_positional_weight_nothing_drives_the_map():
+    """The spins alternate although the context holds four tokens; with positional weight periods are multiples of 4."""
+    one = np.ones((1, 1))
+    network = OneBitNetwork(one, one, one, -one, np.ones((3, 1, 2)), positional_weight=0.0, gain=20.0)
+    spectrum = lyapunov_spectrum(network, 2.0, exponents=1, **SHORT)
+    assert spectrum.drive == 1
+    np.testing.assert_allclose(np.abs(spectrum.overlaps), 0.9575, atol=1e-4)
+    found = classify_attractors(spectrum)
+    assert (found.kind, found.period) == ("locked", 2)
+
+
 def test_a_scan_follows_its_attractor_in_both_directions():
     betas = np.linspace(0.6, 1.0, 3)
     fixed = lyapunov_spectrum(PUBLISHED, betas, **SHORT)

@@ -79,6 +79,12 @@ def test_quenched_correlations_belong_to_one_network(rng):
     network = PUBLISHED.with_neurons(50, "quenched", rng)
     assert network.counts(50).sum() == 50
     assert PUBLISHED.with_neurons(300, "limit") is PUBLISHED
+    assert PUBLISHED.counts(3 * 10**13).tolist() == [10**13] * 3
+    one = np.ones((1, 2))
+    uneven = OneBitNetwork(one, one, one, one, np.ones((3, 1, 1)), fractions=[0.3, 0.7])
+    assert uneven.counts(10**12).tolist() == [3 * 10**11, 7 * 10**11]
+    with pytest.raises(UsageError, match="no whole numbers"):
+        uneven.counts(10**9 + 1)
     with pytest.raises(UsageError, match="no whole numbers"):
         PUBLISHED.with_neurons(50, "limit")
     with pytest.raises(UsageError, match="give rng"):

@@ -86,8 +86,6 @@ def test_steps_of_one_size_are_of_fourth_order_and_follow_the_adaptive_ones():
     assert np.abs(losses[1] - losses[2]).max() < np.abs(losses[0] - losses[1]).max() / 8
     adaptive = particle_flow(task, start, times, activation="softplus").loss
     assert np.abs(losses[2] - adaptive).max() < 1e-5
-    with pytest.raises(UsageError, match="positive step, with both layers"):
-        particle_flow(task, start, times, layers="outer", step=0.1)
 
 
 def test_both_layers_descend_along_the_gradient(rng):
@@ -115,7 +113,7 @@ def test_both_layers_descend_along_the_gradient(rng):
 def test_what_cannot_flow_is_refused(rng):
     task, start = circle_task(nodes=32), circle_particles(SIGNAL, FOREIGN, 8)
     with pytest.raises(CertificateError, match="singular"):
-        particle_flow(task, (np.zeros((8, 2)), start.inner), [1.0])
+        particle_flow(task, (np.zeros((8, 2)), start.inner), [1.0], layers="outer")
     with pytest.raises(CertificateError, match="singular"):
         circle_flow(np.zeros((2, 2)), np.zeros((2, 2)), [1.0])
     with pytest.raises(ShapeError, match="particles"):
@@ -126,6 +124,15 @@ def test_what_cannot_flow_is_refused(rng):
         particle_flow(task, start, [1.0], layers="inner")
     with pytest.raises(UsageError, match="activation"):
         particle_flow(task, start, [1.0], activation="step")
+    with pytest.raises(UsageError, match="steps of one size are for both layers"):
+        particle_flow(task, start, [1.0], layers="outer", step=0.1)
+    with pytest.raises(UsageError, match=r"both layers and ReLU: .* give a step"):
+        particle_flow(task, start, [1.0])
+    for step in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(UsageError, match=r"step=.*positive, finite"):
+            particle_flow(task, start, [1.0], step=step)
+    with pytest.raises(UsageError, match="rng=5: expected a generator"):
+        circle_particles(SIGNAL, FOREIGN, 8, 5)
     with pytest.raises(UsageError, match="harmonic"):
         circle_particles(SIGNAL, FOREIGN, 8, activation="sigmoid")
     with pytest.raises(ShapeError, match="signal of shape \\(3, 3\\)"):

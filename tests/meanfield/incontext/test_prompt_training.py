@@ -1,5 +1,7 @@
 """Training on prompts: prompts as weights on nodes, saddle start, growth of missed features, SGD and flow."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,10 +85,34 @@ def test_sgd_on_many_prompts_follows_the_flow_and_what_cannot_be_trained_is_refu
     assert found.sample_loss[0] == pytest.approx(found.loss[0], rel=0.15)
     with pytest.raises(UsageError, match="at most the 4000 prompts"):
         train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan | {"batch": 4001})
+    with pytest.raises(UsageError, match="learning_rate"):
+        train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan | {"learning_rate": np.nan})
     with pytest.raises(UsageError, match="attention_speed"):
         joint_flow(task, start, [1.0], length=30, attention_speed=0.0, step=0.1)
+    for step in (0.0, -1.0, np.nan):
+        with pytest.raises(UsageError, match=r"step=.*positive, finite"):
+            joint_flow(task, start, [1.0], step=step, **SETTINGS)
+    for sizes in ((0, 30), (10, 0)):
+        with pytest.raises(UsageError, match="at least 1"):
+            draw_prompts(task, *sizes, rng)
     with pytest.raises(CertificateError, match="diverged"), jax.debug_nans(False):
         train_on_prompts(task, start, prompts, rng, **SETTINGS, **plan | {"learning_rate": 1e30})
+
+
+def test_noise_of_the_labels_is_that_of_the_exact_loss(case):
+    """The flow's loss and prompts drawn pair by pair, at a noise of twice the variance of the labels."""
+    task, start = case
+    noisy, length = replace(task, label_noise=2.4), 5
+    h = represent(start, task.inputs, "sigmoid")
+    exact = [prompt_loss(each, h, start.attention, length) for each in (task, noisy)]
+    flow = joint_flow(noisy, start, [0.0, 1e-5], length=length, attention_speed=5.0, step=0.1)
+    assert flow.loss[0] == pytest.approx(exact[1], rel=1e-12)
+    assert flow.limit_loss[0] == pytest.approx(prompt_loss(task, h, start.attention), rel=1e-12)
+    drawn = [draw_prompts(each, 40_000, length, np.random.default_rng(3)) for each in (task, noisy)]
+    np.testing.assert_array_equal(drawn[0].answer, drawn[1].answer)  # the noise is drawn last
+    losses = [float(prompt_losses(jnp.asarray(h, jnp.float32), jnp.asarray(start.attention), each)) for each in drawn]
+    assert losses[1] - losses[0] == pytest.approx(exact[1] - exact[0], rel=0.1)
+    assert exact[1] - exact[0] > 0.1
 
 
 def test_ridge_tasks_that_cannot_be_drawn_are_refused(rng):
@@ -94,3 +120,5 @@ def test_ridge_tasks_that_cannot_be_drawn_are_refused(rng):
         ridge_task(4, (1.0, 0.2), 25, rng)
     with pytest.raises(UsageError, match="steepness"):
         ridge_task(4, (1.0, 0.2), 24, rng, steepness=0.0)
+    with pytest.raises(UsageError, match="rng=5: expected a generator"):
+        ridge_task(4, (1.0, 0.2), 24, 5)

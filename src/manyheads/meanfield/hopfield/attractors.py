@@ -1,6 +1,7 @@
 """Classification of attractors: fixed point, locked period, quasi-periodic, chaotic.
 
-The positional bits drive the map with period L, so the period of an orbit that locks to it is a multiple of L.
+The positional bits drive the map with period L, so the period of an orbit that locks to it is a multiple of L. At
+eps = 0 nothing drives the map, and an orbit has any period.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def classify_attractors(spectrum: LyapunovSpectrum, tolerance: float = 1e-8) -> 
 
     ==============  ===================================================================================
     fixed point     the overlaps stay the same at every step, and the largest exponent is not positive
-    locked          they recur after a multiple of L within half the record, and it is not positive
+    locked          they recur within half the record, after a multiple of L (eps = 0: any lag), and it is not positive
     chaotic         it is positive: above 10 / steps and three standard errors
     quasi-periodic  it is zero within that, and the overlaps do not recur
     unresolved      negative without recurrence (a longer period or transient), or a recurring unstable orbit

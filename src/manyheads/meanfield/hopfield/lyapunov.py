@@ -55,7 +55,7 @@ class LyapunovSpectrum:
     steps
         Steps behind each exponent.
     drive
-        Period L of the positional bits.
+        Period of the positional drive: L, or 1 at eps = 0, where nothing drives the map.
     """
 
     exponents: Float[np.ndarray, "*systems exponent"]
@@ -149,7 +149,7 @@ def summarize(
         (logs[:, 0].std(0, ddof=1) / BLOCKS**0.5).reshape(shape),
         np.moveaxis(overlaps, 2, 0).reshape(*shape, len(overlaps), -1),
         BLOCKS * lengths.block * network.context,
-        network.context,
+        network.context if network.positional_weight else 1,
     )
 
 

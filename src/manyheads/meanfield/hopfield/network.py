@@ -25,7 +25,7 @@ from manyheads.errors import ShapeError, UsageError, check_integer
 
 Correlations = Literal["limit", "quenched"]
 
-# Signs of the published configuration: a row for each feature, three equal segments of neurons | two positional bits.
+# Signs of the authors' configuration: a row for each feature, three equal segments of neurons | two positional bits.
 PUBLISHED = {
     "output": ("-++|--", "-+-|+-", "+++|++"),
     "query": ("+--|+-", "---|++", "+-+|--"),
@@ -107,7 +107,10 @@ class OneBitNetwork(ArraysAsShapes):
 
     @classmethod
     def published(cls) -> OneBitNetwork:
-        """Return the published configuration: M = 3, L = 4, three equal types of neurons, eps = 0.02, gamma = 220."""
+        """Return the published configuration: M = 3, L = 4, three equal types of neurons, eps = 0.02, gamma = 220.
+
+        Published means: in the authors' public code.
+        """
         signs = {
             name: np.array([[1.0 if sign == "+" else -1.0 for sign in row.replace("|", "")] for row in rows])
             for name, rows in PUBLISHED.items()
@@ -177,7 +180,8 @@ class OneBitNetwork(ArraysAsShapes):
         """
         exact = self.fractions * neurons
         counts = np.rint(exact).astype(np.int64)
-        if np.abs(exact - counts).max() > 1e-9 * max(neurons, 1) or counts.sum() != neurons:
+        rounding = 1e-9 + 2e-15 * neurons  # of shares in double precision, and of their products
+        if np.abs(exact - counts).max() > rounding or counts.sum() != neurons:
             raise UsageError(
                 f"{neurons} neurons: the shares {np.round(self.fractions, 6)} are no whole numbers of neurons; choose "
                 'a multiple, or draw a network by with_neurons(neurons, "quenched", rng)'

@@ -105,9 +105,13 @@ def integrate_in_steps(
 
     Raises
     ------
+    UsageError
+        A step that is not positive and finite.
     CertificateError
         Values that are not finite.
     """
+    if not 0 < step < np.inf:
+        raise UsageError(f"step={step}: expected a positive, finite step in mean-field time")
     lengths = np.diff(times, prepend=0.0)
     counts = np.maximum(np.ceil(lengths / step), 1).astype(np.int32)
     end, found = _steps(derivative, observe, state, args, (jnp.asarray(counts), jnp.asarray(lengths / counts)))

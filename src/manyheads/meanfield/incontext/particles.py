@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from manyheads._arrays import as_floats, check_times
+from manyheads._arrays import as_floats, check_generator, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.incontext.circle import (
@@ -92,7 +92,7 @@ def circle_particles(
     (8, 2)
     """
     width, amplitudes = check_integer("width", width), check_amplitudes(signal, foreign)
-    share = np.arange(width) / width if rng is None else rng.random(width)
+    share = np.arange(width) / width if rng is None else check_generator(rng).random(width)
     angles = 2 * np.pi * share
     outer = sum(
         harmonics(degree, angles) @ each.T / circle_coefficient(degree, activation)
@@ -141,15 +141,16 @@ def particle_flow(
     tolerance
         Relative error of a step; the absolute one is a thousandth.
     step
-        Size of Runge-Kutta steps in the place of adaptive ones, for both layers: with ReLU the flow has a kink whenever
-        a neuron crosses a node, and adaptive steps vanish.
+        Size of Runge-Kutta steps in the place of adaptive ones, for both layers. Needed for both layers with ReLU: the
+        flow has a kink whenever a neuron crosses a node, and adaptive steps vanish.
 
     Raises
     ------
     ShapeError
         Particles that do not fit the task.
     UsageError
-        Another activation or choice of layers, times that do not rise, or a step that does not fit.
+        Another activation or choice of layers, times that do not rise, a step that is not positive or not for both
+        layers, or none for both layers with ReLU.
     CertificateError
         A singular representation (condition number above 1e12) anywhere, or an integration that failed.
 
@@ -166,10 +167,15 @@ def particle_flow(
         raise UsageError(f"layers={layers!r}: choose one of {', '.join(get_args(Layers))}")
     if activation not in ACTIVATIONS:
         raise UsageError(f"activation={activation!r}: choose one of {', '.join(ACTIVATIONS)}")
-    if step is not None and not (layers == "both" and 0 < step < np.inf):
-        raise UsageError(f"step={step}, layers={layers!r}: expected a positive step, with both layers")
+    if step is not None and layers != "both":
+        raise UsageError(f"step={step}, layers={layers!r}: steps of one size are for both layers; leave step out")
     outer, inner = check_particles(task, particles)
     times = check_times(times)
+    if step is None and (layers, activation) == ("both", "relu"):
+        raise UsageError(
+            "step=None with both layers and ReLU: adaptive steps vanish where a neuron crosses a node; give a step, or "
+            'choose activation="softplus" or layers="outer"'
+        )
     pairs = None if length is None else float(check_integer("length", length))
     start = represent(Particles(outer, inner), task.inputs, activation)
     check_condition(start.T @ start / len(start), "the representation at time 0")

@@ -51,7 +51,9 @@ class Moments(NamedTuple):
     power: Float[Array, ""]  # trace of S_o
 
     @classmethod
-    def of(cls, h: Float[Array, "nodes k"], targets: Float[Array, "nodes k"], label_noise: float = 0.0) -> Moments:
+    def of(
+        cls, h: Float[Array, "nodes k"], targets: Float[Array, "nodes k"], label_noise: Float[ArrayLike, ""] = 0.0
+    ) -> Moments:
         """Average over the nodes."""
         squares = (targets**2).sum(1)
         weights = (squares + label_noise)[:, None]

@@ -4,8 +4,9 @@ A prompt enters the answer only through its average :math:`F = \frac1n\sum_i y_i
 
 .. math:: F = \sum_m A_m h(x_m), \qquad A_m = \frac{c_m}{n}\, v^\top f°(x_m),
 
-with :math:`c_m` the number of pairs at node m. A does not change in training: P prompts of n pairs cost the MLP on M
-nodes and a product with a (P, M) matrix, exactly, where evaluating every pair costs the MLP on P n inputs.
+with :math:`c_m` the number of pairs at node m; noise of the labels adds its sum over these pairs, over n. A does not
+change in training: P prompts of n pairs cost the MLP on M nodes and a product with a (P, M) matrix, exactly, where
+evaluating every pair costs the MLP on P n inputs.
 
 A step of size :math:`\eta` in mean-field time moves the particles by :math:`-\eta N \nabla L` and the attention by
 :math:`-\eta r \nabla L`, with r the attention speed. For small steps, many prompts and large batches this is the
@@ -31,7 +32,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from manyheads._arrays import check_times
+from manyheads._arrays import check_generator, check_times
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.incontext.circle import activation_of
@@ -85,11 +86,19 @@ def collect_prompts(
 
 
 def draw_prompts(task: FeatureTask, prompts: int, length: int, rng: np.random.Generator) -> NodePrompts:
-    """Draw prompts of independent pairs, with standard normal tasks and independent queries, in single precision."""
+    """Draw prompts of independent pairs, with standard normal tasks and independent queries, in single precision.
+
+    The noise of the labels is normal, with the variance of the task; the answer to the query has none.
+    """
+    prompts, length, rng = check_integer("prompts", prompts), check_integer("length", length), check_generator(rng)
     nodes = len(task.inputs)
     counts = rng.multinomial(length, np.full(nodes, 1 / nodes), size=prompts)
     tasks = rng.standard_normal((prompts, task.features))
-    return collect_prompts(task, counts, tasks, rng.integers(0, nodes, prompts))
+    drawn = collect_prompts(task, counts, tasks, rng.integers(0, nodes, prompts))
+    if not task.label_noise:
+        return drawn
+    noise = np.sqrt(task.label_noise * counts) * rng.standard_normal(counts.shape)  # summed over the pairs at a node
+    return drawn._replace(weights=drawn.weights + jnp.asarray(noise / length, drawn.weights.dtype))
 
 
 def saddle_start(
@@ -178,6 +187,8 @@ def joint_flow(
 
     Raises
     ------
+    UsageError
+        An attention speed or a step that is not positive and finite.
     CertificateError
         The flow leaves the finite numbers.
     """
@@ -221,13 +232,16 @@ def train_on_prompts(
     Raises
     ------
     UsageError
-        A batch of more prompts than there are.
+        A batch of more prompts than there are, or a learning rate or attention speed that is not positive.
     CertificateError
         Training diverges.
     """
     count = len(prompts.answer)
     batch, records = check_integer("batch", batch), check_integer("records", records)
     record_every = check_integer("record_every", record_every)
+    rng = check_generator(rng)
+    if not 0 < learning_rate < np.inf:
+        raise UsageError(f"learning_rate={learning_rate}: expected a positive number")
     if batch > count:
         raise UsageError(f"batch={batch}: expected at most the {count} prompts")
     total = records * record_every * batch
@@ -253,6 +267,7 @@ class _Problem(eqx.Module):
 
     inputs: Array
     targets: Array
+    label_noise: Array
     length: Array
     speed: Array
     activation: str = eqx.field(static=True)
@@ -266,11 +281,16 @@ class _Problem(eqx.Module):
             raise UsageError(f"attention_speed={speed}: expected a positive number")
         pairs = float(check_integer("length", length))
         inputs, targets = jnp.asarray(task.inputs, dtype), jnp.asarray(task.targets, dtype)
-        return cls(inputs, targets, jnp.asarray(pairs, dtype), jnp.asarray(speed, dtype), activation)
+        constants = (jnp.asarray(each, dtype) for each in (task.label_noise, pairs, speed))
+        return cls(inputs, targets, *constants, activation)
 
     def represent(self, weights: TransformerWeights) -> Array:
         """Return h at the nodes."""
         return activation_of(self.activation)(self.inputs @ weights.inner.T) @ weights.outer / len(weights.outer)
+
+    def moments(self, weights: TransformerWeights) -> Moments:
+        """Return the second moments of h, with the noise of the labels."""
+        return Moments.of(self.represent(weights), self.targets, self.label_noise)
 
     def descend(self, weights: TransformerWeights, slopes: TransformerWeights) -> TransformerWeights:
         """Return the velocity of the weights for the slopes of a loss."""
@@ -280,14 +300,14 @@ class _Problem(eqx.Module):
 
 def _derivative(weights: TransformerWeights, problem: _Problem) -> TransformerWeights:
     def loss(weights: TransformerWeights) -> Array:
-        return joint_loss(Moments.of(problem.represent(weights), problem.targets), weights.attention, problem.length)
+        return joint_loss(problem.moments(weights), weights.attention, problem.length)
 
     return problem.descend(weights, jax.grad(loss)(weights))
 
 
 def _observe(weights: TransformerWeights, problem: _Problem) -> tuple[Array, Array, Array, Array]:
     """Return L_n, the loss at infinite prompts, C, and the explained share of every target."""
-    moments = Moments.of(problem.represent(weights), problem.targets)
+    moments = problem.moments(weights)
     losses = (joint_loss(moments, weights.attention, length) for length in (problem.length, None))
     fitted = moments.cross @ jnp.linalg.solve(moments.representation, moments.cross.T)
     return *losses, moments.cross, jnp.diag(fitted) / (problem.targets**2).mean(0)  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from manyheads._arrays import as_floats
+from manyheads._arrays import as_floats, check_generator
 from manyheads._overview import ArraysAsShapes
 from manyheads.errors import ShapeError, UsageError, check_integer
 
@@ -146,7 +146,8 @@ def ridge_task(
     Raises
     ------
     UsageError
-        Fewer dimensions than features, an odd number of nodes or too few, eigenvalues or a steepness not positive.
+        Fewer dimensions than features, an odd number of nodes or too few, eigenvalues or a steepness not positive, or
+        no generator.
 
     Examples
     --------
@@ -162,7 +163,7 @@ def ridge_task(
         raise UsageError(f"nodes={nodes}, eigenvalues={eigenvalues}: expected an even number and positive eigenvalues")
     if not 0 < steepness < np.inf:
         raise UsageError(f"steepness={steepness}: expected a positive number")
-    half = rng.standard_normal((nodes // 2, dim))
+    half = check_generator(rng).standard_normal((nodes // 2, dim))
     ridges = np.tanh(steepness * half[:, : variances.size] / 2) / 2
     factor = np.linalg.cholesky(ridges.T @ ridges / len(half))
     half_targets = np.linalg.solve(factor, ridges.T).T * np.sqrt(variances)

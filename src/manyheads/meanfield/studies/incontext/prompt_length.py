@@ -145,11 +145,12 @@ class PromptLength(Study):
                 basis="the same error of the logarithms at both ends, over the logarithm of their ratio",
             ),
             Claim(
-                "|L_n - L| is at most of order sqrt(log k / n), as the paper states (exponent at most -1/2)",
+                "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most "
+                "-1/2)",
                 exponent,
                 target=-0.5,
                 tolerance=(np.inf, 0.0),
-                basis="the paper's bound on the exponent of n; the bound is not tight",
+                basis="the bound's dependence on n, which is not tight; its dependence on k is not tested",
             ),
             Claim(
                 "At the attention of infinite prompts the excess is at most k max|f|^2 / 2n (share of it)",

@@ -102,7 +102,11 @@ class SaddleEscape(Study):
             {
                 "time": ((), rate * first_crossing(times, flow.loss, LEVEL), "escape time times the predicted rate"),
                 "loss": ("moment", flow.loss, "loss of particles"),
-                "radius": ("length", [_flat_radius(foreign, n) for n in self.lengths], "radius of the flat region"),
+                "radius": (
+                    "length",
+                    [_flat_radius(foreign, n) for n in self.lengths],
+                    "radius of the flat region: amplitude over g at which the growth is a quarter of infinite prompts'",
+                ),
                 "slope": ("length", [_growth(1e-6, foreign, n) for n in self.lengths], "relative growth near zero"),
             },
             {"length": (list(self.lengths), "pairs of a prompt"), "moment": (times, "time")},
@@ -132,11 +136,13 @@ class SaddleEscape(Study):
                 basis="corrections of relative size eps^2/g^2 at the largest eps, and the time between records",
             ),
             Claim(
-                "Basins that finite prompts create have a radius of n^(-1/4) at most, as the paper states (exponent)",
+                "The flat region of finite prompts, here no basin, is within the paper's bound n^(-1/4) on the radius "
+                "of basins (exponent)",
                 radius,
                 target=-0.25,
                 tolerance=(np.inf, 0.0),
-                basis="the paper's bound; the figure is the exponent of the radius within which the loss is flat",
+                basis="the paper's bound on basins; here the loss falls as h^4 from h = 0, and the figure is the "
+                "exponent of the radius at which the growth is a quarter of that of infinite prompts",
             ),
             Claim(
                 "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)",
