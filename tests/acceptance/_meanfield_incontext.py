@@ -46,12 +46,12 @@ def escape(folder: Path, sizes: list[float]) -> Measured:
     return Measured(shown, extent, "none", bool(abs(slope / predicted - 1) < 0.005 and drift < 5e-8))
 
 
-def verdicts(name: str, claim: str, replicates: int) -> Figure:
+def verdicts(name: str, claim: str, replicates: int, revision: int = 1) -> Figure:
     """Return the figure that consists of the verdicts of a study."""
     study_name = f"meanfield/{name}"
     settings = {"name": study_name, "replicates": replicates, "flags": ""}
     command = words_of(study_name, replicates)
-    return Figure(f"incontext-{name}", claim, "all verdicts as expected", study, settings, command=command)
+    return Figure(f"incontext-{name}", claim, "all verdicts as expected", study, settings, command, revision)
 
 
 FIGURES = [
@@ -73,6 +73,6 @@ FIGURES = [
     verdicts("saddle-escape", "escape times and flat saddles", 8),
     verdicts("attention-speed", "the two-timescale limit errs as 1/r from r = 1000", 8),
     verdicts("mlp-width", "finite width against the limit, one layer and both", 8),
-    verdicts("prompt-training", "SGD on 10,000 prompts of 1000 pairs against the mean-field flow", 16),
+    verdicts("prompt-training", "SGD on 10,000 prompts of 1000 pairs against the mean-field flow", 16, revision=2),
     verdicts("benign-landscape", "saddles, their curvature, and training from 16 Gaussian starts", 16),
 ]

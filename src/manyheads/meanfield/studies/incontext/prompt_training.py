@@ -29,7 +29,7 @@ from manyheads.study.reporting.panels import Panel, Role, spread_curve
 from manyheads.study.tables import dataset
 
 FOREIGN, SIGNAL = 0.5, 0.2  # g, and the overlap of every target with its slot at the start, relative to g
-LARGEST_DIFFERENCE = 0.05  # of two mean-field flows, relative: a third of the tolerances of times and of the final loss
+LARGEST_DIFFERENCE = 0.05  # of two mean-field flows: over the initial loss, and at the end over the final one
 
 
 @dataclass(frozen=True)
