@@ -281,8 +281,8 @@ class _Problem(eqx.Module):
             raise UsageError(f"attention_speed={speed}: expected a positive number")
         pairs = float(check_integer("length", length))
         inputs, targets = jnp.asarray(task.inputs, dtype), jnp.asarray(task.targets, dtype)
-        constants = (jnp.asarray(each, dtype) for each in (task.label_noise, pairs, speed))
-        return cls(inputs, targets, *constants, activation)
+        noise, n, r = (jnp.asarray(each, dtype) for each in (task.label_noise, pairs, speed))
+        return cls(inputs, targets, noise, n, r, activation)
 
     def represent(self, weights: TransformerWeights) -> Array:
         """Return h at the nodes."""
