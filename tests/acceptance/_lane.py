@@ -146,7 +146,7 @@ def read_page(text: str) -> dict[str, tuple[str, str]]:
     """Return the row and the details of every measured figure of a page, by the hash of its settings."""
     rows = {match[1]: match[0] for match in re.finditer(r"^\| .* <!-- (\w+) --> \|$", text, re.MULTILINE)}
     blocks = re.finditer(r"^\*\*.*<!-- (\w+) -->\n(?:(?!\*\*|</details>).*\n)*", text, re.MULTILINE)
-    return {match[1]: (rows[match[1]], match[0]) for match in blocks if match[1] in rows}
+    return {match[1]: (rows[match[1]], f"{match[0].rstrip()}\n") for match in blocks if match[1] in rows}
 
 
 def find_wings() -> dict[str, tuple[Figure, ...]]:
@@ -202,7 +202,7 @@ def details(cells: Mapping[str, str]) -> str:
     lines = [f"**{cells['figure']}**, {cells['verdict'].strip('*')}: {cells['claim']} <!-- {cells['key']} -->", ""]
     lines += [_row(["measured", "interval or extent"]), _row(["---"] * 2), *map(_row, pairs), ""]
     facts = ("required", "seeds", "command", "date")
-    return "\n".join([*lines, *(f"* {name}: {cells[name]}" for name in facts), "", ""])
+    return "\n".join([*lines, *(f"* {name}: {cells[name]}" for name in facts), ""])
 
 
 def _verdict(record: dict[str, Any] | None) -> str:

@@ -11,6 +11,8 @@ from tests.meanfield.contrastive.oracle import noise_covariance
 from manyheads.errors import CertificateError
 from manyheads.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
+from manyheads.meanfield.contrastive.sgd_covariance import sgd_covariance
+from manyheads.meanfield.contrastive.stability import growth_rates
 from manyheads.meanfield.contrastive.task import ContrastiveTask, logistic_loss, sparse_feature
 
 
@@ -62,3 +64,14 @@ def test_too_few_nodes_are_refused_with_figure_threshold_and_remedy():
         overlap_trajectory(task, [0.5, 0.5], [0.5], Nodes(6, 2, 6))
     assert isinstance(caught.value, CertificateError)
     assert caught.value.measured > caught.value.threshold == 1e-5
+
+
+def test_noise_narrower_than_the_grid_is_refused_where_both_node_counts_agree_on_zero():
+    task = ContrastiveTask(shared_std=1e-4, correlation=-1.0)
+    state = [0.41, 0.33, 0.6]
+    with pytest.raises(QuadratureError, match="narrower than the spacing") as caught:
+        overlap_trajectory(task, state, [0.5, 1.0])
+    assert caught.value.measured == pytest.approx(1, abs=0.2)
+    for refused in (growth_rates, lambda *given: sgd_covariance(*given, [0.5])):
+        with pytest.raises(QuadratureError, match="narrower than the spacing"):
+            refused(task, state)

@@ -117,4 +117,12 @@ def test_states_without_finite_numbers_are_refused(state):
 def test_a_loss_without_finite_derivatives_is_refused():
     task = replace(TASK, loss=lambda anchor, positive, negative: jax.numpy.log(anchor - 50) * positive)
     with pytest.raises(CertificateError, match="not finite"):
-        find_basins(task, [0.15, 0.1, 0.5], 1.0, Nodes(4, 1, 4))
+        find_basins(task, [0.15, 0.1, 0.5], 1.0, NODES)
+
+
+def test_the_search_for_norms_goes_on_while_they_grow():
+    task = replace(TASK, learning_rate=4.0, weight_decay=0.01)
+    (norm,) = norms_without_features(task, NODES)
+    assert 10 < norm < 30
+    with pytest.raises(CertificateError, match="grows without bound"):
+        norms_without_features(replace(TASK, loss=lambda y0, y1, y2: -y0 * y1, correlation=0.5), NODES)

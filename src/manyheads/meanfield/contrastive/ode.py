@@ -24,7 +24,13 @@ from numpy.typing import ArrayLike
 from manyheads._arrays import as_floats, check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, ShapeError, UsageError
-from manyheads.meanfield.contrastive.quadrature import Nodes, QuadratureError, expectations
+from manyheads.meanfield.contrastive.quadrature import (
+    MISSING,
+    Nodes,
+    QuadratureError,
+    expectations,
+    missing_probability,
+)
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 from manyheads.meanfield.initial_value import solve_initial_value
 
@@ -55,12 +61,17 @@ def overlap_trajectory(
     tolerance
         Largest change of any number when there are one and a half times as many nodes.
 
+    Returns
+    -------
+    ndarray
+        (times, ..., p + 1), of the larger node count.
+
     Raises
     ------
     UsageError
         An initial state whose squared overlaps exceed the squared norm, or times that do not increase.
     QuadratureError
-        Two node counts disagree.
+        Two node counts disagree, or the noise is narrower than the grid.
 
     Examples
     --------
@@ -106,13 +117,7 @@ def vector_field(
 ) -> Float[np.ndarray, "states features_and_norm"]:
     """Return (Q', q') at several states, one after the other: one program serves any number of them."""
     slopes = np.stack([np.asarray(slope_at(loss, nodes, parameters, state)) for state in states])
-    if not np.isfinite(slopes).all():  # an adaptive solver would shorten its step for ever
-        raise CertificateError(
-            "derivatives of the overlaps are not finite: give a loss with finite derivatives, or lower learning_rate",
-            measured=float(np.isfinite(slopes).mean()),
-            threshold=1.0,
-        )
-    return slopes
+    return check_finite(slopes, nodes, parameters, states)
 
 
 def jacobians(
@@ -122,7 +127,8 @@ def jacobians(
     states: Float[np.ndarray, "states features_and_norm"],
 ) -> Float[np.ndarray, "states features_and_norm features_and_norm"]:
     """Return the Jacobian of the vector field at several states."""
-    return np.stack([np.asarray(_jacobian_at(loss, nodes, parameters, state)) for state in states])
+    matrices = np.stack([np.asarray(_jacobian_at(loss, nodes, parameters, state)) for state in states])
+    return check_finite(matrices, nodes, parameters, states)
 
 
 @partial(jax.jit, static_argnames=("loss", "nodes"))
@@ -160,12 +166,37 @@ def check_state(task: ContrastiveTask, state: ArrayLike) -> np.ndarray:
     return array
 
 
+def check_finite(
+    derivatives: np.ndarray,
+    nodes: Nodes,
+    parameters: TaskParameters,
+    states: Float[np.ndarray, "states features_and_norm"],
+) -> np.ndarray:
+    """Refuse derivatives at states that are not finite: an adaptive solver would shorten its step for ever."""
+    if np.isfinite(derivatives).all():
+        return derivatives
+    missing = max(missing_probability(nodes, parameters, q[:-1], max(q[-1], SMALLEST)) for q in states)
+    if not missing <= MISSING:
+        raise QuadratureError(
+            f"noise is narrower than the spacing of {nodes}: give more nodes, of the mean and the negative, or noise "
+            "that is stronger beside the features",
+            measured=missing,
+            threshold=MISSING,
+        )
+    raise CertificateError(
+        "derivatives of the overlaps are not finite: give a loss with finite derivatives, or lower learning_rate",
+        measured=float(np.isfinite(derivatives).mean()),
+        threshold=1.0,
+    )
+
+
 def check_agreement(difference: float, tolerance: float, nodes: Nodes) -> None:
     """Refuse a result that a second node count does not confirm."""
     if not difference <= tolerance:
         raise QuadratureError(
             f"{nodes} and one and a half times as many nodes disagree: give more nodes, of the mean and the negative "
-            "if features are rare or strong, of the difference if the noise of the views is strong and uncorrelated",
+            "if features are rare or strong or noise is weak, of the difference if the noise of the views is strong and "
+            "uncorrelated",
             measured=float(difference),
             threshold=tolerance,
         )

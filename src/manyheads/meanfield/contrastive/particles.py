@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from manyheads._arrays import as_floats, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import CertificateError, UsageError, check_integer
-from manyheads.meanfield.contrastive.ode import SMALLEST
+from manyheads.meanfield.contrastive.ode import SMALLEST, vector_field
 from manyheads.meanfield.contrastive.quadrature import Nodes, expectations
 from manyheads.meanfield.contrastive.sgd import Penalty, check_features
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
@@ -89,6 +89,8 @@ def simulate_particles(
     ------
     CertificateError
         The steps are too long.
+    QuadratureError
+        The noise is narrower than the grid.
     UsageError
         Numbers of steps and records that do not fit together, or a horizon that is not positive.
 
@@ -111,6 +113,8 @@ def simulate_particles(
             "positive horizon"
         )
     with double_precision():
+        first = np.append(basis @ start, start @ start)[None] / start.size
+        vector_field(task.loss, nodes or Nodes(), task.parameters(), first)  # refuses a grid wider than the noise
         run = partial(_simulate, task.loss, nodes or Nodes(), penalty, steps, records)
         (states, end), (longer, _) = (
             run(stride, task.parameters(), basis, start, horizon, jax.random.key_data(key)) for stride in (1, 2)

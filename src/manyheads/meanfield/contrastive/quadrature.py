@@ -36,10 +36,11 @@ from manyheads.errors import CertificateError, check_integers
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, TaskParameters
 
 REACH = 6.5  # standard deviations on either side of the outermost component; what lies outside has 1e-10
+MISSING = 1e-5  # probability that a grid may miss: components narrower than its spacing fall between the nodes
 
 
 class QuadratureError(CertificateError):
-    """Two node counts disagree by more than the tolerance, or squared overlaps exceed the squared norm."""
+    """Two node counts disagree, the grid is wider than the noise, or squared overlaps exceed the squared norm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +104,9 @@ def sample_points(
     squared_norm: Float[Array, ""],
 ) -> SamplePoints:
     """Return the nodes at overlaps Q and squared norm q > 0, with the derivatives of the loss; to be traced."""
-    shared, opposed = parameters.variance + parameters.covariance, parameters.variance - parameters.covariance
-    mean = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
-    negative = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
+    mean, negative = _mixtures(nodes, parameters, overlaps, squared_norm)
     ticks, chances = hermegauss(nodes.difference)
+    opposed = parameters.variance - parameters.covariance
     half = jnp.sqrt(squared_norm) * jnp.sqrt(jnp.maximum(opposed, 0) / 2) * ticks  # differentiable at equal views
     gradient = jnp.vectorize(jax.grad(loss, argnums=(0, 1, 2)))
     m, d, y2 = mean.nodes[:, None, None], half[None, :, None], negative.nodes[None, None, :]
@@ -120,7 +120,11 @@ def expectations(
     overlaps: Float[Array, " features"],
     squared_norm: Float[Array, ""],
 ) -> Expectations:
-    """Return A, B and D at overlaps Q and squared norm q > 0; a function to be traced, `loss` and `nodes` static."""
+    """Return A, B and D at overlaps Q and squared norm q > 0; a function to be traced, `loss` and `nodes` static.
+
+    NaN where the grid misses more than `MISSING`: all weights of components between its nodes vanish, and two node
+    counts would agree on zero.
+    """
     mean, half, chances, negative, (g0, g1, g2) = sample_points(loss, nodes, parameters, overlaps, squared_norm)
     of_mean = jnp.einsum("ijl,j,l->i", g0 + g1, chances, negative.weights)
     of_difference = jnp.einsum("ijl,i,j,l->", (g0 - g1) * half[:, None], mean.weights, chances, negative.weights)
@@ -129,13 +133,35 @@ def expectations(
     total = (of_mean * mean.nodes) @ mean.weights + of_difference + (of_negative * negative.nodes) @ negative.weights
     squares = noise_power(parameters, (g0, g1, g2))
     diffusion = jnp.einsum("ijl,i,j,l->", squares, mean.weights, chances, negative.weights)
-    return Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
+    found = Expectations(signal, (total - overlaps @ signal) / squared_norm, diffusion)
+    factor = jnp.where(_missing(mean, negative) <= MISSING, 1.0, jnp.nan)  # derivatives become NaN as well
+    return jax.tree.map(lambda values: factor * values, found)
+
+
+def missing_probability(
+    nodes: Nodes, parameters: TaskParameters, overlaps: Float[Array, " features"], squared_norm: Float[Array, ""]
+) -> float:
+    """Return the probability that the grids of the mean and of the negative miss, the larger of both."""
+    return float(_missing(*_mixtures(nodes, parameters, overlaps, squared_norm)))
 
 
 def noise_power(parameters: TaskParameters, gradient: Sequence[Array] | Array) -> Array:
     """Return g^T R g, the variance of a coordinate of sum_s g_s a_s, from g of the three views."""
     g0, g1, g2 = gradient
     return parameters.variance * (g0**2 + g1**2 + g2**2) + 2 * parameters.covariance * g0 * g1
+
+
+def _mixtures(
+    nodes: Nodes, parameters: TaskParameters, overlaps: Float[Array, " features"], squared_norm: Float[Array, ""]
+) -> tuple[Mixture, Mixture]:
+    """Return the rules for the mean of the two views and for the negative."""
+    shared = parameters.variance + parameters.covariance
+    mean = _mixture(parameters, overlaps, jnp.sqrt(squared_norm * shared / 2), nodes.mean)
+    return mean, _mixture(parameters, overlaps, jnp.sqrt(squared_norm * parameters.variance), nodes.negative)
+
+
+def _missing(mean: Mixture, negative: Mixture) -> Float[Array, ""]:
+    return jnp.maximum(abs(mean.weights.sum() - 1), abs(negative.weights.sum() - 1))
 
 
 def _mixture(

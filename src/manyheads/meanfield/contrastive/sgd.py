@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from manyheads._arrays import as_floats, check_generator, check_times, takes_arrays
 from manyheads._settings import double_precision
-from manyheads.errors import CertificateError, ShapeError, check_integer
+from manyheads.errors import CertificateError, ShapeError, UsageError, check_integer
 from manyheads.meanfield.contrastive.ode import check_state
 from manyheads.meanfield.contrastive.quadrature import noise_power
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
@@ -211,10 +211,12 @@ def correlate(parameters: TaskParameters, normal: Float[Array, "view ..."]) -> F
 
 
 def check_features(task: ContrastiveTask, weights: np.ndarray, features: np.ndarray) -> None:
-    """Refuse features that are not orthogonal with squared norm n."""
+    """Refuse weights that are all zero, and features that are not orthogonal with squared norm n."""
     shape = (len(task.features), weights.size)
     if weights.ndim != 1 or features.shape != shape:
         raise ShapeError(f"weights {weights.shape}, features {features.shape}: expected (n,) and {shape}")
+    if not weights.any():
+        raise UsageError("the weights are all zero, so that no output depends on the samples: give others")
     error = np.abs(features @ features.T / weights.size - np.eye(shape[0])).max()
     if not error <= 1e-9:
         raise ShapeError(

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 from manyheads._arrays import check_times, takes_arrays
 from manyheads._settings import double_precision
 from manyheads.errors import ShapeError
-from manyheads.meanfield.contrastive.ode import check_state, slope_at
+from manyheads.meanfield.contrastive.ode import check_finite, check_state, slope_at
 from manyheads.meanfield.contrastive.quadrature import Nodes, noise_power, sample_points
 from manyheads.meanfield.contrastive.task import ContrastiveLoss, ContrastiveTask, TaskParameters
 from manyheads.meanfield.initial_value import solve_initial_value
@@ -45,14 +45,21 @@ def sgd_covariance(
     ------
     ShapeError
         Several states, or none.
+    QuadratureError
+        The noise is narrower than the grid.
     """
     start, times = check_state(task, state), check_times(times)
     if start.ndim != 1:
         raise ShapeError(f"state of shape {start.shape}: expected one initial state")
     with double_precision():
         parameters, given = task.parameters(), nodes or Nodes()
+
+        def derivative(_: float, joined: np.ndarray) -> np.ndarray:
+            found = np.asarray(_derivative(task.loss, given, parameters, joined))
+            return check_finite(found, given, parameters, joined[None, : start.size])
+
         path = solve_initial_value(
-            lambda _, joined: np.asarray(_derivative(task.loss, given, parameters, joined)),
+            derivative,
             np.concatenate([start, np.zeros(start.size**2)]),
             times,
             "fluctuations could not be followed to the last time: lower learning_rate or weight_decay",

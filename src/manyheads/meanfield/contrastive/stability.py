@@ -33,7 +33,8 @@ from manyheads.meanfield.contrastive.task import ContrastiveTask
 RESIDUAL = 1e-10  # largest derivative at a stationary state
 STEP = 0.25  # longest Newton step
 ITERATIONS = 40
-LARGEST_NORM = 6.0  # of the search for squared norms at Q = 0
+LARGEST_NORM = 6.0  # of the first search for squared norms at Q = 0
+WIDENINGS = 8  # of the search, by a factor of LARGEST_NORM each, while the norm still grows at its end
 SMALLEST_NORM = 1e-4  # below it the weights have vanished
 AGREEMENT = 1e-4  # of a stationary state at two node counts
 
@@ -124,6 +125,11 @@ def norms_without_features(task: ContrastiveTask, nodes: Nodes | None = None) ->
     """Return the positive squared norms q that are stationary at Q = 0, increasing; empty if there is none.
 
     Without one the weights vanish unless a feature is found first: the noise of a step cannot balance the contraction.
+
+    Raises
+    ------
+    CertificateError
+        The norm grows at the end of the search, so that a larger stationary one may exist.
     """
     nodes, size = nodes or Nodes(), len(task.features)
     grid = np.geomspace(SMALLEST_NORM, LARGEST_NORM, 60)
@@ -135,6 +141,17 @@ def norms_without_features(task: ContrastiveTask, nodes: Nodes | None = None) ->
     with double_precision():
         parameters = task.parameters()
         values = growth(grid)
+        for _ in range(WIDENINGS):
+            if values[-1] <= 0:
+                break
+            wider = grid[-1] * np.geomspace(1, LARGEST_NORM, 10)[1:]
+            grid, values = np.append(grid, wider), np.append(values, growth(wider))
+        else:
+            raise CertificateError(
+                "the squared norm grows without bound at Q = 0: raise weight_decay or lower learning_rate",
+                measured=float(values[-1]),
+                threshold=0.0,
+            )
         places = np.flatnonzero(np.sign(values[:-1]) != np.sign(values[1:]))
         return tuple(
             float(brentq(lambda q: growth(np.array([q]))[0], grid[i], grid[i + 1], xtol=1e-12)) for i in places

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError, check_integers
-from manyheads.meanfield.contrastive.ode import integrate_overlaps
+from manyheads.meanfield.contrastive.ode import overlap_trajectory
 from manyheads.meanfield.contrastive.quadrature import Nodes
 from manyheads.meanfield.contrastive.sgd import train_overlaps
 from manyheads.meanfield.contrastive.source import SOURCE
@@ -30,6 +30,7 @@ RADIUS = 0.1  # of the starts whose basin is looked for
 SMALL = 0.05  # overlap of a feature whose growth rate is measured
 SECOND = (0.0, 0.7, 0.7)  # start of Newton's method for the state that has learned feature 2
 NODES = Nodes(32, 10, 32)
+PATHS = 1e-4  # largest change of a plotted trajectory between two node counts
 WINDOW = 3.0  # time over which growth is measured
 
 
@@ -67,7 +68,7 @@ class FeatureBasins(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="abstract: feature learnability, attraction region, local stability; rates are derived here"
     )
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     probabilities: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1)
     dimension: int = 1000
@@ -125,7 +126,7 @@ class FeatureBasins(Study):
         norm = norms_without_features(task, NODES)[-1]
         turned = np.deg2rad(np.linspace(0, 90, self.angles))
         starts = np.stack([RADIUS * np.cos(turned), RADIUS * np.sin(turned), np.full(self.angles, norm)], 1)
-        paths = integrate_overlaps(task, starts, times, NODES)
+        paths = overlap_trajectory(task, starts, times, NODES, PATHS)
         states = stationary_states(task, [SECOND, (0.7, 0.0, 0.8), (0.45, 0.65, 0.8), (0.3, 0.3, 0.6)], NODES)
         rounds = min(2, self.rounds)  # a degree is as fine as the eye sees
         edges = [
