@@ -8,7 +8,7 @@ from pathlib import Path
 
 from api_pages import ROOT, write
 
-from manyheads.study.registry import STUDIES
+from manyheads.study.registry import STUDIES, load
 from manyheads.study.reporting.overview import format_figure
 from manyheads.study.reporting.panels import Drawn, panel_from_json
 from manyheads.study.reporting.svg import svg
@@ -78,9 +78,21 @@ def without_run(name):
     return {"default": False, "command": command, "source": None, "verdicts": [], "panels": []}
 
 
+def is_current(name, entry):
+    """Whether a run is of the default size and of the present revision of its study."""
+    return entry["default"] and entry["revision"] == load(name).revision
+
+
+def picture_note(name, entry):
+    """Say of what run the pictures are, if not of a current one."""
+    if is_current(name, entry):
+        return ""
+    return "picture of an earlier revision" if entry["default"] else "picture of the smallest size"
+
+
 def default_rows(name, entry):
     """Return the verdicts of a study at its default size as rows, and the command; none if it was not run there."""
-    if entry["default"]:
+    if is_current(name, entry):
         return [verdict_row(verdict)[:3] for verdict in entry["verdicts"]], entry["command"]
     return accepted().get(name, ([], ""))
 
@@ -118,7 +130,8 @@ def card(folder, name, entry):
         if (folder / f"{slug}-0.svg").exists()
         else ""
     )
-    size = "" if entry["default"] else "\n\n*picture of the smallest size*"
+    note = picture_note(name, entry)
+    size = f"\n\n*{note}*" if note else ""
     return (
         f":::{{grid-item-card}} {name}\n:link: {slug}\n:link-type: doc\n:class-card: gallery-card\n{image}\n"
         f"{escape(STUDIES[name].claim)}.\n\n{counts(name, entry)}{size}\n:::\n"
@@ -160,14 +173,14 @@ def study_page(folder, name, entry):
         if panel.note:
             parts.append(f"{escape(panel.note)}\n")
     rows, command = default_rows(name, entry)
-    if rows and not entry["default"]:
+    if rows and not is_current(name, entry):
         parts.append("## Verdicts at the default size\n")
         parts.append(table(("claim", "outcome", "measured, 99% interval"), rows))
         parts.append(f"Made by\n\n```sh\n{command}\n```\n")
     if entry["verdicts"]:
         parts.append("## Verdicts of this run\n")
-        if not entry["default"]:
-            parts.append("The pictures above come from the smallest configuration: they show what is measured.\n")
+        if note := picture_note(name, entry):
+            parts.append(f"The pictures above show what is measured ({note}).\n")
         columns = ("claim", "outcome", "measured, 99% interval", "holds if inside")
         parts.append(table(columns, map(verdict_row, entry["verdicts"])))
     parts.append(f"Made by\n\n```sh\n{entry['command']}\n```\n")

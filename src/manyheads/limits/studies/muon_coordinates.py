@@ -91,8 +91,10 @@ class MuonCoordinates(Study):
     source: ClassVar[Source] = Source(
         "jordan2024muon",
         "Muon: An optimizer for hidden layers in neural networks",
-        "Keller Jordan",
+        "Keller Jordan and Yuchen Jin and Vlado Boza and Jiacheng You and Franz Cesista and Laker Newhouse and "
+        "Jeremy Bernstein",
         2024,
+        "kellerjordan.github.io/posts/muon",
         kind="misc",
         locus="the optimizer; the exponents in N, H, L and D are derived here",
     )

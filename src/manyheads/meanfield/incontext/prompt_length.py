@@ -120,7 +120,7 @@ def solve_attention(
     >>> from manyheads.meanfield.incontext.task import circle_task
     >>> task = circle_task()
     >>> found = solve_attention(task, 2.0 * task.targets)
-    >>> found.weights.round(9).tolist(), round(found.condition, 9), abs(found.loss) < 1e-12
+    >>> (found.weights.round(9) + 0.0).tolist(), round(found.condition, 9), abs(found.loss) < 1e-12
     ([[0.25, 0.0], [0.0, 0.25]], 1.0, True)
     """
     h = check_representation(task, representation)
