@@ -195,8 +195,8 @@ def check_agreement(difference: float, tolerance: float, nodes: Nodes) -> None:
     if not difference <= tolerance:
         raise QuadratureError(
             f"{nodes} and one and a half times as many nodes disagree: give more nodes, of the mean and the negative "
-            "if features are rare or strong or noise is weak, of the difference if the noise of the views is strong and "
-            "uncorrelated",
+            "if features are rare or strong or noise is weak, of the difference if the noise of the views is strong "
+            "and uncorrelated",
             measured=float(difference),
             threshold=tolerance,
         )
