@@ -82,9 +82,12 @@ def test_attention_of_finite_speed_descends_the_loss_at_its_own_weights():
 def test_steps_of_one_size_are_of_fourth_order_and_follow_the_adaptive_ones():
     task, times = circle_task(nodes=16), [0.3, 0.5, 1.0]
     start = circle_particles(np.diag([0.1, 0.06]), 0.3 * np.eye(2), 6, activation="softplus")
-    losses = [particle_flow(task, start, times, activation="softplus", step=step).loss for step in (0.1, 0.05, 0.025)]
+    losses = [
+        particle_flow(task, start, times, activation="softplus", layers="both", step=step).loss
+        for step in (0.1, 0.05, 0.025)
+    ]
     assert np.abs(losses[1] - losses[2]).max() < np.abs(losses[0] - losses[1]).max() / 8
-    adaptive = particle_flow(task, start, times, activation="softplus").loss
+    adaptive = particle_flow(task, start, times, activation="softplus", layers="both").loss
     assert np.abs(losses[2] - adaptive).max() < 1e-5
 
 
@@ -92,7 +95,7 @@ def test_both_layers_descend_along_the_gradient(rng):
     task = circle_task((1, 2), nodes=32)
     start = Particles(rng.normal(size=(6, 2)), rng.normal(size=(6, 2)))
     step = 1e-4
-    found = particle_flow(task, start, [0.0, step], activation="softplus")
+    found = particle_flow(task, start, [0.0, step], activation="softplus", layers="both")
 
     def loss(outer, inner):
         return solve_attention(task, represent(Particles(outer, inner), task.inputs, "softplus")).loss
@@ -127,10 +130,10 @@ def test_what_cannot_flow_is_refused(rng):
     with pytest.raises(UsageError, match="steps of one size are for both layers"):
         particle_flow(task, start, [1.0], layers="outer", step=0.1)
     with pytest.raises(UsageError, match=r"both layers and ReLU: .* give a step"):
-        particle_flow(task, start, [1.0])
+        particle_flow(task, start, [1.0], layers="both")
     for step in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(UsageError, match=r"step=.*positive, finite"):
-            particle_flow(task, start, [1.0], step=step)
+            particle_flow(task, start, [1.0], layers="both", step=step)
     with pytest.raises(UsageError, match="rng=5: expected a generator"):
         circle_particles(SIGNAL, FOREIGN, 8, 5)
     with pytest.raises(UsageError, match="harmonic"):

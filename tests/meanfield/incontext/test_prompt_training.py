@@ -53,7 +53,7 @@ def test_the_start_has_the_overlaps_and_the_growth_that_are_asked_for(case):
     np.testing.assert_allclose(task.targets.T @ h / 24, np.diag(0.05 * scale), atol=1e-12)
     np.testing.assert_allclose(h.T @ h / 24 @ start.attention, np.eye(2), atol=1e-9)
     step = 1e-5
-    moved = particle_flow(task, start[:2], [step], activation="sigmoid", step=step).particles
+    moved = particle_flow(task, start[:2], [step], activation="sigmoid", layers="both", step=step).particles
     overlaps = task.targets.T @ represent(moved, task.inputs, "sigmoid") / 24
     growth = (np.diag(overlaps) / (0.05 * scale) - 1) / step
     assert growth == pytest.approx(missed_growth_rates(task, start), rel=0.3)  # 16 neurons: mixed terms

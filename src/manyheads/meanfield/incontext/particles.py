@@ -119,7 +119,7 @@ def particle_flow(
     times: Float[ArrayLike, " times"],
     *,
     activation: str = "relu",
-    layers: Layers = "both",
+    layers: Layers = "outer",
     length: int | None = None,
     tolerance: float = 1e-6,
     step: float | None = None,
@@ -135,7 +135,7 @@ def particle_flow(
     activation
         "relu", "softplus" (with slope four, ``softplus(4 z) / 4``) or "sigmoid".
     layers
-        "both", or "outer" with the first layer frozen.
+        "outer", with the first layer frozen, or "both".
     length
         Pairs n of a prompt; None for infinitely many.
     tolerance

@@ -83,7 +83,7 @@ class BenignLandscape(Study):
         found = np.array([_measure_saddle(task, rng) for _ in range(self.saddles)])
         times = np.linspace(0.0, self.duration, self.records + 1)[1:]
         start = Particles(rng.normal(size=(self.width, task.features)), rng.normal(size=(self.width, 2)))
-        trained = particle_flow(task, start, times, step=STEP)
+        trained = particle_flow(task, start, times, layers="both", step=STEP)
         names = ("saddle loss", "second derivative over 4 L^2/(k R_1^2)", "second derivative over 4 L^2/E|h|^2")
         return dataset(
             {

@@ -118,7 +118,9 @@ class PromptTraining(Study):
             flow = joint_flow(
                 task, start, times, length=self.length, attention_speed=self.attention_speed, step=self.step
             )
-            limit = particle_flow(task, start[:2], times, activation=ACTIVATION, length=self.length, step=self.step)
+            limit = particle_flow(
+                task, start[:2], times, activation=ACTIVATION, layers="both", length=self.length, step=self.step
+            )
             flows.append(flow)
             limits.append(limit.loss)
         first, second = (flow.loss for flow in flows)
