@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
-"""Causes that are none: what is wrong by another factor has another reason."""
+"""Causes too general to group by: findings that differ in their factors stay apart."""
 
 
 @dataclass(frozen=True)

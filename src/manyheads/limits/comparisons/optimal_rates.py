@@ -33,7 +33,7 @@ NAMES = LABELS | MUON_LABELS
 
 
 def check_grid(lowest: float, ratio: float, points: int) -> None:
-    """Refuse what is no geometric grid of learning rates."""
+    """Refuse anything but a geometric grid of learning rates."""
     if not lowest > 0 or not ratio > 1 or points < 3:
         raise UsageError(
             f"lowest={lowest}, ratio={ratio}, points={points}: expected a positive learning rate, a ratio above 1, and "

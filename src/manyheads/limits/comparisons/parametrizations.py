@@ -42,7 +42,7 @@ MUON_LABELS: dict[str, str] = {
     "heads-keller": "per head, Keller Jordan",
     "heads-spectral": "per head, spectral",
 }
-"""The same for Muon: its table, and recipes that keep one rate for its groups and trust a shape factor."""
+"""Labels of scalings under Muon: its table, and recipes that keep the rate of a group and rely on a shape factor."""
 
 RECIPES: dict[str, Muon] = {
     "none": Muon("whole", "none"),

@@ -191,7 +191,7 @@ class Muon:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a table of this variant cannot decide."""
+        """Notes on what a table of this variant leaves undecided."""
         return ((PER_HEAD,) if self.per_head else ()) + ((FUSED,) if self.split == "fused" else ())
 
 

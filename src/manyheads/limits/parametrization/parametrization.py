@@ -225,7 +225,7 @@ class Parametrization:
         return self.base.width * shape.key_dim * shape.heads == shape.width * self.base.key_dim * self.base.heads
 
     def _notes(self, shape: Shape) -> tuple[str, ...]:
-        """Return what holds with a reservation at a shape."""
+        """Return notes on what the table leaves undecided at a shape."""
         return (() if self._same_aspect(shape) else (WIDER,)) + (self.muon.notes if self.optimizer == "muon" else ())
 
     def _refuse_ratios(self, shape: Shape) -> None:

@@ -51,7 +51,7 @@ UNDERIVED: Mapping[str, str] = {
     "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
     "soft_cap": "a cap on logits that follows N or L is not derived; a constant one needs no part",
 }
-"""What people name in a role map, and why it has no role."""
+"""Names that role maps often hold and that have no role, with the reason."""
 
 Start = Literal["random", "one", "zero"]
 

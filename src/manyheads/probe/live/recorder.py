@@ -30,9 +30,10 @@ _ON_FIXED_BATCH: ContextVar[bool] = ContextVar("whether a fixed batch runs throu
 class AttentionRecorder:
     """Record attention statistics of a model while it trains, within a share of the time of the training.
 
-    Losses, gradients and random numbers of the training are the same to the last bit. A step is measured if (cost so
-    far + expected cost) <= `share` x (time so far); the first one always. Without a fixed batch the first micro-batch
-    of a measured step is recorded in the forward pass of the training itself.
+    Losses, gradients and random numbers of the training are the same to the last bit, but for dropout that Inductor
+    draws (Notes). A step is measured if (cost so far + expected cost) <= `share` x (time so far); the first one always.
+    Without a fixed batch the first micro-batch of a measured step is recorded in the forward pass of the training
+    itself.
 
     Parameters
     ----------
