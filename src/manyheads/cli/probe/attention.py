@@ -113,7 +113,7 @@ def _as_text(tree: xr.DataTree, shape: tuple[int, ...], written: tuple[Path, Pat
     found = tree["attention_fixed"].to_dataset()
     last, readings = found.isel(step=-1), read_shapes(tree)
     steps = f"{found.sizes['step']} checkpoints, steps {found.step.values[0]} to {found.step.values[-1]}"
-    yield f"{steps}; {found.sizes['layer']} layers of {found.sizes['head']} heads; {shape[0]} x {shape[1]} tokens"
+    yield f"{steps}; {found.sizes['layer']} layer{'s' * (found.sizes['layer'] != 1)} of {found.sizes['head']} heads; {shape[0]} x {shape[1]} tokens"
     yield ""
     yield _table(last, readings)
     yield ""
@@ -145,8 +145,9 @@ def _table(last: xr.Dataset, readings: list[Reading]) -> str:
 
 def _path(each: Reading) -> str:
     """Return first, lowest and last value of a curve."""
-    values = [each.values[0], min(each.values), each.values[-1]]
-    return " > ".join(dict.fromkeys(f"{value:.3g}" for value in values)) if len(each.values) > 1 else f"{values[0]:.3g}"
+    known = [value for value in each.values.tolist() if value == value]
+    chosen = [known[0], min(known), known[-1]] if known else [float("nan")]
+    return " -> ".join(dict.fromkeys(map(number, chosen)))
 
 
 def _shape(each: Reading) -> str:
