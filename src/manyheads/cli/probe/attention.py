@@ -113,7 +113,8 @@ def _as_text(tree: xr.DataTree, shape: tuple[int, ...], written: tuple[Path, Pat
     found = tree["attention_fixed"].to_dataset()
     last, readings = found.isel(step=-1), read_shapes(tree)
     steps = f"{found.sizes['step']} checkpoints, steps {found.step.values[0]} to {found.step.values[-1]}"
-    yield f"{steps}; {found.sizes['layer']} layer{'s' * (found.sizes['layer'] != 1)} of {found.sizes['head']} heads; {shape[0]} x {shape[1]} tokens"
+    layers = f"{found.sizes['layer']} layer{'s' * (found.sizes['layer'] != 1)} of {found.sizes['head']} heads"
+    yield f"{steps}; {layers}; {shape[0]} x {shape[1]} tokens"
     yield ""
     yield _table(last, readings)
     yield ""
