@@ -100,3 +100,21 @@ def test_what_cannot_be_clipped_is_refused():
         qk_clip_factors(build("gpt2"), found)
     with pytest.raises(UsageError, match="record with rows=None"):
         qk_clip_factors(model, found.drop_vars("max_logit"))
+
+
+def test_heads_of_nan_weights_are_nan_beside_whole_ones():
+    import torch
+
+    model = build("gpt2")
+    with torch.no_grad():
+        attention("gpt2", model).c_attn.weight[0, 0] = torch.nan  # a query of head 0
+    found = recorded(model, "gpt2")
+    with record_attention(model, rows=1000) as record:
+        run(model, batch("gpt2"))
+    rows = record.dataset().max_logit.values[0]
+    assert np.isfinite(rows).tolist() == [False, True, True, True]
+    np.testing.assert_allclose(found.max_logit.values[0], rows, rtol=1e-5)
+    factors = qk_clip_factors(model, found, 1e-3).isel(layer=0)
+    assert factors.rule == "head"
+    assert (factors.applied < 1).values.tolist() == [False, True, True, True]
+    assert np.isnan(factors.applied[0])

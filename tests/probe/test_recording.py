@@ -181,6 +181,21 @@ def test_figures_are_chosen(llama, rows, monkeypatch):
             record_attention(llama, figures=wrong).__enter__()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": [7]}, "layers=.*expected numbers out of 0, 1"),
+        ({"layers": 7}, "layers=7"),
+        ({"layers": []}, "layers="),
+        ({"seed": -1}, "seed=-1"),
+        ({"model": "gpt2"}, "str is no PyTorch module"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(llama, options, words):
+    with pytest.raises(UsageError, match=words), record_attention(**{"model": llama} | options):
+        pass
+
+
 def test_autocast_does_not_round_the_statistics(llama):
     import torch
 

@@ -188,6 +188,7 @@ def stack_snapshots(
             "head": np.arange(shape[2]),
             "module": ("layer", list(layers)),
             "attention": ("layer", ["cross" if layer.cross else "self" for layer in layers.values()]),
+            "heads": ("layer", [layer.heads for layer in layers.values()]),
             "key_heads": ("layer", [layer.key_heads for layer in layers.values()]),
         }
     )

@@ -100,7 +100,7 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
     Returns
     -------
     Tensor
-        (H,); -inf if no row counts.
+        (H,); -inf if no row counts, NaN where logits are.
     """
     import torch
 
@@ -126,7 +126,7 @@ def largest_logit(call: AttentionCall, query: Any, key: Any, bound: Any) -> Any:
         top = torch.where(torch.gather(bound[members], 1, rows).isinf(), -torch.inf, logits.amax(-1))
         best = best.scatter_reduce(0, members % H, top.amax(-1), "amax")
         start, width = start + width, min(2 * width, WIDTHS[1])
-    return best
+    return best.masked_fill(bound.isnan().any(-1).view(B, H).any(0), torch.nan)
 
 
 def _attend(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> tuple[Any, Any]:

@@ -210,11 +210,18 @@ def empty_record(
     chosen = frozenset(FIGURES if figures is None else figures)
     if isinstance(figures, str) or not chosen or not chosen <= FIGURES.keys():
         raise UsageError(f"figures={figures!r}: expected a collection of names out of {', '.join(FIGURES)}")
-    numbers = None if layers is None else set(layers)
+    if not hasattr(model, "named_modules"):
+        raise UsageError(f"{type(model).__name__} is no PyTorch module: give the model itself")
+    numbers = None if layers is None else set(layers) if isinstance(layers, Collection) else {layers}
+    known = {layer_number(name) for name, _ in model.named_modules()} - {None}
+    if numbers is not None and not (numbers and numbers <= known):
+        raise UsageError(f"layers={layers!r}: expected numbers out of {', '.join(map(str, sorted(known))) or 'none'}")
     names = {
         id(module): name for name, module in model.named_modules() if numbers is None or layer_number(name) in numbers
     }
-    return AttentionRecord(rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(seed))
+    return AttentionRecord(
+        rows, chosen, _names=names, _stacks=_stacks(model), _rng=np.random.default_rng(check_integer("seed", seed, 0))
+    )
 
 
 def _stacks(model: Any) -> list[list[str]]:

@@ -46,7 +46,7 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
     xr.Dataset
         `factor` (layer, head), gamma_h = min(1, tau / max_h); `applied` (layer, head), what the weights of the layer
         can carry of it: the logits of the head are multiplied by it; `rule` (layer), see the module. NaN where a layer
-        has fewer heads.
+        has fewer heads, and where logits are NaN.
 
     Raises
     ------
@@ -73,8 +73,7 @@ def qk_clip_factors(model: Any, statistics: "xr.Dataset", threshold: float = 100
     for layer, name in enumerate(statistics["module"].values):
         if name not in modules:
             raise UsageError(f"the model has no module {name}: give the model that was recorded")
-        heads = int(np.sum(~np.isnan(largest[layer])))
-        key_heads = int(statistics["key_heads"].values[layer])
+        heads, key_heads = (int(statistics[name].values[layer]) for name in ("heads", "key_heads"))
         rules.append(find_rule(modules[name], heads, key_heads))
         applied[layer, :heads] = _apply(rules[-1], factor[layer, :heads], key_heads)
     both = ("layer", "head")
