@@ -1,14 +1,17 @@
 """Attention statistics of all rows while a model runs, and weights of checkpoints, each against its alternatives.
 
-    python benchmarks/probe.py                # everything, some 15 CPU minutes
-    python benchmarks/probe.py 512 4096       # attention at these lengths
-    python benchmarks/probe.py ranks 70M      # stable ranks, checkpoints of the shape
+    python benchmarks/probe.py                     # everything, some 40 CPU minutes
+    python benchmarks/probe.py 512 4096 160M-512   # attention at these lengths, of the 70M and of the 160M shape
+    python benchmarks/probe.py ranks 70M           # stable ranks, checkpoints of the shape
 
-**Attention**, against the pattern of plain attention.
-GPT-NeoX of the Pythia-70M shape without its unembedding, random, one sequence, float32, one thread of a CPU. Every
-variant runs in a child process of its own, on the same tokens. Time is CPU time of the process, the median of repeated
-forward passes after a first one; ratios are to the plain forward pass, with the smallest and the largest that pairs of
-repeats give. Memory is the growth of the peak resident set over that before the first pass.
+**Attention**, against the pattern of plain attention: by `output_attentions`, by a hook on every attention module that
+keeps one pattern at a time, and by TransformerLens where it is installed, which computes the logits of the vocabulary
+as well.
+GPT-NeoX of the Pythia-70M and 160M shapes without its unembedding, random, one sequence, float32, one thread of a CPU.
+Every variant runs in child processes of its own, in turn with the others, on the same tokens. Time is CPU time of a
+forward pass after one of 16 tokens, the median over the passes; ratios are to the plain forward pass, with the smallest
+and the largest that passes of the same turn give. Memory is the growth of the peak resident set over that before the
+first long pass.
 
 **Weights**, against singular values by PyTorch and against weightwatcher where it is installed: the stable rank of
 three Gaussian matrices of 2048 x 512 in float32, with the error against float64; and all matrices of a random
@@ -28,26 +31,64 @@ import tempfile
 import time
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-REPEATS = {512: 7, 2048: 3, 4096: 2}
+TURNS = 2
+PASSES = {512: 4, 2048: 2, 4096: 1}  # of a child process
 VARIANTS = {
     "plain": "plain forward pass",
     "rows": "manyheads, 64 rows",
     "entropy": "manyheads, all rows: entropy, first mass, relative output",
     "all": "manyheads, all rows, every figure, exact largest logit",
+    "hooks": "plain attention, a hook on every layer: -sum p log p, sum p^2",
     "pattern": "output_attentions, -sum p log p, sum p^2",
+    "lens": "TransformerLens, run_with_cache of the patterns, -sum p log p, sum p^2",
 }
+SHAPES = {
+    "70M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8},
+    "160M": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "410M": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+}
+ATTENTION = {f"{prefix}{length}": (shape, length)
+             for shape, prefix in (("70M", ""), ("160M", "160M-")) for length in PASSES}  # fmt: skip
 
 
-def build(variant):
+def build(variant, shape):
     import torch
-    from transformers import GPTNeoXConfig, GPTNeoXModel
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXModel
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    implementation = "eager" if variant == "pattern" else "sdpa"
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
-    config = GPTNeoXConfig(**sizes, max_position_embeddings=max(REPEATS), attn_implementation=implementation)
-    return GPTNeoXModel(config).eval()
+    implementation = "eager" if variant in ("hooks", "pattern", "lens") else "sdpa"
+    config = GPTNeoXConfig(**SHAPES[shape], max_position_embeddings=max(PASSES), attn_implementation=implementation)
+    if variant == "lens":
+        return lens_model(GPTNeoXForCausalLM(config).eval())
+    model = GPTNeoXModel(config).eval()
+    if variant == "hooks":
+        for layer in model.layers:
+            layer.attention.register_forward_hook(lambda _, __, output: summarize(output[1]))
+    return model
+
+
+def lens_model(model):
+    """Return TransformerLens' form of a model; it asks for a folder and a tokenizer, of which nothing is used."""
+    from tokenizers import Tokenizer, models
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    model.config.architectures = ["GPTNeoXForCausalLM"]
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a"))
+        special = dict.fromkeys(("eos_token", "pad_token", "bos_token"), "<eos>")
+        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer)
+
+
+def summarize(p):
+    """Compute what the pattern of one layer gives."""
+    entropy = -(p * (p + 1e-8).log()).sum(-1).mean((0, 2))
+    collision = (p * p).sum(-1).mean((0, 2))
+    assert len(entropy) == len(collision) == p.shape[1]
 
 
 def measure(variant, model, tokens):
@@ -57,13 +98,15 @@ def measure(variant, model, tokens):
     from manyheads.probe import record_attention
 
     with torch.no_grad():
-        if variant == "plain":
+        if variant in ("plain", "hooks"):
             model(tokens, use_cache=False)
         elif variant == "pattern":
             for p in model(tokens, use_cache=False, output_attentions=True).attentions:
-                entropy = -(p * (p + 1e-8).log()).sum(-1).mean((0, 2))
-                collision = (p * p).sum(-1).mean((0, 2))
-                assert len(entropy) == len(collision) == 8
+                summarize(p)
+        elif variant == "lens":
+            _, cache = model.run_with_cache(tokens, names_filter=lambda name: name.endswith("hook_pattern"))
+            for p in cache.values():
+                summarize(p)
         else:
             rows = 64 if variant == "rows" else None
             figures = ("entropy", "logsumexp", "first_mass", "relative_output") if variant == "entropy" else None
@@ -79,14 +122,14 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def child(variant, length):
+def child(variant, shape, length):
     import torch
 
-    model = build(variant)
+    model = build(variant, shape)
     measure(variant, model, torch.zeros(1, 16, dtype=torch.long))  # imports and first calls
     tokens = torch.randint(0, 50000, (1, length), generator=torch.Generator().manual_seed(0))
     before, times = peak(), []
-    for _ in range(REPEATS[length]):
+    for _ in range(PASSES[length]):
         start = time.process_time()
         measure(variant, model, tokens)
         times.append(time.process_time() - start)
@@ -95,10 +138,7 @@ def child(variant, length):
 
 # Weights
 
-SHAPES = {
-    "70M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8},
-    "410M": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
-}
+WEIGHED = ("70M", "410M")
 MATRICES = {"ours": "manyheads, exact, with bounds", "svdvals": "torch.linalg.svdvals", "ww": "weightwatcher.analyze"}
 CHECKPOINTS = {"ours": "manyheads.weight_spectra", "svdvals": "load_file, torch.linalg.svdvals"}
 
@@ -168,14 +208,21 @@ def weights_child(variant, folder):
     print(json.dumps({"cpu": time.process_time() - start, "error": count, "memory": peak() - before}))
 
 
+def run_child(arguments):
+    """Run this file in a process of its own; return what it prints."""
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def run_weights(variants, folder, repeats):
     """Run variants in turn; return variant -> results of the repeats."""
     found = {variant: [] for variant in variants}
     for _ in range(repeats):
         for variant in variants:
-            command = [sys.executable, __file__, "--weights", variant, folder]
-            done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, check=True)
-            found[variant].append(json.loads(done.stdout.splitlines()[-1]))
+            found[variant].append(run_child(["--weights", variant, folder]))
     return found
 
 
@@ -193,13 +240,11 @@ def weights(parts):
         found = [name for name in MATRICES if name != "ww" or importlib.util.find_spec("weightwatcher")]
         ranks = run_weights(found, "matrices", 5)
         print_rows("3 of 2048 x 512", MATRICES, ranks, lambda run: f"{run['error']:.1e}")
-    for name, sizes in SHAPES.items():
-        if name not in parts:
-            continue
+    for name in [name for name in WEIGHED if name in parts]:
         with tempfile.TemporaryDirectory() as folder:
             save = "import json, sys, transformers as t; c = t.GPTNeoXConfig(**json.loads(sys.argv[1])); "
             save += "t.GPTNeoXForCausalLM(c).save_pretrained(sys.argv[2])"
-            config = json.dumps({**sizes, "vocab_size": 50304})
+            config = json.dumps({**SHAPES[name], "vocab_size": 50304})
             subprocess.run([sys.executable, "-c", save, config, folder], capture_output=True, check=True)
             ran = run_weights(CHECKPOINTS, folder, 2 if name == "70M" else 1)
         print_rows(f"{name} shape", CHECKPOINTS, ran, lambda run: f"{run['memory']:.0f} MB")
@@ -208,34 +253,37 @@ def weights(parts):
 def main():
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(f"Python {platform.python_version()}, {versions}, {os.cpu_count()} {platform.machine()} cores\n")
-    parts = [*map(str, REPEATS), "ranks", *SHAPES]
+    parts = [*ATTENTION, "ranks", *WEIGHED]
     chosen = sys.argv[1:] or parts
     if unknown := [part for part in chosen if part not in parts]:
         sys.exit(f"no part {unknown[0]}: choose from {', '.join(parts)}")
-    if lengths := [length for length in REPEATS if str(length) in chosen]:
+    if lengths := [part for part in ATTENTION if part in chosen]:
         attention(lengths)
-    if {"ranks", *SHAPES} & set(chosen):
+    if {"ranks", *WEIGHED} & set(chosen):
         weights(chosen)
 
 
-def attention(lengths):
-    print("| n | variant | CPU s | times the plain pass | MB |\n|---|---|---|---|---|")
-    for length in lengths:
-        found = {}
-        for variant, title in VARIANTS.items():
-            command = [sys.executable, __file__, "--child", variant, str(length)]
-            done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, check=True)
-            found[variant] = json.loads(done.stdout.splitlines()[-1])
-            times, plain = found[variant]["times"], found["plain"]["times"]
-            ratio = statistics.median(times) / statistics.median(plain)
-            ratios = [ours / theirs for ours in times for theirs in plain]
-            cells = [f"{statistics.median(times):.2f}", f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"]
-            print(f"| {length} | {title} | {' | '.join(cells)} | {found[variant]['memory']:.0f} |", flush=True)
+def attention(parts):
+    variants = [name for name in VARIANTS if name != "lens" or importlib.util.find_spec("transformer_lens")]
+    print("| shape | n | variant | CPU s | times the plain pass | MB |\n|---|---|---|---|---|---|")
+    for shape, length in (ATTENTION[part] for part in parts):
+        found = {variant: [] for variant in variants}
+        for _ in range(TURNS):
+            for variant in variants:
+                found[variant].append(run_child(["--child", variant, shape, str(length)]))
+        plain = statistics.median(time for turn in found["plain"] for time in turn["times"])
+        for variant, turns in found.items():
+            median = statistics.median(time for turn in turns for time in turn["times"])
+            pairs = zip(turns, found["plain"], strict=True)
+            ratios = [ours / theirs for one, base in pairs for ours in one["times"] for theirs in base["times"]]
+            cells = [f"{median:.2f}", f"{median / plain:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"]
+            memory = max(turn["memory"] for turn in turns)
+            print(f"| {shape} | {length} | {VARIANTS[variant]} | {' | '.join(cells)} | {memory:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
-        child(sys.argv[2], int(sys.argv[3]))
+        child(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     elif "--weights" in sys.argv:
         weights_child(sys.argv[2], sys.argv[3])
     else:

@@ -161,20 +161,22 @@ def train_in_two_processes(folder):
     return [json.loads(child.communicate(timeout=300)[0].splitlines()[-1]) for child in children]
 
 
-def train_compiled(backend, make=()):
-    """Train in a loop through `torch.compile`, with the random numbers of PyTorch, not those of Inductor."""
+def train_compiled(backend, make=(), dropout=0.1):
+    """Train in a loop through `torch.compile`."""
     import torch
 
     torch._dynamo.reset()
-    model = small_model()
-    with torch._inductor.config.patch(fallback_random=True):
-        losses = train_plainly(make, model=model, forward=torch.compile(model, backend=backend))
+    model = small_model(**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout))
+    losses = train_plainly(make, model=model, forward=torch.compile(model, backend=backend))
     torch._dynamo.reset()
     return losses
 
 
-def all_recorders(folder):
-    """Return a function that makes a recorder of each kind, which measure all steps of a training."""
+def all_recorders(folder, within=True):
+    """Return a function that makes a recorder of each kind, or those alone that measure beside the training's passes.
+
+    They measure all steps of a training.
+    """
     from manyheads.probe import AttentionRecorder
     from manyheads.probe.live.updates import UpdateRecorder
 
@@ -183,8 +185,8 @@ def all_recorders(folder):
         updates = UpdateRecorder(model, 3, share=None, store=folder)
         for each in optimizer:
             updates.watch(each)
-        in_step = AttentionRecorder(model, share=None, store=folder)
-        return [in_step, AttentionRecorder(model, rows=None, share=None, every=2, batch=fixed, store=folder), updates]
+        in_step = [AttentionRecorder(model, share=None, store=folder)] if within else []
+        return [*in_step, AttentionRecorder(model, rows=None, share=None, every=2, batch=fixed, store=folder), updates]
 
     return make
 
