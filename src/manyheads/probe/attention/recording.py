@@ -213,7 +213,7 @@ def empty_record(
     if not hasattr(model, "named_modules"):
         raise UsageError(f"{type(model).__name__} is no PyTorch module: give the model itself")
     numbers = None if layers is None else set(layers) if isinstance(layers, Collection) else {layers}
-    known = {layer_number(name) for name, _ in model.named_modules()} - {None}
+    known = {number for name, _ in model.named_modules() if (number := layer_number(name)) is not None}
     if numbers is not None and not (numbers and numbers <= known):
         raise UsageError(f"layers={layers!r}: expected numbers out of {', '.join(map(str, sorted(known))) or 'none'}")
     names = {
