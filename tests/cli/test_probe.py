@@ -75,6 +75,7 @@ def test_wrong_use(call, series, folder):
     status, _, err = call("wieghts", series[0])
     assert status == 2
     assert "did you mean 'weights'?" in err
+    assert call("verify", folder / "none")[0] == 3
     status, _, err = call("weights", folder / "none")
     assert status == 3
     assert "no such file" in err

@@ -86,7 +86,7 @@ class Verify:
     """Exit with 1 if anything is found."""
 
     def run(self) -> int:
-        """Verify and print; return the exit status.
+        """Verify and print; return the exit status, 3 if no checkpoint can be read.
 
         Raises
         ------
@@ -99,6 +99,8 @@ class Verify:
         found = verify(given_checkpoints(self.checkpoints), follow_links=self.follow_links)
         text = json.dumps(found.as_dict(), indent=1) if self.json else str(found)
         print("\n".join(map(printable, text.splitlines())))
+        if not found.compared:
+            return 3
         return 1 if self.strict and not found.passed else 0
 
 
