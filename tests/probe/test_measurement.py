@@ -192,6 +192,9 @@ def test_wrong_checkpoints(series, tmp_path):
         measure_checkpoints([series / "step2" / "model.safetensors"], tokens())
     with pytest.raises(UsageError, match="findings='ask'"):
         measure_checkpoints([series / "step2"], tokens(), findings="ask")
+    for options, words in (({"dtype": "float17"}, "dtype='float17'"), ({"device": "xpu:7"}, "device='xpu:7' cannot")):
+        with pytest.raises(UsageError, match=words):
+            measure_checkpoints([series / "step2"], tokens(), **options)
     assert issubclass(SeriesRefused, CheckpointRefused)
 
 

@@ -128,6 +128,26 @@ def test_steps_out_of_order(tmp_path, rng, kind):
         assert [(each.kind, each.where) for each in result.findings] == [("order", expected)]
 
 
+@pytest.mark.parametrize("kind", WALKS)
+def test_a_shard_that_is_interchanged_with_that_of_another_step(tmp_path, rng, kind):
+    start, drift = rng.standard_normal((2, 24, 20, 15))
+    noise = rng.standard_normal((6, *start.shape))
+    paths = {"straight": np.arange(6)[:, None, None, None] * drift, "random": np.cumsum(noise, 0), "decaying": noise}
+    names = [f"w{number:02}" for number in range(24)]
+    folders = [
+        save(tmp_path / f"step{step}", dict(zip(names, start + 0.1 * each, strict=True)), shards=3)
+        for step, each in enumerate(paths[kind])
+    ]
+    assert not verify(folders).findings
+    files = [folders[step] / "model-00003-of-00003.safetensors" for step in (2, 3)]
+    stored = [file.read_bytes() for file in files]
+    for file, other in zip(files, reversed(stored), strict=True):
+        file.write_bytes(other)
+    found = verify(folders).findings
+    if kind != "decaying":  # all distances are equal: no order is shorter
+        assert [(each.kind, each.where) for each in found] == [("order", f"step2, step3, {files[0].name}")]
+
+
 def test_a_checkpoint_of_another_run_stands_apart(series, rng):
     folders, _, config = series
     save(folders[3], walk(np.random.default_rng(7))[1][3], config, 2)

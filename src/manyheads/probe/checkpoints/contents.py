@@ -54,6 +54,8 @@ class Contents:
         Name in the series, and the step in it or None.
     entries
         Name of every tensor → dtype, shape, bytes.
+    files
+        Name of every tensor → name of the file that holds it.
     hashes
         Name of every tensor → sha256 of its bytes.
     samples
@@ -65,6 +67,7 @@ class Contents:
     name: str
     step: int | None
     entries: dict[str, TensorEntry]
+    files: dict[str, str]
     hashes: dict[str, str]
     samples: dict[str, NDArray[np.float32]]
     config: dict[str, Any] | None
@@ -102,7 +105,8 @@ def read_contents(name: str, checkpoint: Checkpoint, findings: list[Finding]) ->
             if isinstance(told, int) and told != step:
                 what = f"trainer_state.json is of step {told}, the name of step {step}"
                 findings.append(Finding("step", name, what, f"global_step {told}"))
-    return Contents(name, step, dict(checkpoint.entries), hashes, samples, config)
+    files = {tensor: file.path.name for file in checkpoint.files for tensor in file.entries}
+    return Contents(name, step, dict(checkpoint.entries), files, hashes, samples, config)
 
 
 def digest_contents(content: Contents) -> str:

@@ -123,6 +123,7 @@ def measure_checkpoints(
     ids = check_tokens(tokens)
     if findings not in ("refuse", "warn"):
         raise UsageError(f"findings={findings!r}: expected 'refuse' or 'warn'")
+    _check_place(dtype, device)
     sources = sort_by_step(list(checkpoints))
     found = verify(sources, follow_links=follow_links)
     _act_on(found, findings)
@@ -143,6 +144,20 @@ def measure_checkpoints(
     tree = _gather(logs) if store is None else open_recording(store)
     tree.attrs["verification"] = str(found)
     return tree
+
+
+def _check_place(dtype: str, device: str) -> None:
+    """Refuse a type that PyTorch does not compute in, and a device that is not there."""
+    torch = require("torch")
+    if dtype != "auto" and not getattr(getattr(torch, dtype, None), "is_floating_point", False):
+        raise UsageError(f"dtype={dtype!r}: expected 'auto' or a floating-point type of PyTorch, such as 'bfloat16'")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"device={device!r} cannot be used ({reason}): give one that is there, such as 'cpu'"
+        ) from error
 
 
 def _act_on(found: Verification, findings: str) -> None:

@@ -20,12 +20,14 @@ from manyheads.errors import UsageError
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.header import DTYPES
 from manyheads.models.refusals import CheckpointRefused, shorten
-from manyheads.probe.checkpoints.contents import Contents, Finding, digest_contents, read_contents
+from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, digest_contents, read_contents
 from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
 
 # A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
 CLOSER = 0.5
+# Sampled entries from which the order of a single shard is told: with fewer, distances that are equal differ by chance.
+OF_SHARD = 8 * SAMPLE
 # Keys of a configuration that say nothing of the model or are seen in the weights.
 PASSING_KEYS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"}
 
@@ -91,7 +93,8 @@ def verify(checkpoints: Sequence[Source], *, follow_links: bool = False) -> Veri
     * Duplicates: the weights of another step (sha256, or equal to rounding in another dtype); matrices copied from
       another step that change elsewhere in the series.
     * Steps: one step twice, a trainer's state that gives another step than the folder's name, and an order of the
-      weights other than that of the steps, see `manyheads.probe.checkpoints.trajectory_order`.
+      weights, or of those in one shard, other than that of the steps, see
+      `manyheads.probe.checkpoints.trajectory_order`.
     * Matrices of one shape that are interchanged from one step to the next.
 
     Parameters
@@ -280,21 +283,33 @@ def _find_steps(contents: list[Contents], doubtful: set[str]) -> list[Finding]:
     usable = [each for each in contents if all(np.isfinite(each.samples[name]).all() for name in common)]
     if len(usable) < 4 or not common:
         return findings
-    points = np.array([_scaled(each, common) for each in usable])
+    if misplaced := list(_misplaced(usable, common, "")):
+        return findings + misplaced
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for name in common:
+        by_file[usable[0].files[name]].append(name)
+    for file, names in by_file.items():
+        if len(by_file) > 1 and sum(usable[0].samples[name].size for name in names) >= OF_SHARD:
+            findings += _misplaced(usable, names, f", {file}")
+    return findings
+
+
+def _misplaced(usable: list[Contents], names: list[str], of: str) -> Iterator[Finding]:
+    """Find checkpoints that are out of order by some of their matrices; `of` says by which."""
+    points = np.array([_scaled(each, names) for each in usable])
     squares = np.sum(points**2, axis=1)
     distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * points @ points.T, 0.0))
     for each in find_misplaced(distances):
         named = [usable[place].name if place >= 0 else "" for place in each.places]
         evidence = f"distances around it: {each.before:.3g} in the stated order, {each.after:.3g} otherwise"
         if each.kind == "interchanged":
-            findings.append(Finding("order", f"{named[0]}, {named[1]}", "the two are interchanged", evidence))
+            yield Finding("order", f"{named[0]}, {named[1]}{of}", "the two are interchanged", evidence)
         elif each.kind == "misplaced":
             place = f"follows {named[1]}" if named[1] else "comes first"
-            findings.append(Finding("order", named[0], f"by its weights it {place}", evidence))
+            yield Finding("order", f"{named[0]}{of}", f"by its weights it {place}", evidence)
         else:
             evidence = f"distance through it {each.before:.3g}, past it {each.after:.3g}"
-            findings.append(Finding("apart", named[0], "lies far from its neighbours and all others", evidence))
-    return findings
+            yield Finding("apart", f"{named[0]}{of}", "lies far from its neighbours and all others", evidence)
 
 
 def _scaled(content: Contents, names: list[str]) -> NDArray[np.float64]:
