@@ -56,6 +56,12 @@ def test_weights_of_a_series_by_step(call, series):
     assert heads == [["matrix", "step0", "step2", "step10", "step100", "(random)"]] * 3
 
 
+def test_a_folder_of_checkpoints_stands_for_all_of_them(call, series, folder):
+    one_by_one = call("verify", *series, "--json")
+    (folder / "logs").mkdir()
+    assert call("verify", folder, "--json") == one_by_one
+
+
 def test_verify_finds_and_is_strict_on_request(call, series):
     status, out, _ = call("verify", *series, "--strict")
     assert (status, out) == (0, "4 checkpoints, 4 readable, 112 tensors read: 0 findings\n")

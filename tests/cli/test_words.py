@@ -97,6 +97,7 @@ def test_the_list_of_studies_takes_patterns(capsys, patterns, some):
 def test_a_study_is_shown_from_the_cache_the_second_time(capsys, monkeypatch):
     assert main(["study", "show", "attention/costs"]) == 0
     first = capsys.readouterr().out
+    assert "\n      Heads of the attention block.\n" in first
     monkeypatch.setattr("manyheads.cli.study.load", None)
     assert main(["study", "show", "attention/costs"]) == 0
     assert capsys.readouterr().out == first

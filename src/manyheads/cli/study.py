@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, Union
 
@@ -137,10 +138,14 @@ def _describe(cls: type[Study]) -> str:
 
     study, full = _default(cls), _default(cls, full=True)
     lines = [f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n"]
-    for name, value in configuration(study).items():
-        paper = plain(getattr(full, name), name)
-        extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
-        lines.append(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
+    texts = {flag.name[2:].replace("-", "_"): flag.help for flag in flags_of(cls, study)}
+    for text, group in groupby(configuration(study).items(), lambda setting: texts.get(setting[0], "")):
+        for name, value in group:
+            paper = plain(getattr(full, name), name)
+            extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
+            lines.append(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
+        if text:  # flags may share one
+            lines.append(textwrap.fill(text, 80, initial_indent=" " * 6, subsequent_indent=" " * 6))
     lines.append(f"\ncells    {len(study.cells())} (--full: {len(full.cells())})")
     costs = [study.flops(cell) for cell in study.cells()]
     if known := [cost for cost in costs if cost is not None]:
@@ -207,7 +212,7 @@ class Run:
         if {"-h", "--help"} & set(arguments[1:]):
             print(f"usage: {program} {name} [flags]\n\n{textwrap.fill(kind.claim, _room())}\n\nflags of the study:")
             print(f"{list_flags(known[0])}\n\nflags of every run:\n{list_flags(known[1])}")
-            print(f"\n'manyheads study show {name}' shows source and size of the study.")
+            print(f"\n'manyheads study show {name}' shows the flags in full, source and size.")
             raise SystemExit(0)
         flags: Any = dataclasses.make_dataclass(
             "Flags",

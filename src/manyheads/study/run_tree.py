@@ -84,13 +84,13 @@ class RunTree(xr.DataTree):
         runs = self.runs
         if "study" in self.attrs:
             settings = ", ".join(f"{name}={value}" for name, value in json.loads(self.attrs["configuration"]).items())
-            cells = " × ".join(f"{size} {name}" for name, size in list(self["trained"].sizes.items())[:2])
+            cells = ", ".join(f"{name} {size}" for name, size in list(self["trained"].sizes.items())[:2])
             about = (f"trained: {cells}; {settings}", f"stored in {self.attrs['path']}")
             return Overview(_title(self), COLUMNS[:SHOWN], [row[:SHOWN] for _, row in self._rows()], about)
         rows = [(path, len(run["verdicts"]["claim"]), _tally(run)) for path, run in runs.items()]
         left = self.attrs.get("unfinished", ())
         notes = (f"unfinished, left out: {', '.join(left)}",) if len(left) else ()
-        return Overview(f"{len(rows)} runs", ("run", "claims", "outcomes"), rows, notes)
+        return Overview("1 run" if len(rows) == 1 else f"{len(rows)} runs", ("run", "claims", "outcomes"), rows, notes)
 
     def _rows(self) -> list[tuple[str, tuple[Any, ...]]]:
         rows = []

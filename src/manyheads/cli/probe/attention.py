@@ -28,9 +28,9 @@ Whole = Annotated[Optional[int], ABSENT]
 class Attention:
     """Measure attention and rank of weights over checkpoints, on the same tokens, and write a report.
 
-    CHECKPOINT is a folder with config.json and safetensors, such as the Hugging Face Trainer saves. The series is
-    verified first. The store keeps every checkpoint that is measured: the same command goes on where it was
-    interrupted, and `manyheads probe health STORE` looks for alarms.
+    CHECKPOINT is a folder with config.json and safetensors, such as the Hugging Face Trainer saves, or a folder of
+    such. The series is verified first. The store keeps every checkpoint that is measured: the same command goes on
+    where it was interrupted, and `manyheads probe health STORE` looks for alarms.
     """
 
     tokens: Annotated[Path, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]

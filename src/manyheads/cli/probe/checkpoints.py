@@ -29,9 +29,9 @@ Paths = Annotated[
 class Weights:
     """Measure norms, stable rank and coherence of the weights of checkpoints, without the model.
 
-    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index. Several are a series of one
-    model, in the order of their steps where every name holds one (step1000, checkpoint-500). Each figure stands beside
-    its null level: (random).
+    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index, or a folder of such. Several are
+    a series of one model, in the order of their steps where every name holds one (step1000, checkpoint-500). Each
+    figure stands beside its null level: (random).
     """
 
     checkpoints: Paths = None
@@ -72,8 +72,8 @@ class Weights:
 class Verify:
     """Check whether a checkpoint series is what it says: files, duplicates, dtypes, order of the steps, NaN.
 
-    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index. Where every name holds a
-    step (step1000, checkpoint-500) they are compared in the order of the steps.
+    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index, or a folder of such. Where
+    every name holds a step (step1000, checkpoint-500) they are compared in the order of the steps.
     """
 
     checkpoints: Paths = None
@@ -105,12 +105,19 @@ class Verify:
 
 
 def given_checkpoints(paths: tuple[Path, ...] | None) -> list[Source]:
-    """Return the checkpoints of the command line; UsageError if there is none."""
+    """Return the checkpoints of the command line, of a folder of checkpoints all; UsageError if there is none."""
     from manyheads.errors import UsageError
 
     if not paths:
         raise UsageError("CHECKPOINT is missing: give files or folders in safetensors format")
-    return list(paths)
+    return [each for path in paths for each in _below(path) or [path]]
+
+
+def _below(path: Path) -> list[Path]:
+    """Return the checkpoints in a folder that is none itself."""
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return []
+    return sorted(child for child in path.iterdir() if child.is_dir() and any(child.glob("*.safetensors")))
 
 
 def as_json(found: xr.Dataset) -> dict[str, Any]:

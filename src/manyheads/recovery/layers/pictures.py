@@ -39,8 +39,8 @@ def heads_picture(layer: AttentionLayer) -> Picture:
     pooled = f", root mean square over blocks of up to {-(-layer.dim // POOLED)} rows" if layer.dim > POOLED else ""
     return Picture(
         "The recovered heads",
-        "what it is compared with, what it becomes",
-        "head",
+        "entry of the key token (Θ), of the output (W)",
+        "heads; entry of the query token, of the input",
         tuple(tuple(map(float, row)) for row in values),
         value_label="size, relative to the largest",
         x_ticks=("",) * values.shape[1],
