@@ -22,6 +22,15 @@ def test_the_recipe_requires_what_the_package_requires():
     assert found == sorted(needed)
 
 
+def test_the_hashed_requirements_are_the_pinned_core():
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    entries = (ROOT / "requirements-hashed.txt").read_text(encoding="utf-8").replace(" \\\n", " ").splitlines()
+    assert all(entry.partition(" --hash=sha256:")[0].strip() in pinned for entry in entries)
+    assert all("--hash=sha256:" in entry for entry in entries)
+    found = {entry.partition("==")[0].replace("-", "_") for entry in entries}
+    assert {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in PROJECT["dependencies"]} <= found
+
+
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == manyheads.__version__

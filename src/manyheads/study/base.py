@@ -29,8 +29,8 @@ class Study(abc.ABC):
     booleans, tuples of them, `pathlib.Path` (identified by the file's content, not by its name), or nested frozen
     dataclasses. Everything runs with 64-bit types enabled, so random draws and new arrays name their dtype.
 
-    Class variables
-    ---------------
+    Attributes
+    ----------
     name
         ``wing/study``, as typed on the command line.
     claim
