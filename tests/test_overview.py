@@ -143,6 +143,12 @@ def test_texts_are_escaped_and_cut():
     assert "&lt;3&gt;" not in lags().plot()._repr_png_().decode("latin1")  # a picture needs no escape
 
 
+def test_columns_of_numbers_stand_to_the_right_with_their_heads():
+    page = Overview("costs", ("item", "share", "bytes"), [("a", "29.0", 1000), ("b", "", None)]).html()
+    sides = re.findall(r"<t[hd] style=\"text-align:(\w+);", page)
+    assert sides == ["left", "right", "right"] * 3
+
+
 def test_values_for_people():
     values = (None, True, np.bool_(False), 1234567, 12345.0, 0.00012345, math.inf, "text")
     assert [plain_text(value) for value in values] == [

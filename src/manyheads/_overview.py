@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +51,14 @@ class Overview:
 
     def html(self) -> str:
         """Return a table for notebooks; every text is escaped."""
-        head = "".join(f"<th>{_escaped(name)}</th>" for name in self.columns)
-        body = "".join(
-            "<tr>" + "".join(_html_cell(value) for value in row) + "</tr>" for row in self.rows[:MOST_HTML_ROWS]
-        )
+        sides = [
+            "right" if set(map(_is_number, column)) == {True} else "left" for column in zip(*self.rows, strict=True)
+        ]
+        head = _html_row("th", self.columns, sides or ["left"] * len(self.columns))
+        body = "".join(_html_row("td", map(plain_text, row), sides) for row in self.rows[:MOST_HTML_ROWS])
         left = len(self.rows) - MOST_HTML_ROWS
         notes = (*((f"… {left} more rows",) if left > 0 else ()), *self.notes)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if self.columns else ""
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.columns else ""
         remarks = "".join(f"<div><small>{_escaped(note)}</small></div>" for note in notes)
         return f"<div><strong>{_escaped(self.title)}</strong>{table}{remarks}</div>"
 
@@ -133,9 +134,22 @@ def plain_text(value: Any) -> str:
     return str(value)
 
 
-def _html_cell(value: Any) -> str:
-    side = "right" if isinstance(value, int | float) else "left"
-    return f'<td style="text-align:{side}">{_escaped(plain_text(value))}</td>'
+def _is_number(value: Any) -> bool:
+    """Tell numbers, written ones too, and absent values from words."""
+    text = plain_text(value).replace(",", "")
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _html_row(kind: str, texts: Iterable[str], sides: Sequence[str]) -> str:
+    cells = (
+        f'<{kind} style="text-align:{side};padding:0 0.6em">{_escaped(text)}</{kind}>'
+        for text, side in zip(texts, sides, strict=True)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _escaped(text: str) -> str:

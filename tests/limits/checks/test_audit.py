@@ -23,6 +23,7 @@ from manyheads.limits import (
     torch_groups,
 )
 from manyheads.limits.checks.audit import ActualSettings, Audit, compare_settings
+from manyheads.limits.checks.findings import Finding
 from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture, read_body
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES
@@ -168,6 +169,8 @@ def test_planted_mistakes_are_named_with_their_factor():
         targets, {key: settings for key, settings in right(targets).items() if key != name}, TUNED
     )
     assert [each.meaning for each in missing if not each.right] == ["it is in no group: it is never trained"]
+    decay = Finding("w", "query", "weight_decay", 0.0, 0.1, math.inf, False, "it should have none")
+    assert "weight_decay is not 0\n    expected 0, found 0.1: it should have none" in str(Audit((decay,)))
 
 
 def test_spreads_are_judged_by_their_sampling_error(rng):

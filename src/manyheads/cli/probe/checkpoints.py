@@ -29,9 +29,9 @@ Paths = Annotated[
 class Weights:
     """Measure norms, stable rank and coherence of the weights of checkpoints, without the model.
 
-    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index, or a folder of such. Several are
-    a series of one model, in the order of their steps where every name holds one (step1000, checkpoint-500). Each
-    figure stands beside its null level: (random).
+    CHECKPOINT is a .safetensors file, or a folder with one or with shards and their index, or a folder of such.
+    Several are a series of one model, in the order of their steps where every name holds one (step1000,
+    checkpoint-500). Each figure stands beside its null level: (random).
     """
 
     checkpoints: Paths = None

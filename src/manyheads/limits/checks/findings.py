@@ -81,7 +81,8 @@ class Audit(Shown):
                 lines.append(f"{_parameters(same)}: {_cause(first)}")
             for quantity in quantities:
                 part = [each for each in same if each.quantity == quantity]
-                amount = f"{quantity} is {_factors(part)} times what it should be"
+                zero = all(each.expected == 0 for each in part)
+                amount = f"{quantity} is {'not 0' if zero else f'{_factors(part)} times what it should be'}"
                 found = f"expected {part[0].expected:.6g}, found {part[0].actual:.6g}"
                 if len(quantities) > 1:
                     lines.append(f"    {amount}: {found} at {part[0].name}")
