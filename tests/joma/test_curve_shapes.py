@@ -74,6 +74,21 @@ def test_exact_curves_and_units(rng):
     assert other.rise == pytest.approx(1e6 * one.rise)
 
 
+@pytest.mark.parametrize(
+    ("label", "curve"),
+    [
+        ("levelled off", np.r_[1.0, np.zeros(59)]),
+        ("falling", 1.5 + np.exp(-np.arange(60) / 6)),  # of no time constant of the fit
+        ("falling", -np.arange(60.0)),
+        ("rising", np.arange(60.0)),
+        ("rebounded", np.exp(-np.arange(60) / 6) + 0.3 * (1 - np.exp(-np.arange(60) / 20))),
+        ("flat", 2 + 1e-15 * np.cos(np.arange(60.0))),
+    ],
+)
+def test_curves_without_noise_rise_only_where_their_values_do(label, curve):
+    assert curve_shape(curve).label == label
+
+
 def test_refusals():
     with pytest.raises(ShapeError, match="at least 20"):
         curve_shape(np.arange(19.0))

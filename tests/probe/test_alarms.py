@@ -137,6 +137,7 @@ def test_figures_that_end_are_named(rng):
         1,
         4,
     )
+    assert "layer 1 head 4: frobenius is not finite" in str(alarm)
     curves = dataset(rng)
     curves["entropy"][:, 1, 2] = np.nan  # a head that the layer lacks
     assert find_alarms(curves) == []
@@ -157,6 +158,7 @@ def test_figures_that_end_are_named(rng):
         (lambda curves: curves.isel(step=slice(0)), {}, "expected one of entropy"),
         (lambda curves: curves, {"clean": xr.Dataset()}, "expected a sequence"),
         (lambda curves: curves, {"false_alarm": 0}, "false_alarm=0: expected a chance"),
+        (lambda curves: [curves], {}, "curves of type list"),
         (lambda curves: curves, {"max_logit": np.nan}, "max_logit=nan: expected a positive"),
         (lambda curves: curves, {"silent": 20}, "silent=20: expected an integer of at least 31"),
         (lambda curves: curves, {"probes": 10}, "probes=10: expected an integer of at least 160"),

@@ -35,6 +35,7 @@ RHO_STEP, RHO_MOST = 0.05, 0.95  # estimates of rho are rounded
 # level off are called rebounded at rho = 0.8, and fewer below.
 LEVEL, TREND_LEVEL = 0.0015, 0.05
 DRAWS = 1999
+ROUNDING = 1e-14  # relative error of sums of squares
 WANDERING = 4.0  # standard deviations of the noise between the ends and the minimum of a flat curve, at most
 
 
@@ -103,12 +104,15 @@ def curve_shape(curve: Float[ArrayLike, " time"]) -> CurveShape:
     lowest = int(fitted.argmin())
     drop, rise = (float(fitted[end] - fitted[lowest]) for end in (0, -1))
     rho = float(fits.rhos[both.place[0]])
+    # A curve whose values nowhere rise falls, whatever a fit with few exponentials makes of it, and the other way.
+    rises = p_falls <= LEVEL and (values - np.minimum.accumulate(values)).max() > noise
+    falls = p_rises <= LEVEL and (np.maximum.accumulate(values) - values).max() > both.noise[1]
     label: Label = "flat" if max(drop, rise) <= WANDERING * noise / np.sqrt(1 - rho**2) else "undecided"
-    if p_falls <= LEVEL and p_rises <= LEVEL:
+    if rises and falls:
         label = "rebounded" if both.loss[0] <= both.loss[1] and min(drop, rise) > noise else "no single shape"
-    elif p_rises <= LEVEL:
+    elif falls:
         label = "falling" if _p_rests(values[-max(8, len(values) // 3) :]) <= TREND_LEVEL else "levelled off"
-    elif p_falls <= LEVEL:
+    elif rises:
         label = "rising"
     return CurveShape(label, drop, rise, lowest, p_falls, p_rises, rho, noise)
 
@@ -166,16 +170,17 @@ class _Fits:
         white = _whiten(curves, self.rhos[place][:, None])
         z = np.einsum("bnm,bn->bm", self.q[place], white)
         inner = z[:, 1:]
-        free = np.maximum((white**2).sum(-1) - (z**2).sum(-1), 1e-300)
+        square = (white**2).sum(-1)
+        free = np.maximum(square - (z**2).sum(-1), ROUNDING * square + 1e-300)
         a = np.einsum("bsij,bj->bsi", self.solve[place], inner)
         explained = np.einsum("bsij,bi,bj->bs", self.project[place], inner, inner)
         allowed = (a[:, None] * self.signs[:, None] >= 0).all(-1)  # (B, signs, subsets)
         most = np.where(allowed, explained[:, None], -np.inf)
-        loss = free + (inner**2).sum(-1) - most.max(axis=(1, 2))
+        loss = free + np.maximum((inner**2).sum(-1) - most.max(axis=(1, 2)), 0.0)
         a = a[rows, most.max(axis=1).argmax(axis=1)]
         r = self.r[place]
         c = (z[:, 0] - (r[:, 0, 1:] * a).sum(-1)) / r[:, 0, 0]
-        only = free + (inner**2).sum(-1) - most[:, 0].max(axis=1)
+        only = free + np.maximum((inner**2).sum(-1) - most[:, 0].max(axis=1), 0.0)
         fitted = np.hstack([c[:, None], a]) @ self.design.T
         return _Fitted(only / loss - 1, place, fitted, loss, np.sqrt(loss / max(n - count, 1)))
 

@@ -86,6 +86,7 @@ class Alarm:
 
     def __str__(self) -> str:
         words = {figure.name: figure.words for figure in WATCHED}.get(self.figure, self.figure)
+        words = f"{self.figure} is not finite" if self.detector == "not finite" else words
         rate = "" if self.false_alarm is None else f", false-alarm rate {self.false_alarm:.2g} a run"
         others = f" and {self.others} further heads" if self.others else ""
         where = f"step {self.step}, layer {self.layer} head {self.head}{others}"
@@ -219,6 +220,8 @@ class _Series:
 def _gather(curves: "xr.Dataset") -> _Series:
     """Check curves and lay them side by side, heads that a layer lacks left out."""
     names = ", ".join(figure.name for figure in WATCHED)
+    if not hasattr(curves, "data_vars"):
+        raise UsageError(f"curves of type {type(curves).__name__}: expected an xarray.Dataset")
     if not {"step", "layer", "head"} <= set(curves.dims):
         raise UsageError(f"curves over {tuple(curves.dims)}: expected dimensions step, layer and head")
     steps = np.asarray(curves["step"].values if "step" in curves.coords else np.arange(curves.sizes["step"]))
@@ -253,7 +256,7 @@ def _gather(curves: "xr.Dataset") -> _Series:
             values.append(_fill(scaled[:, row, column]))
             places.append((number, layers[row], heads[column]))
     if not raw:
-        raise UsageError(f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}")
+        raise UsageError(f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}, with finite values")
     figure, layer, head = np.array(places).T
     return _Series(steps, np.stack(raw, 1), np.stack(values, 1), figure, layer, head)
 
