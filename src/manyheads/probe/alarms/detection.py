@@ -256,7 +256,9 @@ def _gather(curves: "xr.Dataset") -> _Series:
             values.append(_fill(scaled[:, row, column]))
             places.append((number, layers[row], heads[column]))
     if not raw:
-        raise UsageError(f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}, with finite values")
+        raise UsageError(
+            f"curves of {', '.join(map(str, curves.data_vars))}: expected one of {names}, with finite values"
+        )
     figure, layer, head = np.array(places).T
     return _Series(steps, np.stack(raw, 1), np.stack(values, 1), figure, layer, head)
 
