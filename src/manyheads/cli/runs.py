@@ -35,7 +35,7 @@ class List:
         shown = [(printable(row["run"]), row["units"], printable(row["state"])) for row in rows]
         width = max(len(run) for run, _, _ in shown)
         for run, units, state in shown:
-            print(f"{run:<{width}}   {units:>4} units   {state}")
+            print(f"{run:<{width}}   {units:>4} unit{'s' if units != 1 else ' '}   {state}")
         return 0
 
 
