@@ -27,6 +27,7 @@ from manyheads.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Integer
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
     from manyheads.bigram.task import BigramTask
@@ -35,6 +36,7 @@ CELLS = 1 << 24  # counters in memory at a time
 ENTRIES = 1 << 24  # token copies in memory at a time
 FEW_SYMBOLS = 16  # up to here comparing with each symbol is faster than numbering all pairs
 SPARSE = 1.0  # mean count of a table's cell below which its statistic is not tested
+MOST_DRAWN = 40, 400  # queries and positions in a picture; more positions are drawn by the largest of several
 UNEVEN = 0.02  # of the null variance, above that of chi-square, above which it is not tested either
 
 
@@ -73,6 +75,33 @@ class Screening(Shown):
     def untested(self) -> Int[np.ndarray, " untested"]:
         """Queries with too few samples for the chi-square distribution."""
         return np.flatnonzero(np.isinf(self.thresholds).all(1))
+
+    def plot(self) -> Figure:
+        """Draw scores over their thresholds: one row a query, the most frequent on top, one column a position."""
+        from manyheads.study.reporting.charts import draw_titled
+        from manyheads.study.reporting.panels import Picture
+
+        rows, columns = MOST_DRAWN
+        order = np.argsort(-self.counts, kind="stable")[:rows]
+        width = -(-self.scores.shape[1] // columns)
+        starts = np.arange(0, self.scores.shape[1], width)
+        ticks = [
+            tuple(str(at) if place % (1 + len(every) // 10) == 0 else "" for place, at in enumerate(every.tolist()))
+            for every in (starts, order)
+        ]
+        ratios = np.maximum.reduceat(self.scores[order] / self.thresholds[order], starts, axis=1)
+        return draw_titled(
+            Picture(
+                self._overview().title,
+                "position" if width == 1 else f"position, {width} in a column",
+                "query",
+                tuple(map(tuple, ratios.tolist())),
+                value_label="score / threshold",
+                x_ticks=ticks[0],
+                y_ticks=ticks[1],
+                limits=(0.0, max(2.0, float(ratios.max()))),
+            )
+        )
 
     def _overview(self) -> Overview:
         queries, positions = np.nonzero(self.found)

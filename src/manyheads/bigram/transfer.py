@@ -29,6 +29,7 @@ from manyheads.statistics import Interval
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
     from manyheads.bigram.task import Batch, BigramTask
@@ -114,6 +115,14 @@ class TransferTest(Shown):
     samples: float
     samples_range: tuple[float, float]
     pilot_needed: float
+
+    def plot(self) -> Figure:
+        """Draw the correlation with its interval, over the correlations of the sign of the largest score."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        sign = (-1.0, 0.0) if self.flip else (0.0, 1.0)
+        row = Estimate("", self.correlation, (self.interval.low, self.interval.high), sign)
+        return draw_intervals(self._overview().title, "correlation with the new task's transition", [row])
 
     def _overview(self) -> Overview:
         columns = ("correlation", "low", "high", "strongest", "threshold", "flip", "samples", "pilot_needed")

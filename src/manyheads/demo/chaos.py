@@ -133,6 +133,7 @@ class DemoChaos(Study):
             Claim(
                 "Nearby orbits separate at the largest Lyapunov exponent",
                 lambda predicted, trained: _samples(trained, "exponent"),
+                quantity="separation rate (1/token)",
                 target=lambda predicted: float(predicted["exponents"][0]),
                 tolerance=AGREEMENT,
                 basis="two ways to measure one number, each of which averages over the attractor",
@@ -141,6 +142,7 @@ class DemoChaos(Study):
             Claim(
                 "The network is chaotic: nearby orbits separate (rate)",
                 lambda predicted, trained: _samples(trained, "exponent"),
+                quantity="separation rate (1/token)",
                 target=CHAOTIC,
                 tolerance=(0.0, np.inf),
                 basis="a positive exponent, by more than the rate of a quasi-periodic orbit in so many steps",
@@ -148,6 +150,7 @@ class DemoChaos(Study):
             Claim(
                 "Under uniform attention (gamma = 0) they approach each other (rate)",
                 lambda predicted, trained: _samples(trained, "uniform"),
+                quantity="separation rate (1/token)",
                 target=-CHAOTIC,
                 tolerance=(np.inf, 0.0),
                 basis="a negative exponent",
@@ -157,6 +160,7 @@ class DemoChaos(Study):
                 lambda predicted, trained: fit_exponent(
                     np.asarray(self.neurons), _samples(trained, "late").reshape(-1, len(self.neurons))
                 ),
+                quantity="exponent of N",
                 target=0.0,
                 tolerance=0.05,
                 basis=f"noise of any size saturates before token {self.tokens // 2}; noise that does not has -1/2",
@@ -204,6 +208,7 @@ class DemoChaos(Study):
                 note=f"Dashed: noise that grows at the largest Lyapunov exponent of the mean field, λ = {rate:.3f} "
                 f"nat/step. Nearby orbits separate at {_samples(trained, 'exponent').mean():.3f} nat/step, and at "
                 f"{_samples(trained, 'uniform').mean():.3f} under uniform attention.",
+                shows=("Finite networks from one token",),
             ),
         )
 

@@ -133,6 +133,7 @@ class Extraction(Study):
             Claim(
                 "All heads of the layer are recovered",
                 missing,
+                quantity="heads missing or in excess",
                 target=0.0,
                 tolerance=0.5,
                 basis="a count: heads missing or in excess, in the worst transformer",
@@ -140,6 +141,7 @@ class Extraction(Study):
             Claim(
                 "On real text, outside the queries, the output of the extracted layer is that of the transformer",
                 lambda predicted, trained: float(trained.isel(cell=0)["text_error"].values.max()),
+                quantity="relative squared error",
                 target=0.0,
                 tolerance=tolerance,
                 basis=f"the relative squared error that verification accepts, {tolerance:g}; the largest of all seeds",
@@ -147,6 +149,7 @@ class Extraction(Study):
             Claim(
                 "No more fresh sequences exceed the certified error than the certificate states",
                 excess,
+                quantity="share of sequences in excess",
                 target=0.0,
                 tolerance=(float("inf"), 0.0),
                 basis=f"the share of {FRESH} fresh sequences above the certified error, less the share that the "

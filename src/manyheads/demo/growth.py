@@ -138,6 +138,7 @@ class DemoGrowth(Study):
             Claim(
                 "The rms distance of the outputs of single blocks from the limit scales as N^(-1/2)",
                 power(0),
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=bias,
                 basis=basis,
@@ -146,6 +147,7 @@ class DemoGrowth(Study):
                 f"At N = {self.key_dims[-1]} the mean block is closer to the limit than to that without response "
                 "functions",
                 ratio,
+                quantity="distance over that without responses (ln)",
                 target=0.0,
                 tolerance=(float("inf"), 0.0),
                 basis="the logarithm of a ratio of distances is negative if the first is the smaller one",
@@ -153,6 +155,7 @@ class DemoGrowth(Study):
             Claim(
                 "The distance of the mean block from the limit without response functions scales as N^(-1/2) or faster",
                 power(2),
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=(float("inf"), bias),
                 expected="refuted",
@@ -232,6 +235,7 @@ class DemoGrowth(Study):
             note=f"Over all updates and characters; bands range over replicates. From N = {self.key_dims[0]} to "
             f"{self.key_dims[-1]} the distance of one block is multiplied by {_ratio(single)}, that of the mean by "
             f"{_ratio(near)}, and that of the mean to the prediction without response functions by {_ratio(far)}.",
+            shows=("outputs of single blocks",),
         )
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Listing:

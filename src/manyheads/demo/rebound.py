@@ -94,6 +94,7 @@ class DemoRebound(Study):
             return Claim(
                 words,
                 measure,
+                quantity=f"drop or rise ({unit})",
                 target=REBOUND,
                 tolerance=(0.0, float("inf")),
                 expected=expected,

@@ -148,6 +148,7 @@ class DemoScaling(Study):
                 Claim(
                     f"Scaled by the table, the rms update of {words} is that of the smaller model",
                     growth(name, "scaled"),
+                    quantity="update, larger over smaller model (log2)",
                     target=target,
                     tolerance=(target - lowest + allowed, allowed),
                     basis=f"log2 of the ratio; powers are a half apart, so a quarter for each of two doublings{below}",
@@ -157,6 +158,7 @@ class DemoScaling(Study):
             Claim(
                 "Without the table, the rms update of the residual stream is that of the smaller model",
                 growth("residual", "plain"),
+                quantity="update, larger over smaller model (log2)",
                 target=0.0,
                 tolerance=(_doublings(required["residual"]) - _doublings(least["residual"]) + allowed, allowed),
                 expected="refuted",
@@ -212,6 +214,7 @@ class DemoScaling(Study):
             "the smallest to the largest seed. At the last step the update of the larger model's residual stream is "
             f"{farther['scaled']} times the demo's with the table, and {farther['plain']} times without: standard "
             "init, the demo's learning rate and epsilon for all weights, unscaled branches.",
+            shows=("Scaled by the table",),
         )
 
 

@@ -182,6 +182,7 @@ class TextTraining(Study):
             Claim(
                 f"The validation loss is lower than that of {model} model",
                 lambda predicted, trained: trained["validation_loss"].isel(cell=0, step=-1).values,
+                quantity="validation loss (nat/character)",
                 target=loss_of(context),
                 tolerance=(float("inf"), 0.0),
                 basis="an inequality; its error over seeds is in the interval",

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from manyheads.attention import AttentionLayer
 from manyheads.errors import UsageError
 from manyheads.recovery.task import Inputs
 from manyheads.spectra import stable_rank
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -82,6 +85,17 @@ class Assumptions(Shown):
     def __iter__(self) -> Iterator[Diagnostic]:
         """Go through the diagnostics in order."""
         return iter(self.diagnostics)
+
+    def plot(self) -> "Figure":
+        """Draw every figure over its bound, on a logarithmic axis from 0.01 to 100, over the range of healthy ones."""
+        from manyheads.study.reporting.charts import Estimate, draw_intervals
+
+        rows = []
+        for one in self:
+            bound = (one.high if math.isfinite(one.high) else one.low) or 1.0
+            value = min(max(one.value / bound, 0.01), 100.0)
+            rows.append(Estimate(one.name, value, (value, value), (one.low / bound, one.high / bound)))
+        return draw_intervals(self._overview().title, "figure / bound of the healthy range", rows, log=True)
 
     def _overview(self) -> Overview:
         rows = [(one.name, one.value, one.low, one.high, "" if one.healthy else one.breaks) for one in self]

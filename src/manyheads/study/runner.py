@@ -15,6 +15,7 @@ from manyheads.errors import FileRefused, ManyheadsError, UsageError, check_inte
 from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
+from manyheads.study.reporting.overview import state_findings
 from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
 from manyheads.study.store.identity import fingerprint
 from manyheads.study.store.run_store import RunStore, find_runs
@@ -224,7 +225,8 @@ def _compared(
     """Return the verdicts and the pictures; an exception is told as the study's, with the units safe."""
     try:
         with default_numpy_errors():
-            return decide(study, predicted, trained), tuple(study.panels(predicted, trained))
+            verdicts = decide(study, predicted, trained)
+            return verdicts, state_findings(study.panels(predicted, trained), verdicts)
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error

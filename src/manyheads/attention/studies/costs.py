@@ -168,6 +168,7 @@ class Costs(Study):
             Claim(
                 "The closed forms give every matrix-multiply FLOP of the three networks, forward and in training",
                 miscounted,
+                quantity="largest difference (FLOPs)",
                 target=0,
                 tolerance=0.0,
                 basis="both are integers: the largest difference over models, lengths and replicates",
@@ -175,6 +176,7 @@ class Costs(Study):
             Claim(
                 "The attention core takes as many FLOPs as the rest of its block at n = (2 + r) d tokens",
                 crossover,
+                quantity="length of equal FLOPs (tokens)",
                 target=lambda predicted: float(predicted["crossover"]),
                 tolerance=lambda predicted: 1e-6 * float(predicted["crossover"]),
                 basis="the counted FLOPs are a quadratic in n, which is solved in floating point",
@@ -182,6 +184,7 @@ class Costs(Study):
             Claim(
                 "A block of attention takes more FLOPs than an Elman network of the same width at every length",
                 smallest_ratio,
+                quantity="FLOPs of attention over those of recurrence, smallest over lengths",
                 target=1.0,
                 tolerance=(0.0, float("inf")),
                 basis="smallest ratio of the counts; by the closed forms it is 6 or more at r = 4",
@@ -189,6 +192,7 @@ class Costs(Study):
             Claim(
                 "The sequential depth of attention is independent of the length, that of recurrence grows by 1 a token",
                 depth_error,
+                quantity="largest difference of depths (matrix products)",
                 target=0,
                 tolerance=0.0,
                 basis="longest chains of matrix products are integers",
@@ -196,6 +200,7 @@ class Costs(Study):
             Claim(
                 "The attention core takes as much measured time as the rest of its block where their FLOPs are equal",
                 doublings,
+                quantity="length of equal times over that of equal FLOPs (log2)",
                 target=0.0,
                 tolerance=0.5,
                 basis="log2 of the ratio of both lengths; half a doubling of the length",
@@ -232,8 +237,9 @@ class Costs(Study):
             for m, label in MODELS.items()
         )
 
-        def lines(title: str, y_label: str, drawn: list[Curve], note: str) -> Lines:
-            return Lines(title, "sequence length [tokens]", y_label, tuple(drawn), log_x=True, log_y=True, note=note)
+        def lines(title: str, y_label: str, drawn: list[Curve], note: str, *shows: str) -> Lines:
+            x_label, curves = "sequence length [tokens]", tuple(drawn)
+            return Lines(title, x_label, y_label, curves, log_x=True, log_y=True, note=note, shows=shows)
 
         return (
             lines(
@@ -241,24 +247,27 @@ class Costs(Study):
                 "matrix-multiply FLOPs",
                 counts,
                 "Solid: counted on the program that runs. Dashed, on top: closed form. A multiply-add counts two.",
+                "The closed forms give",
             ),
             lines(
                 "Sequential depth",
-                "longest chain",
+                "longest chain [matrix products]",
                 curves("chain"),
                 "Longest chain of matrix products of which each needs the one before it.",
+                "The sequential depth",
             ),
             lines(
                 "Measured time of a forward pass",
-                "milliseconds",
+                "time [ms]",
                 curves("seconds", scale=1e3),
                 "One thread a process, smallest of several calls; bands range over replicates.",
             ),
             lines(
                 "Measured time of the attention core and of the rest of its block",
-                "milliseconds",
+                "time [ms]",
                 halves,
                 _crossover_note(meeting_points(tokens, trained), edge),
+                "measured time as the rest",
             ),
             Listing(
                 f"FLOPs of a forward pass, d = {self.width}, {self.batch} sequences",

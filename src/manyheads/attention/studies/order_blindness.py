@@ -236,6 +236,7 @@ class OrderBlindness(Study):
                 "accuracy on fresh sequences",
                 tuple(curves),
                 note="Bands range over replicates. Dashed: best accuracy of an order-blind network, exact.",
+                shows=("recalls the symbol",),
             ),
             Lines(
                 f"By distance, {lengths[-1]} tokens",
@@ -243,6 +244,7 @@ class OrderBlindness(Study):
                 "accuracy on fresh sequences",
                 tuple(lags),
                 note="Bands range over replicates.",
+                shows=("recurrent network",),
             ),
             self._pattern(trained),
             Listing(

@@ -175,6 +175,7 @@ class PlantedLags(Study):
             Claim(
                 f"The fit finds the planted lags at {size:,} samples (share of the lags)",
                 at_size("recall"),
+                quantity="share of the planted lags",
                 target=1.0,
                 tolerance=(0.02, float("inf")),
                 resolution=grain,
@@ -184,6 +185,7 @@ class PlantedLags(Study):
             Claim(
                 f"Counting lag by lag finds the planted lags at {size:,} samples (share of the lags)",
                 at_size("counted"),
+                quantity="share of the planted lags",
                 target=1.0,
                 tolerance=(0.02, grain),
                 resolution=grain,
@@ -194,6 +196,7 @@ class PlantedLags(Study):
             Claim(
                 "Most of the lags that the fit chooses are planted (share of empty lags that are chosen)",
                 at_size("false"),
+                quantity="share of empty lags that are chosen",
                 target=0.0,
                 tolerance=self.planted / (self.lags - self.planted),
                 resolution=1 / (self.vocabulary * self.lags),
@@ -206,6 +209,7 @@ class PlantedLags(Study):
         beside = Claim(
             f"The chosen lags predict the next character better than the last character does at {last:,} samples",
             gain,
+            quantity="loss of the bigram table minus that of the fit",
             target=0.0,
             tolerance=(0.0, float("inf")),
             basis="an inequality: the held-out loss of the fit is below that of the bigram table",
@@ -246,6 +250,7 @@ class PlantedLags(Study):
                 ),
                 log_x=len(self.sizes) > 2,
                 note=f"Among the {self.planted} strongest lags of every symbol. Bands reach over replicates.",
+                shows=("The fit finds",),
             ),
             Lines(
                 f"Weight of preceding characters, {self.sizes[-1]:,} samples",

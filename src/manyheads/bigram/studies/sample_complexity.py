@@ -83,8 +83,7 @@ class SampleComplexity(Study):
         if not 0 < self.growth <= 0.1 or self._growth(self.lengths[0]) > 0.2:
             raise UsageError(
                 f"growth={self.growth}, and {self._growth(self.lengths[0]):.2g} for SGD at length {self.lengths[0]}: "
-                "give at "
-                "most .1 and .2 a step, by a smaller batch"
+                "give at most .1 and .2 a step, by a smaller batch"
             )
 
     @classmethod
@@ -294,6 +293,7 @@ class SampleComplexity(Study):
             Claim(
                 "Under SGD the probability of flipped signs is Phi(-1/rho)",
                 lambda predicted, trained: _pick(trained, "sgd")["flipped"].mean("cell").values,
+                quantity="share of sign flips",
                 target=lambda predicted: float(
                     self._predictions(predicted, "flipped", [self._cell(length=self.longest[0])])[0]
                 ),

@@ -140,6 +140,7 @@ class ScreeningCost(Study):
             Claim(
                 "The samples of screening grow no faster than the logarithm of the length (log-log slope)",
                 growth,
+                quantity="exponent of T",
                 target=slope,
                 tolerance=lambda predicted: (float("inf"), (allowed - 1) * slope(predicted)),
                 basis=f"the predicted slope at these lengths, and {allowed:.2f} times as much above: the "
@@ -148,6 +149,7 @@ class ScreeningCost(Study):
             Claim(
                 "The samples of screening follow from the task without a fitted constant (log ratio)",
                 level,
+                quantity="samples, measured over predicted (ln)",
                 target=0.0,
                 tolerance=2 * float(np.log(GROWTH)),
                 resolution=float(np.log(GROWTH)) / 2,
@@ -157,6 +159,7 @@ class ScreeningCost(Study):
             Claim(
                 f"Gradient training needs more samples than screening already at T = {longest} (log ratio)",
                 ratio,
+                quantity="samples of gradient training over those of screening (ln)",
                 target=0.0,
                 tolerance=(0.0, float("inf")),
                 resolution=float(np.log(GROWTH)) / 2,
@@ -198,6 +201,7 @@ class ScreeningCost(Study):
                 log_y=True,
                 note="Bands: replicates. Dashed: predictions; that of gradient training is the plateau escape, "
                 "after the positions are ranked first.",
+                shows=("grow no faster",),
             ),
             Listing(
                 "Medians",

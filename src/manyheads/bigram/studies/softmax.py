@@ -59,7 +59,7 @@ class Softmax(Study):
     """
 
     name: ClassVar[str] = "bigram/softmax"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Softmax and linear heads train alike early, and to the end for equal weights"
     source: ClassVar = shared.SOURCE
 
@@ -170,6 +170,8 @@ class Softmax(Study):
             return Claim(
                 text,
                 lambda predicted, trained: unstack(trained, "found").sel(head=head, share=share).values,
+                quantity="share of queries",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.5,
                 resolution=1 / (self.vocabulary * 2),
@@ -182,6 +184,7 @@ class Softmax(Study):
                 f"{1 - NEAR:.0%} "
                 "(log2 ratio)",
                 early,
+                quantity="samples of softmax over those of linear attention (log2)",
                 target=0.0,
                 tolerance=float(np.log2(1.25)),
                 resolution=shared.ROUNDING,
@@ -191,6 +194,7 @@ class Softmax(Study):
             Claim(
                 f"Softmax attention learns the weights of linear attention (ratio of the second ones, {unequal})",
                 against_linear,
+                quantity="second weight of softmax over that of linear attention",
                 target=1.0,
                 tolerance=0.5,
                 expected="refuted",
@@ -198,9 +202,9 @@ class Softmax(Study):
             ),
             Claim(
                 f"For {unequal} the second softmax weight remains 1/(T(1 - q2/q1)) after the blow-up of the first "
-                "(log2 "
-                "ratio)",
+                "(log2 ratio)",
                 against_blow_up,
+                quantity="second weight, measured over predicted (log2)",
                 target=0.0,
                 tolerance=2.0,
                 basis="a factor of four: the blow-up is that of constant values, the values grow meanwhile, and "
@@ -209,6 +213,7 @@ class Softmax(Study):
             Claim(
                 f"For {unequal} the softmax head keeps the excess loss q2^2/(q1^2 + q2^2) of its first position alone",
                 final_excess("softmax"),
+                quantity="relative excess loss",
                 target=alone,
                 tolerance=0.1,
                 basis="closed form; noise of values and attention adds a few hundredths",
@@ -229,6 +234,7 @@ class Softmax(Study):
             Claim(
                 f"For {unequal} additional logits of tokens do not change the final excess loss of the softmax head",
                 final_excess("tokens"),
+                quantity="relative excess loss",
                 target=alone,
                 tolerance=0.1,
                 basis="the same closed form, 1 without knowledge and 0 for both positions: the token at a "
@@ -251,7 +257,8 @@ class Softmax(Study):
                 for group, (head, label) in enumerate(HEADS.items())
             )
             title = f"Loss with weights {share:g} and {1 - share:g}"
-            panels.append(Lines(title, "samples drawn", shared.EXCESS_AXIS, curves, log_y=True))
+            shows = ("For equal weights softmax" if share == 0.5 else "the softmax head keeps",)
+            panels.append(Lines(title, "samples drawn", shared.EXCESS_AXIS, curves, log_y=True, shows=shows))
         means = {name: unstack(trained, name).mean("replicate") for name in ("larger", "smaller", "found")}
         rows = tuple(
             (

@@ -53,7 +53,7 @@ class StageTwo(Study):
     """
 
     name: ClassVar[str] = "bigram/stage-two"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     claim: ClassVar[str] = "Initialized with signal, proximal SGD needs samples independent of the length"
     source: ClassVar = shared.SOURCE
 
@@ -141,6 +141,7 @@ class StageTwo(Study):
             Claim(
                 f"With the penalty the smallest excess loss is the same at T = {first} and T = {last} (in doublings)",
                 doublings("penalty"),
+                quantity="excess loss at the largest T over that at the smallest (log2)",
                 target=0.0,
                 tolerance=float(np.log2(1.6)),
                 resolution=shared.ROUNDING,
@@ -150,6 +151,7 @@ class StageTwo(Study):
             Claim(
                 f"With a penalty of {self.ratio:g} standard deviations alpha_V increases as in noiseless descent",
                 final_signal,
+                quantity="alpha_V at the end",
                 target=self._final_signal,
                 tolerance=lambda predicted: 0.1 * self._final_signal(predicted),
                 basis="a tenth: noise of the attention reduces the values by half of its share of the attention's "
@@ -159,6 +161,7 @@ class StageTwo(Study):
                 f"Without a penalty the smallest excess loss grows from T = {first} to T = {last} as the signal system "
                 "with noise predicts (in doublings)",
                 doublings("plain"),
+                quantity="excess loss at the largest T over that at the smallest (log2)",
                 target=predicted_doublings,
                 tolerance=0.3,
                 resolution=shared.ROUNDING,
@@ -167,6 +170,7 @@ class StageTwo(Study):
             Claim(
                 f"At T = {last} the penalty reduces the smallest excess loss (in doublings)",
                 against_plain,
+                quantity="excess loss with the penalty over that without (log2)",
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
                 resolution=shared.ROUNDING,
@@ -175,6 +179,7 @@ class StageTwo(Study):
             Claim(
                 "With the penalty the excess loss of the raw iterate falls below 3.5% at every length",
                 lambda predicted, trained: _best(trained).sel(descent="penalty").max("length").values,
+                quantity="relative excess loss, largest over lengths",
                 target=0.0,
                 tolerance=(0.0, 0.035),
                 basis="the bias of the penalty, that of noiseless descent, and room for noise on the true positions",
@@ -182,6 +187,8 @@ class StageTwo(Study):
             Claim(
                 "Without a penalty the attended positions are not the largest weights of most queries",
                 wrong_support,
+                quantity="share of queries with wrong positions",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.5,
                 resolution=0.5 / self.vocabulary,
@@ -218,6 +225,7 @@ class StageTwo(Study):
                 log_x=True,
                 log_y=True,
                 note=note,
+                shows=("With the penalty the smallest",),
             ),
             Lines(
                 f"Over samples, {longest} tokens",
@@ -226,6 +234,7 @@ class StageTwo(Study):
                 tuple(over),
                 log_y=True,
                 note=note,
+                shows=("the penalty reduces",),
             ),
             Lines(
                 f"Signal of the values, {longest} tokens",
@@ -233,6 +242,7 @@ class StageTwo(Study):
                 "overlap with the transition",
                 tuple(signals),
                 note="One at the solution without a penalty.",
+                shows=("alpha_V increases",),
             ),
         )
 

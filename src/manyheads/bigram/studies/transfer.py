@@ -165,6 +165,7 @@ class TransferCost(Study):
             Claim(
                 "The samples scale as the inverse square of the correlation (exponent of rho)",
                 power,
+                quantity="exponent of rho",
                 target=-2.0,
                 tolerance=float(np.log(1.6) / np.log(rho[0] / rho[-1])),
                 basis="samples times rho^2 within a factor 1.6 from the largest to the smallest correlation",
@@ -172,6 +173,7 @@ class TransferCost(Study):
             Claim(
                 "The constant C follows from the task without a fit, from normal scores (log ratio)",
                 level,
+                quantity="samples, measured over predicted (ln)",
                 target=0.0,
                 tolerance=2 * float(np.log(GROWTH)),
                 resolution=float(np.log(GROWTH)) / 2,
@@ -181,6 +183,7 @@ class TransferCost(Study):
             Claim(
                 "The constant C grows no faster than the logarithm of the length (log-log slope)",
                 growth,
+                quantity="exponent of T",
                 target=slope,
                 tolerance=lambda predicted: (float("inf"), (allowed - 1) * slope(predicted)),
                 basis=f"the predicted slope at these lengths, and {allowed:.2f} times as much above: the "
@@ -189,6 +192,7 @@ class TransferCost(Study):
             Claim(
                 "A pilot estimates correlations of a half or more without bias (estimate over truth)",
                 estimate,
+                quantity="estimated over true correlation",
                 target=1.0,
                 tolerance=max(0.1, error),
                 basis="the standard error of a half pilot at a correlation of a half, at least a tenth for wrong "
@@ -228,6 +232,7 @@ class TransferCost(Study):
                 log_x=True,
                 log_y=True,
                 note="Bands: replicates. Dashed: C/rho^2 with C from the task, no fitted constant.",
+                shows=("inverse square",),
             ),
             Lines(
                 f"Estimate of a pilot of {self.pilot:,} samples, {self.lengths[last]:,} tokens",
@@ -239,6 +244,7 @@ class TransferCost(Study):
                     Curve(straight, straight, "truth", "reference"),
                 ),
                 note="Bands: replicates. Grey: the true correlation.",
+                shows=("A pilot estimates",),
             ),
             Listing(
                 "Pretrained matrix or screening",

@@ -61,7 +61,7 @@ class TwoStages(Study):
     name: ClassVar[str] = "bigram/two-stages"
     claim: ClassVar[str] = "The two-stage algorithm recovers all positions; the refit error is of order 1/n"
     source: ClassVar = shared.SOURCE
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     length: int = 500
     vocabulary: int = 3
@@ -192,6 +192,7 @@ class TwoStages(Study):
             Claim(
                 f"Under SGD alpha_A grows from {LOW} to {HIGH} in the number of steps that the signal system predicts",
                 measured("sgd", "growth"),
+                quantity="time of growth (steps)",
                 target=scalar("growth"),
                 tolerance=lambda predicted: 0.15 * float(predicted["growth"]),
                 basis="15%: finite steps beyond first order, and the distance of the two records around a crossing",
@@ -201,6 +202,7 @@ class TwoStages(Study):
                 lambda predicted, trained: (
                     float(predicted["growth_per_step"]) * (of("sgd", "escape")(trained) - float(predicted["escape"]))
                 ),
+                quantity="delay of the escape (growth times)",
                 target=0.0,
                 tolerance=1.0,
                 basis="one growth time: the logarithm of an initial drift plus normal noise of its size",
@@ -208,6 +210,7 @@ class TwoStages(Study):
             Claim(
                 "After the escape alpha_A drifts along alpha_A alpha_V = 1 as the signal system predicts",
                 lambda predicted, trained: trained["attention_signal"].isel(cell=0, progress=-1).values,
+                quantity="alpha_A at the end",
                 target=final_signal,
                 tolerance=lambda predicted: 0.1 * final_signal(predicted),
                 basis="a tenth: it grows as the fourth root of the time since the escape, known to one growth time",
@@ -215,6 +218,7 @@ class TwoStages(Study):
             Claim(
                 "The switch of the algorithm is reached before the predicted samples of stage one (ratio)",
                 lambda predicted, trained: of("algorithm", "switch")(trained) / float(predicted["stage_one"]),
+                quantity="samples to the switch over the bound",
                 target=0.5,
                 tolerance=(float("inf"), 0.5),
                 resolution=10 * self.batch / stage_one_samples(self._task(), self.noise_ratio),
@@ -223,6 +227,8 @@ class TwoStages(Study):
             Claim(
                 "The two-stage algorithm recovers all attended positions (share of queries)",
                 measured("algorithm", "support"),
+                quantity="share of queries with the right positions",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.5 / self.vocabulary,
                 resolution=0.3 / self.vocabulary,
@@ -231,6 +237,7 @@ class TwoStages(Study):
             Claim(
                 "The raw iterate of the algorithm has a smaller excess loss than plain SGD (in doublings)",
                 lambda predicted, trained: np.log2(of("algorithm", "raw")(trained) / of("sgd", "raw")(trained)),
+                quantity="excess loss of the algorithm over that of SGD (log2)",
                 target=-1.0,
                 tolerance=(float("inf"), 1.0),
                 resolution=shared.ROUNDING,
@@ -239,6 +246,7 @@ class TwoStages(Study):
             Claim(
                 "The excess loss after the refit is that of least squares at the true positions, of order 1/n (ratio)",
                 lambda predicted, trained: of("algorithm", "refit")(trained) / float(predicted["refit"]),
+                quantity="excess loss, measured over predicted",
                 target=1.0,
                 tolerance=0.25,
                 basis="a quarter: next order in 1/n, rows that are normalized not fitted under a constraint, and "
@@ -249,19 +257,19 @@ class TwoStages(Study):
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
         """Show both signals and the loss of SGD over samples."""
         titles = {
-            "value_signal": ("Signal of the values", "overlap with the transition"),
-            "attention_signal": ("Signal of the attention", "overlap with the weights"),
-            "excess": ("Loss of the raw iterate", shared.EXCESS_AXIS),
+            "value_signal": ("Signal of the values", "overlap with the transition", "plateau escape of SGD"),
+            "attention_signal": ("Signal of the attention", "overlap with the weights", "Under SGD alpha_A grows"),
+            "excess": ("Loss of the raw iterate", shared.EXCESS_AXIS, "smaller excess loss than plain SGD"),
         }
         samples = predicted["progress"].values
         panels: list[Panel] = []
-        for name, (title, label) in titles.items():
+        for name, (title, label, claim) in titles.items():
             # the initial signals are zero, which a logarithmic axis cannot show
             theory = spread_curve(samples[1:], predicted[name].values[1:], "signal system with noise", "predicted", 0)
             rows = trained[name].isel(cell=0).transpose("replicate", "progress").values[:, 1:]
             curves = (theory, spread_curve(samples[1:], rows, "SGD", group=0))
             note = "" if name == "excess" else "Absolute values: a run may reach the sign-flipped solution."
-            panels.append(Lines(title, "samples drawn", label, curves, log_y=True, note=note))
+            panels.append(Lines(title, "samples drawn", label, curves, log_y=True, note=note, shows=(claim,)))
         return tuple(panels)
 
     def _task(self) -> BigramTask:

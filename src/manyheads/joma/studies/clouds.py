@@ -138,6 +138,7 @@ class Clouds(Study):
             Claim(
                 "The rms distance of SGD from the gradient flow of theorem 3 scales as n^(-1/2) with n samples",
                 order,
+                quantity="exponent of n",
                 target=-0.5,
                 tolerance=0.1,
                 basis="linear noise; the next order is some hundredths of the distance of the shortest training",
@@ -145,6 +146,7 @@ class Clouds(Study):
             Claim(
                 "The mean square distance of SGD from the flow is that of the linear-noise approximation",
                 size,
+                quantity="squared distance, measured over predicted",
                 target=1.0,
                 tolerance=0.3,
                 basis="linear noise at the longest training; three tenths for the chance of a few hundred neurons",
@@ -152,6 +154,7 @@ class Clouds(Study):
             Claim(
                 "The mean weights of the longest training are those of the gradient flow (largest z-score)",
                 score,
+                quantity="largest z-score",
                 target=0.0,
                 tolerance=6.0,
                 basis=f"{SNAPSHOTS * len(INIT)} scores: 5.3 is exceeded once in ten thousand runs; the rest is left to "
@@ -187,6 +190,7 @@ class Clouds(Study):
                 log_x=True,
                 log_y=True,
                 note="Root mean square over neurons and times. Dashed: linear-noise approximation, without fit.",
+                shows=("scales as n^(-1/2)",),
             ),
         )
 

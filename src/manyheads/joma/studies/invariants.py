@@ -225,6 +225,7 @@ class Invariants(Study):
                 "Gradient flow conserves sum_q z_q^2 - |v|^2 (linear attention) and sum_q z_q - |v|^2/2 (exp "
                 "attention) for smooth activations",
                 drift(relu=False),
+                quantity="relative drift",
                 target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
                 basis="an equality: rounding, and the fourth power of the step, leave less",
@@ -232,6 +233,7 @@ class Invariants(Study):
             Claim(
                 "Each of several queries with shared weights conserves its own quantity",
                 per_query,
+                quantity="relative drift",
                 target=_no_drift,
                 tolerance=0.1,
                 expected="refuted",
@@ -244,6 +246,7 @@ class Invariants(Study):
                 Claim(
                     "With ReLU the quantity is conserved up to the error of fixed steps at the kinks",
                     drift(relu=True),
+                    quantity="relative drift",
                     target=_no_drift,
                     tolerance=KINK_LIMIT,
                     basis="the error of a step over a kink is a multiple of its square",
@@ -270,6 +273,7 @@ class Invariants(Study):
                 Claim(
                     f"The drift under gradient descent is proportional to the learning rate ({attention} attention)",
                     order(attention),
+                    quantity="exponent of the learning rate",
                     target=lambda predicted: float(predicted["order"]),
                     tolerance=0.05,
                     basis="order one; the next order changes the slope by a multiple of the learning rate",
@@ -279,6 +283,7 @@ class Invariants(Study):
             Claim(
                 decay.format("linear"),
                 lambda predicted, trained: float(linear(trained).max()),
+                quantity="relative drift",
                 target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
                 basis="an equality: both sides are quadratic and shrink together",
@@ -286,6 +291,7 @@ class Invariants(Study):
             Claim(
                 decay.format("exp"),
                 lambda predicted, trained: exp(trained),
+                quantity="relative drift",
                 target=_no_drift,
                 tolerance=0.01,
                 expected="refuted",
@@ -313,6 +319,7 @@ class Invariants(Study):
             Claim(
                 "Softmax attention conserves the sum of the logits of each query",
                 sum_drift,
+                quantity="relative drift",
                 target=_no_drift,
                 tolerance=SMOOTH_LIMIT,
                 basis="an equality: attention is invariant under a shift of all logits",
@@ -320,6 +327,7 @@ class Invariants(Study):
             Claim(
                 "With a single context and a moving mean attention, theorem 1 is exact for softmax attention",
                 single_context,
+                quantity="relative error",
                 target=_no_drift,
                 tolerance=INTEGRAL_LIMIT,
                 basis="an equality up to the splines of the integral, whose error is of order two at a kink",
@@ -327,6 +335,7 @@ class Invariants(Study):
             Claim(
                 "With many contexts theorem 1 gives the change of the logits of softmax attention",
                 errors,
+                quantity="relative error",
                 target=_no_drift,
                 tolerance=0.1,
                 expected="refuted",
@@ -336,6 +345,7 @@ class Invariants(Study):
             Claim(
                 "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
                 correlations,
+                quantity="correlation over tokens",
                 target=1.0,
                 tolerance=(1 - UNRELATED, np.inf),
                 resolution=INTEGRAL_LIMIT,

@@ -142,7 +142,8 @@ class LatentTreeStudy(Study):
 
         def agree(claim: str, counts: xr.Dataset, probability: xr.DataArray, expected: Expected = "holds") -> Verdict:
             score = float(np.abs(_scores(counts, probability)).max())
-            return Verdict.exact(claim, score, target=0.0, tolerance=bound, basis=basis, expected=expected)
+            found = Verdict.exact(claim, score, target=0.0, tolerance=bound, basis=basis, expected=expected)
+            return replace(found, quantity="largest z-score of a count")
 
         error = symmetric["scatter"].mean("height").transpose("replicate", "cell").values
         fit = fit_exponent(np.asarray(self.samples), np.maximum(error, 1e-12))
@@ -160,20 +161,26 @@ class LatentTreeStudy(Study):
                 formula,
                 "refuted",
             ),
-            Verdict.from_interval(
-                "The error of the empirical co-occurrence scales as n^(-1/2) with n sequences",
-                fit.interval,
-                figure=fit.exponent,
-                target=-0.5,
-                tolerance=0.12,
-                basis="the rate of a mean; the error of 32 blocks is known to a tenth, a slope over them to hundredths",
+            replace(
+                Verdict.from_interval(
+                    "The error of the empirical co-occurrence scales as n^(-1/2) with n sequences",
+                    fit.interval,
+                    figure=fit.exponent,
+                    target=-0.5,
+                    tolerance=0.12,
+                    basis="the rate of a mean; the error of 32 blocks is known to a tenth, a slope to hundredths",
+                ),
+                quantity="exponent of n",
             ),
-            Verdict.from_samples(
-                "Siblings co-occur more often than leaves of height two, by the difference of theorem 5",
-                nearest - next_nearest,
-                target=float(formula[0] - formula[1]),
-                tolerance=0.5 * float(formula[0] - formula[1]),
-                basis="within half of the predicted difference; the sampling error is far smaller",
+            replace(
+                Verdict.from_samples(
+                    "Siblings co-occur more often than leaves of height two, by the difference of theorem 5",
+                    nearest - next_nearest,
+                    target=float(formula[0] - formula[1]),
+                    tolerance=0.5 * float(formula[0] - formula[1]),
+                    basis="within half of the predicted difference; the sampling error is far smaller",
+                ),
+                quantity="difference of probabilities",
             ),
         )
 
@@ -199,6 +206,7 @@ class LatentTreeStudy(Study):
                 "P(on | other on)",
                 tuple(curves),
                 note=f"{self.branching ** (self.depth - 1)} leaves; bands range over replicates.",
+                shows=("leaves co-occur",),
             ),
             Lines(
                 "Error of the empirical co-occurrence, symmetric tree",
@@ -208,6 +216,7 @@ class LatentTreeStudy(Study):
                 log_x=True,
                 log_y=True,
                 note="One pair of leaves per height, mean over heights.",
+                shows=("error of the empirical",),
             ),
         )
 

@@ -53,7 +53,7 @@ class Neurons(Study):
     name: ClassVar[str] = "joma/neurons"
     claim: ClassVar[str] = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
     source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     lower: tuple[int, ...] = (10, 20)
     upper: tuple[int, ...] = (20, 30)
@@ -121,6 +121,7 @@ class Neurons(Study):
             return Claim(
                 claim,
                 gap(level, control),
+                quantity="difference of correlations",
                 target=rise,
                 tolerance=(0.0, np.inf),
                 expected="refuted",
@@ -129,11 +130,25 @@ class Neurons(Study):
 
         def equal(level: int, claim: str) -> Claim:
             basis = "the smallest difference that the table can show, either way"
-            return Claim(claim, gap(level, "untrained"), target=0.0, tolerance=rise, basis=basis)
+            return Claim(
+                claim,
+                gap(level, "untrained"),
+                quantity="difference of correlations",
+                target=0.0,
+                tolerance=rise,
+                basis=basis,
+            )
 
         def above(level: int, claim: str) -> Claim:
             basis = "an inequality, replicate by replicate: both are maxima over the same neurons"
-            return Claim(claim, gap(level, "permuted"), target=0.0, tolerance=(0.0, np.inf), basis=basis)
+            return Claim(
+                claim,
+                gap(level, "permuted"),
+                quantity="difference of correlations",
+                target=0.0,
+                tolerance=(0.0, np.inf),
+                basis=basis,
+            )
 
         def accuracy(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             return select_cells(trained, keep=1.0)["accuracy"].mean("cell").values
@@ -142,6 +157,8 @@ class Neurons(Study):
             Claim(
                 "The networks learn the published task",
                 accuracy,
+                quantity="accuracy",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=(0.2, 0.0 + 1 / self.labels),
                 resolution=1 / (self.labels * len(self.lower)),

@@ -68,6 +68,7 @@ class RealText(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own"
     )
+    revision: ClassVar[int] = 2  # correlations: intervals end at -1 and 1
 
     text: Path | None = None
     depths: tuple[int, ...] = (1, 2, 4)
@@ -189,6 +190,8 @@ class RealText(Study):
             Claim(
                 "The rebound of attention entropy is highly correlated with low validation loss",
                 _statistic(lambda found: found.pooled),
+                quantity="rank correlation",
+                bounds=(-1.0, 1.0),
                 target=-1.0,
                 tolerance=(float("inf"), 1 - HIGH),
                 expected="refuted",
@@ -198,6 +201,8 @@ class RealText(Study):
             Claim(
                 "Within a learning rate the rebound of attention entropy is highly correlated with low validation loss",
                 _statistic(lambda found: found.within),
+                quantity="rank correlation",
+                bounds=(-1.0, 1.0),
                 target=-1.0,
                 tolerance=(float("inf"), 1 - HIGH),
                 expected="refuted",
@@ -207,6 +212,8 @@ class RealText(Study):
             Claim(
                 "Between seeds of one depth and learning rate the rebound is uncorrelated with the validation loss",
                 between_seeds,
+                quantity="rank correlation",
+                bounds=(-1.0, 1.0),
                 target=0.0,
                 tolerance=NEGLIGIBLE,
                 basis=f"correlations up to {NEGLIGIBLE} are called negligible; mean over cells",
@@ -214,6 +221,7 @@ class RealText(Study):
             Claim(
                 f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
                 early,
+                quantity="difference of rank correlations",
                 target=1.0,
                 tolerance=(1.0, float("inf")),
                 resolution=2 * grain,
@@ -254,6 +262,7 @@ def _drop_and_rebound() -> tuple[Claim, ...]:
         return Claim(
             f"At the best learning rate {words}",
             _statistic(of),
+            quantity=f"drop or rise ({unit})",
             target=REBOUND,
             tolerance=(0.0, float("inf")),
             expected=expected,
@@ -277,6 +286,7 @@ def _collapse() -> Claim:
     return Claim(
         "At the highest learning rate the attention of the bottom layer collapses to one-hot",
         _statistic(lambda found: found.bottom_at_highest),
+        quantity="attention entropy (nat)",
         target=0.0,
         tolerance=(float("inf"), COLLAPSED),
         resolution=ROUNDING,

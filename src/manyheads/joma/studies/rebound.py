@@ -72,7 +72,7 @@ class Rebound(Study):
     name: ClassVar[str] = "joma/rebound"
     claim: ClassVar[str] = "Attention entropy and stable rank drop, then rebound, as components saturate"
     source: ClassVar[Source] = replace(SOURCE, locus="section 4, figures 4 and 7; the conditions are derived here")
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     # Not vectorized: its flows and networks are compiled once for all cells and replicates.
     vectors: int = 240
     resolution: float = 0.25
@@ -204,6 +204,8 @@ class Rebound(Study):
             Claim(
                 f"Under exp attention the entropy rebounds by {REBOUND:g} nat for 97% of random targets",
                 figure("exp", "rebounded"),
+                quantity="share of targets that rebound",
+                bounds=(0.0, 1.0),
                 target=0.97,
                 tolerance=(0.03, infinite),
                 expected=expected_below("exp"),
@@ -214,6 +216,7 @@ class Rebound(Study):
             Claim(
                 "Without attention, and under a linear activation, no entropy rebounds",
                 largest_share,
+                quantity="largest share of targets that rebound",
                 target=0.0,
                 tolerance=1e-12,
                 basis="entropy decreases while larger logits grow faster: proved for both",
@@ -221,6 +224,7 @@ class Rebound(Study):
             Claim(
                 "Entropy rebounds for the same targets under softmax and exp attention",
                 difference,
+                quantity="difference of the shares that rebound",
                 target=0.0,
                 tolerance=2.5 / self.vectors,
                 basis="the minimum may lie between records: two vectors at the edge of the level",
@@ -228,6 +232,7 @@ class Rebound(Study):
             Claim(
                 "With attention the stable rank of the lower layer drops and rebounds",
                 smallest(attended, "rank_rise", "rank_drop"),
+                quantity="smallest drop or rise of the stable rank",
                 target=RISE,
                 tolerance=(0.0, infinite),
                 basis="a sign: the smallest drop and rise over all replicates are far from zero",
@@ -235,6 +240,7 @@ class Rebound(Study):
             Claim(
                 "Without attention the lower layer moves on a straight line",
                 lambda predicted, trained: float(select_cell(trained, system="uniform")["line_error"].max()),
+                quantity="relative distance from the line",
                 target=0.0,
                 tolerance=1e-6,
                 basis="one rate for all weights; the integrator has errors of 1e-8 per step",
@@ -242,6 +248,8 @@ class Rebound(Study):
             Claim(
                 "Without attention the stable rank never rises",
                 figure("uniform", "rising"),
+                quantity="share of targets with a rising stable rank",
+                bounds=(0.0, 1.0),
                 target=0.0,
                 tolerance=0.1,
                 resolution=1e-9,
@@ -253,6 +261,7 @@ class Rebound(Study):
                 "Without attention the final slope of the stable rank has the sign of u^T W v/sigma_1 - <B, W>/|B|^2 "
                 "at the initialization W",
                 lambda predicted, trained: float(select_cell(trained, system="uniform")["agreement"].min()),
+                quantity="share of targets with the predicted sign",
                 target=1.0,
                 tolerance=1.5 / self.vectors,
                 basis="the sign of the slope at the end of a straight line; one layer of a replicate may be too close",
@@ -260,6 +269,7 @@ class Rebound(Study):
             Claim(
                 "In a network trained on a regression entropy and stable rank drop and rebound",
                 smallest(lambda predicted: ["regression"], "drop", "rise", "rank_drop", "rank_rise"),
+                quantity="smallest drop or rise",
                 target=0.02,
                 tolerance=(0.0, infinite),
                 expected=expected_below("regression"),
@@ -268,6 +278,7 @@ class Rebound(Study):
             Claim(
                 "In a network trained by cross-entropy the entropy rebounds by a tenth of its drop",
                 relative_rise,
+                quantity="rise over drop of the entropy",
                 target=0.1,
                 tolerance=(0.0, infinite),
                 basis="the noise of the batches is some hundredths; rebounds of the flows are a third or more",
@@ -276,6 +287,7 @@ class Rebound(Study):
             Claim(
                 "In a network trained by cross-entropy the entropy drops by a quarter of a nat",
                 figure("classification", "drop"),
+                quantity="drop of the attention entropy (nat)",
                 target=0.25,
                 tolerance=(0.0, infinite),
                 basis="a sign: the missing rebound is not that of attention that does not change",
@@ -286,9 +298,14 @@ class Rebound(Study):
         """Show entropies and stable ranks, the predicted entropy, and a table of drops and rises."""
         steps = np.arange(RECORDS + 1) / RECORDS
         shown: list[Panel] = []
-        for title, name, label in (
-            ("Attention entropy", "entropy", "entropy [nat]"),
-            ("Stable rank of the lower layer", "stable_rank", "stable rank"),
+        for title, name, label, claims in (
+            ("Attention entropy", "entropy", "entropy [nat]", ("Entropy rebounds for the same", "by a tenth of its")),
+            (
+                "Stable rank of the lower layer",
+                "stable_rank",
+                "stable rank",
+                ("the lower layer drops and rebounds", "on a regression"),
+            ),
         ):
             for part, systems in (("flows", tuple(DYNAMICS)), ("trained networks", ("regression", "classification"))):
                 curves = tuple(
@@ -297,7 +314,8 @@ class Rebound(Study):
                 )
                 axis = "record, logarithmic in time" if part == "flows" else "record"
                 note = "Bands range over replicates. Records are fractions of the time of each system."
-                shown.append(Lines(f"{title}: {part}", axis, label, curves, note=note))
+                shows = claims[part == "trained networks" :][:1]
+                shown.append(Lines(f"{title}: {part}", axis, label, curves, note=note, shows=shows))
         rows = tuple(
             (label, *(f"{float(select_cell(trained, system=system)[name].mean()):.3g}" for name in COLUMNS))
             for system, label in SYSTEMS.items()

@@ -157,6 +157,7 @@ class SalientFirst(Study):
                     f"Under the {LOSS_NAMES[loss]} ln(1/delta) of target {self._targets(loss)[which]:g} grows at the "
                     "final rate r(mu) of its law",
                     slope(loss, which),
+                    quantity="rate, measured over predicted",
                     target=1.0,
                     tolerance=slack,
                     basis=bias,
@@ -167,6 +168,7 @@ class SalientFirst(Study):
             Claim(
                 "Under the matched loss the offset of ln(1/delta) of the middle target is B(mu)",
                 offset,
+                quantity="offset, measured over predicted",
                 target=1.0,
                 tolerance=lambda predicted: (
                     slack * (1 + LATE / float(predicted["offset"].sel(loss="matched").values[1]))
@@ -176,6 +178,7 @@ class SalientFirst(Study):
             Claim(
                 "Under the squared loss ln(1/delta) of the largest target grows at rate exp(mu^2/2) of theorem 4",
                 exponential,
+                quantity="rate, measured over predicted",
                 target=1.0,
                 tolerance=slack,
                 basis=f"{bias}; the rate of this loss is (1 + mu^2) exp(mu^2)",
@@ -184,6 +187,7 @@ class SalientFirst(Study):
             Claim(
                 "Under the squared loss components are learned in the order of their salience",
                 lead,
+                quantity="relative lead of the earlier component",
                 target=0.1,
                 tolerance=(0.0, float("inf")),
                 basis="an inequality: each converges a tenth earlier at least than the next less salient one",
@@ -191,6 +195,7 @@ class SalientFirst(Study):
             Claim(
                 "Under the matched loss the ratio of log deficits is bounded by its limit exp((mu_j^2 - mu_k^2)/2)",
                 ratio,
+                quantity="ratio of log deficits",
                 target=lambda predicted: float(predicted["ratio_limit"]),
                 tolerance=(float("inf"), 0.0),
                 basis="an inequality; in theory the ratio exceeds its limit if the waiting time of the larger target "
@@ -200,6 +205,7 @@ class SalientFirst(Study):
             Claim(
                 "Under the matched loss the ratio of log deficits is that of the exact learning times",
                 ratio,
+                quantity="ratio of log deficits",
                 target=lambda predicted: float(predicted["ratio"]),
                 tolerance=lambda predicted: 2 * slack * float(predicted["ratio"]),
                 basis=f"{bias}; two times are compared",
@@ -229,6 +235,7 @@ class SalientFirst(Study):
                     tuple(curves),
                     log_x=True,
                     note="One solid line per replicate; dashed, exact times of theory.",
+                    shows=(f"Under the {LOSS_NAMES[loss]}",),
                 )
             )
         rows = tuple(

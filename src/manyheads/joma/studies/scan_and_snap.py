@@ -182,6 +182,7 @@ class ScanAndSnap(Study):
             Claim(
                 "Logits of exchangeable next tokens follow the reduced trajectory at every ratio of the learning rates",
                 lambda predicted, trained: float(_shared(trained)["deviation"].max()),
+                quantity="largest distance of logits",
                 target=0.0,
                 tolerance=1e-6,
                 basis="an equality; local errors of 1e-11 over some ten thousand steps",
@@ -189,6 +190,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The attention logits of common tokens never become positive",
                 lambda predicted, trained: float(trained["common"].max()),
+                quantity="largest logit of a common token",
                 target=0.0,
                 tolerance=(float("inf"), ROUNDING),
                 basis="an inequality, up to the error of the integrator; the largest logit of all cells and replicates",
@@ -196,6 +198,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The attention logits of distinct tokens are ordered by co-occurrence at all times",
                 lambda predicted, trained: float(trained["disorder"].min()),
+                quantity="smallest difference of ordered logits",
                 target=0.0,
                 tolerance=(ROUNDING, float("inf")),
                 basis="an inequality, up to the error of the integrator; the worst pair, time, cell and replicate",
@@ -203,6 +206,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The gap between distinct tokens stops growing",
                 late_growth,
+                quantity="growth of the gap over the last doubling",
                 target=0.0,
                 tolerance=(float("inf"), float(drive)),
                 basis="over the last doubling of progress common tokens drive it by C ln 2/(kappa K tau^2) at most",
@@ -210,6 +214,7 @@ class ScanAndSnap(Study):
             Claim(
                 "No winner takes all: the strongest distinct token gains less than half of the attention of the others",
                 winning,
+                quantity="attention of the strongest over that of the others",
                 target=0.0,
                 tolerance=(float("inf"), 0.5),
                 basis="winner-take-all is one; half of it leaves room for the overshoot of the gap",
@@ -217,6 +222,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The relative gain follows r(t) = r(0) exp(2 z) at all times",
                 kept,
+                quantity="final gain over that of the law",
                 target=1.0,
                 tolerance=0.01,
                 expected="refuted",
@@ -225,6 +231,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The relative error of the gain law scales as the square of the progress tau",
                 order,
+                quantity="exponent of tau",
                 target=2.0,
                 tolerance=0.15,
                 basis=f"the next order is of relative size tau^2/10 and less up to tau = {EARLY[-1]}",
@@ -232,6 +239,7 @@ class ScanAndSnap(Study):
             Claim(
                 "The error of the gain law decreases as the decoder learns faster than the attention",
                 by_ratio,
+                quantity="exponent of the ratio of learning rates",
                 target=0.1,
                 tolerance=(0.0, float("inf")),
                 expected="refuted",
@@ -267,6 +275,7 @@ class ScanAndSnap(Study):
                 log_x=True,
                 note="One draw of co-occurrence, exchangeable next tokens. Final gap over its maximum: "
                 f"{theory[-1] / theory.max():.2f} on the reduced trajectory.",
+                shows=("stops growing",),
             ),
             Lines(
                 "Reduced trajectory with and without the assumption of the gain law",
@@ -283,6 +292,7 @@ class ScanAndSnap(Study):
                 tuple(laws),
                 log_x=True,
                 note="Bands range over replicates; the law is at one.",
+                shows=("The relative gain follows",),
             ),
             Listing(
                 "Snap time",

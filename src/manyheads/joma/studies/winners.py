@@ -142,26 +142,31 @@ class Winners(Study):
             Claim(
                 "Under exp attention all weights follow erf(v/sqrt 2) = sqrt(2/pi) Delta t to 98% of the blow-up time",
                 _worst("exp", lambda path: np.abs(path["weights"] - weights_at(path["gain"], _times(path))).max()),
+                quantity="largest distance of weights",
                 **equality,
             ),
             Claim(
                 "Under exp attention erf(v/sqrt 2)/Delta is the same for all tokens",
                 _worst("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5**0.5)),
+                quantity="spread over tokens (relative)",
                 **equality,
             ),
             Claim(
                 "Under exp attention erf(v/2)/Delta is the same for all tokens",
                 _each("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5)),
+                quantity="spread over tokens (relative)",
                 **no_constant,
             ),
             Claim(
                 f"The weight of the largest gain reaches {self.level:g} at the time of the erf law",
                 _worst("exp", lambda path: abs(path["end_time"] / reaching_time(path["gain"], self.level) - 1)),
+                quantity="relative error of the time",
                 **equality,
             ),
             Claim(
                 "The other weights converge to erf(v/sqrt 2) = Delta/max|Delta|",
                 _worst("exp", lambda path: np.abs(erf(path["end"] * 0.5**0.5) - path["gain"] / _top(path)).max()),
+                quantity="largest distance",
                 target=0.0,
                 tolerance=lambda predicted: float(predicted["left"]) + EXACT,
                 basis="the fraction of the blow-up time left at the level where the flow ends, and the integrator",
@@ -169,6 +174,7 @@ class Winners(Study):
             Claim(
                 "Exp attention becomes one-hot on the token of the largest gain",
                 _least("exp", _winner),
+                quantity="smallest share of the winner",
                 target=1.0,
                 tolerance=0.01,
                 basis="the other weights stay finite: their share is exp(-level^2/2) times that of gains equal to 1e-6",
@@ -176,16 +182,19 @@ class Winners(Study):
             Claim(
                 "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
                 _worst("linear", _sinh_error),
+                quantity="largest error (relative)",
                 **equality,
             ),
             Claim(
                 "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens",
                 _each("softmax", lambda path: common_ratio(path["gain"], path["end"], 0.5**0.5)),
+                quantity="spread over tokens (relative)",
                 **no_constant,
             ),
             Claim(
                 "Under softmax attention with one context the token of the largest gain has the largest weight",
                 _least("softmax", lambda path: abs(path["end"][np.abs(path["gain"]).argmax()]) / self.level),
+                quantity="weight of the winner over the level, smallest",
                 target=1.0,
                 tolerance=EXACT,
                 basis="the flow ends where the largest weight is at the level; this weight over it, worst replicate",
@@ -212,7 +221,15 @@ class Winners(Study):
             "token weight v",
             tuple(curves),
             note=f"First replicate. Dashed: {'sinh(gain t)' if attention == 'linear' else 'erf law of exp attention'}.",
+            shows=SHOWN[attention],
         )
+
+
+SHOWN = {  # claims by kind of attention
+    "exp": ("all weights follow erf",),
+    "linear": ("Under linear attention",),
+    "softmax": ("has the largest weight",),
+}
 
 
 def _paths(trained: xr.Dataset, attention: str) -> list[dict[str, Any]]:

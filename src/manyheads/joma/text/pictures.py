@@ -107,6 +107,7 @@ def _rebounds(found: RunSummary) -> Lines:
         "lowest validation loss [nat/character]",
         tuple(curves),
         note="One point per depth, joined from shallow to deep within a learning rate; means over seeds.",
+        shows=("The rebound of attention entropy",),
     )
 
 
@@ -127,6 +128,7 @@ def _final(found: RunSummary, uniform: float) -> Picture:
         x_ticks=tuple(f"{rate:g}" for rate in rates),
         y_ticks=tuple(names),
         note="Each layer of each network, mean over heads and seeds; 0 is one-hot attention.",
+        shows=("collapses to one-hot",),
     )
 
 

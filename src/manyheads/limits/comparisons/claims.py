@@ -21,6 +21,7 @@ def single_network_claim(text: str, measure: Measure, letter: str, sizes: Sequen
     return Claim(
         text,
         measure,
+        quantity=f"exponent of {letter}",
         target=-0.5,
         tolerance=bias,
         basis=f"a correction 1 + {letter}^(-1/2) moves the exponent by {bias:.2f} over these sizes",
@@ -32,6 +33,7 @@ def nearer_claim(text: str, measure: Measure) -> Claim:
     return Claim(
         text,
         measure,
+        quantity="first over second distance (ln)",
         target=0.0,
         tolerance=(math.inf, 0.0),
         basis="the logarithm of a ratio of distances is negative where the first is the smaller one",
@@ -54,7 +56,15 @@ def distance_claim(
         needed = replicates_to_decide(found.first, 0.0, (math.inf, most**2), level=LEVEL, prediction_error=found.drawn)
         return found.distance, found.interval(), None if needed is None else -(-needed // networks)
 
-    return Claim(text, measured, target=0.0, tolerance=(math.inf, most), basis=basis, expected=expected)
+    return Claim(
+        text,
+        measured,
+        quantity="distance of the means",
+        target=0.0,
+        tolerance=(math.inf, most),
+        basis=basis,
+        expected=expected,
+    )
 
 
 def caption_claim(measure: Measure) -> Claim:
@@ -62,6 +72,7 @@ def caption_claim(measure: Measure) -> Claim:
     return Claim(
         "The variance of attention logits over heads scales as N^-2 after training (caption of figure 2)",
         measure,
+        quantity="exponent of N",
         target=CAPTION,
         tolerance=0.5,
         basis="half way to N^-1, which is derived here",

@@ -135,6 +135,7 @@ def variances_panel(data: LogitsOverHeads, note: str) -> Panel:
         note=f"{note} Geometric means; bands range over replicates. Grey: powers of N from the networks' first point "
         "after "
         "training at exponent 1.",
+        shows=("variance of attention logits over heads scales",),
     )
 
 

@@ -102,6 +102,7 @@ def transfers_claim(plan: Plan, parametrization: str, axis: Axis) -> Claim:
         f"{NAMES[parametrization]} parametrization: the optimal learning rate changes by at most "
         f"{ALLOWED_DECADES:g} decades over a factor of eight in {LETTERS[axis]}",
         measure,
+        quantity="drift of the optimal learning rate (decades)",
         target=0.0,
         tolerance=ALLOWED_DECADES,
         basis="half way from no drift to the root of the size, 0.45 decades, rounded up",
@@ -120,6 +121,7 @@ def drifts_claim(plan: Plan, parametrization: str, axis: Axis, least: float, bas
         f"{NAMES[parametrization]} parametrization: the optimal learning rate falls by at least {least:g} "
         f"decades over a factor of eight in {LETTERS[axis]}",
         measure,
+        quantity="drift of the optimal learning rate (decades)",
         target=-least,
         tolerance=(math.inf, 0.0),
         basis=basis,
@@ -174,6 +176,7 @@ def _optima(plan: Plan, trained: xr.Dataset) -> tuple[Panel, ...]:
                 log_x=True,
                 log_y=True,
                 note="Geometric means over replicates; bands range over all. A horizontal line is transfer.",
+                shows=(f"factor of eight in {LETTERS[axis]}",),
             )
         )
     return tuple(panels)

@@ -207,6 +207,7 @@ class Approach(Study):
             Claim(
                 f"{who}: the distance of the mean loss curve to its limit scales as {letter}^-1",
                 measure,
+                quantity="exponent of the size",
                 target=-1.0,
                 tolerance=(1 + drift) / 2,
                 basis=f"half way from {letter}^-1 to a drift like log {letter}, which has no limit",
@@ -228,6 +229,7 @@ class Approach(Study):
                 f"{'' if quantity == 'loss' else ' ' + when} "
                 + (f"is independent of {letter}" if flat else f"scales as {letter}^-1/2"),
                 measure(quantity, place),
+                quantity="exponent of the size",
                 target=0.0 if flat else ROOT,
                 tolerance=HALF_WAY,
                 basis="half way between parts that average out, -1/2, and parts that do not, 0",
@@ -255,6 +257,7 @@ class Approach(Study):
                 f"standard parametrization: the mean kernel of the stream {WHEN[place]} converges as {letter} grows "
                 "(exponent of its distance)",
                 kernel,
+                quantity="exponent of the size",
                 target=power_of_drift(sizes),
                 tolerance=(math.inf, 0.0),
                 basis=DRIFT.format(letter),
@@ -330,6 +333,7 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         log_y=True,
         note="The noise of the means is subtracted from the squares; bands are one standard error over replicates; "
         "squares below zero are not shown.",
+        shows=(f"mean loss curve converges as {letter}",),
     )
 
 
@@ -354,6 +358,7 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         log_y=True,
         note=f"Of the difference between a network and the one of {letter}={sizes[-1]} with the same seed. "
         "Geometric means over replicates; bands range over all.",
+        shows=(f"is independent of {letter}", f"scales as {letter}^-1/2"),
     )
 
 

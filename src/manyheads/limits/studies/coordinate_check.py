@@ -214,8 +214,7 @@ class CoordinateCheckStudy(Study):
             worst,
             target=0.0,
             tolerance=TOLERANCE[axis],
-            basis="half of the distance between two exponents of the theory; a deviation is counted from where finite "
-            "size lets a consistent exponent lie",
+            basis="half of the distance between two exponents of the theory, beyond where finite size lets one lie",
         )
 
     def _inconsistent(self, name: str, axis: Axis) -> Claim:
@@ -249,6 +248,7 @@ class CoordinateCheckStudy(Study):
                 f"{LETTERS[axis]}^{exponent:g}"
                 + (", which a consistent scaling does not prescribe" if unscaled else ""),
                 last,
+                quantity="exponent of the size",
                 target=exponent,
                 tolerance=0.15,
                 basis="a correction 1 + n^(-1/2), random parts being one at n = 1, moves the exponent by "
@@ -281,6 +281,7 @@ class CoordinateCheckStudy(Study):
             Claim(
                 f"{_who(name)}: after {step} steps {text}",
                 slowest,
+                quantity="exponent of the size",
                 target=least,
                 tolerance=(0.0, np.inf),
                 basis=basis,
@@ -305,6 +306,7 @@ class CoordinateCheckStudy(Study):
                 lambda predicted, trained: fit_exponent(
                     dict(plan.sizes)[axis], plan.along(trained, variable, name, axis)
                 ),
+                quantity="exponent of the size",
                 target=power,
                 tolerance=0.1,
                 basis=basis,
@@ -371,9 +373,9 @@ def _curves(study: CoordinateCheckStudy, trained: xr.Dataset) -> Panel:
         row_labels=("outputs", "stream", "logits", "queries, own weights", "values, own weights"),
         column_labels=tuple(f"along {LETTERS[axis]}" for axis in sizes),
         note="In brackets the exponents of logits and of depth. Means over replicates; bands range over all. A "
-        "horizontal "
-        "line is consistent, except that at logit (depth) exponent 1/2 N^-0.5 (L^-0.5) is prescribed for queries by "
-        "their own weights. A parametrization is shown only along axes where its networks differ from those of others.",
+        "horizontal line is consistent, except that at logit (depth) exponent 1/2 N^-0.5 (L^-0.5) is prescribed for "
+        "queries by their own weights. A parametrization is shown where its networks differ from those of others.",
+        shows=("updates of all modules", "update of a module"),
     )
 
 

@@ -309,6 +309,7 @@ class HeadDiversity(Study):
             f"{EXPONENTS[exponent]}: before training the variance of attention logits over heads scales as "
             f"N^{1 - 2 * exponent:g}",
             lambda predicted, trained: self.data(predicted, trained).fit(exponent, "start"),
+            quantity="exponent of N",
             target=lambda predicted: _exponent(predicted, exponent),
             tolerance=0.1,
             basis="exact in the first layer; corrections of relative size 1/(N H) above it",
@@ -333,10 +334,10 @@ class HeadDiversity(Study):
             f"{EXPONENTS[exponent]}: after {training} the variance of attention logits over heads scales as "
             f"N^{1 - 2 * exponent:g}",
             lambda predicted, trained: self.data(predicted, trained).fit(exponent, "end"),
+            quantity="exponent of N",
             target=lambda predicted: _exponent(predicted, exponent),
             tolerance=bias,
-            basis=f"a correction 1 + N^(-1/2) of the std moves the exponent of its square by {bias:.2f} over these "
-            "sizes",
+            basis=f"a correction 1 + N^(-1/2) of the std moves that of its square by {bias:.2f} over these sizes",
             expected=expected,
         )
 
@@ -346,6 +347,7 @@ class HeadDiversity(Study):
             f"{EXPONENTS[exponent]}: training changes the exponent of N in the variance over heads as the mean-field "
             "solution predicts",
             lambda predicted, trained: self.data(predicted, trained).measured_change(exponent),
+            quantity="change of the exponent of N",
             target=lambda predicted: float(self.data(predicted, predicted).change(exponent).mean()),
             tolerance=5 / self.training.heads / math.log(sizes[-1] / sizes[0]),
             basis="2.5 / H at either end: corrections of relative size 1/H to what training adds",
@@ -376,9 +378,8 @@ class HeadDiversity(Study):
 
     def _growth(self, exponent: float) -> Claim:
         return Claim(
-            f"{EXPONENTS[exponent]}, N={self.training.key_dims[-1]}: training increases the variance over heads as "
-            "in the "
-            "limit (0: without response functions, 1: limit)",
+            f"{EXPONENTS[exponent]}, N={self.training.key_dims[-1]}: training increases the variance over heads as in "
+            "the limit (0: without response functions, 1: limit)",
             lambda predicted, trained: self.data(predicted, trained).growth(exponent),
             target=1.0,
             tolerance=(0.5, 0.5),

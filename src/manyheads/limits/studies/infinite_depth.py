@@ -212,6 +212,7 @@ class InfiniteDepth(Study):
             logits = Claim(
                 f"{who}: the attention logits are independent of depth (ratio of the last doubling)",
                 lambda predicted, trained: sizes(trained)[-1] / sizes(trained)[-2],
+                quantity="logits, ratio of the last doubling",
                 target=1.0,
                 tolerance=2 / self.depths[-2],
                 basis=f"a correction c/L, |c| up to 4, changes by c/(2 L) at L={self.depths[-2]}",
@@ -220,6 +221,7 @@ class InfiniteDepth(Study):
             logits = Claim(
                 f"{who}: attention stays uniform, its logits scale as 1/L (last two ratios, extrapolated)",
                 lambda predicted, trained: _ratio(sizes(trained)),
+                quantity="logits, ratio of a doubling of depth",
                 target=2.0,
                 tolerance=left,
                 basis=basis,
@@ -228,6 +230,7 @@ class InfiniteDepth(Study):
             Claim(
                 f"{who}: the distance from the continuum scales as 1/L (last two ratios, extrapolated)",
                 lambda predicted, trained: _ratio(self.distances_of_theory(predicted, trained, exponent)[0]),
+                quantity="distances, ratio of a doubling of depth",
                 target=2.0,
                 tolerance=left,
                 basis=basis,
@@ -235,6 +238,7 @@ class InfiniteDepth(Study):
             Claim(
                 f"{who}: from L={SETTLED}, 2 f(2L) - f(L) is nearer to the continuum than f(2L) (largest log ratio)",
                 gain,
+                quantity="extrapolated over plain distance (ln)",
                 target=0.0,
                 tolerance=(math.inf, 0.0),
                 basis="extrapolation leaves c_2/(2 L^2) of c_1/(2 L) + c_2/(4 L^2)",
@@ -280,6 +284,7 @@ class InfiniteDepth(Study):
             Claim(
                 f"{who}: the distance of single networks from the theory at their depth scales as L^0",
                 width,
+                quantity="exponent of L",
                 target=0.0,
                 tolerance=0.25,
                 basis="it is that of finite width; half way to the power 1/2 of noise that adds up over blocks",
@@ -287,6 +292,7 @@ class InfiniteDepth(Study):
             Claim(
                 f"{who}: from L={first} to L={last} the mean network changes as the theory predicts (share)",
                 change,
+                quantity="share of the predicted change",
                 target=1.0,
                 tolerance=0.5,
                 basis="half way to networks that do not depend on depth",
@@ -299,6 +305,7 @@ class InfiniteDepth(Study):
                 f"{who}: from L={first} to L={last} the learned logits of the mean network follow the theory "
                 "(exponent of L left)",
                 learned,
+                quantity="exponent of L left",
                 target=0.0,
                 tolerance=0.25,
                 basis="corrections of relative size 1/N are those of every depth; half way to a power of 1/2",
@@ -330,6 +337,7 @@ class InfiniteDepth(Study):
             log_y=True,
             note=f"Networks of N={self.key_dim}, H={self.heads}: means over a replicate; bands range over replicates. "
             "A distance below the standard error is noise.",
+            shows=(f"depth exponent {NAMES[exponent]}: the distance from the continuum",),
         )
 
     def _noise(self, outputs: np.ndarray) -> np.ndarray:
@@ -353,6 +361,7 @@ class InfiniteDepth(Study):
             log_x=True,
             log_y=True,
             note="Networks: mean of a replicate, projected on the theory; bands range over replicates.",
+            shows=("logits are independent", "attention stays uniform"),
         )
 
 

@@ -250,9 +250,9 @@ class InfiniteHeads(Study):
 
         return Claim(
             f"{LOGITS[exponent]}: from H={sizes[0]} to {sizes[1]} the distance of the mean network from the limit "
-            "falls "
-            "as 1/H or faster",
+            "falls as 1/H or faster",
             measure,
+            quantity="exponent of H",
             target=-1.0,
             tolerance=(math.inf, FASTER),
             basis="a quarter is the middle between the second order, 1/H, and H^(-1/2) of single networks",
@@ -277,6 +277,7 @@ class InfiniteHeads(Study):
             f"{LOGITS[exponent]}: at H={heads} the std of attention logits over heads is that of the limit to "
             f"{100 * most:.1f}% (ratio)",
             measure,
+            quantity="std of logits, measured over limit",
             target=1.0,
             tolerance=most,
             basis="1.28 / H: a correction 1/H of a variance is 1/(2 H) of its root; 2.5 times as much is allowed",
@@ -338,6 +339,7 @@ class InfiniteHeads(Study):
             log_x=True,
             log_y=True,
             note="Means over replicates; bands range over all. Logits are means over heads.",
+            shows=("distance of single networks from the limit",),
         )
 
     def _table(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:

@@ -142,8 +142,7 @@ class InfiniteKeyDim(Study):
 
         return nearer_claim(
             f"H={heads}: at N={self.key_dims[-1]} the mean network is nearer to the limit than to the equations "
-            "without "
-            "response functions (log ratio)",
+            "without response functions (log ratio)",
             measure,
         )
 
@@ -151,11 +150,11 @@ class InfiniteKeyDim(Study):
         bias = -finite_size_bias(self.key_dims)
         return Claim(
             f"H={heads}: {'before' if when == 'start' else 'after'} training the variance of attention logits over "
-            "heads "
-            "scales as 1/N",
+            "heads scales as 1/N",
             lambda predicted, trained: fit_exponent(
                 self.key_dims, self._along(trained, f"variance_{when}", heads).mean(-1)
             ),
+            quantity="exponent of N",
             target=-1.0,
             tolerance=2 * bias,
             basis=f"a correction 1 + N^(-1/2) moves the exponent by {bias:.2f} over these sizes, and that of a square "
@@ -190,4 +189,5 @@ class InfiniteKeyDim(Study):
             log_x=True,
             log_y=True,
             note="Means over replicates; bands range over all.",
+            shows=("distance of single networks from the limit",),
         )

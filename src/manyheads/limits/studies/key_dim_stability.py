@@ -130,6 +130,7 @@ class KeyDimStability(Study):
             f"{where}: {when} training the backward signal below attention changes by at most 10% from "
             f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
             lambda predicted, trained: self._log_ratio(trained, exponent, heads)[:, 0 if when == "before" else -1],
+            quantity="backward signal, largest over smallest N (ln)",
             target=0.0,
             tolerance=math.log(FLAT),
             basis=f"corrections are of relative size 1/N, at most a tenth at N={self.key_dims[0]} where M^2 is 1/N",
@@ -141,6 +142,7 @@ class KeyDimStability(Study):
             f"{where}: after training the backward signal below attention grows by half or more from "
             f"N={self.key_dims[0]} to N={self.key_dims[-1]} (log ratio)",
             lambda predicted, trained: self._log_ratio(trained, 0.5, heads)[:, -1],
+            quantity="backward signal, largest over smallest N (ln)",
             target=math.log(GROWN),
             tolerance=(0.0, math.inf),
             basis="its square is a + c N: from N=4 to 64 it grows by 1.5^2 where the part that grows is a tenth of the "
@@ -166,6 +168,7 @@ class KeyDimStability(Study):
                 f"{where}: after training the backward signal at N={self.key_dims[-1]} is that {text} to 10% "
                 "(log ratio)",
                 measure(name),
+                quantity="backward signal, measured over predicted (ln)",
                 target=0.0,
                 tolerance=math.log(FLAT),
                 basis="corrections are of relative size 1/N, and at most a tenth at the smallest",
@@ -208,6 +211,7 @@ class KeyDimStability(Study):
             log_x=True,
             log_y=True,
             note="Means over networks and replicates; bands range over replicates.",
+            shows=(f"logit exponent {NAMES[exponent]},",),
         )
 
     def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:

@@ -213,6 +213,7 @@ class LazyToRich(Study):
             Claim(
                 f"Theory: the {text} scales as gamma0^2 up to gamma0={SMALL}",
                 exponent(name),
+                quantity="exponent of gamma0",
                 target=2.0,
                 tolerance=0.1,
                 basis=f"the next term is gamma0^4: with a coefficient of 10 it is a tenth at {SMALL}, and moves an "
@@ -239,6 +240,7 @@ class LazyToRich(Study):
             Claim(
                 f"Theory: from gamma0={levels[-2]:g} on the {UPDATES[name]} grows at most as gamma0^{most:g}",
                 exponent(name),
+                quantity="exponent of gamma0",
                 target=most,
                 tolerance=(math.inf, 0.0),
                 basis=why,
@@ -268,6 +270,7 @@ class LazyToRich(Study):
             Claim(
                 f"Networks: at gamma0={self.richness[0]:g} their mean at N={largest} follows NTK descent (projection)",
                 share,
+                quantity="projection on NTK descent",
                 target=1.0,
                 tolerance=width**-0.5,
                 basis="a mean of many lies nearer than one network's fluctuation, one over the root of the width",
@@ -281,8 +284,7 @@ class LazyToRich(Study):
             ),
             nearer_claim(
                 f"Networks: at the worst richness their mean at N={largest} is nearer to the theory than to that "
-                "without "
-                "response functions (log ratio)",
+                "without response functions (log ratio)",
                 control,
             ),
         ]
@@ -295,6 +297,7 @@ class LazyToRich(Study):
             lambda predicted, trained: fit_exponent(
                 self.richness[:2], self.single_updates(trained, "logits", smallest)[:, :2]
             ),
+            quantity="exponent of gamma0",
             target=1.0,
             tolerance=0.5,
             basis="half way to the square of the limit, which takes over at gamma0 of about (N H)^(-1/2)",
@@ -319,6 +322,7 @@ class LazyToRich(Study):
             log_x=True,
             log_y=True,
             note="Single networks: bands range over replicates.",
+            shows=("Theory:",),
         )
 
     def _distances(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:
@@ -340,6 +344,7 @@ class LazyToRich(Study):
             log_x=True,
             log_y=True,
             note="Means and ranges over replicates. No responses: from the theory without response functions.",
+            shows=("distance of single ones",),
         )
 
     def _trajectory(self, predicted: xr.Dataset, trained: xr.Dataset) -> Panel:

@@ -211,6 +211,7 @@ class MuonCoordinates(Study):
             f"{MUON_LABELS[name]}: updates by the matrices of the blocks {text} with {LETTERS[axis]} as prescribed "
             "(worst deviation of an exponent)",
             worst,
+            quantity="deviation of an exponent",
             target=0.0,
             tolerance=(below + FINITE_SIZE, FINITE_SIZE),
             basis="a correction 1 + n^(-1/2) over these sizes"
@@ -240,6 +241,7 @@ class MuonCoordinates(Study):
             f"{MUON_LABELS[name]}: the updates of outputs and stream do not depend on {LETTERS[axis]} "
             "(worst deviation of an exponent)",
             worst,
+            quantity="deviation of an exponent",
             target=0.0,
             tolerance=TOLERANCE[axis],
             basis="half of the distance between two exponents of the theory; a deviation is counted from where finite "
@@ -253,6 +255,7 @@ class MuonCoordinates(Study):
             f"{MUON_LABELS[name]}: the update of {FOLLOWED[quantity]} after {step} steps grows at least as "
             f"{LETTERS[axis]}^{predicted / 2:g}",
             lambda predicted_, trained: self.exponent(trained, name, axis, quantity, place),
+            quantity="exponent of the size",
             target=predicted / 2,
             tolerance=(0.0, np.inf),
             basis=f"half of the power that is derived, {predicted:g}: {because}",
@@ -289,6 +292,7 @@ def _curves(study: MuonCoordinates, trained: xr.Dataset) -> Panel:
         column_labels=tuple(f"along {LETTERS[axis]}" for axis in sizes),
         note="In brackets the exponents of logits and of depth. Means over replicates; bands range over all. A recipe "
         "is shown only along axes where its networks differ from those of others.",
+        shows=("updates by the matrices", "updates of outputs"),
     )
 
 

@@ -6,11 +6,11 @@ places that are the same in every checkpoint. Samples give the distances between
 
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from manyheads.models.refusals import CheckpointRefused, shorten
 from manyheads.probe.checkpoints.contents import SAMPLE, Contents, Finding, digest_contents, read_contents
 from manyheads.probe.checkpoints.series import Source, path_of, sort_by_step, step_of
 from manyheads.probe.checkpoints.trajectory_order import find_misplaced
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A tensor holds what another one held if it is nearer to it than this share of the distance to itself.
 CLOSER = 0.5
@@ -67,6 +70,13 @@ class Verification(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary."""
         return {**asdict(self), "passed": self.passed}
+
+    def plot(self) -> "Figure":
+        """Draw the number of findings of every kind."""
+        from manyheads.study.reporting.charts import draw_bars
+
+        kinds = Counter(each.kind for each in self.findings).most_common()
+        return draw_bars(self._overview().title, "findings", kinds or [("no finding", 0)])
 
     def _overview(self) -> Overview:
         rows = [(each.kind, each.where, each.what, each.evidence) for each in self.findings]

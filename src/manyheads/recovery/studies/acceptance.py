@@ -144,6 +144,7 @@ class Acceptance(Study):
             Claim(
                 f"At d = {largest} rows are certified as often as independent softmax vectors agree",
                 excess,
+                quantity="share of rows, measured over predicted (ln)",
                 target=0.0,
                 tolerance=tolerance,
                 prediction_error=error,
@@ -154,6 +155,7 @@ class Acceptance(Study):
             Claim(
                 "In the range of use, the acceptance rate scales as the power (k-1)(m-1) of the threshold",
                 power,
+                quantity="exponent over (k-1)(m-1)",
                 target=1.0,
                 tolerance=0.1,
                 expected="refuted",
@@ -163,6 +165,7 @@ class Acceptance(Study):
             Claim(
                 "For two heads and two tokens the acceptance rate is linear in small thresholds",
                 lambda predicted, trained: np.mean([self._slope(SMALL, shares) for shares in small(trained)], 0),
+                quantity="exponent of the threshold",
                 target=1.0,
                 tolerance=0.12,
                 basis="half of the distance from 1 to the power .77 that the law has in the range of use",
@@ -170,6 +173,7 @@ class Acceptance(Study):
             Claim(
                 "The slope of the acceptance at threshold zero is 2 sqrt 2 (1 + exp(beta^2/2)) / (beta sqrt(2 pi))",
                 level,
+                quantity="slope, measured over predicted",
                 target=1.0,
                 tolerance=2 * dimension_correction(1.0, 2, min(self.dims)),
                 basis="the correction in 1/d at the smallest dimension, doubled for the approach to the limit",
@@ -198,6 +202,7 @@ class Acceptance(Study):
                 log_y=True,
                 note="Dashed: independent softmax vectors in large dimension, nothing fitted. Bands reach over "
                 "replicates.",
+                shows=("rows are certified as often",),
             ),
             Listing(
                 "Power of the misfit",

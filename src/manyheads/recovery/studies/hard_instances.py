@@ -173,6 +173,7 @@ class HardInstances(Study):
                 Claim(
                     f"The student leaves more than half of the signal of a {LAYERS[name]} unexplained",
                     figure("unexplained", name),
+                    quantity="share of the signal, unexplained",
                     target=1.0,
                     tolerance=(0.5, float("inf")),
                     basis="half of the signal: the best predictor that a correlational learner can reach explains "
@@ -183,6 +184,7 @@ class HardInstances(Study):
             Claim(
                 "With the same budget the student learns every ordinary layer of the same sizes",
                 worst,
+                quantity="share of the signal, unexplained (log10), worst layer",
                 target=-6.0,
                 tolerance=(float("inf"), 0.0),
                 basis="log10 of the worst over replicates; a start that is stuck leaves about one in a hundred",
@@ -190,6 +192,7 @@ class HardInstances(Study):
             Claim(
                 f"All Fourier weight of the parity layer lies at degree {2 * self.parity[1] - 1} or above",
                 lambda predicted, trained: float(of_cell(trained, "low_share", layer="parity").max()),
+                quantity="Fourier weight at lower degrees",
                 target=0.0,
                 tolerance=(0.0, 1e-20),
                 basis="the square of rounding error in the labels, with three orders to spare",
@@ -197,6 +200,7 @@ class HardInstances(Study):
             Claim(
                 "Squares of the labels reveal the hidden set of a parity layer in every replicate",
                 least("parity"),
+                quantity="share of replicates",
                 target=1.0,
                 tolerance=0.0,
                 basis="scores 4/m² apart with standard error 8/(m sqrt(samples))",
@@ -204,6 +208,7 @@ class HardInstances(Study):
             Claim(
                 "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate",
                 least("wave"),
+                quantity="share of replicates",
                 target=1.0,
                 tolerance=0.0,
                 basis="labels without noise are linear equations over two elements",
@@ -232,6 +237,7 @@ class HardInstances(Study):
                 tuple(weights),
                 log_y=True,
                 note="Exact. Zero is drawn at 1e-32; degree 0 is a linear function of the tokens.",
+                shows=("All Fourier weight",),
             ),
             self._listing(predicted, table),
         )
@@ -248,6 +254,7 @@ class HardInstances(Study):
             "log10 of the unexplained share of the signal",
             tuple(curves),
             note=f"{key}. Bands reach over replicates.",
+            shows=("leaves more than half", "With the same budget"),
         )
 
     def _listing(self, predicted: xr.Dataset, table: xr.Dataset) -> Listing:

@@ -136,6 +136,7 @@ class Noise(Study):
             Claim(
                 f"At noise sigma = {weak:g} in the labels the squared error is p sigma^2 / n",
                 ratio,
+                quantity="squared error, measured over predicted",
                 target=1.0,
                 tolerance=(1 - 1 / WITHIN, WITHIN - 1),
                 basis="a factor of 1.3 either way: the excess is sigma^2 chi^2_p / n, and p/n is small",
@@ -143,6 +144,7 @@ class Noise(Study):
             Claim(
                 "The squared error scales as the square of the noise",
                 exponent,
+                quantity="exponent of sigma",
                 target=2.0,
                 tolerance=max(0.05, 2 * numbers / labels),
                 basis="the next order in the noise is felt at the largest sigma only, by 2 p/n at most, or 0.05",
@@ -150,6 +152,7 @@ class Noise(Study):
             Claim(
                 "Random starts reach the error of a start at the truth",
                 lambda predicted, trained: np.log(errors(trained) / errors(trained, "attainable")).max(1),
+                quantity="error over the attainable one (ln)",
                 target=0.0,
                 tolerance=math.log(WITHIN),
                 basis="log of the ratio of both errors, the worst sigma of a replicate; the factor is that of the rate",
@@ -174,6 +177,7 @@ class Noise(Study):
                 log_x=True,
                 log_y=True,
                 note="bands: full range of the replicates",
+                shows=("The squared error scales",),
             ),
             Lines(
                 "Error in units of the rate",
@@ -186,5 +190,6 @@ class Noise(Study):
                 ),
                 log_x=True,
                 note="bands: full range of the replicates",
+                shows=("the squared error is p",),
             ),
         )

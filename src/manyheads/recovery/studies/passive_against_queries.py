@@ -144,6 +144,7 @@ class PassiveAgainstQueries(Study):
             Claim(
                 "Random sequences determine every layer",
                 worst("student_error"),
+                quantity="relative error (log10), worst layer",
                 target=EXACT,
                 tolerance=(math.inf, 0.0),
                 basis=exact,
@@ -151,6 +152,7 @@ class PassiveAgainstQueries(Study):
             Claim(
                 "Queries determine every layer",
                 worst("query_error"),
+                quantity="relative error (log10), worst layer",
                 target=EXACT,
                 tolerance=(math.inf, 0.0),
                 basis=exact,
@@ -158,6 +160,7 @@ class PassiveAgainstQueries(Study):
             Claim(
                 f"At d = {largest} queries need fewer sequences than random examples",
                 log_ratio("query_sequences", "student_sequences"),
+                quantity="sequences of queries over those of examples (log10)",
                 target=0.0,
                 tolerance=(math.inf, 0.0),
                 basis="log10 of the ratio, verification left out; all rows of a random sequence inform",
@@ -167,6 +170,7 @@ class PassiveAgainstQueries(Study):
             Claim(
                 f"At d = {largest} queries need less CPU time than random examples",
                 log_ratio("student_seconds", "query_seconds"),
+                quantity="CPU time of examples over that of queries (log10)",
                 target=0.0,
                 tolerance=(0.0, math.inf),
                 basis="log10 of the ratio of CPU seconds, verification included for the queries",
@@ -177,12 +181,12 @@ class PassiveAgainstQueries(Study):
         """Show sequences, numbers and seconds by dimension."""
         table = trained.set_index(cell="dim").transpose("replicate", "cell")
         pictures = [
-            ("Sequences", "sequences", "sequences"),
-            ("Numbers read", "numbers", "numbers of the answers"),
-            ("Time", "seconds", "CPU seconds"),
+            ("Sequences", "sequences", "sequences", ("need fewer sequences",)),
+            ("Numbers read", "numbers", "numbers in the answers", ()),
+            ("Time", "seconds", "CPU time [s]", ("less CPU time",)),
         ]
         panels = []
-        for title, name, y_label in pictures:
+        for title, name, y_label, shows in pictures:
             curves = [
                 spread_curve(self.dims, table[f"{who}_{name}"].values, shown, group=group)
                 for group, (who, shown) in enumerate((("student", "student, random sequences"), ("query", "queries")))
@@ -192,5 +196,6 @@ class PassiveAgainstQueries(Study):
                 curves.append(spread_curve(self.dims, least, "free numbers / dimension", "reference"))
             counted = "counted for the queries" if name == "seconds" else "not counted"
             note = f"Bands: full range of the replicates. Verification is {counted}."
-            panels.append(Lines(title, "dimension", y_label, tuple(curves), log_x=True, log_y=True, note=note))
+            drawn = tuple(curves)
+            panels.append(Lines(title, "dimension d", y_label, drawn, log_x=True, log_y=True, note=note, shows=shows))
         return tuple(panels)

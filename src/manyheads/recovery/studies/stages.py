@@ -145,6 +145,7 @@ class Stages(Study):
             Claim(
                 "The error of the crude sum is a bias: four times the examples do not lower it",
                 ratio,
+                quantity="error with four times the examples over that without",
                 target=1.0,
                 tolerance=0.25,
                 basis="ratio of errors; noise alone would halve it, and this is half of the way there",
@@ -152,6 +153,7 @@ class Stages(Study):
             Claim(
                 "The published refinement has a smaller error than the crude sum",
                 fall(("crude", "published"), ("refined", "published")),
+                quantity="fall of the error (ln)",
                 target=0.0,
                 tolerance=above,
                 basis=f"{inequality}, is positive",
@@ -159,6 +161,7 @@ class Stages(Study):
             Claim(
                 "The span from the published refinement has a smaller error than that from the crude sum",
                 fall(("crude_span", "published"), ("span", "published")),
+                quantity="fall of the error (ln)",
                 target=0.0,
                 tolerance=above,
                 basis=f"{inequality}, is positive",
@@ -166,6 +169,7 @@ class Stages(Study):
             Claim(
                 "A single trimmed head estimates the sum with at most half the error of the published refinement",
                 fall(("refined", "published"), ("refined", "practical")),
+                quantity="fall of the error (ln)",
                 target=np.log(2),
                 tolerance=above,
                 basis=f"{inequality}, is above ln 2",
@@ -173,6 +177,7 @@ class Stages(Study):
             Claim(
                 "After the joint fit the practical learner is exact to rounding in every replicate",
                 worst,
+                quantity="relative squared error (log10), worst replicate",
                 target=np.log10(EXACT),
                 tolerance=(float("inf"), 0.0),
                 basis="decimal logarithm of the largest relative squared error on fresh examples; float64's rounding "
@@ -204,6 +209,7 @@ class Stages(Study):
                 log_y=True,
                 note="Stages 1 and 3: sum of projections. 2 and 4: worst part of an attention matrix outside the span. "
                 "The practical form does without stage 2; it is shown for comparison. Bands reach over replicates.",
+                shows=("smaller error than",),
             ),
             Listing(
                 "Medians",

@@ -176,6 +176,7 @@ class Violations(Study):
             Claim(
                 "No wrong layer is returned, whatever assumption is violated",
                 lambda predicted, trained: float(trained["error"].fillna(math.log10(LEAST)).max()),
+                quantity="relative squared error (log10), worst layer",
                 target=RIGHT,
                 tolerance=(infinite, 0.0),
                 basis="log10 of the worst error on fresh sequences; the tolerance on held-out ones is 1e-12",
@@ -183,6 +184,7 @@ class Violations(Study):
             Claim(
                 "Layers that satisfy all assumptions are recovered in every replicate",
                 lambda predicted, trained: float(of_cell(trained, "refused", violation="benign").max()),
+                quantity="share of layers refused",
                 target=0.0,
                 tolerance=0.0,
                 basis="a refusal counts one",
@@ -190,6 +192,7 @@ class Violations(Study):
             Claim(
                 "The diagnostic of every violated assumption warns, and none warns where no assumption is violated",
                 lambda predicted, trained: float(trained["warned"].min()),
+                quantity="share of right warnings",
                 target=1.0,
                 tolerance=0.0,
                 basis="thresholds of the diagnostics: none of 3,000 benign layers warned (measured here, d = 8)",
@@ -197,6 +200,7 @@ class Violations(Study):
             Claim(
                 "The student learns the function of every layer except the parity layer",
                 student,
+                quantity="relative squared error (log10), worst layer",
                 target=RIGHT,
                 tolerance=(infinite, 0.0),
                 basis="log10 of the worst error on fresh sequences",
@@ -206,6 +210,7 @@ class Violations(Study):
             Claim(
                 f"Before the joint fit the six stages do not recover the layer: {DEFORMATIONS[name].title}",
                 before(name),
+                quantity="relative squared error (log10)",
                 target=math.log10(SETTINGS.enough),
                 tolerance=(0.0, infinite),
                 expected=BROKEN[name],
@@ -219,6 +224,7 @@ class Violations(Study):
                 Claim(
                     "Where the projections sum to zero, the student finds the heads up to a common sign",
                     lambda predicted, trained: float(of_cell(trained, "signless_error", violation="cancelled").max()),
+                    quantity="relative error of the attention matrices",
                     target=0.0,
                     tolerance=(0.0, 1e-4),
                     basis="two tokens leave that sign open, and nothing else; the square root of the function's error",
@@ -268,6 +274,7 @@ class Violations(Study):
             "log10 of the relative squared error",
             tuple(curves),
             note=f"Medians over replicates; a gap in a line is a refusal. {key}.",
+            shows=("No wrong layer",),
         )
 
     def _learn(self, x: Array, y: Array, rng: np.random.Generator) -> tuple[Recovery | None, str]:

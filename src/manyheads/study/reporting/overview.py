@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from manyheads.study.reporting.panels import Panel
 from manyheads.study.reporting.style import typeset
 from manyheads.study.verdicts import Verdict
 
@@ -120,6 +121,26 @@ def _of_them_expected(found: list[Verdict]) -> str:
     parts = [told] if expected and (found[0].outcome == "refuted" or against) else []
     parts += [f"{against} against expectation"] if against else []
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def state_findings(panels: Iterable[Panel], verdicts: Sequence[Verdict]) -> tuple[Panel, ...]:
+    """Return panels with what was decided on the claims that they show as their titles.
+
+    One claim is the title itself; of several the title says how many hold. Panels that show no claim keep theirs.
+    """
+    return tuple(replace(panel, title=_finding(panel, verdicts)) for panel in panels)
+
+
+def _finding(panel: Panel, verdicts: Sequence[Verdict]) -> str:
+    shown = [verdict for verdict in verdicts if any(words in verdict.claim for words in panel.shows)]
+    if not shown:
+        return panel.title
+    if len(shown) == 1:
+        claim = re.sub(r" \([^()]*\)$", "", shown[0].claim)  # the quantity, which stands on the axis
+        return {"holds": "", "refuted": "Refuted: ", "inconclusive": "Undecided: "}[shown[0].outcome] + claim
+    held, refuted = (sum(verdict.outcome == outcome for verdict in shown) for outcome in ("holds", "refuted"))
+    more = f", {refuted} refuted" if refuted else ""
+    return f"{panel.title}: {held} of {len(shown)} claims hold{more}"
 
 
 def is_unexpected(verdict: Verdict) -> bool:

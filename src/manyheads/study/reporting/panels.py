@@ -1,5 +1,8 @@
 """Pictures as data: what a report shows is described here, stored as JSON, and drawn elsewhere.
 
+A panel may name the claims that it shows (`shows`, words of their texts): a run then writes what was decided on them
+into its title, so that no title asserts what the data do not say.
+
 A study returns panels; the store keeps them; `manyheads.study.reporting.drawing` turns them into SVG. So a report
 needs no code of the study, and a test can look at what would be drawn.
 """
@@ -75,6 +78,7 @@ class Lines(_Panel):
     log_x: bool = False
     log_y: bool = False
     note: str = ""
+    shows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Picture(_Panel):
     note: str = ""
     limits: tuple[float, float] | None = None
     diverging: bool = False
+    shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_limits(self)
@@ -118,6 +123,7 @@ class Listing(_Panel):
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -149,6 +155,7 @@ class Multiples(_Panel):
     captions: tuple[tuple[str, ...], ...] = ()
     log_y: bool = False
     note: str = ""
+    shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rows, columns = len(self.row_labels), len(self.column_labels)
@@ -188,6 +195,7 @@ class Scatter(_Panel):
     note: str = ""
     limits: tuple[float, float] | None = None
     diverging: bool = False
+    shows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_limits(self)

@@ -130,6 +130,7 @@ class ContrastiveSgd(Study):
             Claim(
                 "The rms distance between SGD in n dimensions and the overlap ODE scales as n^(-1/2)",
                 slope,
+                quantity="exponent of n",
                 target=-0.5,
                 tolerance=(0.25, 0.1),
                 basis="fluctuations of a mean over n coordinates; corrections of order 1/n make the slope steeper at "
@@ -140,6 +141,7 @@ class ContrastiveSgd(Study):
                 lambda predicted, trained: (
                     _errors(predicted, trained)[:, -1] * largest**0.5 / float(predicted["fluctuation"])
                 ),
+                quantity="distance, measured over predicted",
                 target=1.0,
                 tolerance=0.25,
                 basis="the squared distance of a run has a standard deviation of 1.2 means, so that a replicate "
@@ -149,6 +151,7 @@ class ContrastiveSgd(Study):
                 "From random weights the time to find a feature grows as ln(n) / (2 rate), rate the growth rate at "
                 "Q = 0",
                 escape,
+                quantity="growth of the time per unit of ln n",
                 target=lambda predicted: float(predicted["escape_slope"]),
                 tolerance=lambda predicted: 0.25 * float(predicted["escape_slope"]),
                 basis="initial overlaps of size n^(-1/2) grow exponentially; a quarter for the smallest dimensions, "
@@ -201,6 +204,7 @@ class ContrastiveSgd(Study):
                 ),
                 log_x=True,
                 note="Band: replicates. Dashed: the predicted slope, through the mean.",
+                shows=("From random weights",),
             ),
         )
 

@@ -201,6 +201,7 @@ class FeatureBasins(Study):
                 "Features of equal second moment grow at the same rate at Q = 0, whatever their higher moments "
                 "(difference of the rates)",
                 growth,
+                quantity="difference of growth rates",
                 target=lambda predicted: float(np.ptp(predicted["growth"].values)),
                 tolerance=0.02,
                 basis="a tenth of the rate 0.22: second order in the overlap of 0.05, and noise",
@@ -208,6 +209,7 @@ class FeatureBasins(Study):
             Claim(
                 f"Higher moments move the boundary of the basins: its angle for kurtosis {1 / other:g} [degrees]",
                 boundary,
+                quantity="angle of the boundary (degrees)",
                 target=lambda predicted: float(predicted["boundary"].sel(probability=other)),
                 tolerance=spacing,
                 resolution=spacing / 2,
@@ -217,6 +219,7 @@ class FeatureBasins(Study):
                 "Moments higher than the second leave local stability unchanged: change of the rate of feature 1 "
                 f"where feature 2 is learned, from kurtosis 1 to {1 / last:g}",
                 lambda predicted, trained: transverse(predicted, trained)[:, -1] - transverse(predicted, trained)[:, 0],
+                quantity="change of the growth rate",
                 target=0.0,
                 tolerance=0.05,
                 expected="refuted",
@@ -225,6 +228,7 @@ class FeatureBasins(Study):
             Claim(
                 "The growth rate of feature 1 where 2 is learned is the eigenvalue of the ODE (mean difference)",
                 error,
+                quantity="growth rate, measured minus predicted",
                 target=0.0,
                 tolerance=0.02,
                 basis="second order in the overlap of 0.05 and 1/n in the state, below a tenth of the rate at Q = 0",
@@ -232,6 +236,7 @@ class FeatureBasins(Study):
             Claim(
                 f"The state of feature 2 is unstable for kurtosis {1 / last:g} (growth rate of feature 1)",
                 lambda predicted, trained: transverse(predicted, trained)[:, -1],
+                quantity="growth rate",
                 target=0.0,
                 tolerance=(0.0, float("inf")),
                 basis="an inequality: a positive rate; it is negative for kurtosis 1, where both features are alike",

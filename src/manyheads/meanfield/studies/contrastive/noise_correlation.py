@@ -154,6 +154,7 @@ class NoiseCorrelation(Study):
             Claim(
                 f"Independent augmentation noise of {std:g} lowers the stationary cosine (decrease)",
                 loss_by_noise,
+                quantity="decrease of the cosine",
                 target=0.0,
                 tolerance=(0.0, float("inf")),
                 basis="an inequality: the decrease is positive",
@@ -161,6 +162,7 @@ class NoiseCorrelation(Study):
             Claim(
                 f"{better}: gain by rho = -0.9 at noise {std:g}, learning rate {rate:g}",
                 gain(std, rate),
+                quantity="gain of the cosine",
                 target=expected(std, rate),
                 tolerance=half(expected(std, rate)),
                 basis=basis,
@@ -168,6 +170,7 @@ class NoiseCorrelation(Study):
             Claim(
                 f"{better}: gain by rho = -0.9 at noise {large:g}, learning rate {slow:g}",
                 gain(large, slow),
+                quantity="gain of the cosine",
                 target=0.0,
                 tolerance=(0.0, float("inf")),
                 expected="refuted",
@@ -176,6 +179,7 @@ class NoiseCorrelation(Study):
             Claim(
                 f"At noise {large:g} and learning rate {slow:g} it lowers the cosine by as much as the ODE says",
                 gain(large, slow),
+                quantity="gain of the cosine",
                 target=expected(large, slow),
                 tolerance=half(expected(large, slow)),
                 basis=basis,

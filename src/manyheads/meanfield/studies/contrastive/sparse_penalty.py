@@ -150,6 +150,7 @@ class SparsePenalty(Study):
                 "The mean squared distance between SGD with an L1 penalty and McKean-Vlasov particles scales as 1/n "
                 f"from n = {self.dimensions[0]} on",
                 self._exponent,
+                quantity="exponent of n",
                 target=-1.0,
                 tolerance=0.3,
                 basis="fluctuations of a mean over n coordinates. At n = 100 rare runs add 0.4 to n times the squared "
@@ -160,6 +161,7 @@ class SparsePenalty(Study):
                 f"For a sparse feature an L1 penalty of {STRENGTH} gives a larger cosine than weight decay of "
                 f"{ContrastiveTask().weight_decay} at n = {self.dimensions[-1]} (gain)",
                 gain,
+                quantity="gain of the cosine",
                 target=0.0,
                 tolerance=(0.0, float("inf")),
                 basis="an inequality: the gain is positive",

@@ -194,6 +194,7 @@ def distance_panel(distances: dict[float, np.ndarray], neurons: tuple[int, ...],
         log_x=True,
         log_y=True,
         note=note,
+        shows=("distance of two finite networks",),
     )
 
 

@@ -189,6 +189,7 @@ class AttractorStudy(Study):
                 f"From random first tokens the kinds of attractors at {len(TABLE)} temperatures are those from W^o_1 "
                 "(share of others)",
                 lambda predicted, trained: float(_others(predicted, trained, "kind").mean()),
+                quantity="share of first tokens",
                 target=0.0,
                 tolerance=0.02,
                 basis="counted; an exponent that is zero within its error is allowed for in two of a hundred orbits",
@@ -199,6 +200,7 @@ class AttractorStudy(Study):
                 lambda predicted, trained: float(
                     _others(predicted, trained, "period")[:, TABLE.index(COEXISTENCE)].mean()
                 ),
+                quantity="share of first tokens",
                 target=0.0,
                 tolerance=0.0,
                 basis="counted; one orbit of another period refutes it",
@@ -217,6 +219,7 @@ class AttractorStudy(Study):
             f"At beta = {beta:g} the distance of two finite networks goes as N^(-1/2) if the largest Lyapunov exponent "
             "is negative, as N^0 if it is positive",
             lambda predicted, trained: fit_exponent(np.asarray(self.neurons), distances(trained, beta)),
+            quantity="exponent of N",
             target=exponent,
             tolerance=SLOPE,
             basis=f"noise of independent bits has exponent -1/2, and noise that saturates before the last "

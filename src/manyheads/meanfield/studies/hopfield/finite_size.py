@@ -110,6 +110,7 @@ class FiniteSize(Study):
             Claim(
                 f"At beta = {self.weak:g} overlaps deviate from the mean-field map by N^(-1/2)",
                 slope(self.weak, sizes > 0),
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=SLOPE,
                 basis=law,
@@ -117,6 +118,7 @@ class FiniteSize(Study):
             Claim(
                 f"At beta = {self.strong:g} they do so from N = {self.asymptotic:,} on",
                 slope(self.strong, sizes >= self.asymptotic),
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=SLOPE,
                 basis=law,
@@ -124,6 +126,7 @@ class FiniteSize(Study):
             Claim(
                 f"At beta = {self.strong:g} they do so already below N = {self.asymptotic:,}",
                 slope(self.strong, sizes <= self.asymptotic),
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=SLOPE,
                 basis=f"{law}; attention multiplies noise, and gamma^2/M = {scale:,.0f} neurons are needed",
@@ -133,6 +136,7 @@ class FiniteSize(Study):
                 Claim(
                     f"At beta = {beta:g} and the largest N the squared deviation is that of linear response (ratio)",
                     level(beta),
+                    quantity="squared deviation, measured over predicted",
                     target=1.0,
                     tolerance=LEVEL,
                     basis=response,

@@ -146,6 +146,7 @@ class StationaryMoments(Study):
         return Claim(
             f"At beta = {beta:g}, not chaotic, time averages deviate from the mean field by N to a power of -1 to -1/2",
             self._exponent("moments", beta),
+            quantity="exponent of N",
             target=-0.75,
             tolerance=0.35,
             basis="bias by noise has exponent -1, the noise of an average -1/2; a tenth is allowed on either side",
@@ -159,6 +160,7 @@ class StationaryMoments(Study):
         return Claim(
             f"At beta = {beta:g}, chaotic, time averages at the largest N deviate by the error of an average (ratio)",
             ratio,
+            quantity="deviation over the error of an average",
             target=1.0,
             tolerance=1.0,
             basis=f"rms over {self.orbits} orbits of the mean field, averaged as long; the error of an average is "
@@ -169,6 +171,7 @@ class StationaryMoments(Study):
         return Claim(
             f"At beta = {beta:g}, chaotic, the first {EARLY} tokens deviate from the mean field by N^(-1/2)",
             self._exponent("early", beta),
+            quantity="exponent of N",
             target=-0.5,
             tolerance=0.05,
             basis="the exponent of noise that does not grow; a tenth of it is allowed",

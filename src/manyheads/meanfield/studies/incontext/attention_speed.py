@@ -99,6 +99,7 @@ class AttentionSpeed(Study):
             Claim(
                 f"The error of the two-timescale limit decreases as 1/r for attention speeds r from {FAST:g} on",
                 order(speeds >= FAST),
+                quantity="exponent of r",
                 target=lambda predicted: float(predicted["order"]),
                 tolerance=0.1,
                 basis="the next order: at r = 1000 it is a tenth of the first",
@@ -106,6 +107,7 @@ class AttentionSpeed(Study):
             Claim(
                 f"It decreases as 1/r for speeds up to {SLOW:g} already",
                 order(speeds <= SLOW),
+                quantity="exponent of r",
                 target=-1.0,
                 tolerance=0.1,
                 basis="the same tolerance; near a saddle the curvature of the loss in W is small, and W lags",

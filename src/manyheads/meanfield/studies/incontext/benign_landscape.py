@@ -116,6 +116,7 @@ class BenignLandscape(Study):
                 "Fixed points of the attention satisfy C W = C S^-1, also where C is singular "
                 "(relative error of C W S = C)",
                 over("fixed_point", np.max),
+                quantity="relative error",
                 target=0.0,
                 tolerance=1e-8,
                 basis="rounding, times the largest condition number of a drawn representation",
@@ -123,6 +124,7 @@ class BenignLandscape(Study):
             Claim(
                 "Critical points that are not global have a loss of at least r/2 (smallest loss)",
                 over("saddle_loss", np.min),
+                quantity="smallest loss of a saddle",
                 target=half,
                 tolerance=(1e-9, np.inf),
                 basis="the paper's bound, and rounding",
@@ -130,6 +132,7 @@ class BenignLandscape(Study):
             Claim(
                 "Losses of saddles are half sums of the missed eigenvalues (largest distance from a level)",
                 distance,
+                quantity="largest distance from a level",
                 target=0.0,
                 tolerance=1e-9,
                 basis="rounding",
@@ -137,6 +140,7 @@ class BenignLandscape(Study):
             Claim(
                 "Saddles have a direction of curvature of at most -4 L^2/(k R_1^2) (largest ratio to its size)",
                 over("paper", np.max),
+                quantity="curvature over the size of the bound",
                 target=-1.0,
                 tolerance=(np.inf, 1e-3),
                 basis="the paper's bound, and the error of a second difference",
@@ -144,6 +148,7 @@ class BenignLandscape(Study):
             Claim(
                 "Saddles have a direction of curvature of at most -4 L^2/E|h|^2 (largest ratio to its size)",
                 over("bound", np.max),
+                quantity="curvature over the size of the bound",
                 target=-1.0,
                 tolerance=(np.inf, 1e-3),
                 basis="the same with the mean square of h in the place of k times its bound's square",
@@ -151,6 +156,7 @@ class BenignLandscape(Study):
             Claim(
                 "MLPs trained from Gaussian starts reach the global minimum (largest final loss)",
                 final,
+                quantity="largest final loss",
                 target=0.0,
                 tolerance=GLOBAL,
                 basis="the lowest saddle lies at 0.08; the loss falls algebraically, to 1e-6 at time 600",

@@ -149,6 +149,7 @@ class HeadParticlesStudy(Study):
             Claim(
                 "At initialization H times the mean squared logit equals the variance of one head's output (ratio)",
                 level,
+                quantity="squared logit, measured over predicted",
                 target=1.0,
                 tolerance=0.1,
                 basis="Monte Carlo error of a mean of squares over systems and replicates; the law itself is exact",
@@ -156,6 +157,7 @@ class HeadParticlesStudy(Study):
             Claim(
                 "After training the rms error of logits falls as H^(-1/2)",
                 slope("averaged"),
+                quantity="exponent of H",
                 target=-0.5,
                 tolerance=0.05,
                 basis=f"the squared error has corrections of relative order 1/H: of relative size 4/H at H = {first} "
@@ -164,6 +166,7 @@ class HeadParticlesStudy(Study):
             Claim(
                 "After training the loss fluctuates over systems by H^(-1/2)",
                 lambda predicted, trained: fit_exponent(sizes, _averaged(trained, "loss_spread").values),
+                quantity="exponent of H",
                 target=-0.5,
                 tolerance=0.05,
                 basis=f"corrections of relative order 1/H to the variance, as above at H = {first}",
@@ -171,6 +174,7 @@ class HeadParticlesStudy(Study):
             Claim(
                 f"The bias of the loss falls as 1/H (relative change of H times the bias, H = {first} to {second})",
                 bias,
+                quantity="relative change of H times the bias",
                 target=0.0,
                 tolerance=0.5 * ((second / first) ** 0.5 - 1),
                 basis="half the change that a bias in proportion to H^(-1/2) would make",
@@ -178,6 +182,7 @@ class HeadParticlesStudy(Study):
             Claim(
                 "Logits of heads that are summed instead of averaged approach the limit as H^(-1/2)",
                 slope("summed"),
+                quantity="exponent of H",
                 target=-0.5,
                 tolerance=0.05,
                 basis="the same tolerance; the logit of a sum has the variance H Var f at initialization",

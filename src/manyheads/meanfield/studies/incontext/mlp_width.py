@@ -153,6 +153,7 @@ class MLPWidth(Study):
             Claim(
                 "With the first layer frozen and amplitudes well above N^(-1/2) the RMS error decreases as N^(-1/2)",
                 exponent,
+                quantity="exponent of N",
                 target=-0.5,
                 tolerance=0.15,
                 basis="0.8 N^(-1/2) over the amplitude, a quarter at N = 256, changes the exponent by 0.05; scatter of "
@@ -161,6 +162,7 @@ class MLPWidth(Study):
             Claim(
                 "With both layers trained the RMS error falls to less than 0.3 from the smallest to the largest width",
                 decrease,
+                quantity="error at the largest over that at the smallest N",
                 target=0.3,
                 tolerance=(np.inf, 0.0),
                 basis="stated without a power law: networks leave the symmetric start at different times",
@@ -168,6 +170,7 @@ class MLPWidth(Study):
             Claim(
                 "With both layers trained the RMS error falls at every step of the width (largest ratio)",
                 steps,
+                quantity="largest ratio of errors at neighbouring N",
                 target=1.0,
                 tolerance=(np.inf, 0.0),
                 basis="a decrease at every step",

@@ -126,6 +126,7 @@ class PromptLength(Study):
             Claim(
                 "The loss on drawn tasks, prompts and queries is the exact L + c/n (ratio, averaged over n)",
                 raw,
+                quantity="loss, measured over predicted",
                 target=1.0,
                 tolerance=3 * spread,
                 basis=f"three standard errors of {FEWEST} squared errors, twice those of a normal error's square",
@@ -133,6 +134,7 @@ class PromptLength(Study):
             Claim(
                 "The excess over infinite prompts is c/n with c in closed form (ratio, averaged over n)",
                 level,
+                quantity="excess, measured over predicted",
                 target=1.0,
                 tolerance=3 * spread,
                 basis=f"three standard errors of {FEWEST} quadratic forms",
@@ -140,6 +142,7 @@ class PromptLength(Study):
             Claim(
                 "The excess of the loss at n pairs decreases as 1/n",
                 exponent,
+                quantity="exponent of n",
                 target=-1.0,
                 tolerance=3 * spread / np.log(lengths[-1] / lengths[0]) * np.sqrt(2),
                 basis="the same error of the logarithms at both ends, over the logarithm of their ratio",
@@ -148,6 +151,7 @@ class PromptLength(Study):
                 "|L_n - L| decreases at least as fast in n as the paper's bound sqrt(log k / n) (exponent at most "
                 "-1/2)",
                 exponent,
+                quantity="exponent of n",
                 target=-0.5,
                 tolerance=(np.inf, 0.0),
                 basis="the bound's dependence on n, which is not tight; its dependence on k is not tested",
@@ -155,6 +159,7 @@ class PromptLength(Study):
             Claim(
                 "At the attention of infinite prompts the excess is at most k max|f|^2 / 2n (share of it)",
                 share,
+                quantity="excess over the bound",
                 target=1.0,
                 tolerance=(np.inf, 0.0),
                 basis="the variance of a mean of n pairs is at most its second moment; without a logarithm of k",

@@ -59,7 +59,7 @@ class PromptTraining(Study):
         locus="sizes of the numerical experiment: d = 20, k = 5, 500 sigmoid neurons, 10,000 prompts of 1000 pairs; "
         "features, initial weights and all predictions are derived here",
     )
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
 
     dim: int = 20
     nodes: int = 512
@@ -216,6 +216,7 @@ class PromptTraining(Study):
             Claim(
                 "The loss pauses at the level of the saddle that knows the leading features (distance over the level)",
                 plateau,
+                quantity="relative distance from the level",
                 target=0.0,
                 tolerance=0.1,
                 basis="a hundredth of the learned features is not linear and learned late; the others grow meanwhile",
@@ -223,6 +224,8 @@ class PromptTraining(Study):
             Claim(
                 "Features are learned in the order of the eigenvalues (share of trainings)",
                 order,
+                quantity="share of trainings",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.1,
                 resolution=0.1,
@@ -231,6 +234,7 @@ class PromptTraining(Study):
             Claim(
                 "Missed features grow at first as in the mean-field flow (ratio of logarithms, leading features)",
                 growth,
+                quantity="growth (ln), measured over predicted",
                 target=1.0,
                 tolerance=0.1,
                 basis=f"steps of finite size lower a rate by half of its product with the step, 0.02; {width}",
@@ -238,6 +242,7 @@ class PromptTraining(Study):
             Claim(
                 "Both groups are learned when the mean-field flow says (ratio of times, mean)",
                 escape,
+                quantity="time, measured over predicted",
                 target=1.0,
                 tolerance=0.15,
                 basis=f"{width}, and the weakest of the drawn features, which sets the time; noise of batches",
@@ -245,6 +250,7 @@ class PromptTraining(Study):
             Claim(
                 "The final loss is that of the mean-field flow (ratio)",
                 final,
+                quantity="loss, measured over predicted",
                 target=1.0,
                 tolerance=0.15,
                 basis=f"{width}; noise of the attention under SGD; two flows differ by a third of it at most",
@@ -253,6 +259,7 @@ class PromptTraining(Study):
                 f"The final excess of prompts of {end} pairs over infinite ones is c/n with c of the target features "
                 "(ratio)",
                 excess,
+                quantity="excess, measured over predicted",
                 target=1.0,
                 tolerance=0.15,
                 basis="c belongs to perfectly learned features; what is still missed changes it in the same proportion",
@@ -261,6 +268,7 @@ class PromptTraining(Study):
                 f"The two-timescale limit gives the time at which the second group is learned at attention speed "
                 f"{self.attention_speed:g} (ratio)",
                 fast,
+                quantity="time, measured over predicted",
                 target=1.0,
                 tolerance=0.15,
                 basis=f"{width}, and corrections of order 1/r",
@@ -316,6 +324,7 @@ class PromptTraining(Study):
                 tuple(features),
                 note="Bands: replicates of SGD. Dashed: mean-field flow. Growth rates of missed features at infinite "
                 f"prompts: {', '.join(f'{rate:.3g}' for rate in predicted['rate'].values)}.",
+                shows=("Features are learned in the order",),
             ),
             Lines(
                 f"Cost of finite prompts: {(losses - limits)[:, -1].mean():.3g} at the end",

@@ -131,6 +131,7 @@ class SaddleEscape(Study):
             Claim(
                 "The escape time grows as (g^2/kappa) ln(1/eps) (slope times the predicted rate)",
                 slope,
+                quantity="slope times the predicted rate",
                 target=lambda predicted: float(np.polyfit(logs, predicted["time"].values, 1)[0]),
                 tolerance=0.01,
                 basis="corrections of relative size eps^2/g^2 at the largest eps, and the time between records",
@@ -139,6 +140,7 @@ class SaddleEscape(Study):
                 "The flat region of finite prompts, here no basin, is within the paper's bound n^(-1/4) on the radius "
                 "of basins (exponent)",
                 radius,
+                quantity="exponent of n",
                 target=-0.25,
                 tolerance=(np.inf, 0.0),
                 basis="the paper's bound on basins; here the loss falls as h^4 from h = 0, and the figure is the "
@@ -147,6 +149,7 @@ class SaddleEscape(Study):
             Claim(
                 "The radius at which finite prompts quarter the growth of a missed feature scales as n^(-1/2)",
                 radius,
+                quantity="exponent of n",
                 target=-0.5,
                 tolerance=0.02,
                 basis="the growth depends on h^2 n / g^2 alone, up to corrections of order 1/n",
@@ -155,6 +158,7 @@ class SaddleEscape(Study):
                 "At finite n the loss has no curvature along the amplitude h of a missed feature at h = 0 (growth "
                 "rate at h = 1e-6 g over that of infinite n, largest over n)",
                 growth,
+                quantity="relative growth rate",
                 target=0.0,
                 tolerance=1e-6,
                 basis="the loss falls as h^4 n / 4 g^4: relative growth of order h^2 n / g^2 at h = 1e-6 g",

@@ -54,7 +54,7 @@ class SaddleToSaddle(Study):
         identifier="2501.16265",
         locus="abstract: one drop, saddle-to-saddle dynamics; the times from random initial weights are derived here",
     )
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     eigenvalues: tuple[float, ...] = (1.0, 0.6, 0.36)
     prompt_length: int = 10
@@ -188,6 +188,7 @@ class SaddleToSaddle(Study):
             Claim(
                 f"With separate rank-one keys and queries the loss falls in {dims} drops, std {smallest:g}",
                 drops("separate"),
+                quantity="number of drops",
                 target=float(dims),
                 tolerance=0.5,
                 resolution=0.25,
@@ -196,6 +197,7 @@ class SaddleToSaddle(Study):
             Claim(
                 f"With merged key-query weights the loss falls in one drop, std {smallest:g}",
                 drops("merged"),
+                quantity="number of drops",
                 target=1.0,
                 tolerance=0.5,
                 resolution=0.25,
@@ -204,6 +206,7 @@ class SaddleToSaddle(Study):
             Claim(
                 "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
                 order,
+                quantity="share of trainings",
                 target=1.0,
                 tolerance=0.25,
                 resolution=0.25 / len(self.stds),
@@ -213,6 +216,7 @@ class SaddleToSaddle(Study):
             Claim(
                 f"Plateaus lie at the levels of the saddles, std {smallest:g} (distance over step, mid-plateau)",
                 plateau,
+                quantity="distance over the step of the loss",
                 target=0.0,
                 tolerance=0.05,
                 basis="mid-plateau the growing head has x = 2 width/duration, which lowers the loss by 2x^3 of a step: "
@@ -221,6 +225,7 @@ class SaddleToSaddle(Study):
             Claim(
                 "The first drop is when the scalar equation says (difference in widths of the drop, mean over std)",
                 first,
+                quantity="delay of the drop (widths)",
                 target=0.0,
                 tolerance=0.5,
                 basis="the prediction is matched up to terms smaller than the width; half a width for steps of finite "
@@ -230,6 +235,7 @@ class SaddleToSaddle(Study):
                 "The loss curve follows the staircase predicted from the initial weights up to the widths of drops, "
                 f"std {smallest:g} (log ratio of rms errors)",
                 lambda predicted, trained: np.log(course("separate")(predicted, trained)),
+                quantity="rms error over that of the delayed staircase (ln)",
                 target=0.0,
                 tolerance=(float("inf"), 0.0),
                 basis="an inequality: smaller than the rms error of a staircase in which every drop is delayed by its "
@@ -238,6 +244,7 @@ class SaddleToSaddle(Study):
             Claim(
                 f"The loss curve of merged heads follows the reduced equation, std {smallest:g}",
                 course("merged"),
+                quantity="rms error over that of the delayed curve",
                 target=0.0,
                 tolerance=(float("inf"), 0.25),
                 basis="rms error in the same unit; the reduction is exact up to powers of the initial weights, so a "
@@ -246,6 +253,7 @@ class SaddleToSaddle(Study):
             Claim(
                 "The first plateau of separate heads lasts in proportion to 1/std of the initialization (exponent)",
                 exponent,
+                quantity="exponent of the std",
                 target=-1.0,
                 tolerance=0.05,
                 basis="the divergence, which is the half time plus .85 widths, scales exactly; a third of a width, of "
@@ -254,6 +262,7 @@ class SaddleToSaddle(Study):
             Claim(
                 "The drop of merged heads is delayed by ln(1/std) over the growth rate (slope times rate)",
                 logarithm,
+                quantity="slope times the growth rate",
                 target=1.0,
                 tolerance=0.1,
                 basis="growth is exponential until the circuit is of order std^2 from saturation; corrections of order "
@@ -263,6 +272,7 @@ class SaddleToSaddle(Study):
                 "Both end at the inverse covariance regularized by the prompt length (distance over that to the "
                 "inverse covariance)",
                 end,
+                quantity="relative distance",
                 target=0.0,
                 tolerance=0.1,
                 basis="stationary noise of gradient descent averages out over the last quarter; its mean effect is of "
@@ -295,6 +305,7 @@ class SaddleToSaddle(Study):
             log_x=True,
             log_y=True,
             note="Mean over eigenvectors; bands: replicates. Dashed: predictions from the initial weights.",
+            shows=("first plateau of separate heads",),
         )
 
     def _times(self, trained: xr.Dataset) -> Panel:
