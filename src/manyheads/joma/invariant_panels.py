@@ -84,6 +84,7 @@ def _drift_panel(trained: xr.Dataset) -> Panel:
         log_x=True,
         log_y=True,
         note="Bands range over replicates. Dashed: proportional to the learning rate, through the largest.",
+        shows=("The drift under gradient descent",),
     )
 
 

@@ -16,9 +16,10 @@ from manyheads.study.reporting.overview import (
     interval_text,
     quantity_text,
     region_text,
+    state_findings,
     strip_of,
 )
-from manyheads.study.reporting.panels import Picture
+from manyheads.study.reporting.panels import Listing, Picture
 from manyheads.study.reporting.style import number_text, typeset
 from manyheads.study.reporting.svg import describe, svg
 
@@ -153,3 +154,23 @@ def test_other_curves_are_named_above_the_axes(curves):
     legend, axes = figure.axes[0].get_legend(), figure.axes[0]
     assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
     assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_titles_of_pictures_say_what_was_decided_on_the_claims_they_show():
+    exact = {"target": 0.0, "tolerance": 1.0, "basis": "a closed form"}
+    held, refuted = (
+        Verdict.exact(f"the {name} is small (ratio)", at, **exact) for name, at in (("bias", 0), ("std", 9))
+    )
+    interval = Interval(-2.0, 2.0)
+    undecided = Verdict.from_interval("the mean is small", interval, **exact)
+    verdicts = (held, refuted, undecided)
+
+    def title(*shows):
+        (panel,) = state_findings([Listing("Sizes", ("size",), (("1",),), shows=shows)], verdicts)
+        return panel.title
+
+    assert title() == title("the median") == "Sizes"
+    assert title("bias") == "the bias is small"
+    assert title("std") == "Refuted: the std is small"
+    assert title("the mean") == "Undecided: the mean is small"
+    assert title("bias", "std") == "Sizes (1 of 2 claims hold, 1 refuted)"

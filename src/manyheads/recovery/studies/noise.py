@@ -167,7 +167,7 @@ class Noise(Study):
         return (
             Lines(
                 "Error of learned layers",
-                "noise of the labels",
+                "noise sigma of the labels",
                 "squared error on fresh sequences",
                 (
                     spread_curve(self.sigmas, table["error"].values, "student", group=0),
@@ -176,20 +176,20 @@ class Noise(Study):
                 ),
                 log_x=True,
                 log_y=True,
-                note="bands: full range of the replicates",
+                note="Bands: full range of the replicates.",
                 shows=("The squared error scales",),
             ),
             Lines(
                 "Error in units of the rate",
-                "noise of the labels",
-                "squared error / (p sigma^2 / n)",
+                "noise sigma of the labels",
+                "error / (p sigma^2 / n)",
                 (
                     spread_curve(self.sigmas, table["error"].values / rate, "student", group=0),
                     spread_curve(self.sigmas, table["attainable"].values / rate, "refined from the truth", group=1),
                     spread_curve(self.sigmas, np.ones((1, len(rate))), "the rate", "reference"),
                 ),
                 log_x=True,
-                note="bands: full range of the replicates",
+                note="Bands: full range of the replicates.",
                 shows=("the squared error is p",),
             ),
         )

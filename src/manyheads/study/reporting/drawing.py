@@ -102,6 +102,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
             write_plainly(axes.xaxis)
     else:
         write_plainly(axes.xaxis)
+        _mark_whole_numbers(axes.xaxis, panel.curves)
     if panel.log_y and _has_positive(curve.y for curve in panel.curves):
         axes.set_yscale("log")
     write_plainly(axes.yaxis)
@@ -128,6 +129,7 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
         if column == 0:
             axes.set_ylabel(textwrap.fill(panel.row_labels[row], 20))
     write_plainly(grid[0, 0].xaxis)
+    _mark_whole_numbers(grid[0, 0].xaxis, [curve for row in panel.curves for plot in row for curve in plot])
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
         grid[0, 0].set_yscale("log")
     write_plainly(grid[0, 0].yaxis)
@@ -238,6 +240,12 @@ def write_plainly(axis: Axis) -> None:
         axis.set_minor_formatter(Powers(labelOnlyBase=False))
     elif isinstance(axis.get_major_formatter(), ScalarFormatter):
         axis.set_major_formatter(Plain(useOffset=False))
+
+
+def _mark_whole_numbers(axis: Axis, curves: Iterable[Curve]) -> None:
+    """Leave out marks between whole numbers where all points are at whole numbers: stages, layers, updates."""
+    if all(x == int(x) for curve in curves for x in curve.x if math.isfinite(x)):
+        axis.get_major_locator().set_params(integer=True)
 
 
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:

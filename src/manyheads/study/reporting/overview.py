@@ -139,8 +139,8 @@ def _finding(panel: Panel, verdicts: Sequence[Verdict]) -> str:
         claim = re.sub(r" \([^()]*\)$", "", shown[0].claim)  # the quantity, which stands on the axis
         return {"holds": "", "refuted": "Refuted: ", "inconclusive": "Undecided: "}[shown[0].outcome] + claim
     held, refuted = (sum(verdict.outcome == outcome for verdict in shown) for outcome in ("holds", "refuted"))
-    more = f", {refuted} refuted" if refuted else ""
-    return f"{panel.title}: {held} of {len(shown)} claims hold{more}"
+    decided = f"{held} of {len(shown)} claims hold{f', {refuted} refuted' if refuted else ''}"
+    return f"{panel.title} ({decided if held or refuted else 'undecided'})"
 
 
 def is_unexpected(verdict: Verdict) -> bool:
