@@ -54,7 +54,7 @@ class SaddleToSaddle(Study):
         identifier="2501.16265",
         locus="abstract: one drop, saddle-to-saddle dynamics; the times from random initial weights are derived here",
     )
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 2
 
     eigenvalues: tuple[float, ...] = (1.0, 0.6, 0.36)
     prompt_length: int = 10
