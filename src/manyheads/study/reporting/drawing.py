@@ -244,8 +244,10 @@ def write_plainly(axis: Axis) -> None:
 
 def _mark_whole_numbers(axis: Axis, curves: Iterable[Curve]) -> None:
     """Leave out marks between whole numbers where all points are at whole numbers: stages, layers, updates."""
+    from matplotlib.ticker import MaxNLocator
+
     if all(x == int(x) for curve in curves for x in curve.x if math.isfinite(x)):
-        axis.get_major_locator().set_params(integer=True)
+        axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
 def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
