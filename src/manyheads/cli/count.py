@@ -82,6 +82,12 @@ class Count:
         extra: dict[str, Any] = {}
         if ":" in self.target and not os.path.exists(self.target):
             cost = self._function_cost()
+        elif parameters := self._parameters():
+            if self._is_uneven():
+                print(json.dumps(parameters, indent=2) if self.json else _listed(parameters))
+                return 0
+            cost, extra = self._model_cost()
+            extra |= parameters
         else:
             cost, extra = self._model_cost()
         print(self._as_json(cost, extra) if self.json else self._as_text(cost, extra))
@@ -100,12 +106,46 @@ class Count:
 
         texts = [cost.table()]
         if extra:
-            texts.append("\n".join(f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in extra.items()))
+            texts.append(_listed(extra))
         if self.compare:
             texts.append(render_comparison(cost))
         return "\n\n".join(texts)
 
     # Models
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return parameters and matrix FLOPs of a configuration of transformers, nothing for other targets."""
+        if not self.target or not os.path.exists(self.target):
+            return {}
+        from dataclasses import asdict
+
+        from manyheads.models.config import load_config
+        from manyheads.models.counts import count_parameters, matrix_flops
+
+        config, path = load_config(self.target)
+        if not config.get("model_type"):
+            return {}
+        found = asdict(count_parameters(path))
+        named = {f"{name}_parameters": value for name, value in found.items() if value or name != "predicted"}
+        length = self.length or 1024
+        return named | {"forward_matrix_flops": self.batch * matrix_flops(path, length)}
+
+    def _is_uneven(self) -> bool:
+        """Whether layers differ, or have experts or latent attention: only parameters and matrix FLOPs are counted."""
+        from manyheads.errors import UsageError
+        from manyheads.models import shape_from_config
+        from manyheads.models.refusals import ConfigInvalid
+
+        try:
+            shape_from_config(self.target)
+        except ConfigInvalid as refused:
+            if "manyheads count config.json" not in refused.remedy:
+                raise
+            given = self.training or self.decode or self.generate is not None or self.compare or self.recompute
+            if given or self.convention:
+                raise UsageError(f"{refused.found}: give --length and --batch alone") from refused
+            return True
+        return False
 
     def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
         from manyheads import costs
@@ -200,6 +240,10 @@ def _parse_shape(text: str) -> Any:
         raise UsageError(f"--shapes {text!r}: {match['dtype']!r} is no dtype") from error
     extents = () if match["extents"] == "scalar" else tuple(map(int, match["extents"].split("x")))
     return jax.ShapeDtypeStruct(extents, dtype)
+
+
+def _listed(numbers: dict[str, Any]) -> str:
+    return "\n".join(f"{name.replace('_', ' ')}: {_readable(value)}" for name, value in numbers.items())
 
 
 def _readable(value: Any) -> str:

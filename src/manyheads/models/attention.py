@@ -109,6 +109,11 @@ class AttentionConfig:
 def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
     """Return the configuration of one attention layer."""
     family, values = config.family, config.values
+    if reason := _beyond(config):
+        found = f"attention of the family {family.model_type} is not read: {reason}"
+        raise ConfigInvalid(
+            config.path, found, "read its weights by `Checkpoint.tensor`, and their roles by parameter_roles"
+        )
     if not 0 <= layer < values["layers"]:
         raise UsageError(f"layer {layer} of a model with layers 0 to {values['layers'] - 1}")
     scale = values["key_dim"] ** -0.5 if values.get("scaled", True) else 1.0
@@ -126,8 +131,28 @@ def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
         norm=family.norm,
         norm_eps=float(values["eps"]),
         norm_place="post" if config.post_norm else "pre",
-        parallel=values.get("parallel", False),
+        parallel=config.parallel,
     )
+
+
+_BEYOND = {
+    Role.QUERY_NORM: "norms stand behind queries and keys",
+    Role.SINK: "its logits have sinks",
+    Role.RELATIVE_POSITION: "its logits have terms of position",
+    Role.MIXED_NORM: "a norm stands before the output projection",
+    Role.KEY_VALUE_DOWN: "keys and values have a common low-rank factor",
+}
+"""Role → why a layer with it is not of the form of `AttentionWeights`."""
+
+
+def _beyond(config: ModelConfig) -> str:
+    """Return why attention is not of the form of `AttentionWeights`; empty where it is."""
+    if config.family.beyond or config.values.get("alibi"):
+        return config.family.beyond or "its logits fall with the distance (ALiBi)"
+    found = [
+        _BEYOND[module.role] for module in config.family.body if module.role in _BEYOND and config.holds(module.when)
+    ]
+    return found[0] if found else ""
 
 
 def _rotary(config: ModelConfig) -> Rotary | None:
@@ -143,7 +168,7 @@ def _rotary(config: ModelConfig) -> Rotary | None:
     for value in (fraction, theta):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ConfigInvalid(path, f"a rotary parameter is {shown(value)}")
-    dims = int(values["key_dim"] * fraction)
+    dims = values.get("rotary_dims") or int(values["key_dim"] * fraction)
     if dims % 2 or dims > values["key_dim"]:
         found = f"{dims} rotated components of {values['key_dim']}; an even number not above it"
         raise ConfigInvalid(path, found)
@@ -254,10 +279,10 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
 
     biases: list[np.ndarray | None]
     if family.fused:
-        joint = read_weight(Role.QUERY_KEY_VALUE, 3 * H * N, d)
-        weights = _unfuse(joint, H, N, family.fused)
-        joint_bias = read(Role.QUERY_KEY_VALUE, "bias", 3 * H * N)
-        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, H, N, family.fused))
+        joint = read_weight(Role.QUERY_KEY_VALUE, (H + 2 * H_kv) * N, d)
+        weights = _unfuse(joint, (H, H_kv, N), family.fused)
+        joint_bias = read(Role.QUERY_KEY_VALUE, "bias", (H + 2 * H_kv) * N)
+        biases = [None] * 3 if joint_bias is None else list(_unfuse(joint_bias, (H, H_kv, N), family.fused))
     else:
         triple = ((Role.QUERY, H), (Role.KEY, H_kv), (Role.VALUE, H_kv))
         weights = [read_weight(role, heads * N, d).reshape(heads, N, d) for role, heads in triple]
@@ -270,9 +295,11 @@ def attention_weights(checkpoint: Checkpoint, layer: int, found: ParameterMap | 
     return AttentionWeights(query, key, value, output, query_bias, key_bias, value_bias, output_bias, config)
 
 
-def _unfuse(joint: np.ndarray, H: int, N: int, fused: str) -> list[np.ndarray]:
-    """Split a joint weight (3 H N, ...) or bias (3 H N,) into query, key and value, (H, N, ...) each."""
-    rest = joint.shape[1:]
+def _unfuse(joint: np.ndarray, sizes: tuple[int, int, int], fused: str) -> list[np.ndarray]:
+    """Split a joint weight ((H + 2 H_kv) N, ...) or bias into query, key and value, (heads, N, ...) each."""
+    H, H_kv, N = sizes
+    heads = joint.reshape(H + 2 * H_kv, N, *joint.shape[1:])
     if fused == "parts":  # all queries, all keys, all values
-        return list(joint.reshape(3, H, N, *rest))
-    return list(joint.reshape(H, 3, N, *rest).swapaxes(0, 1))  # head after head
+        return np.split(heads, [H, H + H_kv])
+    groups = heads.reshape(H_kv, H // H_kv + 2, *heads.shape[1:])  # group after group: its queries, key, value
+    return [groups[:, :-2].reshape(H, *heads.shape[1:]), groups[:, -2], groups[:, -1]]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.models.families import FAMILIES
+from manyheads.models.families import FAMILIES, UNSUPPORTED
 from manyheads.models.files import read_json
 from manyheads.models.modules import NEVER, Condition, Family, Key
-from manyheads.models.refusals import ConfigInvalid, FamilyUnknown
+from manyheads.models.refusals import ConfigInvalid, FamilyUnknown, shorten
 
 SIZES = ("width", "heads", "layers")
 
@@ -51,6 +51,18 @@ class ModelConfig:
         place = self.family.norm_place
         return not self.values.get(place, place == "pre")
 
+    @property
+    def parallel(self) -> bool:
+        """Whether attention and MLP of a block read the same stream and are added together."""
+        parallel = self.family.parallel
+        return parallel if isinstance(parallel, bool) else bool(self.values[parallel])
+
+    @property
+    def root_width(self) -> bool:
+        """Whether embeddings are multiplied by the root of the width."""
+        scaled = self.family.root_width
+        return scaled if isinstance(scaled, bool) else bool(self.values[scaled])
+
     def holds(self, condition: Condition) -> bool:
         """Tell whether a module, or its bias, is there under this configuration."""
         return condition != NEVER and all(
@@ -70,16 +82,34 @@ class ModelConfig:
         types, window = self._layer_types(), self.values.get("window")
         if not self.values.get("windowed") or not window:
             return None
+        if types is None and (period := self.values.get("window_period")):
+            # The last layer of a period sees all positions; the first one, where the period is negative.
+            place = layer % abs(period)
+            return None if place == (0 if period < 0 else period - 1) else window
         if types is None:
-            return window if layer >= self.values["window_from_layer"] else None
+            return window if layer >= self.values.get("window_from_layer", 0) else None
         return window if types[layer] == "sliding_attention" else None
 
     def windows(self) -> set[int | None]:
         """Return the windows that occur in some layer."""
         types, layers = self._layer_types(), self.values["layers"]
         first = self.values.get("window_from_layer", 0)
-        changes = range(layers) if types is not None else {0, min(first, layers), max(layers - 1, 0)}
+        periodic = types is not None or self.values.get("window_period")
+        changes = range(layers) if periodic else {0, min(first, layers), max(layers - 1, 0)}
         return {self.window(layer) for layer in changes if layer < max(layers, 1)}
+
+    def has(self, only: str, layer: int | None) -> bool:
+        """Tell whether a layer is of those that have a module: "dense" or "sparse", "later", or all."""
+        if not only or layer is None:
+            return True
+        return layer > 0 if only == "later" else (only == "sparse") == self.is_sparse(layer)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Tell whether a layer has experts, if the family has."""
+        values = self.values
+        if layer < values.get("dense_layers", 0) or layer in values.get("dense_list", ()):
+            return False
+        return (layer + 1) % (values.get("sparse_step", 1) or 1) == 0
 
     def _layer_types(self) -> list[str] | None:
         types = self.raw.get("layer_types") if self.values.get("windowed") else None
@@ -105,18 +135,31 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
         Whether width, heads and layers have to be stated, as they are beside weights.
     """
     path, model_type = Path(path), raw.get("model_type")
+    if isinstance(model_type, str) and model_type in UNSUPPORTED:
+        raise FamilyUnknown(path, f"model_type {model_type!r} is not described: {UNSUPPORTED[model_type]}")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise FamilyUnknown(path, f"model_type {shown(model_type)} is none of {', '.join(FAMILIES)}")
+        raise FamilyUnknown(
+            path, f"model_type {shown(model_type)} is none of {shorten(FAMILIES)} and {len(FAMILIES) - 5} more"
+        )
     family = FAMILIES[model_type]
     for name in SIZES:
-        if complete and raw.get(family.keys[name].name) is None:
-            raise ConfigInvalid(path, f"{family.keys[name].name} is missing")
+        key = family.keys[name]
+        if complete and not any(raw.get(given) is not None for given in key.name.split("|")):
+            raise ConfigInvalid(path, f"{key.name.replace('|', ' or ')} is missing")
+    for name, (value, why) in family.refused.items():
+        given = raw.get(name, None)
+        if given is not None and (value is ... or given == value):
+            raise ConfigInvalid(path, f"{name} is {shown(given)}: {why}", "give a model without it")
     values = {name: read_value(key, raw, path) for name, key in family.keys.items()}
     width, heads, key_dim = values["width"], values["heads"], values.get("key_dim")
+    if "plain_key_dim" in values:  # latent attention: positions have dimensions of their own
+        key_dim = values["plain_key_dim"] + values["rotary_key_dim"]
     if key_dim is None and heads and width % heads:
         raise ConfigInvalid(path, f"the width {width} is no multiple of the {heads} heads")
     values["key_dim"] = key_dim = width // heads if key_dim is None and heads else key_dim
     groups = values.get("key_value_heads")
+    if "multi_query" in values and not values.get("grouped"):
+        groups = 1 if values["multi_query"] else heads
     values["key_value_heads"] = groups = heads if groups is None else groups
     if not (width and heads and key_dim):
         raise ConfigInvalid(path, f"width {width} and {heads} heads of {key_dim}")
@@ -127,7 +170,9 @@ def read_config(raw: Mapping[str, Any], path: Path | str = "config.json", *, com
 
 def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
     """Read one value, of the type of its default."""
-    value = raw.get(key.name, key.default) if key.name else key.default
+    value = key.given(raw)
+    if not key.name:  # a constant of the family
+        return value
     if value is None and key.null is not ...:
         return key.null
     value = key.default if value is None else value
@@ -137,6 +182,9 @@ def read_value(key: Key, raw: Mapping[str, Any], path: Path) -> Any:
         fits, kind = isinstance(value, bool), "true or false"
     elif isinstance(key.default, str):
         fits, kind = isinstance(value, str), "a name"
+    elif isinstance(key.default, list):
+        fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
+        kind = "a list of layers"
     elif isinstance(key.default, float):
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
         kind = "a positive number"

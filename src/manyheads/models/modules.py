@@ -22,11 +22,33 @@ class Role(StrEnum):
     KEY = "key"
     VALUE = "value"
     QUERY_KEY_VALUE = "query_key_value"
+    QUERY_NORM = "query_norm"  # behind the queries, of a head or of all
+    KEY_NORM = "key_norm"
+    SINK = "sink"  # a logit of its own for each head, without a value
+    RELATIVE_POSITION = "relative_position"  # added to logits, by distance and head
+    QUERY_DOWN = "query_down"  # low-rank factors of latent attention (MLA), and the norms between them
+    QUERY_DOWN_NORM = "query_down_norm"
+    QUERY_UP = "query_up"
+    KEY_VALUE_DOWN = "key_value_down"
+    KEY_VALUE_DOWN_NORM = "key_value_down_norm"
+    KEY_VALUE_UP = "key_value_up"
+    MIXED_NORM = "mixed_norm"  # before the output projection
     OUTPUT = "output"
+    ATTENTION_POST_NORM = "attention_post_norm"  # behind the branch, before the residual sum
+    ATTENTION_SCALE = "attention_scale"  # layer scale: one gain for each coordinate of a branch
     MLP_NORM = "mlp_norm"
     MLP_IN = "mlp_in"
     MLP_GATE = "mlp_gate"
+    MLP_GATE_IN = "mlp_gate_in"  # gate and input in one matrix
+    MLP_ACTIVATION = "mlp_activation"  # trained numbers of the activation
+    MLP_HIDDEN_NORM = "mlp_hidden_norm"
     MLP_OUT = "mlp_out"
+    ROUTER = "router"
+    EXPERT_IN = "expert_in"  # of all experts, gate and input
+    EXPERT_OUT = "expert_out"
+    SHARED_GATE = "shared_gate"  # one number for the shared expert
+    MLP_POST_NORM = "mlp_post_norm"
+    MLP_SCALE = "mlp_scale"
     FINAL_NORM = "final_norm"
     UNEMBEDDING = "unembedding"
     UNEMBEDDING_PROJECTION = "unembedding_projection"
@@ -59,6 +81,12 @@ class Module:
         "linear" (weight and bias), "norm" (gain and bias), "table" (weight), "bare" (a tensor of that very name).
     when, bias
         Under which condition the weight and the bias are stored. `when=MAYBE`: the whole module may be absent.
+    sides
+        Sides of the weight in names of sizes (`manyheads.models.counts`), joined by `,`; empty: those of its role.
+    only
+        Layers that have it: "dense" or "sparse" (with experts), "later" (all but the first); empty: all.
+    saved
+        For the experts of a layer: modules that hold them one by one in a file, where `{expert}` stands for a number.
     """
 
     path: str
@@ -66,6 +94,9 @@ class Module:
     sort: str = "linear"
     when: Condition = ALWAYS
     bias: Condition = ALWAYS
+    sides: str = ""
+    only: str = ""
+    saved: tuple[str, ...] = ()
 
 
 class Key(NamedTuple):
@@ -74,7 +105,7 @@ class Key(NamedTuple):
     Attributes
     ----------
     name
-        What `config.json` calls it; empty for a constant of the family.
+        What `config.json` calls it, several names joined by `|`; empty for a constant of the family.
     default
         What the classes of transformers take where it is absent; its type is the type of the value. None: an integer
         that follows from others, see `manyheads.models.config`.
@@ -85,6 +116,11 @@ class Key(NamedTuple):
     name: str
     default: Any
     null: Any = ...
+
+    def given(self, raw: Mapping[str, Any]) -> Any:
+        """Return what a configuration says under the first of the names that it has, else the default."""
+        names = [name for name in self.name.split("|") if name in raw]
+        return raw[names[0]] if names else self.default
 
 
 @dataclass(frozen=True)
@@ -121,6 +157,20 @@ class Family:
         Weight of a head → weight whose values it shares when the configuration ties them; the unembedding first.
     renamed
         What transformers 5 calls otherwise in memory than in a file: pattern of a name in memory → as saved.
+    parallel
+        Whether attention and MLP read the same stream and are added together, or the key that says so.
+    gain_offset
+        What norms add to their parameter to make a gain of it: 1 for Gemma's.
+    root_width
+        Whether embeddings are multiplied by the root of the width, or the key that says so.
+    fixed_scale
+        Whether logits are multiplied by a number that does not follow the key dimension.
+    plain_start
+        Whether all matrices start at the std that the configuration states.
+    beyond
+        Why its attention is not read as weights of the common convention (`manyheads.models.attention`); empty: it is.
+    refused
+        Key → value of it, and why a model with that value is not described.
     """
 
     model_type: str
@@ -139,6 +189,13 @@ class Family:
     renamed_norms: bool = False
     ties: Mapping[str, str] = field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
+    parallel: bool | str = False
+    gain_offset: float = 0.0
+    root_width: bool | str = False
+    fixed_scale: bool = False
+    plain_start: bool = True
+    beyond: str = ""
+    refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     def saved_name(self, name: str) -> str:
         """Return the name under which a parameter of a model in memory is saved."""

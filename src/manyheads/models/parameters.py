@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from manyheads.models.checkpoint import Checkpoint
-from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.config import ModelConfig, read_config, read_value
 from manyheads.models.modules import MAYBE, Module, Role
 from manyheads.models.refusals import ConfigInvalid, FileMissing, WeightsMismatch, shorten
+
+GAINS = (Role.ATTENTION_SCALE, Role.MLP_SCALE)
+"""Roles of bare tensors that multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,25 @@ def _expected(config: ModelConfig, prefix: str, known: set[str]) -> Iterator[tup
     """Go through every name the family may hold: the name, its meaning, and whether it has to be there."""
     for module in config.family.body:
         for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
+            if not config.has(module.only, layer):
+                continue
+            if module.saved and prefix + module.path.replace("{layer}", str(layer)) not in known:
+                yield from _experts(config, module, prefix, layer)
+                continue
             yield from _tensors(config, module, prefix + module.path.replace("{layer}", str(layer)), layer, known)
     for module in config.family.heads:
         yield from _tensors(config, module, module.path, None, known)
+
+
+def _experts(
+    config: ModelConfig, module: Module, prefix: str, layer: int | None
+) -> Iterator[tuple[str, ParameterRole, bool]]:
+    """Go through the names under which a file holds the experts of a layer one by one."""
+    count = read_value(config.family.counted["experts"], config.raw, config.path)
+    for path in module.saved:
+        for expert in range(count):
+            name = prefix + path.replace("{layer}", str(layer)).replace("{expert}", str(expert)) + ".weight"
+            yield name, ParameterRole(module.role, "weight", layer, "out,in"), True
 
 
 def _tensors(
@@ -206,7 +225,9 @@ def _tensors(
     if module.sort == "norm" and config.family.renamed_norms and path + ".gamma" in known:
         gain, bias = ".gamma", ".beta"
     if module.sort == "bare":
-        gain, kind = "", "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
+        kind = "buffer" if module.role is Role.BUFFER else "bias" if path.endswith("bias") else "weight"
+        kind = "gain" if module.role in GAINS else kind
+        gain = ""
     layout = ""
     if module.sort == "linear":  # a family's layout is that of its blocks; heads and patches are always (out, in, ...)
         layout = config.family.layout if "{layer}" in module.path else "out,in"

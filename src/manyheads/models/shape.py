@@ -8,6 +8,7 @@ from typing import Any
 from manyheads.costs import ModelShape
 from manyheads.errors import UsageError
 from manyheads.models.config import ModelConfig, load_config, read_config, read_value, shown
+from manyheads.models.counts import model_sizes
 from manyheads.models.modules import Role
 from manyheads.models.refusals import ConfigInvalid
 
@@ -22,6 +23,8 @@ ACTIVATIONS = {
     "gelu_fast": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
 }
+OTHER_ACTIVATIONS = {"relu2": "relu", "xielu": "silu", "quick_gelu": "silu"}
+"""Activations without a row of their own: counted as one like them, and noted."""
 ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -31,8 +34,7 @@ def shape_from_config(source: Mapping[str, Any] | Path | str) -> ModelShape:
     Parameters
     ----------
     source
-        A `config.json`, the folder that holds one, or its content: of a Hugging Face model (it has a `model_type`:
-        gpt2, gpt_neox, opt, llama, mistral, qwen2, bert or vit), or the fields of `ModelShape`.
+    X
 
     Raises
     ------
@@ -41,7 +43,8 @@ def shape_from_config(source: Mapping[str, Any] | Path | str) -> ModelShape:
     FamilyUnknown
         The `model_type` is none of the known families.
     ConfigInvalid
-        A value is absent, unknown or of the wrong kind, or layers differ in cost.
+        A value is absent, unknown or of the wrong kind; or layers differ in cost, have experts or latent attention:
+        those are counted by `manyheads.models.counts`.
 
     Examples
     --------
@@ -69,15 +72,24 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
     family, values, raw, path = config.family, config.values, config.raw, config.path
     counted = {name: read_value(key, raw, path) for name, key in family.counted.items()}
     modules = {module.role: module for module in (*family.body, *family.heads)}
+    if beyond := [role for role in (Role.EXPERT_IN, Role.KEY_VALUE_DOWN) if role in modules]:
+        what = "experts" if beyond[0] is Role.EXPERT_IN else "latent attention"
+        raise ConfigInvalid(
+            path,
+            f"the family {family.model_type} has {what}, which a ModelShape does not hold",
+            "count its parameters and matrix FLOPs: manyheads.models.counts, `manyheads count config.json`",
+        )
     query = modules.get(Role.QUERY, modules.get(Role.QUERY_KEY_VALUE))
-    biased = {"qkv": query, "output": modules[Role.OUTPUT], "mlp": modules[Role.MLP_IN]}
+    joint = modules.get(Role.MLP_GATE_IN)
+    biased = {"qkv": query, "output": modules[Role.OUTPUT], "mlp": joint or modules[Role.MLP_IN]}
     biases = [name for name, module in biased.items() if module and config.holds(module.bias)]
     windows = config.windows()
     if len(windows) > 1:
         raise ConfigInvalid(
             path,
-            "use_sliding_window gives layers of different cost, which one shape cannot describe",
-            "count the layers with and without a window apart, by the fields of ModelShape",
+            "windows in some layers give layers of different cost, which one shape cannot describe",
+            "count its parameters and matrix FLOPs by `manyheads count config.json`, or the layers of each kind "
+            "apart, by the fields of ModelShape",
         )
     shape = {
         "layers": values["layers"],
@@ -85,26 +97,43 @@ def _family_fields(config: ModelConfig) -> dict[str, Any]:
         "heads": values["heads"],
         "kv_heads": values["key_value_heads"],
         "head_dim": values["key_dim"],
-        "mlp_hidden": counted["mlp_hidden"],
-        "gated": Role.MLP_GATE in modules,
+        "mlp_hidden": model_sizes(config)["hidden"],
+        "gated": joint is not None or Role.MLP_GATE in modules,
         "tied": values.get("tied", False),
         "causal": config.causal,
         "window": windows.pop() or 0,
         "embedding_width": counted.get("embedding_width"),
-        "activation": _choose("activation", counted["activation"], ACTIVATIONS, path),
+        "activation": _choose("activation", counted["activation"], ACTIVATIONS | OTHER_ACTIVATIONS, path),
         "norm": {"layer": "layernorm", "rms": "rmsnorm"}[family.norm],
         "biases": {0: "none", 3: "all"}.get(len(biases), "+".join(biases)),
-        "positions": "rotary" if "rotary_theta" in values else "learned",
+        "positions": _positions(modules, values),
         "itemsize": _choose("dtype", raw.get("dtype") or raw.get("torch_dtype") or "float32", ITEMSIZES, path),
     }
     return shape | (_patches(config, counted) if "patch" in counted else _text(config, counted, modules))
 
 
+def _positions(modules: Mapping[Role, Any], values: Mapping[str, Any]) -> str:
+    if "rotary_theta" in values and not values.get("alibi"):
+        return "rotary"
+    return "learned" if Role.POSITION in modules else "none"
+
+
+def _unlike(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> list[str]:
+    """Return notes on elementwise work that is counted as a plain block's."""
+    notes = []
+    if (activation := counted["activation"]) in OTHER_ACTIVATIONS:
+        notes.append(f"the activation {activation} is counted as {OTHER_ACTIVATIONS[activation]}")
+    more = (Role.QUERY_NORM, Role.ATTENTION_POST_NORM, Role.MIXED_NORM, Role.ATTENTION_SCALE, Role.EMBEDDING_NORM)
+    if any(role in modules and config.holds(modules[role].when) for role in more) and not config.post_norm:
+        notes.append("elementwise work of norms beside the two of a block is left out")
+    return notes
+
+
 def _text(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role, Any]) -> dict[str, Any]:
     """Return what a model of tokens has at its ends."""
     body_only = config.family.causal is not True and not config.built_with(*config.family.language_heads)
-    notes = []
-    if config.values.get("rotary_fraction", 1.0) < 1:
+    notes = _unlike(config, counted, modules)
+    if config.values.get("rotary_fraction", 1.0) < 1 or "rotary_dims" in config.values:
         notes.append("rotary positions are counted on every dimension of a head")
     if body_only:
         notes.append("body only: pooler and task heads are not counted")
@@ -113,7 +142,10 @@ def _text(config: ModelConfig, counted: Mapping[str, Any], modules: Mapping[Role
     return {
         "vocabulary": counted["vocabulary"],
         "unembedding": not body_only,
-        "head_transform": Role.HEAD_TRANSFORM in modules and not body_only,
+        # To a narrower embedding the transform is the projection.
+        "head_transform": Role.HEAD_TRANSFORM in modules
+        and not body_only
+        and counted.get("embedding_width") in (None, config.values["width"]),
         "notes": tuple(notes),
     }
 
@@ -126,9 +158,9 @@ def _patches(config: ModelConfig, counted: Mapping[str, Any]) -> dict[str, Any]:
     classes = len(labels) if isinstance(labels, dict) else counted["labels"]
     return {
         "patch_features": patch * patch * counted["channels"],
-        "special_tokens": 1,
+        "special_tokens": model_sizes(config)["positions"] - (image // patch) ** 2,
         "classes": classes if config.built_with("ForImageClassification") else 0,
-        "fixed_length": (image // patch) ** 2 + 1,
+        "fixed_length": model_sizes(config)["positions"],
     }
 
 

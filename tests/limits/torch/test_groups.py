@@ -314,7 +314,7 @@ def test_a_logit_scale_of_its_own_replaces_the_folding(seed):
         ("gpt2", BASE, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
         ("gpt2", BASE, {"scale_attn_weights": False}, "scale_attn_weights=True"),
         ("gpt2", BASE, {"add_cross_attention": True}, "crossattention.*never guessed.*roles="),
-        ("opt", BASE, {"word_embed_proj_dim": 12}, "word_embed_proj_dim to 32"),
+        ("opt", BASE, {"word_embed_proj_dim": 12}, "word_embed_proj_dim.*make it 32"),
         ("opt", Shape(8, 8, 2), {"do_layer_norm_before": False}, "no norm of its own.*tie_word_embeddings=False"),
         ("opt", Shape(8, 8, 2), {"layer_norm_elementwise_affine": False}, r"cannot|can carry"),
         ("gpt2", Shape(8, 8, 2), {"model": "GPT2DoubleHeadsModel"}, "another head reads the same norm"),
@@ -331,10 +331,10 @@ def test_other_models_are_refused():
     import transformers
 
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
-    experts = transformers.MixtralConfig(**sizes, vocab_size=9, num_key_value_heads=1, num_local_experts=2)
+    shared = transformers.AlbertConfig(**sizes, vocab_size=9, embedding_size=8)
     p = Parametrization(base=BASE)
-    with pytest.raises(UsageError, match=r"'mixtral' is none of.*experts.*roles="):
-        torch_groups(p, transformers.MixtralForCausalLM(experts), TUNED)
+    with pytest.raises(UsageError, match=r"'albert' is not described: all its layers share.*roles="):
+        torch_groups(p, transformers.AlbertForMaskedLM(shared), TUNED)
     with pytest.raises(UsageError, match=r"Linear has no configuration.*roles="):
         torch_groups(p, torch.nn.Linear(2, 2), TUNED)
     with pytest.raises(UsageError, match=r"no torch\.nn\.Module"):

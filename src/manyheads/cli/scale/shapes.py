@@ -1,7 +1,7 @@
 """Base shape and parametrization: the flags of scale, scale audit and scale check, and how a shape is read."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
@@ -121,7 +121,7 @@ def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tup
 
 def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     from manyheads.errors import UsageError
-    from manyheads.models.config import load_config
+    from manyheads.models.config import load_config, read_config
     from manyheads.models.shape import shape_of
     from manyheads.transformer import Shape
 
@@ -130,6 +130,12 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
         raise UsageError(f"{flag} {path}: there is no config.json in this folder; give one that has it, or N,H,L")
     config, origin = load_config(path)
+    if config.get("model_type"):
+        read_config(config, origin)  # refuses the file; what follows refuses the model
+        try:
+            return _shape_of_family(config)
+        except UsageError as error:
+            raise UsageError(f"{flag} {path}: {error}") from error
     model = shape_of(config, origin)
     heads, key_dim = model.heads, model.head_dim or model.width // model.heads
     hidden = 4 * model.width if model.mlp_hidden is None else model.mlp_hidden
@@ -137,18 +143,17 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     try:
         stream = None if model.width == key_dim * heads else model.width
         key_heads = None if model.kv_heads in (None, heads) else model.kv_heads
-        shape = Shape(key_dim, heads, model.layers, stream, key_heads, model.mlp_hidden)
-        return shape, _describe(config, notes)
+        return Shape(key_dim, heads, model.layers, stream, key_heads, model.mlp_hidden), notes
     except UsageError as error:
         raise UsageError(f"{flag} {path}: {error}") from error
 
 
-def _describe(config: dict[str, Any], notes: Notes) -> Notes:
-    """Add the properties of the family; refuse attention that the theory does not describe."""
+def _shape_of_family(config: dict[str, Any]) -> "tuple[Shape, Notes]":
+    """Read a configuration of transformers; refuse attention that the theory does not describe."""
     from manyheads.limits.parametrization.architecture import read_body
 
-    family = config.get("model_type", "")
-    if not family:
-        return notes
     body = read_body(config)
-    return replace(notes, family=family, post_norm=body.post_norm, fused=body.fused)
+    shape = body.shape
+    ratio = (shape.hidden or 4 * shape.width) / shape.width
+    group = shape.heads // shape.group_heads
+    return shape, Notes(ratio, group, body.tied, config["model_type"], body.post_norm, body.fused)

@@ -12,7 +12,8 @@ from typing import Any
 
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.parts import PARTS, UNDERIVED, Architecture, Parameter
-from manyheads.models.config import ModelConfig, read_config, read_value
+from manyheads.models.config import ModelConfig, read_config
+from manyheads.models.counts import model_sizes
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, recognize
 from manyheads.models.refusals import CheckpointRefused
@@ -34,6 +35,12 @@ _WEIGHT = {
     Role.MLP_IN: "mlp_in",
     Role.MLP_GATE: "mlp_in",
     Role.MLP_OUT: "mlp_out",
+    Role.EXPERT_IN: "mlp_in",
+    Role.EXPERT_OUT: "mlp_out",
+    Role.ROUTER: "router",
+    Role.SHARED_GATE: "router",
+    Role.SINK: "sink",
+    Role.RELATIVE_POSITION: "sink",
     Role.HEAD_TRANSFORM: "hidden",
     Role.POOLER: "hidden",
     Role.UNEMBEDDING: "unembedding",
@@ -45,6 +52,18 @@ _NORM = {
     Role.FINAL_NORM: "final",
     Role.HEAD_NORM: "final",
     Role.EMBEDDING_NORM: "embedding",
+    Role.QUERY_NORM: "query",
+    Role.KEY_NORM: "key",
+    Role.ATTENTION_POST_NORM: "attention_post",
+    Role.MLP_POST_NORM: "mlp_post",
+    Role.ATTENTION_SCALE: "branch",
+    Role.MLP_SCALE: "branch",
+    Role.MIXED_NORM: "inner",
+    Role.MLP_HIDDEN_NORM: "inner",
+}
+_REFUSED = {
+    **dict.fromkeys((Role.QUERY_DOWN, Role.QUERY_UP, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP), "latent"),
+    Role.MLP_ACTIVATION: "activation",
 }
 
 
@@ -55,12 +74,13 @@ class Body:
     shape: Shape  # key dimension, heads, depth
     post_norm: bool  # whether blocks normalize after adding to the stream
     fused: bool  # whether queries, keys and values share one matrix
+    tied: bool  # whether embedding and unembedding are one
 
 
 def read_architecture(
     config: Mapping[str, Any], names: Iterable[str | Sequence[str]], frozen: Collection[str] = ()
 ) -> Architecture:
-    """Return the architecture of a model of transformers: GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT.
+    """Return the architecture of a model of transformers, of a family of `manyheads.models.families`.
 
     `names` are those of all its parameters, as in memory or as saved; those of a shared one together, as a sequence.
     `frozen` are the first names of those that are not trained.
@@ -88,6 +108,7 @@ def read_architecture(
     groups = _groups(names)
     known = _recognize(config, groups)
     body = _read_body(known.config)
+    family = known.config.family
     shape, post = body.shape, body.post_norm
     _check_projections(known)
     saved = known.config.family.saved_name
@@ -98,18 +119,24 @@ def read_architecture(
     for group, parts in named:
         means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
         closes = closing is not None and parts[0].role is closing
-        parameters[group[0] in frozen].append(_parameter(group, means, closes))
+        parameter = _parameter(group, means, closes)
+        if parameter.start == "one":
+            scale = known.config.values.get("layer_scale") if parameter.parts == ("branch_gain",) else None
+            parameter = replace(parameter, offset=0.0 if scale else family.gain_offset, value=scale)
+        parameters[group[0] in frozen].append(parameter)
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
-    std = _read_std(config)
+    std = _read_std(config) if family.plain_start else None
     return Architecture(
         shape,
         tuple(parameters[False]),
-        known.config.family.model_type,
+        family.model_type,
         post,
         std,
         reason,
         frozen=tuple(parameters[True]),
+        root_width=known.config.root_width,
+        fixed_scale=family.fixed_scale,
     )
 
 
@@ -217,30 +244,30 @@ def _read_body(config: ModelConfig) -> Body:
     width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
-    if values.get("scaled") is False or values.get("scaled_by_layer"):
+    if (values.get("scaled") is False and not config.family.fixed_scale) or values.get("scaled_by_layer"):
         raise UsageError(
             "attention without the factor N^-1/2, or with one that depends on the layer, is not described here: set "
             "scale_attn_weights=True and scale_attn_by_inverse_layer_idx=False"
         )
     if raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
         raise UsageError("cross-attention is not described here: train the decoder alone, or give roles= and shape=")
-    narrow = raw.get("word_embed_proj_dim")
-    if config.family.model_type == "opt" and narrow not in (None, width):
-        raise _narrow("word_embed_proj_dim", width)
+    sizes = model_sizes(config)
+    if sizes["embedding_width"] != width:
+        raise _narrow(config.family.counted["embedding_width"].name, width)
     shape = Shape(
         key_dim,
         heads,
         values["layers"],
         stream=None if width == heads * key_dim else width,
         key_heads=None if values["key_value_heads"] in (None, heads) else values["key_value_heads"],
-        hidden=read_value(config.family.counted["mlp_hidden"], raw, config.path),
+        hidden=None if "experts" in sizes else sizes["hidden"],
     )
-    return Body(shape, config.post_norm, bool(config.family.fused))
+    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")))
 
 
 def _narrow(name: str, width: int) -> UsageError:
     return UsageError(
-        f"{name}: an embedding narrower than the stream is not described here; set word_embed_proj_dim to {width}, or "
+        f"{name}: an embedding narrower than the stream is not described here; make it {width}, or "
         "give roles= and shape="
     )
 
@@ -262,6 +289,8 @@ def _read_std(config: Mapping[str, Any]) -> float:
 
 def _parts(part: Any, name: str) -> tuple[str, ...]:
     """Translate the meaning of a name of a family."""
+    if reason := _REFUSED.get(part.role):
+        raise UsageError(f"{name}: {UNDERIVED[reason]}; nothing here scales this family")
     if part.role in _NORM:
         return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
     biased = "_bias" if part.kind == "bias" else ""
@@ -269,6 +298,8 @@ def _parts(part: Any, name: str) -> tuple[str, ...]:
         return tuple(f"{each}{biased}" for each in ("query", "key", "value"))
     if part.role is Role.MARKER and name.endswith("mask_token"):
         return ("blank",)
+    if part.role is Role.MLP_GATE_IN:
+        return (f"mlp_gate{biased}", f"mlp_in{biased}")
     return (f"{_WEIGHT[part.role]}{biased}",)
 
 

@@ -16,6 +16,12 @@ from manyheads.transformer.weights import ROLE_OF
 HIDDEN = "hidden"
 """A matrix of d inputs and d outputs above the blocks: no branch, so it scales with width as W_V does, not with L."""
 
+ROUTER = "router"
+"""A read-out within a block: from d inputs to one logit for each expert."""
+
+SINK = "sink"
+"""A logit of attention that is a weight: of a sink, or of a distance."""
+
 PARTS: Mapping[str, str] = {
     **ROLE_OF,
     "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
@@ -28,7 +34,16 @@ PARTS: Mapping[str, str] = {
     "mlp_gate": "mlp_in",
     "mlp_gate_bias": "bias",
     "query_gain": "norm",  # of a norm on the queries of a head
+    "query_shift": "norm",
     "key_gain": "norm",
+    "key_shift": "norm",
+    "attention_post_gain": "norm",  # of a norm behind a branch, before the sum
+    "mlp_post_gain": "norm",
+    "branch_gain": "norm",  # layer scale, without a norm
+    "inner_gain": "norm",  # of a norm within a branch
+    "router": ROUTER,
+    "router_bias": "bias",
+    "sink": SINK,
 }
 """Part → role."""
 
@@ -36,6 +51,9 @@ CARRIES: Mapping[str, str] = {
     "query": "logit",
     "query_bias": "logit",
     "query_gain": "logit",
+    "query_shift": "logit",
+    "attention_post_gain": "branch",
+    "mlp_post_gain": "branch",
     "output": "branch",
     "output_bias": "branch",
     "mlp_out": "branch",
@@ -49,6 +67,7 @@ UNDERIVED: Mapping[str, str] = {
     "expert": "how experts scale if their number, or the number that a token visits, changes is not derived; if "
     "neither does, an expert's matrices are mlp_in, mlp_gate and mlp_out",
     "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
+    "activation": "how trained numbers of an activation start and move is not described",
     "soft_cap": "a cap on logits that follows N or L is not derived; a constant one needs no part",
 }
 """Names that role maps often hold and that have no role, with the reason."""
@@ -86,6 +105,7 @@ class Parameter:
     tied: bool = False  # whether it is the embedding and the unembedding at once; `parts` then says embedding
     closes: bool = False
     offset: float = 0.0
+    value: float | None = None  # at which it starts, where that is not its part's default: layer scale
 
     @property
     def start(self) -> Start:
@@ -111,6 +131,8 @@ class Architecture:
     post_norm: bool = False  # whether blocks normalize after adding to the stream
     std: float | None = None  # the standard deviation at which the family starts its weights, None for a plain module
     open_end: str = field(default="", repr=False)
+    root_width: bool = False  # whether embeddings are multiplied by the root of the width
+    fixed_scale: bool = False  # whether logits are multiplied by a constant of the configuration
     frozen: tuple[Parameter, ...] = field(default=(), repr=False)
 
     @property
@@ -120,6 +142,9 @@ class Architecture:
 
     @property
     def carries(self) -> Mapping[str, str]:
-        """Part → the factor of the forward pass that it can absorb: a norm behind the queries leaves it to its gain."""
-        eaten = ("query", "query_bias") if self.normed_queries else ()
+        """Part → the factor of the forward pass that it can absorb: a norm behind a weight leaves it to its gain."""
+        parts = {part for each in (*self.parameters, *self.frozen) for part in each.parts}
+        eaten = {"query", "query_bias"} if self.normed_queries else set()
+        eaten |= {"output", "output_bias"} if "attention_post_gain" in parts else set()
+        eaten |= {"mlp_out", "mlp_out_bias"} if "mlp_post_gain" in parts else set()
         return {part: factor for part, factor in CARRIES.items() if part not in eaten}

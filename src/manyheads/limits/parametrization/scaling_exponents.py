@@ -93,6 +93,46 @@ def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str,
     }
 
 
+def foreign_scales(depth_exponent: float) -> dict[str, ClassScales]:
+    """Return the sizes of roles that the library's transformer does not have.
+
+    A router reads d inputs, starts and moves as values do; its gradient is at the start a sum of d independent products
+    of backward signal and an expert's output. A sink is a logit and moves by what a gain in a block moves; its gradient
+    is, as that of an attention weight, a sum of N aligned products.
+
+    Examples
+    --------
+    >>> sizes = foreign_scales(1.0)
+    >>> print(sizes["router"].update, "|", sizes["sink"].update, "|", sizes["sink"].gradient.plain())
+    D^-1 | 1 | H^-1 L^-1 γ^-1
+    """
+    moves = Power(depth=depth_exponent - 1)
+    inside = Power(depth=-depth_exponent) * WIDTH**-1 * Power(richness=-1)
+    at_heads = (WIDTH / QUERIES) ** 0.5
+    return {
+        "router": ClassScales(WIDTH**-0.5, moves / WIDTH, inside * WIDTH**0.5),
+        "sink": ClassScales(ONE, moves, inside * at_heads * Power(key_dim=1)),
+    }
+
+
+def foreign_exponents(scheme: Scheme, optimizer: Optimizer, depth_exponent: float) -> dict[str, ScalingExponents]:
+    """Return the laws of roles that the library's transformer does not have; beside Muon they are AdamW's."""
+    rule = "sgd" if optimizer == "sgd" else "adam"
+    sizes = foreign_scales(1.0 if scheme == "mup" else depth_exponent)
+    if scheme == "standard":
+        return {role: ScalingExponents(each.initial, ONE, ONE, rule) for role, each in sizes.items()}
+    return {role: _law(each, rule, alone=scheme == "mup") for role, each in sizes.items()}
+
+
+def _law(sizes: ClassScales, rule: str, alone: bool) -> ScalingExponents:
+    """Return the law of a class under Adam or gradient descent; of width alone, if asked."""
+    initial, update, gradient = sizes
+    learning_rate = Power(richness=1) * update / gradient if rule == "sgd" else update
+    if alone:
+        return ScalingExponents(initial.without_depth(), learning_rate.without_depth(), ONE, rule)
+    return ScalingExponents(initial, learning_rate, ONE if rule == "sgd" else gradient, rule)
+
+
 def standard_initial() -> dict[str, Power]:
     """Return the usual initial stds: one over the square root of the fan-in, gains one."""
     fan_in = {"output": QUERIES, "mlp_out": HIDDEN_WIDTH}
@@ -136,17 +176,14 @@ def scaling_exponents(
     alone = scheme == "mup"
     sizes = consistent_scales(1.0, 1.0) if alone else consistent_scales(logit_exponent, depth_exponent)
     found = {}
-    for role, (initial, update, gradient) in sizes.items():
-        rule = rules[role]
-        learning_rate = Power(richness=1) * update / gradient if rule == "sgd" else update
-        epsilon = ONE if rule == "sgd" else gradient
-        if rule == "muon":
-            learning_rate, epsilon = _muon_exponents(role, muon or Muon(), logit_exponent, depth_exponent)
-        law = ScalingExponents(initial, learning_rate, epsilon, rule)
-        if alone:
-            learning_rate = ONE if rule == "muon" else learning_rate.without_depth()
-            law = ScalingExponents(initial.without_depth(), learning_rate, ONE, rule)
-        found[role] = law
+    for role, each in sizes.items():
+        if rules[role] != "muon":
+            found[role] = _law(each, rules[role], alone)
+        elif alone:
+            found[role] = ScalingExponents(each.initial.without_depth(), ONE, ONE, "muon")
+        else:
+            numbers = _muon_exponents(role, muon or Muon(), logit_exponent, depth_exponent)
+            found[role] = ScalingExponents(each.initial, *numbers, "muon")
     return found
 
 

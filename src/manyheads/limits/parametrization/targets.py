@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, is_size
 from manyheads.limits.parametrization.parts import HIDDEN, PARTS, init_of
+from manyheads.limits.parametrization.scaling_exponents import foreign_exponents
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -239,9 +240,9 @@ def missing_multipliers(p: Parametrization, shape: Shape, forward: ForwardMultip
 
 
 def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
-    """Return the factors of every role in effective form, that of matrices above the blocks included.
+    """Return the factors of every role in effective form, also of those that the library's transformer does not have.
 
-    Those scale as the weights of a block do, without what depth puts there.
+    Matrices above the blocks scale as the weights of a block do, without what depth puts there.
     """
     table = replace(p, form="effective").table(shape)
     found = {row.role: Factors(row.initial, row.learning_rate, row.epsilon, row.rule) for row in table.rows}
@@ -249,10 +250,13 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     law = adam.scaling_exponents()["value"]
 
     def at_shape(power: Power) -> float:
-        return replace(power, depth=0.0).ratio(shape, p.base, p.richness)
+        return power.ratio(shape, p.base, p.richness)
 
-    above = Factors(at_shape(law.initial), at_shape(law.learning_rate), at_shape(law.epsilon), law.rule)
-    return found | {HIDDEN: above}
+    above = (replace(power, depth=0.0) for power in law[:3])
+    found[HIDDEN] = Factors(*map(at_shape, above), law.rule)
+    for role, each in foreign_exponents(p.scheme, p.optimizer, p.depth_exponent).items():
+        found[role] = Factors(*map(at_shape, each[:3]), each.rule)
+    return found
 
 
 def _target(
@@ -328,12 +332,14 @@ def _std(
         raise UsageError(f"{parameter.name} holds {roles}: give all of them the same std")
     if (std := given.pop()) is not None:
         return std
+    if parameter.value is not None:
+        return parameter.value
     if parameter.start != "random":
         return float(parameter.start == "one")
     if architecture.std is None:
         return None
     # GPT-2 starts what writes to the stream smaller, by the root of the number of branches.
-    writes = architecture.family == "gpt2" and parameter.parts[0] in ("output", "mlp_out")
+    writes = architecture.family in ("gpt2", "gpt_bigcode") and parameter.parts[0] in ("output", "mlp_out")
     return architecture.std / (2 * p.base.depth) ** 0.5 if writes else architecture.std
 
 

@@ -38,6 +38,8 @@ def find_multipliers(p: Parametrization, model: Any, read: TorchModel, reading: 
     said = usual_multipliers(p, shape) if folded else forward_multipliers(p, shape)
     if (logit := _find_scaling(p, read, folded)) is not None:
         said = replace(said, logit=logit)
+    if read.architecture.root_width:
+        said = replace(said, embedding=(shape.width / base.width) ** 0.5)
     moves = {
         "logit": shape.key_dim != base.key_dim and logit is None,
         "branch": shape.depth != base.depth,
@@ -115,6 +117,12 @@ def _refuse_unknown(
 def _find_scaling(p: Parametrization, read: TorchModel, folded: bool) -> float | None:
     """Return what modules say they multiply their logits by, relative to the base; None where they do not say."""
     n, n0 = read.architecture.shape.key_dim, p.base.key_dim
+    if read.architecture.fixed_scale:  # a constant of the configuration: as the base has it
+        powers = {n**-0.5: 0.5, logit_scale(p, n): p.logit_exponent}
+        for number, power in powers.items():
+            if read.scales and all(abs(each - number) <= 1e-6 * number for each in read.scales.values()):
+                return float((n / n0) ** -power)
+        return 1.0
     usual, wanted = n**-0.5, logit_scale(p, n)
     logit = None
     for name, scale in read.scales.items():

@@ -98,7 +98,7 @@ def describe_missing_factors(
             parts = [
                 part
                 for part, factor in read.architecture.carries.items()
-                if factor == name and not part.endswith(("bias", "gain"))
+                if factor == name and not part.endswith(("bias", "gain", "shift"))
             ]
             parts = parts or ["unembedding"]
             told = any(part in parameter.parts for part in parts for parameter in known)

@@ -1,0 +1,288 @@
+r"""Parameters and matrix FLOPs of a model from its configuration alone, by the table of its family.
+
+Every module of a family has sides in names of sizes (`SIDES`), so that a configuration gives every parameter of the
+model: with E experts of which a token visits k, the matrices of experts count k/E among the *active* ones. A forward
+pass multiplies and adds once for each active weight of a matrix and token, tables that are looked up left out, and
+in the attention of a layer
+
+.. math:: H (N + N_v) \sum_i n_i
+
+where position i sees :math:`n_i` positions, queries and keys have the dimension N and values :math:`N_v`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyheads.errors import check_integer
+from manyheads.models.config import ModelConfig, load_config, read_config, read_value
+from manyheads.models.modules import MAYBE, Module, Role
+from manyheads.models.refusals import ConfigInvalid
+
+_HEAD_ROLES = (Role.UNEMBEDDING, Role.HEAD_TRANSFORM, Role.HEAD_NORM)
+_PROJECTIONS = (Role.EMBEDDING_PROJECTION, Role.UNEMBEDDING_PROJECTION)
+TABLES = (Role.EMBEDDING, Role.POSITION, Role.SEGMENT, Role.RELATIVE_POSITION)
+"""Roles that are looked up or added: they take part in no matrix product."""
+EXPERT_ROLES = (Role.EXPERT_IN, Role.EXPERT_OUT)
+
+SIDES: Mapping[Role, str] = {
+    Role.EMBEDDING: "vocabulary,embedding_width",
+    Role.POSITION: "positions,width",
+    Role.SEGMENT: "segments,width",
+    Role.RELATIVE_POSITION: "buckets,heads",
+    Role.PATCH: "width,patch_features",
+    Role.EMBEDDING_PROJECTION: "width,embedding_width",
+    Role.UNEMBEDDING_PROJECTION: "embedding_width,width",
+    Role.QUERY: "queries,width",
+    Role.KEY: "keys,width",
+    Role.VALUE: "keys,width",
+    Role.QUERY_KEY_VALUE: "queries+2*keys,width",
+    Role.OUTPUT: "width,queries",
+    Role.SINK: "heads",
+    Role.MIXED_NORM: "queries",
+    Role.MLP_IN: "hidden,width",
+    Role.MLP_GATE: "hidden,width",
+    Role.MLP_GATE_IN: "2*hidden,width",
+    Role.MLP_HIDDEN_NORM: "hidden",
+    Role.MLP_ACTIVATION: "1",
+    Role.MLP_OUT: "width,hidden",
+    Role.HEAD_TRANSFORM: "width,width",
+    Role.POOLER: "width,width",
+    Role.UNEMBEDDING: "vocabulary,embedding_width",
+    Role.CLASSIFIER: "labels,width",
+}
+"""Role → sides of its weight, fan-out first; all other roles are vectors of the width."""
+
+
+class Size(NamedTuple):
+    """Number of weights and biases of one module in one layer, and the sides of its weight."""
+
+    role: Role
+    sides: tuple[int, ...]
+    bias: int
+
+    @property
+    def weight(self) -> int:
+        """Number of its weights."""
+        return prod(self.sides)
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a model.
+
+    Attributes
+    ----------
+    total
+        All of them, tied ones once.
+    active
+        Those that a token meets: of experts, the ones that it visits; tables in full.
+    embedding
+        Tables that are looked up or added (tokens, positions, segments): in `active`, but in no matrix product; a table
+        that is tied to the unembedding is among the products all the same.
+    matrix
+        Active weights that are multiplied with a token.
+    predicted
+        Parameters of the blocks that predict further tokens (multi-token prediction), which are not in `total`.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    matrix: int
+    predicted: int = 0
+
+
+def model_sizes(config: ModelConfig) -> dict[str, int]:
+    """Return the sizes that sides are written in, by name."""
+    family, values = config.family, config.values
+    counted = {name: read_value(key, config.raw, config.path) for name, key in family.counted.items()}
+    width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
+    hidden = counted.get("mlp_hidden")
+    if hidden is None:
+        hidden = counted.get("mlp_ratio", 4) * width
+    found = {name: value for name, value in (values | counted).items() if isinstance(value, int)}
+    found |= {"hidden": hidden, "queries": heads * key_dim, "keys": values["key_value_heads"] * key_dim}
+    found["embedding_width"] = counted.get("embedding_width") or width
+    found["value_dim"] = values.get("value_dim", key_dim)
+    found["positions"] = counted.get("positions", 0) + family.position_offset
+    if "patch" in counted:
+        if not counted["patch"]:
+            raise ConfigInvalid(config.path, f"patch_size {counted['patch']} and image_size {counted['image']}")
+        found["patch_features"] = counted["patch"] ** 2 * counted["channels"]
+        found["positions"] = (counted["image"] // counted["patch"]) ** 2 + counted.get("markers", 1)
+        labels = config.raw.get("id2label")
+        found["labels"] = len(labels) if isinstance(labels, dict) else counted["labels"]
+    if "shared_experts" in counted:
+        found["shared_hidden"] = counted["expert_hidden"] * (counted["shared_experts"] or 0)
+    return found
+
+
+def module_sizes(config: ModelConfig) -> Iterator[Size]:
+    """Go through all parameters of a model, layer by layer; of tied ones through one.
+
+    Heads are those of a language model or an image classifier, by the class that the configuration names; without a
+    name a causal family has its language head, and others are counted without a head.
+    """
+    sizes, family = model_sizes(config), config.family
+    language = config.built_with(*family.language_heads) if family.language_heads else False
+    if not config.raw.get("architectures"):
+        language = family.causal is True
+    tied = config.values.get("tied", False)
+    for module in family.body:
+        for layer in range(config.values["layers"]) if "{layer}" in module.path else [None]:
+            if config.has(module.only, layer) and _stands(config, module, sizes):
+                yield _size(config, module, sizes)
+    for module in family.heads:
+        weight = f"{module.path}.weight" if module.sort != "bare" else module.path
+        if module.role in _HEAD_ROLES and language:
+            own = _size(config, module, sizes)
+            twice = f"{module.path}.bias" in family.ties
+            kept = own.sides if not (tied and weight in family.ties) else (0,)
+            yield Size(own.role, kept, 0 if twice else own.bias)
+        elif module.path == "classifier" and config.built_with("ForImageClassification") and sizes["labels"]:
+            sides = (sizes["labels"], sizes["width"] * (2 if family.model_type == "dinov2" else 1))
+            yield Size(module.role, sides, sizes["labels"])
+
+
+def _stands(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> bool:
+    """Whether a module of the body is there; where a table leaves it open, by what usually is."""
+    if module.role in _PROJECTIONS:
+        return sizes["embedding_width"] != sizes["width"]
+    if module.role is Role.POOLER:
+        return config.built_with("Model") and not config.built_with(*config.family.language_heads)
+    return module.role is not Role.BUFFER and module.when != MAYBE and config.holds(module.when)
+
+
+def _size(config: ModelConfig, module: Module, sizes: Mapping[str, int]) -> Size:
+    text = module.sides or SIDES.get(module.role, "width")
+    if module.sort == "bare" and module.role is Role.UNEMBEDDING:  # the bias of a masked-language head
+        text = "vocabulary"
+    embedded = module.role in (Role.EMBEDDING_NORM, Role.POSITION, Role.SEGMENT)
+    if (embedded and module.role is not Role.POSITION) or (embedded and module.sort == "table"):
+        text = text.replace("width", "embedding_width")
+    sides = tuple(_evaluate(side, sizes) for side in text.split(","))
+    biased = module.sort in ("linear", "norm") and module.bias != MAYBE and config.holds(module.bias)
+    return Size(module.role, sides, sides[0] if biased else 0)
+
+
+def _evaluate(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the number of a sum of products of names of sizes."""
+    return sum(
+        prod(int(name) if name.isdigit() else sizes[name] for name in term.split("*")) for term in text.split("+")
+    )
+
+
+def count_parameters(source: Mapping[str, Any] | Path | str) -> ParameterCount:
+    """Count the parameters of a model of a known family from its configuration.
+
+    Parameters
+    ----------
+    source
+        A `config.json`, the folder that holds one, or its content.
+
+    Raises
+    ------
+    FamilyUnknown
+        The `model_type` is none of the known families.
+    ConfigInvalid
+        A value is absent, unknown or of the wrong kind.
+
+    Examples
+    --------
+    >>> found = count_parameters({"model_type": "mixtral"})
+    >>> f"{found.total / 1e9:.1f} {found.active / 1e9:.1f}"
+    '46.7 12.9'
+    """
+    config = _read(source)
+    sizes = model_sizes(config)
+    total = active = embedding = 0
+    for each in module_sizes(config):
+        whole = each.weight + each.bias
+        total += whole
+        active += _visited(each, whole, sizes)
+        embedding += whole if each.role in TABLES else 0
+    matrix = sum(count for _, count in _matrices(config, sizes))
+    return ParameterCount(total, active, embedding, matrix, _predicted(config, sizes))
+
+
+def _visited(size: Size, weights: int, sizes: Mapping[str, int]) -> int:
+    """Return how many of the weights of a module a token meets."""
+    return weights * sizes["active_experts"] // sizes["experts"] if size.role in EXPERT_ROLES else weights
+
+
+def _matrices(config: ModelConfig, sizes: Mapping[str, int]) -> Iterator[tuple[Role, int]]:
+    """Go through the active weights that are multiplied with a token, with their roles."""
+    for each in module_sizes(config):
+        if each.role not in TABLES and len(each.sides) > 1 and each.role is not Role.MARKER:
+            yield each.role, _visited(each, each.weight, sizes)
+    if config.values.get("tied") and _has_language_head(config):
+        yield Role.UNEMBEDDING, sizes["vocabulary"] * sizes["embedding_width"]
+
+
+def _has_language_head(config: ModelConfig) -> bool:
+    if not config.raw.get("architectures"):
+        return config.family.causal is True
+    return bool(config.family.language_heads) and config.built_with(*config.family.language_heads)
+
+
+def _predicted(config: ModelConfig, sizes: Mapping[str, int]) -> int:
+    """Count the blocks of multi-token prediction: a last layer each, a joint projection of 2 D to D and three norms."""
+    if not (blocks := sizes.get("predicted", 0)):
+        return 0
+    last, width = config.values["layers"] - 1, sizes["width"]
+    layer = sum(
+        size.weight + size.bias
+        for module in config.family.body
+        if "{layer}" in module.path and config.has(module.only, last) and _stands(config, module, sizes)
+        for size in (_size(config, module, sizes),)
+    )
+    return blocks * (layer + 2 * width * width + 3 * width)
+
+
+def matrix_flops(source: Mapping[str, Any] | Path | str, length: int, masked: bool = True) -> int:
+    """Count the FLOPs of matrix products in a forward pass of one sequence, a multiply-add as two.
+
+    Parameters
+    ----------
+    source
+        As `count_parameters` takes it.
+    length
+        Tokens of the sequence; for images the number of patches and special tokens is known, and this one is ignored.
+    masked
+        Whether only pairs count that the mask leaves; False: all pairs, as most published figures have it.
+
+    Examples
+    --------
+    >>> matrix_flops({"model_type": "llama"}, 4096) // 10**12
+    58
+    """
+    config, length = _read(source), check_integer("length", length)
+    sizes = model_sizes(config)
+    tokens: dict[Role, int] = {}
+    if "patch_features" in sizes:  # special tokens are no patches, and one position is classified
+        length = sizes["positions"]
+        tokens = {Role.PATCH: length - sizes.get("markers", 1), Role.CLASSIFIER: 1}
+    products = sum(tokens.get(role, length) * count for role, count in _matrices(config, sizes))
+    per_pair = config.values["heads"] * (config.values["key_dim"] + sizes["value_dim"])
+    pairs = sum(_pairs(config, layer, length, masked) for layer in range(config.values["layers"]))
+    return 2 * (products + per_pair * pairs)
+
+
+def _pairs(config: ModelConfig, layer: int, length: int, masked: bool) -> int:
+    """Return how many positions all positions of a sequence see together."""
+    window = config.window(layer) if masked else None
+    if not masked or (not config.causal and window is None):
+        return length * length
+    if config.causal:
+        seen = min(window or length, length)
+        return seen * (seen + 1) // 2 + (length - seen) * seen
+    half = (window or 0) // 2  # a window of both sides
+    return sum(min(i, half) + 1 + min(length - 1 - i, half) for i in range(length))
+
+
+def _read(source: Mapping[str, Any] | Path | str) -> ModelConfig:
+    raw, path = load_config(source) if isinstance(source, (str, Path)) else (source, Path("config"))
+    return read_config(raw, path)

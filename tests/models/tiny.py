@@ -1,0 +1,53 @@
+"""Tiny models of transformers in every family of the table, built from the table's own keys."""
+
+from manyheads.models.families import FAMILIES
+
+CLASSES = {
+    "vit_mae": "ViTMAEModel",
+    "clip_vision_model": "CLIPVisionModel",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "gpt2": "GPT2LMHeadModel",
+    "deit": "DeiTForImageClassification",
+}
+SIZES = {
+    "experts": 4, "active_experts": 2, "expert_hidden": 8, "shared_hidden": 12, "shared_experts": 2, "query_rank": 8,
+    "key_value_rank": 12, "rotary_key_dim": 4, "plain_key_dim": 4, "value_dim": 8, "vocabulary": 29, "positions": 16,
+    "image": 8, "patch": 4, "window": 4, "rotary_dims": 4, "embedding_width": 24,
+}  # fmt: skip
+PLAIN = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+
+
+def settings(family, width=24, heads=3, layers=2, key_value_heads=None, key_dim=8, hidden=40, **changes):
+    """Return the configuration of a tiny model, by the names that its family gives to sizes."""
+    table = FAMILIES[family]
+    sizes = {**SIZES, "width": width, "heads": heads, "layers": layers, "key_dim": key_dim, "mlp_hidden": hidden}
+    sizes |= {"key_value_heads": key_value_heads or heads}
+    keys = {**table.keys, **table.counted}
+    found = {key.name.split("|")[0]: sizes[name] for name, key in keys.items() if key.name and name in sizes}
+    if family == "gpt_neo":
+        found["attention_types"] = [[["global", "local"], layers // 2]]
+    return {**found, **(PLAIN if "vocabulary" in keys else {}), **changes}
+
+
+def model_class(family):
+    """Return the name of the class with the head that the family is known for."""
+    from transformers.models.auto import modeling_auto as auto
+
+    tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    tables = tables if FAMILIES[family].causal is True else tables[::-1]
+    for table in (*tables, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES):
+        if family in table:
+            return CLASSES.get(family, table[family])
+    return CLASSES[family]
+
+
+def build(family, device="cpu", **sizes):
+    """Return a random tiny model of a family; `sizes` as `settings` takes them."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    config = transformers.CONFIG_MAPPING[family](**settings(family, **sizes))
+    config._attn_implementation = "eager"
+    with torch.device(device):
+        return getattr(transformers, model_class(family))(config)
