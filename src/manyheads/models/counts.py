@@ -103,7 +103,7 @@ def model_sizes(config: ModelConfig) -> dict[str, int]:
     hidden = counted.get("mlp_hidden")
     if hidden is None:
         hidden = counted.get("mlp_ratio", 4) * width
-    found = {name: value for name, value in (values | counted).items() if isinstance(value, int)}
+    found = {name: value for name, value in {**values, **counted}.items() if isinstance(value, int)}
     found |= {"hidden": hidden, "queries": heads * key_dim, "keys": values["key_value_heads"] * key_dim}
     found["embedding_width"] = counted.get("embedding_width") or width
     found["value_dim"] = values.get("value_dim", key_dim)

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Literal
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, is_size
 from manyheads.limits.parametrization.parts import HIDDEN, PARTS, init_of
-from manyheads.limits.parametrization.scaling_exponents import foreign_exponents
+from manyheads.limits.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.parametrization.parts import Architecture, Parameter
-    from manyheads.limits.parametrization.power_laws import Power
 
 QUANTITIES = ("initial", "learning_rate", "epsilon", "weight_decay")
 
@@ -249,14 +248,13 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
     law = adam.scaling_exponents()["value"]
 
-    def at_shape(power: Power) -> float:
-        return power.ratio(shape, p.base, p.richness)
+    def at_shape(law: ScalingExponents) -> Factors:
+        initial, learning_rate, epsilon = (power.ratio(shape, p.base, p.richness) for power in law[:3])
+        return Factors(initial, learning_rate, epsilon, law.rule)
 
-    above = (replace(power, depth=0.0) for power in law[:3])
-    found[HIDDEN] = Factors(*map(at_shape, above), law.rule)
-    for role, each in foreign_exponents(p.scheme, p.optimizer, p.depth_exponent).items():
-        found[role] = Factors(*map(at_shape, each[:3]), each.rule)
-    return found
+    above = ScalingExponents(*(replace(power, depth=0.0) for power in law[:3]), rule=law.rule)
+    foreign = foreign_exponents(p.scheme, p.optimizer, p.depth_exponent)
+    return found | {HIDDEN: at_shape(above)} | {role: at_shape(each) for role, each in foreign.items()}
 
 
 def _target(
