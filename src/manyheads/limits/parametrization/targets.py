@@ -252,7 +252,8 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
         initial, learning_rate, epsilon = (power.ratio(shape, p.base, p.richness) for power in law[:3])
         return Factors(initial, learning_rate, epsilon, law.rule)
 
-    above = ScalingExponents(*(replace(power, depth=0.0) for power in law[:3]), rule=law.rule)
+    initial, learning_rate, epsilon = (replace(power, depth=0.0) for power in law[:3])
+    above = ScalingExponents(initial, learning_rate, epsilon, law.rule)
     foreign = foreign_exponents(p.scheme, p.optimizer, p.depth_exponent)
     return found | {HIDDEN: at_shape(above)} | {role: at_shape(each) for role, each in foreign.items()}
 
