@@ -6,6 +6,7 @@ from tests.acceptance import (
     _limits_meanfield_growth,
     _limits_meanfield_networks,
     _limits_muon,
+    _limits_preflight,
     _limits_studies,
     _limits_torch,
 )
@@ -17,5 +18,6 @@ FIGURES = [
     *_limits_meanfield_growth.FIGURES,
     *_limits_studies.FIGURES,
     *_limits_muon.FIGURES,
+    *_limits_preflight.FIGURES,
     *_limits_torch.FIGURES,
 ]

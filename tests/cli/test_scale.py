@@ -581,8 +581,51 @@ def test_audits_of_loaded_weights_and_of_roles_without_a_shape(call, folder):
     assert call(*asked, "--trained")[0] == 0
 
 
-def test_help_names_both_subcommands(call):
+MAKE = """
+import torch
+
+def make(shape, seed):
+    model = torch.nn.Sequential(torch.nn.Linear(3, shape.width), torch.nn.Linear(shape.width, 1))
+    optimizer = torch.optim.SGD(model[:1].parameters() if seed == 7 else model.parameters(), lr=0.01)
+    return model, optimizer, [torch.randn(4, 3)], lambda model, x: model(x).square().mean()
+"""
+
+
+@pytest.mark.torch
+def test_a_preflight_measures_a_function_of_shape_and_seed(call, folder):
+    (folder / "own_training.py").write_text(MAKE)
+    asked = ("preflight", "own_training:make", "--base", "4,2,1", "--axes", "heads", "--sizes", 2, 4, 8, "--seeds", 2)
+    status, out, err = call(*asked, "--steps", 2, "--out", "found", "--strict")
+    assert status == 0
+    assert "about 0 CPU s for 6 trainings at 3 shapes" in err
+    assert "beside a flat one" in out
+    assert "not judged" in out
+    assert json.loads((folder / "found" / "preflight.json").read_text())["judged"] is False
+    assert (folder / "found" / "preflight.svg").exists()
+    status, out, _ = call(*asked, "--json", "--strict", "--seed", 7, "--transfer", "--train", 8)
+    assert status == 1
+    assert json.loads(out)["faults"][0].startswith("1.weight is in no optimizer")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("preflight", "make", "--base", "4,2,1"), "expected package.module:function"),
+        (("preflight", "a:b"), "--base is missing"),
+        (("preflight", "a:b", "--base", "4,2,1", "--sizes", 2), "--sizes with 3 axes"),
+        (("preflight", "a:b", "--base", "4,2,1", "--rate-factors", 1, 2, 3), "add it"),
+        (("preflight", "a:b", "--base", "4,2,1", "--transfer", "--rate-factors", 2, 1, 3), "the lower first"),
+    ],
+)
+def test_wrong_use_of_a_preflight_is_said(call, words, said):
+    status, _, err = call(*words)
+    assert status == 2
+    assert said in err
+
+
+def test_help_names_the_subcommands(call):
     status, out, _ = call("--help")
+    assert "manyheads scale preflight" in out
     assert status == 0
     assert "manyheads scale audit" in out
     assert "manyheads scale check" in out

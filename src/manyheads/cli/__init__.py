@@ -144,6 +144,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "check the hyperparameters of the weights of a model",
         ("manyheads scale audit train:build --base 64,4,4 --learning-rate 3e-3 --strict",),
     ),
+    ("scale", "preflight"): Command(
+        "manyheads.cli.scale.preflight:Preflight",
+        "train your own model at several shapes and say what grows",
+        (
+            "manyheads scale preflight train:make --base 64,4,4 --axes heads",
+            "manyheads scale preflight train:make --base 64,4,4 --learning-rate 3e-3 --transfer --strict",
+        ),
+    ),
     ("scale", "check"): Command(
         "manyheads.cli.scale.check:Check",
         "test a parametrization by training small models",

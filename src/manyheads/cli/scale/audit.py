@@ -2,17 +2,16 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Any, Optional
 
 import tyro
 
-from manyheads.cli.parsing import ABSENT, Switch, load_function
-from manyheads.cli.scale.shapes import Sizes, TunedTheory, read_shape
+from manyheads.cli.parsing import Switch, load_function
+from manyheads.cli.scale.shapes import Sizes, TunedBase, read_shape
 
 
 @dataclass(frozen=True)
-class Audit(TunedTheory):
+class Audit(TunedBase):
     """Check learning rate, epsilon, weight decay and init of every parameter of a PyTorch model.
 
     TARGET is a function without arguments that returns (model, optimizer). For a model that is not of Hugging Face
@@ -28,16 +27,6 @@ class Audit(TunedTheory):
     """A config.json, or a folder with one, instead of --base."""
     to: Sizes = None
     """Shape of a model without a configuration."""
-    learning_rate: Annotated[Optional[float], ABSENT] = None
-    """Learning rate that was tuned at the base."""
-    epsilon: float = 1e-8
-    """Adam's epsilon at the base."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay at the base."""
-    no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
-    """Roles without weight decay, such as norm and bias, or parts of one, such as embedding_bias."""
-    stds: Annotated[Optional[Path], ABSENT] = None
-    """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
     applied: Switch = False
     """The forward pass multiplies logits, branches and outputs; otherwise the factors are folded into weights."""
     trained: Switch = False
@@ -56,21 +45,17 @@ class Audit(TunedTheory):
             A target that does not return a model and its optimizer, or a model that cannot be audited.
         """
         from manyheads.errors import UsageError
-        from manyheads.limits import BaseHyperparameters, audit_model
+        from manyheads.limits import audit_model
 
         if ":" not in self.target:
             raise UsageError(
                 f"TARGET {self.target!r}: expected package.module:function that returns (model, optimizer)"
             )
-        if self.learning_rate is None:
-            raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
+        hyperparameters = self.hyperparameters()
         if self.base and self.base_config:
             raise UsageError("--base and --base-config exclude each other: give one of them")
         base, _ = read_shape(self.base or self.base_config, "--base or --base-config", bool(self.base_config))
         shape = read_shape(self.to, "--to", is_file=False)[0] if self.to else None
-        hyperparameters = BaseHyperparameters(
-            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or (), self.tuned_muon()
-        )
         model, optimizer, roles, example = self._load()
         if roles is not None and shape is None:
             raise UsageError("--to is missing: a model that comes with roles needs its shape, --to N,H,L")
@@ -88,21 +73,6 @@ class Audit(TunedTheory):
         )
         print(json.dumps(found.as_dict(), indent=1) if self.json else found)
         return 1 if self.strict and not found.passed else 0
-
-    def _spreads(self) -> dict[str, float]:
-        from manyheads.errors import UsageError
-        from manyheads.models.files import read_json
-        from manyheads.models.refusals import CheckpointRefused
-
-        if self.stds is None:
-            return {}
-        try:
-            found = read_json(self.stds, follow_links=True)
-        except CheckpointRefused as error:
-            raise UsageError(f"--stds {error}") from error
-        if not all(type(value) in (int, float) for value in found.values()):
-            raise UsageError(f'--stds {self.stds}: expected an object from role to number, {{"query": 0.02}}')
-        return found
 
     def _load(self) -> tuple[Any, ...]:
         from manyheads.errors import UsageError

@@ -1,15 +1,16 @@
-"""Base shape and parametrization: the flags of scale, scale audit and scale check, and how a shape is read."""
+"""Base shape, parametrization and tuned hyperparameters: the flags that the verbs of scale share, and shapes."""
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
 from manyheads.cli.parsing import ABSENT
 
 if TYPE_CHECKING:
-    from manyheads.limits import Parametrization
+    from manyheads.limits import BaseHyperparameters, Parametrization
     from manyheads.transformer import Shape
 
 Sizes = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L", help_behavior_hint="")]
@@ -75,6 +76,54 @@ class TunedTheory(Theory):
         if self.muon_learning_rate is None and not factors:
             raise UsageError("--optimizer muon needs --muon-learning-rate beside --learning-rate, which is AdamW's")
         return MuonHyperparameters(self.muon_learning_rate or 1.0, self.muon_weight_decay)
+
+
+@dataclass(frozen=True)
+class TunedBase(TunedTheory):
+    """Flags shared by scale audit and scale preflight: what was tuned at the base."""
+
+    learning_rate: Annotated[Optional[float], ABSENT] = None
+    """Learning rate that was tuned at the base."""
+    epsilon: float = 1e-8
+    """Adam's epsilon at the base."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay at the base."""
+    no_decay: Annotated[Union[None, tuple[str, ...]], tyro.conf.arg(metavar="ROLE ...", help_behavior_hint="")] = None
+    """Roles without weight decay, such as norm and bias, or parts of one, such as embedding_bias."""
+    stds: Annotated[Optional[Path], ABSENT] = None
+    """JSON file with the standard deviation of the init at the base by role; those of the family if absent."""
+
+    def hyperparameters(self) -> "BaseHyperparameters":
+        """Return what was tuned at the base.
+
+        Raises
+        ------
+        UsageError
+            No learning rate, or stds that cannot be read.
+        """
+        from manyheads.errors import UsageError
+        from manyheads.limits import BaseHyperparameters
+
+        if self.learning_rate is None:
+            raise UsageError("--learning-rate is missing: give the learning rate that was tuned at the base")
+        return BaseHyperparameters(
+            self.learning_rate, self.epsilon, self.weight_decay, self._spreads(), self.no_decay or (), self.tuned_muon()
+        )
+
+    def _spreads(self) -> dict[str, float]:
+        from manyheads.errors import UsageError
+        from manyheads.models.files import read_json
+        from manyheads.models.refusals import CheckpointRefused
+
+        if self.stds is None:
+            return {}
+        try:
+            found = read_json(self.stds, follow_links=True)
+        except CheckpointRefused as error:
+            raise UsageError(f"--stds {error}") from error
+        if not all(type(value) in (int, float) for value in found.values()):
+            raise UsageError(f'--stds {self.stds}: expected an object from role to number, {{"query": 0.02}}')
+        return found
 
 
 @dataclass(frozen=True)

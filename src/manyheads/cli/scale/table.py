@@ -24,8 +24,8 @@ Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behav
 class Scale(TunedTheory):
     """Scale init, learning rate, epsilon and weight decay of every weight from a tuned shape to another one.
 
-    See also: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, and 'manyheads
-    scale check' trains small transformers at several sizes to test them.
+    See also: 'manyheads scale audit' checks a PyTorch model and its optimizer against these numbers, 'manyheads scale
+    preflight' trains your own model at several shapes, and 'manyheads scale check' small transformers to test them.
     """
 
     base_config: Annotated[Optional[str], tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None

@@ -72,6 +72,14 @@ class Audit(Shown):
             kinds.setdefault(_kind(each), []).append(each)
         return tuple(map(tuple, kinds.values()))
 
+    def sentences(self) -> list[str]:
+        """Say what is wrong, one sentence a cause."""
+        return [
+            f"{_parameters(same)}: {_cause(same[0])} "
+            f"({', '.join(dict.fromkeys(each.quantity for each in same))} × {_factors(same)})"
+            for same in self.causes()
+        ]
+
     def __str__(self) -> str:
         """Lay out what is wrong, cause by cause."""
         lines = [self._headline()]

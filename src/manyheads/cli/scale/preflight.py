@@ -1,0 +1,112 @@
+"""`manyheads scale preflight`: train the user's own model at several shapes and say what grows and what transfers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Optional, Union
+
+import tyro
+
+from manyheads.cli.parsing import ABSENT, Switch, load_function
+from manyheads.cli.scale.shapes import TunedBase, read_shape
+
+Axes = Annotated[
+    Union[None, tuple[Literal["key_dim", "heads", "depth", "stream"], ...]],
+    tyro.conf.arg(metavar="AXIS ...", help_behavior_hint=""),
+]
+Numbers = Annotated[Union[None, tuple[int, ...]], tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
+Factors = Annotated[
+    Union[None, tuple[float, float, int]], tyro.conf.arg(metavar="LOW HIGH COUNT", help_behavior_hint="")
+]
+
+
+@dataclass(frozen=True)
+class Preflight(TunedBase):
+    """Train your own model at several shapes for a few steps: which updates grow, what is forgotten, what transfers.
+
+    TARGET is a function of (shape, seed) that returns (model, optimizer, batches), built as you would train at that
+    shape; then, where needed, loss(model, batch) and roles from patterns of parameter names. shape has key_dim, heads,
+    depth and width. The model is a module of PyTorch, or a tree of JAX arrays with an optax optimizer. A model of
+    Hugging Face transformers, or one with roles, is judged by the parametrization, another one measured. The function
+    is imported and called: name only code that you trust.
+    """
+
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET", help_behavior_hint="")] = ""
+    """package.module:function."""
+    axes: Axes = None
+    """Axes along which the model grows; key_dim, heads and depth if absent."""
+    sizes: Numbers = None
+    """Sizes on one axis; once, twice and four times the base's if absent."""
+    steps: int = 8
+    """Steps of a training whose updates are measured."""
+    seeds: int = 4
+    """Trainings of each shape."""
+    seed: int = 0
+    """First seed."""
+    transfer: Switch = False
+    """Search the best learning rate at each size as well."""
+    rate_factors: Factors = None
+    """Grid for --transfer, factors of your own learning rates; 0.125 8 7 if absent."""
+    train: int = 32
+    """Steps of a training for --transfer."""
+    limit: float = 1800.0
+    """CPU seconds that the estimate may reach; beyond, nothing is trained."""
+    out: Annotated[Optional[Path], ABSENT] = None
+    """Folder for the picture (SVG) and the figures (preflight.json)."""
+    json: Switch = False
+    """Print JSON instead of sentences."""
+    strict: Switch = False
+    """Exit with 1 if something is wrong."""
+
+    def run(self) -> int:
+        """Train, print, and return the exit status.
+
+        Raises
+        ------
+        UsageError
+            A target that returns no training, or flags that exclude each other.
+        """
+        import numpy as np
+
+        from manyheads.errors import UsageError
+        from manyheads.limits import preflight
+        from manyheads.study.progress import announce
+        from manyheads.study.store.disk import write_text
+
+        if ":" not in self.target:
+            raise UsageError(
+                f"TARGET {self.target!r}: expected package.module:function of (shape, seed) that returns (model, "
+                "optimizer, batches)"
+            )
+        base, _ = read_shape(self.base, "--base", is_file=False)
+        axes = self.axes or ("key_dim", "heads", "depth")
+        if self.sizes and len(axes) != 1:
+            raise UsageError(f"--sizes with {len(axes)} axes: give one with --axes")
+        if self.rate_factors and not self.transfer:
+            raise UsageError("--rate-factors is for --transfer: add it")
+        low, high, count = self.rate_factors or (0.125, 8.0, 7)
+        if not 0 < low < high < np.inf or count < 3:
+            raise UsageError(
+                f"--rate-factors {low:g} {high:g} {count}: give two factors, the lower first, and 3 points"
+            )
+        found = preflight(
+            load_function(self.target),
+            base,
+            axes={axes[0]: self.sizes} if self.sizes else axes,
+            parametrization=self.parametrization(base),
+            hyperparameters=None if self.learning_rate is None else self.hyperparameters(),
+            steps=self.steps,
+            seeds=range(self.seed, self.seed + self.seeds),
+            rate_factors=np.geomspace(low, high, count) if self.transfer else (),
+            train=self.train,
+            limit=self.limit,
+            announce=lambda text: announce(text, True),
+        )
+        figures = json.dumps(found.as_dict(), indent=1)
+        print(figures if self.json else found)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            found.plot().savefig(self.out / "preflight.svg")
+            write_text(self.out / "preflight.json", figures + "\n")
+            announce(f"picture and figures in {self.out}", True)
+        return 1 if self.strict and not found.passed else 0

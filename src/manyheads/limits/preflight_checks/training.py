@@ -1,0 +1,165 @@
+"""A user's training as `make(shape, seed)` returns it, in PyTorch or JAX, and what a run of it measures."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from manyheads.errors import UsageError
+from manyheads.transformer.shape import Shape
+
+STREAM, OUTPUTS = "stream", "outputs"
+"""Beginnings of the names of what is judged as the residual stream and as the outputs."""
+RETURNED = "(model, optimizer, batches), with a loss(model, batch) and roles after them where needed, or a Training"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training, built at one shape from one seed.
+
+    Attributes
+    ----------
+    model
+        A `torch.nn.Module`, or a tree of JAX arrays.
+    optimizer
+        A torch optimizer, a schedule over it, or a list of them; for JAX an optax transformation.
+    batches
+        Batches in the order of training, at least one; they are repeated where they are fewer than the steps.
+    loss
+        `loss(model, batch)`; None for a PyTorch model that returns its loss: called with the entries of a mapping by
+        name or of a tuple in order, it has `.loss` or returns a number among its results. For JAX the loss may come
+        with arrays whose changes are then measured, `(loss, {name: array})`: `stream...` and `outputs...` are judged.
+    roles
+        Patterns of parameter names to parts, as `torch_groups` takes them; for JAX a tree of roles, as
+        `Parametrization.optax` does. None for a model of transformers, or to measure without judging.
+
+    Examples
+    --------
+    >>> Training.of(("weights", "optimizer", [1, 2]), "make").batch(5)
+    2
+    """
+
+    model: Any
+    optimizer: Any
+    batches: Iterable[Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    roles: Any = None
+    _kept: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    _source: list[Iterator[Any]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, made: Any, name: str) -> Training:
+        """Return a training from what a function returned.
+
+        Raises
+        ------
+        UsageError
+            Neither a training nor a tuple of its fields.
+        """
+        if isinstance(made, cls):
+            return made
+        most = sum(each.init for each in fields(cls))
+        if not isinstance(made, tuple) or not 3 <= len(made) <= most:
+            shown = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+            raise UsageError(f"{name} returned {shown}: expected {RETURNED}")
+        return cls(*made)
+
+    def batch(self, step: int) -> Any:
+        """Return the batch of a step; only as many are drawn as were asked for."""
+        if not self._source:
+            if not isinstance(self.batches, Iterable):
+                raise UsageError(
+                    f"batches is {type(self.batches).__name__}: give a list or another iterable of batches"
+                )
+            self._source.append(iter(self.batches))
+        self._kept.extend(itertools.islice(self._source[0], max(0, step + 1 - len(self._kept))))
+        if not self._kept:
+            raise UsageError("batches is empty: give at least one batch")
+        return self._kept[step % len(self._kept)]
+
+
+@dataclass(frozen=True)
+class Update:
+    """How far one quantity has moved, RMS over the entries of the fixed batch.
+
+    Attributes
+    ----------
+    size
+        RMS of the change.
+    random
+        n0 / n: the random part of a sum over n inputs relative to its aligned part, squared, from the directions in
+        which the inputs lie; 0 where nothing is summed.
+    """
+
+    size: float
+    random: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run measured: updates by module, layers joined, and the losses of its steps."""
+
+    updates: dict[str, Update]
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Parameters that the optimizers step never or twice."""
+
+    missing: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """Say it for people."""
+        said = [f"{name} is in no optimizer: it is never trained" for name in self.missing]
+        return said + [f"{name} is in two groups: every step is made twice" for name in self.doubled]
+
+
+class Trainer(Protocol):
+    """One training that can be run: what PyTorch and JAX do each in their own way."""
+
+    training: Training
+
+    def weights(self) -> int:
+        """Count the trained numbers."""
+
+    def roles_known(self) -> bool:
+        """Whether the parts of parameters are known."""
+
+    def membership(self) -> Membership:
+        """Return the trained parameters that are in no group, or in two."""
+
+    def measure(self, steps: int) -> Measured:
+        """Train so many steps, and measure how far modules and weights have moved on the first batch."""
+
+    def losses(self, steps: int, factor: float) -> list[float]:
+        """Train so many steps at all learning rates times a factor; return the losses."""
+
+
+Make = Callable[[Shape, int], Any]
+
+
+def join_layers(name: str) -> str:
+    """Replace the numbers of layers in a name.
+
+    Examples
+    --------
+    >>> join_layers("transformer.h.11.attn.c_proj")
+    'transformer.h.*.attn.c_proj'
+    """
+    return re.sub(r"(?<=[.\[])\d+(?=[.\]]|$)", "*", name)
+
+
+def join_updates(rows: dict[str, list[Update]]) -> dict[str, Update]:
+    """Take the RMS over the members of every group."""
+    return {
+        name: Update(
+            (sum(each.size**2 for each in members) / len(members)) ** 0.5,
+            sum(each.random for each in members) / len(members),
+        )
+        for name, members in rows.items()
+    }
