@@ -97,7 +97,7 @@ class Preflight(TunedBase):
             hyperparameters=None if self.learning_rate is None else self.hyperparameters(),
             steps=self.steps,
             seeds=range(self.seed, self.seed + self.seeds),
-            rate_factors=np.geomspace(low, high, count) if self.transfer else (),
+            rate_factors=np.geomspace(low, high, count).tolist() if self.transfer else (),
             train=self.train,
             limit=self.limit,
             announce=lambda text: announce(text, True),

@@ -59,7 +59,7 @@ class Judge:
             largest = [
                 axis for axis, each in along.items() if shape == max(each, key=lambda one: size_along(axis, one))
             ]
-            axis = next((axis for axis, each in along.items() if shape in each), "heads")
+            axis = next(axis for axis, each in [*along.items(), (next(iter(along)), shapes)] if shape in each)
             uses = find_uses(p, axis, shape, factors, base[2])
             forward = multipliers(p, shape, uses)
             self.expected[shape] = expected_updates(p, read, forward, shape)

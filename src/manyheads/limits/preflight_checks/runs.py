@@ -110,7 +110,8 @@ class Runs:
             found = []
             for factor in grid:
                 with seeded(seed):
-                    found.append(np.mean(self.build(shape, seed).losses(train, float(factor))[-(train // LAST) :]))
+                    last = self.build(shape, seed).losses(train, float(factor))[-(train // LAST) :]
+                    found.append(float(np.mean(last)))
                 self._count(train)
             return found
 

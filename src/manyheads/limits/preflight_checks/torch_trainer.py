@@ -57,7 +57,9 @@ class TorchTrainer:
         """Train, and measure how far modules and weights have moved on the first batch."""
         torch = self.torch
         start = {name: tensor.detach().clone() for name, tensor in self.model.named_parameters(remove_duplicate=False)}
-        batch, before, after = self.training.batch(0), {}, {}
+        batch = self.training.batch(0)
+        before: dict[str, Any] = {}
+        after: dict[str, Any] = {}
         with self._watched(self._watch_outputs(before)):
             self._forward(batch)
         losses = self.losses(steps, 1.0)
@@ -196,7 +198,8 @@ class TorchTrainer:
 
     def _watch_weights(self, start: Mapping[str, Any], rows: dict[str, list[Update]]) -> Iterator[tuple[Any, Any]]:
         """Compare what modules compute with their weights and with those of the start, at the same input."""
-        torch, busy = self.torch, []
+        torch = self.torch
+        busy: list[Any] = []
         names = {module: name for name, module in self.model.named_modules()}
 
         def compare(name: str) -> Any:

@@ -127,6 +127,9 @@ class Trainer(Protocol):
     def weights(self) -> int:
         """Count the trained numbers."""
 
+    def look(self) -> None:
+        """Run the first batch once, to see how the model is called."""
+
     def roles_known(self) -> bool:
         """Whether the parts of parameters are known."""
 
