@@ -73,7 +73,12 @@ def expected_arrays(p: Parametrization, roles: Mapping[str, str], shape: Shape) 
     powers = role_powers(p)
     if unknown := [role for role in roles.values() if role not in powers]:
         raise UsageError(f"no role is called {unknown[0]!r}: choose from {', '.join(powers)}")
-    return {name: Expected(*(each.ratio(shape, p.base) for each in powers[role])) for name, role in roles.items()}
+    found = {}
+    for name, role in roles.items():
+        required, least = (each.ratio(shape, p.base) for each in powers[role])
+        before = min(1.0, p.branch.ratio(shape, p.base)) if role in ("output", "mlp_out") else 1.0
+        found[name] = Expected(required, least * before)  # the branch factor may stand before the matrix
+    return found
 
 
 def whole_updates(p: Parametrization, shape: Shape) -> dict[str, Expected]:

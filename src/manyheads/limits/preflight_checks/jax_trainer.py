@@ -77,13 +77,12 @@ class JaxTrainer:
     def measure(self, steps: int) -> Measured:
         """Train, and measure how far arrays have moved what is computed with them on the first batch."""
         batch = self.training.batch(0)
-        before = self._pure(self.start, batch)[1]
+        arrays = compiled(lambda weights, one: self._pure(weights, one)[1], (self.start, batch))
+        before = arrays(self.start, batch)
         trained, losses = self._train(steps, 1.0)
-        rows: dict[str, list[Update]] = {}
-        after = self._pure(trained, batch)[1]
-        for name, value in after.items():
-            rows[name] = [Update(_rms(value - before[name]))]
-        _compare(lambda weights: self._pure(weights, batch)[0], self.start, trained, rows)
+        rows = _compare(lambda weights: self._pure(weights, batch)[0], self.start, trained)
+        for name, value in arrays(trained, batch).items():
+            rows[name] = [Update(float(_rms(value - before[name])))]
         if not np.isfinite(losses).all():
             rows = {name: [Update(math.inf)] for name in rows}
         return Measured(join_updates(rows), losses)
@@ -142,7 +141,7 @@ class _Value(NamedTuple):
 class _Trace:
     """Operations run one by one."""
 
-    rows: dict[str, list[Update]]
+    rows: dict[str, list[tuple[Any, Any]]]
 
     def run(self, jaxpr: Any, constants: Any, inputs: list[_Value]) -> list[_Value]:
         known = dict(zip(jaxpr.constvars, map(_Value, constants), strict=True))
@@ -158,10 +157,10 @@ class _Trace:
 
     def _apply(self, equation: Any, values: list[_Value]) -> list[_Value]:
         kind, marked = equation.primitive.name, [each for each in values if each.name]
-        if not marked:
-            return [_Value(each) for each in _bind(equation, [each.now for each in values])]
         if (inner := called_program(equation)) is not None:
             return self.run(*inner, values)
+        if not marked:
+            return [_Value(each) for each in _bind(equation, [each.now for each in values])]
         if kind == "scan":
             return self._scan(equation, values)
         results = _bind(equation, [each.now for each in values])
@@ -172,7 +171,7 @@ class _Trace:
         old = _bind(equation, [each.then if each.name else each.now for each in values])
         if kind in LAYOUT or scalar:
             return [_Value(now, marked[0].name, then) for now, then in zip(results, old, strict=True)]
-        update = Update(_rms(results[0] - old[0]), _random_part(equation, values))
+        update = _rms(results[0] - old[0]), _random_part(equation, values)
         self.rows.setdefault(join_layers(marked[0].name), []).append(update)
         return [_Value(each) for each in results]
 
@@ -193,39 +192,43 @@ class _Trace:
         return [*carry, *(_Value(jnp.stack(column)) for column in zip(*outputs, strict=True))]
 
 
-def _compare(loss: Callable[[Any], Any], start: Any, trained: Any, rows: dict[str, list[Update]]) -> None:
-    """Run the loss at trained weights, and note for every array what its motion makes."""
-    traced = jax.make_jaxpr(loss)(trained)
-    leaves = jax.tree_util.tree_flatten_with_path(trained)[0]
-    then = jax.tree.leaves(start)
-    inputs = [_Value(now, _named(path), old) for (path, now), old in zip(leaves, then, strict=True)]
-    _Trace(rows).run(traced.jaxpr, traced.consts, inputs)
+def _compare(loss: Callable[[Any], Any], start: Any, trained: Any) -> dict[str, list[Update]]:
+    """Run the loss at trained weights, and return for every array what its motion makes, wherever it is used."""
+
+    def compare(then: Any, now: Any) -> dict[str, list[tuple[Any, Any]]]:
+        traced = jax.make_jaxpr(loss)(now)
+        leaves = jax.tree_util.tree_flatten_with_path(now)[0]
+        pairs = zip(leaves, jax.tree.leaves(then), strict=True)
+        trace = _Trace({})
+        trace.run(traced.jaxpr, traced.consts, [_Value(value, _named(path), old) for (path, value), old in pairs])
+        return trace.rows
+
+    found = compiled(compare, (start, trained))(start, trained)
+    return {name: [Update(float(size), float(random)) for size, random in each] for name, each in found.items()}
 
 
 def _bind(equation: Any, values: list[Any]) -> list[Any]:
-    functions, params = equation.primitive.get_bind_params(equation.params)
-    found = equation.primitive.bind(*functions, *values, **params)
+    found = equation.primitive.bind(*values, **equation.params)
     return list(found) if equation.primitive.multiple_results else [found]
 
 
-def _random_part(equation: Any, values: list[_Value]) -> float:
+def _random_part(equation: Any, values: list[_Value]) -> Any:
     """Return n0 / n of the other side of a matrix product: pi/2 times the directions of its rows over their width."""
     if equation.primitive.name != "dot_general":
         return 0.0
     (contracted, batched), side = equation.params["dimension_numbers"], 1 if values[0].name else 0
     if batched[side]:
         return 0.0
-    x = np.moveaxis(np.asarray(values[side].now, np.float64), contracted[side], range(-len(contracted[side]), 0))
+    x = jnp.moveaxis(values[side].now, contracted[side], range(-len(contracted[side]), 0)).astype(jnp.float32)
     width = math.prod(x.shape[-len(contracted[side]) :])
     x = x.reshape(-1, width)
     kernel = x.T @ x if len(x) > width else x @ x.T
-    squares = float((kernel**2).sum())
-    return math.pi / 2 * float((x**2).sum()) ** 2 / squares / width if squares > 0 else 0.0
+    return math.pi / 2 * (x**2).sum() ** 2 / jnp.maximum((kernel**2).sum(), 1e-30) / width
 
 
 def _named(path: Any) -> str:
     return jax.tree_util.keystr(path)
 
 
-def _rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.square(np.asarray(values, np.float64)))))
+def _rms(values: Any) -> Any:
+    return jnp.sqrt(jnp.mean(jnp.square(values.astype(jnp.float32))))

@@ -73,12 +73,15 @@ class Runs:
                 trainer = self.build(shape, self.seeds[0])
                 built = time.process_time() - start
                 trainer.losses(1, 1.0)  # compiles, and allocates the state of optimizers
-                start = time.process_time()
-                trainer.losses(1, 1.0)
-                step = time.process_time() - start
+                times = [time.process_time()]
+                for steps in (1, 3):
+                    trainer.losses(steps, 1.0)
+                    times.append(time.process_time())
+                step = max(0.0, times[2] - 2 * times[1] + times[0]) / 2
+                built += max(0.0, times[1] - times[0] - step)
             self.sizes[shape] = trainer.weights()
             self.membership, self.roles_known = trainer.membership(), trainer.roles_known()
-            self._count(2)
+            self._count(5)
             runs = len(self.seeds)
             total += runs * (built + (self.steps + 2) * step)
             total += runs * rates * on_axes.count(shape) * (built + train * step)
