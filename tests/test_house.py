@@ -259,7 +259,8 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-MOST_NAMES = 185  # 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon
+# 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight
+MOST_NAMES = 186
 
 
 def public_names():

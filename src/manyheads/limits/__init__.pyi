@@ -15,7 +15,6 @@ from .parametrization.parametrization import Parametrization as Parametrization
 from .parametrization.targets import ForwardMultipliers as ForwardMultipliers
 from .parametrization.targets import forward_multipliers as forward_multipliers
 from .preflight_checks.preflight import preflight as preflight
-from .preflight_checks.training import Training as Training
 from .systems.ensembles import Network as Network
 from .systems.ensembles import train_networks as train_networks
 from .task import digits_task as digits_task

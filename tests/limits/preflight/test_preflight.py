@@ -5,7 +5,8 @@ import json
 import pytest
 
 from manyheads.errors import UsageError
-from manyheads.limits import Training, preflight
+from manyheads.limits import preflight
+from manyheads.limits.preflight_checks.training import Training
 
 pytestmark = pytest.mark.torch
 

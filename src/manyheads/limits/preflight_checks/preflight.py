@@ -45,8 +45,8 @@ def preflight(
     ----------
     make
         `make(shape, seed)` builds your training at a shape as you would train it there, and returns (model, optimizer,
-        batches), then a loss(model, batch) and roles where needed, or a `Training`. Python, NumPy and PyTorch draw from
-        the seed already.
+        batches), then a loss(model, batch) and roles where needed: the fields of
+        `manyheads.limits.preflight_checks.training.Training`. Python, NumPy and PyTorch draw from the seed already.
     base
         Shape at which hyperparameters were tuned.
     axes

@@ -13,7 +13,7 @@ from manyheads.transformer.shape import Shape
 
 STREAM, OUTPUTS = "stream", "outputs"
 """Beginnings of the names of what is judged as the residual stream and as the outputs."""
-RETURNED = "(model, optimizer, batches), with a loss(model, batch) and roles after them where needed, or a Training"
+RETURNED = "(model, optimizer, batches), with a loss(model, batch) and roles after them where needed"
 
 
 @dataclass(frozen=True)
