@@ -98,6 +98,16 @@ def test_an_unfinished_run_is_left_out(tmp_path):
     assert "1 unfinished run left out" in report(tmp_path).read_text()
 
 
+def test_runs_of_one_study_say_by_what_they_differ(tmp_path):
+    for walkers in (8, 16):
+        run(Walk(walkers=walkers), 1, seed=3, store=tmp_path, progress=False)
+    titles = re.findall("<h2[^>]*>(.*?)</h2>", report(tmp_path).read_text(), re.DOTALL)
+    assert sorted(re.sub("<.*?>", "", title).strip() for title in titles) == [
+        "toy/walk: walkers = 16",
+        "toy/walk: walkers = 8",
+    ]
+
+
 EVIL = '<script>alert("1")</script>&amp;\'"'
 
 

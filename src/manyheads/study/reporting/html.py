@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Section", "format_figure", "report", "section_of", "write_report"]
 
+LONGEST_TITLE = 80  # characters by which runs of one study differ; beyond, the name of the run's folder is shown
+
 
 @dataclass(frozen=True)
 class Section:
@@ -76,7 +78,8 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
         No run lies there, none is finished, or one is damaged.
     """
     runs = find_runs(path)
-    sections = [section_of(run) for run in runs if run.summary() is not None]
+    finished = [run for run in runs if run.summary() is not None]
+    sections = [section_of(run, title) for run, title in zip(finished, _titles(finished), strict=True)]
     if not sections:
         raise FileRefused(f"{path}: no run is finished yet; 'manyheads study run' finishes one")
     waiting = len(runs) - len(sections)
@@ -84,6 +87,25 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
     return write_report(
         sections, Path(out or Path(path) / "report.html"), title="manyheads: theory beside training", introduction=note
     )
+
+
+def _titles(runs: Sequence[RunStore]) -> list[str]:
+    """Return the studies of the runs; several runs of one study also say by what they differ."""
+    settings = [
+        run.header["configuration"]
+        | {"replicates": summary.replicates, "seed": run.header["seed"], "revision": run.header["revision"]}
+        for run in runs
+        if (summary := run.summary())
+    ]
+    titles = []
+    for run, own in zip(runs, settings, strict=True):
+        study = run.header["study"]
+        peers = [each for other, each in zip(runs, settings, strict=True) if other.header["study"] == study]
+        different = [name for name in own if any(each.get(name) != own[name] for each in peers)]
+        said = ", ".join(f"{name} = {_text(own[name])}" for name in different)
+        alone = len(peers) == 1
+        titles.append(study if alone else f"{study}: {said if 0 < len(said) <= LONGEST_TITLE else run.path.name}")
+    return [printable(title) for title in titles]
 
 
 def section_of(run: RunStore, title: str = "", lead: str = "") -> Section:
