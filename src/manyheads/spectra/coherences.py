@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
@@ -145,7 +145,9 @@ def _rows(table: Any, start: int) -> Array:
 
 
 def _unit(table: Any, norms: Array, start: int) -> Array:
-    return _rows(table, start) / norms[start : start + BLOCK, None]
+    rows = _rows(table, start)  # a copy
+    rows /= norms[start : start + BLOCK, None]
+    return rows
 
 
 def _rms(table: Any, norms: Array, count: int) -> float:
@@ -184,6 +186,6 @@ def _estimate(table: Any, norms: Array, sample: NDArray[Any], known: tuple[float
     corrected = mean - slope * (square - mean_square)
     if size == count:
         return float(corrected.mean()), 0.0
-    quantile = float(stats.t.isf((1 - level) / 2, size - 2))
+    quantile = -float(special.stdtrit(size - 2, (1 - level) / 2))
     error = float(np.std(corrected, ddof=2)) * math.sqrt((1 - size / count) / size)
     return float(corrected.mean()), quantile * error

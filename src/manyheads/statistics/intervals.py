@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
@@ -123,7 +123,7 @@ def t_quantile(level: float, dof: ArrayLike) -> Array:
     """Two-sided Student quantile; infinite at no degrees of freedom, normal at infinitely many."""
     dof = np.asarray(dof, dtype=np.float64)
     tail = (1 - level) / 2
-    return np.where(dof > 0, stats.t.isf(tail, np.where(dof > 0, dof, 1.0)), np.inf)
+    return np.where(dof > 0, -special.stdtrit(np.where(dof > 0, dof, 1.0), tail), np.inf)
 
 
 def half_widths(std: Any, dof: ArrayLike, level: float) -> Array:
@@ -246,6 +246,8 @@ def proportion_interval(successes: int, trials: int, level: float = 0.99) -> Int
         raise UsageError(
             f"{successes} successes out of {trials} trials: expected 0 <= successes <= trials, trials >= 1"
         )
+    from scipy import stats  # 40 MB of memory that intervals of means do not need
+
     ends = stats.binomtest(int(successes), int(trials)).proportion_ci(level, method="exact")
     return Interval(float(ends.low), float(ends.high), level)
 
