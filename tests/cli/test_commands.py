@@ -184,3 +184,14 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "manyheads", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("manyheads ")
+
+
+def test_curves_are_judged(call, tmp_path):
+    lines = [f"{step},{layer},{2 + layer + 0.5 ** (step / 30)},3" for step in range(0, 300, 10) for layer in (0, 1)]
+    (tmp_path / "run.csv").write_text("\n".join(["step,layer,entropy,loss", *lines]))
+    status, text, _ = call("joma", "judge", str(tmp_path / "run.csv"))
+    assert status == 0
+    assert "attention entropy, top layer: drops and rebounds in 0 of 1 runs" in text
+    status, _, error = call("joma", "judge", str(tmp_path / "run.csv"), "--losses", "a.csv", "b.csv")
+    assert status == 2
+    assert "2 files for 1 runs" in error

@@ -97,6 +97,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
             "manyheads count package.module:function --shapes 4x128x64:bfloat16 8:int32",
         ),
     ),
+    ("joma", "judge"): Command(
+        "manyheads.cli.joma:Judge",
+        "judge curves of attention entropy and rank beside the loss",
+        (
+            "manyheads joma judge run1.csv run2.csv",
+            "manyheads joma judge probe --losses run/checkpoint-500/trainer_state.json",
+        ),
+    ),
     ("probe", "attention"): Command(
         "manyheads.cli.probe.attention:Attention",
         "measure attention and rank over a series of checkpoints",

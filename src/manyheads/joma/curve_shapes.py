@@ -13,7 +13,7 @@ known shape (`ACCEPTANCE.md`, row shapes). Derived here; the paper shows curves.
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import ArrayLike, Float
@@ -115,6 +115,35 @@ def curve_shape(curve: Float[ArrayLike, " time"]) -> CurveShape:
     elif rises:
         label = "rising"
     return CurveShape(label, drop, rise, lowest, p_falls, p_rises, rho, noise)
+
+
+def equal_intervals(steps: NDArray[Any]) -> list[int]:
+    """Return the places of the longest chain of steps at equal intervals that ends at one of the last two.
+
+    Examples
+    --------
+    >>> equal_intervals(np.array([0, 1, 2, 4, 8, 10, 20, 30, 40, 43]))
+    [0, 5, 6, 7, 8]
+    """
+    places = {int(step): place for place, step in enumerate(steps)}
+    best: list[int] = list(range(len(steps)))[-1:]
+    for interval in np.unique(np.diff(steps)):
+        for end in map(int, steps[-2:]):
+            chain = []
+            while end in places:
+                chain.append(places[end])
+                end -= int(interval)
+            best = max(best, chain[::-1], key=len)
+    return best
+
+
+def shape_at(values: Array, places: list[int]) -> CurveShape | None:
+    """Return the shape of the values at some places; None if they are fewer than `LEAST`, or not all finite."""
+    chosen = values[places]
+    if len(chosen) < LEAST or not np.isfinite(chosen).all():
+        return None
+    found = curve_shape(chosen)
+    return found._replace(lowest=places[found.lowest])
 
 
 class _Fitted(NamedTuple):

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.errors import UsageError
+from manyheads.joma.curve_shapes import equal_intervals
 from manyheads.joma.source import SOURCE
 from manyheads.models.modules import Role
-from manyheads.probe.reports.shapes import Reading, equal_intervals, read_shapes, summarize_shapes
+from manyheads.probe.reports.shapes import Reading, read_shapes, summarize_shapes
 from manyheads.study.reporting.html import Section, format_figure, write_report
 from manyheads.study.reporting.panels import Curve, Lines, Listing, Multiples, Panel, Picture
 

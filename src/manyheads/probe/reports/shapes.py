@@ -7,13 +7,17 @@ which step; it does not predict the final loss.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.joma.curve_shapes import LEAST, CurveShape, curve_shape
+from manyheads.errors import FileRefused
+from manyheads.joma.curve_files import RunCurves
+from manyheads.joma.curve_shapes import LEAST, CurveShape, equal_intervals, shape_at
 from manyheads.models.modules import Role
+from manyheads.probe.live.reading import open_recording
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -86,24 +90,25 @@ def summarize_shapes(readings: list[Reading]) -> list[str]:
     return sentences
 
 
-def equal_intervals(steps: NDArray[Any]) -> list[int]:
-    """Return the places of the longest chain of steps at equal intervals that ends at one of the last two.
+def curves_of(store: Path) -> RunCurves:
+    """Return the curves of a recording as those of one run, to be judged beside others.
 
-    Examples
-    --------
-    >>> equal_intervals(np.array([0, 1, 2, 4, 8, 10, 20, 30, 40, 43]))
-    [0, 5, 6, 7, 8]
+    Raises
+    ------
+    FileRefused
+        No recording, or one without a fixed batch and without weights.
     """
-    places = {int(step): place for place, step in enumerate(steps)}
-    best: list[int] = list(range(len(steps)))[-1:]
-    for interval in np.unique(np.diff(steps)):
-        for end in map(int, steps[-2:]):
-            chain = []
-            while end in places:
-                chain.append(places[end])
-                end -= int(interval)
-            best = max(best, chain[::-1], key=len)
-    return best
+    readings = read_shapes(open_recording(store))
+    figures, levels, steps = {}, {}, np.zeros(0, np.int64)
+    for figure, words in (("entropy", "entropy"), ("stable_rank", "stable rank")):
+        chosen = {reading.layer: reading for reading in readings if reading.figure == words}
+        if chosen:
+            steps = next(iter(chosen.values())).steps
+            figures[figure] = np.stack([chosen[layer].values for layer in sorted(chosen)], axis=1)
+            levels[figure] = float(np.mean([reading.level for reading in chosen.values()]))
+    if not figures:
+        raise FileRefused(f"{store} holds neither attention of a fixed batch nor weights: no curves to judge")
+    return RunCurves(store.resolve().name, steps, figures, levels)
 
 
 def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
@@ -114,7 +119,7 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
     for place, layer in enumerate(found.layer.values.tolist()):
         heads = found.entropy.sel(layer=layer).dropna("head", how="all").transpose("head", "step").values
         mean = heads.mean(axis=0)
-        shapes = [_shape(head, places) for head in heads]
+        shapes = [shape_at(head, places) for head in heads]
         yield Reading(
             "entropy",
             layer,
@@ -122,7 +127,7 @@ def _entropies(tree: "xr.DataTree") -> Iterator[Reading]:
             steps,
             mean,
             float(found.entropy_uniform.sel(layer=layer).values[-1]),
-            _shape(mean, places),
+            shape_at(mean, places),
             Counter(shape.label for shape in shapes if shape is not None),
             _collapse(found.sel(layer=layer)),
         )
@@ -147,13 +152,5 @@ def _ranks(tree: "xr.DataTree") -> Iterator[Reading]:
     for name, layer in zip(lower.matrix.values, lower.matrix_layer.values.tolist(), strict=True):
         matrix = lower.sel(matrix=name)
         values, random = matrix.stable_rank.values, float(matrix.stable_rank_random.values[-1])
-        shape = _shape(values, places)
+        shape = shape_at(values, places)
         yield Reading("stable rank", layer, str(name), steps, values, random, shape, Counter(), None)
-
-
-def _shape(values: Array, places: list[int]) -> CurveShape | None:
-    chosen = values[places]
-    if len(chosen) < LEAST or not np.isfinite(chosen).all():
-        return None
-    found = curve_shape(chosen)
-    return found._replace(lowest=places[found.lowest])

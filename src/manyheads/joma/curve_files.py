@@ -1,0 +1,190 @@
+"""Curves of trainings by others: tables (CSV) and arrays (NPZ)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyheads.errors import FileRefused, UsageError
+
+Array = NDArray[np.float64]
+
+FIGURES = ("entropy", "stable_rank")
+LEVELS = {"entropy": "uniform_entropy", "stable_rank": "random_stable_rank"}
+SCALARS = ("learning_rate", *LEVELS.values())
+COLUMNS = ("step", "layer", *FIGURES, "loss", *SCALARS)
+
+
+@dataclass(frozen=True, eq=False)
+class RunCurves:
+    """Curves of one training.
+
+    Attributes
+    ----------
+    name
+        What it is called in tables.
+    steps
+        (S,), in rising order.
+    figures
+        "entropy" of attention in nats, mean over heads, and "stable_rank" of the MLP's lower matrix: (S, L), from the
+        lowest layer to the top; either may be absent.
+    levels
+        By figure, where known: the entropy of uniform attention, the stable rank of a random matrix.
+    loss
+        (S,), best a validation loss; NaN where it was not measured; None if it never was.
+    learning_rate
+        None if not known.
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    figures: dict[str, Array]
+    levels: dict[str, float]
+    loss: Array | None = None
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.figures or set(self.figures) - set(FIGURES):
+            raise UsageError(f"{self.name}: give curves of {' or '.join(FIGURES)}")
+        if len(self.steps) < 2 or (np.diff(self.steps) <= 0).any():
+            raise UsageError(f"{self.name}: {len(self.steps)} steps: expected two or more, in rising order")
+        for name, values in self.figures.items():
+            if values.ndim != 2 or len(values) != len(self.steps) or not values.shape[1]:
+                raise UsageError(f"{self.name}: {name} {values.shape}: expected ({len(self.steps)} steps, layers)")
+        if self.loss is not None and self.loss.shape != self.steps.shape:
+            raise UsageError(f"{self.name}: loss {self.loss.shape}: expected ({len(self.steps)},), one for each step")
+
+
+def read_curves(path: Path | str) -> RunCurves:
+    """Read the curves of one training.
+
+    Parameters
+    ----------
+    path
+        A .csv file with a line for each step and layer, and columns step, layer, entropy or stable_rank, and perhaps
+        loss, learning_rate, uniform_entropy, random_stable_rank. Or an .npz file with arrays of these names: step (S,),
+        entropy and stable_rank (S, L), loss (S,), the others numbers. `manyheads.probe.reports.shapes.curves_of` makes
+        the same of a recording of the probe.
+
+    Raises
+    ------
+    FileRefused
+        A file that is none of these.
+    UsageError
+        Steps that do not rise, or curves that do not match them.
+    """
+    path = Path(path)
+    readers = {".csv": _read_table, ".npz": _read_arrays}
+    if path.suffix.lower() not in readers:
+        raise FileRefused(f"{path}: expected curves in a .csv or .npz file")
+    return readers[path.suffix.lower()](path)
+
+
+def with_losses(run: RunCurves, path: Path | str) -> RunCurves:
+    """Add losses by step: from the trainer_state.json of the Hugging Face Trainer, or a CSV with step and loss.
+
+    The validation loss is taken where there is one. Steps without a loss get none.
+
+    Raises
+    ------
+    FileRefused
+        No losses in the file, or none at the steps of the curves.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".json":
+        log = _log_of(path)
+        key = "eval_loss" if any("eval_loss" in entry for entry in log) else "loss"
+        found = {int(entry["step"]): float(entry[key]) for entry in log if key in entry}
+        rates = [float(entry["learning_rate"]) for entry in log if "learning_rate" in entry]
+    else:
+        rows = _rows(path, ("step", "loss"))
+        found = {int(row["step"]): _number(row["loss"], path, "loss") for row in rows if row["loss"]}
+        rates = []
+    loss = np.array([found.get(int(step), np.nan) for step in run.steps])
+    if not np.isfinite(loss).any():
+        few = ", ".join(map(str, sorted(found)[:4])) or "none"
+        raise FileRefused(f"{path}: no loss at a step of {run.name} (steps with one: {few})")
+    rate = run.learning_rate if run.learning_rate is not None or not rates else max(rates)
+    return replace(run, loss=loss, learning_rate=rate)
+
+
+def _log_of(path: Path) -> list[dict[str, Any]]:
+    try:
+        log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        return [entry for entry in log if isinstance(entry, dict) and "step" in entry]
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileRefused(f"{path}: no trainer_state.json of the Hugging Face Trainer ({error})") from error
+
+
+def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns = tuple(reader.fieldnames or ())
+            if missing := [name for name in needed if name not in columns]:
+                raise FileRefused(f"{path} has no column {missing[0]!r}: expected {', '.join(COLUMNS)}")
+            return [{name: (row.get(name) or "").strip() for name in columns} for row in reader]
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileRefused(f"{path}: no table of curves ({error})") from error
+
+
+def _number(text: str, path: Path, column: str) -> float:
+    try:
+        return float(text) if text else np.nan
+    except ValueError:
+        raise FileRefused(f"{path}: {column} {text[:20]!r}: expected a number") from None
+
+
+def _read_table(path: Path) -> RunCurves:
+    rows = _rows(path, ("step", "layer"))
+    numbers = [{name: _number(text, path, name) for name, text in row.items() if name in COLUMNS} for row in rows]
+    keys = [(row["step"], row["layer"]) for row in numbers]
+    if len(set(keys)) < len(keys) or not np.isfinite(np.array(keys, float)).all():
+        raise FileRefused(f"{path}: give one line for each step and layer, with both; average over heads first")
+    steps, layers = sorted({step for step, _ in keys}), sorted({layer for _, layer in keys})
+    figures = {}
+    for name in FIGURES:
+        values = {key: row.get(name, np.nan) for key, row in zip(keys, numbers, strict=True)}
+        curve = np.array([[values.get((step, layer), np.nan) for layer in layers] for step in steps])
+        if np.isfinite(curve).any():
+            figures[name] = curve
+    losses = {row["step"]: row["loss"] for row in numbers if np.isfinite(row.get("loss", np.nan))}
+    given = {name: next((row[name] for row in numbers if np.isfinite(row.get(name, np.nan))), None) for name in SCALARS}
+    loss = np.array([losses.get(step, np.nan) for step in steps]) if losses else None
+    return _curves(path, np.array(steps), figures, loss, given)
+
+
+def _read_arrays(path: Path) -> RunCurves:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            given = {name: np.asarray(archive[name], np.float64) for name in archive.files if name in COLUMNS}
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except Exception as error:  # of zipfile, zlib, numpy
+        raise FileRefused(f"{path}: no arrays of curves ({error})") from error
+    if "step" not in given or given["step"].ndim != 1:
+        raise FileRefused(f"{path} has no array 'step' (steps,): expected {', '.join(COLUMNS)}")
+    if odd := [name for name in SCALARS if name in given and given[name].size != 1]:
+        raise FileRefused(f"{path}: {odd[0]} {given[odd[0]].shape}: expected one number")
+    scalars = {name: float(given[name].item()) if name in given else None for name in SCALARS}
+    figures = {name: given[name] for name in FIGURES if name in given}
+    return _curves(path, given["step"], figures, given.get("loss"), scalars)
+
+
+def _curves(
+    path: Path, steps: Array, figures: dict[str, Array], loss: Array | None, scalars: dict[str, float | None]
+) -> RunCurves:
+    levels = {figure: level for figure, name in LEVELS.items() if (level := scalars[name]) is not None}
+    if not np.isfinite(steps).all() or (steps != steps.astype(np.int64)).any():
+        raise FileRefused(f"{path}: steps that are no whole numbers")
+    return RunCurves(path.stem, steps.astype(np.int64), figures, levels, loss, scalars["learning_rate"])
