@@ -259,8 +259,8 @@ def test_modules_import_each_other_in_no_circle():
 
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
-# 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight, two
-# to judge curves
+# 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight,
+# two to judge curves
 MOST_NAMES = 188
 
 
