@@ -12,7 +12,7 @@ CLASSES = {
 SIZES = {
     "experts": 4, "active_experts": 2, "expert_hidden": 8, "shared_hidden": 12, "shared_experts": 2, "query_rank": 8,
     "key_value_rank": 12, "rotary_key_dim": 4, "plain_key_dim": 4, "value_dim": 8, "vocabulary": 29, "positions": 16,
-    "image": 8, "patch": 4, "window": 4, "rotary_dims": 4, "embedding_width": 24,
+    "image": 8, "patch": 4, "window": 4, "rotary_dims": 4,
 }  # fmt: skip
 PLAIN = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
@@ -21,7 +21,7 @@ def settings(family, width=24, heads=3, layers=2, key_value_heads=None, key_dim=
     """Return the configuration of a tiny model, by the names that its family gives to sizes."""
     table = FAMILIES[family]
     sizes = {**SIZES, "width": width, "heads": heads, "layers": layers, "key_dim": key_dim, "mlp_hidden": hidden}
-    sizes |= {"key_value_heads": key_value_heads or heads}
+    sizes |= {"key_value_heads": key_value_heads or heads, "embedding_width": width}
     keys = {**table.keys, **table.counted}
     found = {key.name.split("|")[0]: sizes[name] for name, key in keys.items() if key.name and name in sizes}
     if family == "gpt_neo":

@@ -165,6 +165,10 @@ class Family:
         Whether embeddings are multiplied by the root of the width, or the key that says so.
     fixed_scale
         Whether logits are multiplied by a number that does not follow the key dimension.
+    gain_start
+        The gain at which norms start.
+    blank
+        Roles that start at zero here and elsewhere at random.
     plain_start
         Whether all matrices start at the std that the configuration states.
     beyond
@@ -193,6 +197,8 @@ class Family:
     gain_offset: float = 0.0
     root_width: bool | str = False
     fixed_scale: bool = False
+    gain_start: float = 1.0
+    blank: tuple[Role, ...] = ()
     plain_start: bool = True
     beyond: str = ""
     refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)

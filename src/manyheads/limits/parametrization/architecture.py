@@ -110,6 +110,7 @@ def read_architecture(
     body = _read_body(known.config)
     family = known.config.family
     shape, post = body.shape, body.post_norm
+    std = _read_std(config) if family.plain_start else None
     _check_projections(known)
     saved = known.config.family.saved_name
     named = [(group, [known.roles[saved(name)] for name in group]) for group in groups]
@@ -117,16 +118,21 @@ def read_architecture(
     closing, reason = _closing(known, post) if tied else (None, "")
     parameters: dict[bool, list[Parameter]] = {True: [], False: []}  # by whether they are frozen
     for group, parts in named:
-        means = {_parts(part, name) for part, name in zip(parts, group, strict=True)}
+        means = {
+            ("blank",) if part.role in family.blank and part.kind == "weight" else _parts(part, name)
+            for part, name in zip(parts, group, strict=True)
+        }
         closes = closing is not None and parts[0].role is closing
         parameter = _parameter(group, means, closes)
-        if parameter.start == "one":
-            scale = known.config.values.get("layer_scale") if parameter.parts == ("branch_gain",) else None
-            parameter = replace(parameter, offset=0.0 if scale else family.gain_offset, value=scale)
+        if parameter.parts == ("branch_gain",):
+            parameter = replace(parameter, value=known.config.values.get("layer_scale"))
+        elif parameter.parts == ("router_bias",):
+            parameter = replace(parameter, value=std)
+        elif parameter.start == "one":
+            parameter = replace(parameter, offset=family.gain_offset, value=family.gain_start)
         parameters[group[0] in frozen].append(parameter)
     if tied and not reason and not any(each.closes and each.start == "one" for each in parameters[False]):
         reason = "its last norm has no gain that is trained"
-    std = _read_std(config) if family.plain_start else None
     return Architecture(
         shape,
         tuple(parameters[False]),

@@ -65,7 +65,7 @@ def rescale(
     def init(params: Any) -> Any:
         for path, _ in jax.tree_util.tree_leaves_with_path(params):
             label_of(path)
-        return inner.init(params)
+        return inner.init(times(params, learning_rates, inverse=True))  # of what keeps weights in its state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         seen = None if params is None else times(params, learning_rates, inverse=True)

@@ -94,6 +94,9 @@ class _Probe:
         self.shift = next(
             (tensors[parameter.name] for parameter in parameters if parameter.parts == ("unembedding_bias",)), None
         )
+        # A norm behind queries and keys eats what stands before it: its own output is replaced.
+        held = {part for each in self.parts.values() for part in each}
+        self.normed = {"query_gain", "key_gain"} <= held
         self.swapped: Any = None
         self.own: dict[Any, float] = {}  # what projections multiply by within themselves
         self.queries: list[tuple[str, Any]] = []
@@ -159,10 +162,14 @@ class _Probe:
             plain = {part.removesuffix("_bias") for part in own}
             if isinstance(module, whole):
                 yield module, self._attend
-            elif plain == {"query"}:
+            elif plain == {"query"} and not self.normed:
                 yield module, self._draw_query
-            elif plain == {"key"}:
+            elif plain == {"key"} and not self.normed:
                 yield module, self._draw_key
+            elif own in ({"query_gain"}, {"query_gain", "query_shift"}):
+                yield module, self._draw_normed_query
+            elif own in ({"key_gain"}, {"key_gain", "key_shift"}):
+                yield module, self._draw_normed_key
             elif plain == {"query", "key", "value"}:
                 yield module, self._draw_fused
             elif plain in ({"output"}, {"mlp_out"}) and module not in inside:
@@ -215,6 +222,12 @@ class _Probe:
         drawn = self._uneven(output, positive=True)
         self.keys.append(drawn / self.own.get(module, 1.0))
         return drawn
+
+    def _draw_normed_query(self, module: Any, _: Any, output: Any) -> Any:
+        return self._draw_query(module, _, output)
+
+    def _draw_normed_key(self, module: Any, _: Any, output: Any) -> Any:
+        return self._draw_key(module, _, output)
 
     def _draw_fused(self, module: Any, _: Any, output: Any) -> Any:
         drawn = self._uneven(output, positive=True)

@@ -369,6 +369,7 @@ NANOCHAT = decoder(
         Module(LAYER + "mlp.fc1", Role.MLP_IN, bias=NEVER),
         Module(LAYER + "mlp.fc2", Role.MLP_OUT, bias=NEVER),
     ),
+    plain_start=False,
     fixed_scale=True,
 )
 NEMOTRON = decoder(
@@ -383,6 +384,7 @@ NEMOTRON = decoder(
     ),
     norm="layer",
     gain_offset=1.0,
+    gain_start=2.0,
 )
 
 GATED: Mapping[str, Family] = {

@@ -60,13 +60,14 @@ VIT = Family(
     body=_VIT_BODY,
     heads=(*CLASSIFIERS, head("decoder.0")),
 )
-VIT_MSN = replace(VIT, model_type="vit_msn", body=_VIT_BODY[:-1])
+_ZERO = (Role.MARKER, Role.POSITION)
+VIT_MSN = replace(VIT, model_type="vit_msn", body=_VIT_BODY[:-1], blank=_ZERO)
 VIT_MAE = replace(
     VIT,
     model_type="vit_mae",
     body=tuple(module for module in _VIT_BODY[:-1] if module.path != "embeddings.mask_token"),
     heads=(),
-    refused={},
+    blank=(Role.MARKER,),
 )
 IJEPA = replace(
     VIT,
@@ -78,6 +79,7 @@ IJEPA = replace(
 DEIT = replace(
     VIT,
     model_type="deit",
+    blank=_ZERO,
     prefixes=("", "deit."),
     body=(_VIT_BODY[0], Module("embeddings.distillation_token", Role.MARKER, "bare"), *_VIT_BODY[1:]),
     counted=_patches() | {"markers": Key("", 2)},
@@ -117,6 +119,7 @@ DINOV2 = replace(
 BEIT = replace(
     VIT,
     model_type="beit",
+    blank=_ZERO,
     prefixes=("", "beit."),
     keys={
         **VIT.keys,
