@@ -157,7 +157,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "train your own model at several shapes and say what grows",
         (
             "manyheads scale preflight train:make --base 64,4,4 --axes heads",
-            "manyheads scale preflight train:make --base 64,4,4 --learning-rate 3e-3 --transfer --strict",
+            "manyheads scale preflight train:make --base 64,4,4 --transfer --strict",
         ),
     ),
     ("scale", "check"): Command(
