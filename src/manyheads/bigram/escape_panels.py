@@ -3,7 +3,7 @@
 from manyheads.study import Curve, Lines
 from manyheads.study.reporting.panels import Panel
 
-TIME = "e-foldings until the plateau escape"
+TIME = "e-foldings until the escape"
 RATIO = "noise-to-signal ratio κ₂"
 
 

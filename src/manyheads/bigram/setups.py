@@ -29,7 +29,7 @@ EXCESS = {"long_name": "excess loss", "units": "1"}
 SUPPORT = {"long_name": "share of queries with the right positions", "units": "1"}
 VALUES = {"long_name": "signal of the values", "units": "1"}
 WEIGHTS = {"long_name": "signal of the attention", "units": "1"}
-EXCESS_AXIS = "excess loss / initial excess loss"
+EXCESS_AXIS = "excess loss / initial one"
 ROUNDING = 1e-6  # of a ratio of losses: the attention is float32
 
 

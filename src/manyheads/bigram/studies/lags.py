@@ -230,7 +230,7 @@ class PlantedLags(Study):
         return (
             Picture(
                 "Which preceding characters the next one depends on",
-                "lag: how many characters before the present one",
+                "lag: characters before the present one",
                 "present character",
                 tuple(tuple(map(float, row)) for row in pattern),
                 value_label="share of the weight",

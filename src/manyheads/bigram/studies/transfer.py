@@ -226,7 +226,7 @@ class TransferCost(Study):
         return (
             Lines(
                 "Samples until all positions are right",
-                "correlation of the pretrained matrix with the new task",
+                "correlation rho of the old with the new task",
                 "samples",
                 tuple(curves),
                 log_x=True,

@@ -259,7 +259,7 @@ class TwoStages(Study):
         titles = {
             "value_signal": ("Signal of the values", "overlap with the transition", "plateau escape of SGD"),
             "attention_signal": ("Signal of the attention", "overlap with the weights", "Under SGD alpha_A grows"),
-            "excess": ("Loss of the raw iterate", shared.EXCESS_AXIS, "smaller excess loss than plain SGD"),
+            "excess": ("Loss of the raw iterate of SGD", shared.EXCESS_AXIS, ""),
         }
         samples = predicted["progress"].values
         panels: list[Panel] = []
@@ -269,7 +269,9 @@ class TwoStages(Study):
             rows = trained[name].isel(cell=0).transpose("replicate", "progress").values[:, 1:]
             curves = (theory, spread_curve(samples[1:], rows, "SGD", group=0))
             note = "" if name == "excess" else "Absolute values: a run may reach the sign-flipped solution."
-            panels.append(Lines(title, "samples drawn", label, curves, log_y=True, note=note, shows=(claim,)))
+            panels.append(
+                Lines(title, "samples drawn", label, curves, log_y=True, note=note, shows=(claim,) if claim else ())
+            )
         return tuple(panels)
 
     def _task(self) -> BigramTask:

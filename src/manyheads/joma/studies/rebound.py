@@ -312,7 +312,7 @@ class Rebound(Study):
                     spread_curve(steps, select_cell(trained, system=system)[name].values, SYSTEMS[system], group=group)
                     for group, system in enumerate(systems)
                 )
-                axis = "record, logarithmic in time" if part == "flows" else "record"
+                axis = "share of the records, logarithmic in time" if part == "flows" else "share of the records"
                 note = "Bands range over replicates. Records are fractions of the time of each system."
                 shows = claims[part == "trained networks" :][:1]
                 shown.append(Lines(f"{title}: {part}", axis, label, curves, note=note, shows=shows))
@@ -328,7 +328,7 @@ class Rebound(Study):
             )
         )
         level = "Exact theory for targets at equal distances; the linear activation in fractions of its blow-up time."
-        shown.append(Lines("Predicted attention entropy", "record", "entropy [nat]", curves, note=level))
+        shown.append(Lines("Predicted attention entropy", "share of the records", "entropy [nat]", curves, note=level))
         return (
             *shown,
             Listing("Drops and rises, means over replicates", ("system", *COLUMNS.values()), rows, note=note),
