@@ -205,11 +205,11 @@ class _Fits:
         explained = np.einsum("bsij,bi,bj->bs", self.project[place], inner, inner)
         allowed = (a[:, None] * self.signs[:, None] >= 0).all(-1)  # (B, signs, subsets)
         most = np.where(allowed, explained[:, None], -np.inf)
-        loss = free + np.maximum((inner**2).sum(-1) - most.max(axis=(1, 2)), 0.0)
+        loss = np.maximum(free + (inner**2).sum(-1) - most.max(axis=(1, 2)), free)
         a = a[rows, most.max(axis=1).argmax(axis=1)]
         r = self.r[place]
         c = (z[:, 0] - (r[:, 0, 1:] * a).sum(-1)) / r[:, 0, 0]
-        only = free + np.maximum((inner**2).sum(-1) - most[:, 0].max(axis=1), 0.0)
+        only = np.maximum(free + (inner**2).sum(-1) - most[:, 0].max(axis=1), free)
         fitted = np.hstack([c[:, None], a]) @ self.design.T
         return _Fitted(only / loss - 1, place, fitted, loss, np.sqrt(loss / max(n - count, 1)))
 
