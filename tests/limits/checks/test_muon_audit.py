@@ -1,57 +1,25 @@
 """Audits of Muon beside AdamW: planted mistakes of Muon runs with their factor and cause, right setups without one."""
 
 import pytest
+from tests.limits.checks.muon_mistakes import (
+    BASE,
+    LONG,
+    MISTAKES,
+    TUNED,
+    WIDE,
+    by_head,
+    optimizers,
+    parametrization,
+    scaled,
+    setup,
+)
 from tests.limits.torch_models import build
 
 from manyheads.errors import UsageError
-from manyheads.limits import (
-    BaseHyperparameters,
-    Muon,
-    MuonHyperparameters,
-    Parametrization,
-    audit_model,
-    initialize_model,
-    torch_groups,
-)
+from manyheads.limits import Parametrization, audit_model, initialize_model, torch_groups
 from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
-
-BASE = Shape(16, 2, 2)
-WIDE = Shape(16, 8, 2)  # four times the heads
-LONG = Shape(32, 2, 2)  # twice the key dimension
-TUNED = BaseHyperparameters(3e-3, weight_decay=0.05, muon=MuonHyperparameters(0.02, weight_decay=0.01))
-
-
-def parametrization(split="whole", factor="original"):
-    return Parametrization(0.5, 1.0, optimizer="muon", base=BASE, muon=Muon(split, factor))
-
-
-def setup(p, shape=WIDE, family="llama", **changes):
-    """A fresh model and its right groups: those of Muon, those of AdamW."""
-    model = build(family, shape, **changes)
-    initialize_model(p, model, TUNED)
-    groups = torch_groups(p, model, TUNED)
-    return model, *([group for group in groups if group["algorithm"] == name] for name in ("muon", "adamw"))
-
-
-def optimizers(p, muon, adamw):
-    import torch
-
-    return [torch.optim.Muon(muon, adjust_lr_fn=p.muon.factor), torch.optim.AdamW(adamw)]
-
-
-def moved(muon, adamw, name):
-    """Put a parameter from AdamW's groups into Muon's."""
-    for group in adamw:
-        for place, own in enumerate(group["names"]):
-            if own == name:
-                tensor = group["params"].pop(place)
-                group["names"].pop(place)
-                first = muon[0]
-                return [*muon, first | {"params": [tensor], "names": [name]}], [g for g in adamw if g["params"]]
-    raise AssertionError(name)
-
 
 @pytest.mark.parametrize("factor", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("shape", [WIDE, LONG, Shape(16, 4, 6)])
@@ -60,6 +28,15 @@ def test_right_setups_have_no_fault(factor, shape):
     model, muon, adamw = setup(p, shape)
     assert audit_model(p, model, optimizers(p, muon, adamw), TUNED).passed
     assert audit_model(p, model, [*muon, *adamw], TUNED).passed  # groups that say their algorithm
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_every_mistake_is_one_finding(mistake):
+    quantity, said, make = MISTAKES[mistake]
+    p, model, given = make()
+    (cause,) = audit_model(p, model, given, TUNED).causes()
+    assert cause[0].quantity == quantity
+    assert said in cause[0].meaning
 
 
 def test_groups_of_one_optimizer_and_schedules_are_read():
@@ -77,26 +54,6 @@ def test_groups_of_one_optimizer_and_schedules_are_read():
     unnamed = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in muon]
     with pytest.raises(UsageError, match="does not say whether Muon or AdamW steps it"):
         audit_model(p, model, unnamed, TUNED)
-
-
-@pytest.mark.parametrize(("name", "said"), [("model.embed_tokens.weight", "one-hot"), ("lm_head.weight", "D^-1/2")])
-def test_tables_in_muon_need_adamw(name, said):
-    p = parametrization()
-    model, muon, adamw = setup(p)
-    audit = audit_model(p, model, optimizers(p, *moved(muon, adamw, name)), TUNED)
-    (fault,) = audit.faults
-    assert (fault.name, fault.quantity, fault.factor) == (name, "optimizer", 0.0)
-    assert said in fault.meaning
-
-
-def test_a_tied_table_in_both_is_stepped_twice():
-    import torch
-
-    p = parametrization()
-    model, muon, adamw = setup(p, tie_word_embeddings=True)
-    muon.append(muon[0] | {"params": [model.lm_head.weight], "names": ["lm_head.weight"]})
-    audit = audit_model(p, model, [torch.optim.AdamW(adamw), torch.optim.Muon(muon)], TUNED)
-    assert [(each.factor, "two optimizers" in each.meaning) for each in audit.faults] == [(2.0, True)]
 
 
 def test_fused_queries_keys_and_values_are_noted_or_refused():
@@ -125,38 +82,6 @@ def test_fused_queries_keys_and_values_are_noted_or_refused():
             assert any("fused queries, keys and values" in note for note in audit.notes)
 
 
-def test_thirds_of_head_after_head_rows_mix_everything():
-    p = parametrization()
-    model, muon, adamw = setup(p, family="gpt_neox")
-    rows = [group | {"split": "thirds"} if "query" in group["role"] else group for group in muon]
-    audit = audit_model(p, model, [*rows, *adamw], TUNED)
-    assert {each.quantity for each in audit.faults} == {"block"}
-    assert all("head after head" in each.meaning for each in audit.faults)
-
-
-def test_heads_of_the_output_matrix_are_columns():
-    p = parametrization("heads-in")
-    model, muon, adamw = setup(p)
-    attention = ("query", "key", "value", "output")
-    rows = [group | ({"num_heads": 8} if group["role"] in attention else {}) for group in muon]
-    audit = audit_model(p, model, [*rows, *adamw], TUNED)
-    assert {(each.role, each.quantity) for each in audit.faults} == {("output", "block")}
-    assert "its heads are columns" in audit.faults[0].meaning
-
-
-def by_head(p, split):
-    """Groups that say how their Muon cuts matrices, with the base's rate for the matrices of attention."""
-    model, muon, adamw = setup(p)
-    splits = dict.fromkeys(("query", "key", "value"), "heads") | (
-        {"output": "head-columns"} if split == "heads" else {}
-    )
-    rows = [
-        group | ({"split": splits[role], "lr": 0.02, "weight_decay": 0.01} if (role := group["role"]) in splits else {})
-        for group in muon
-    ]
-    return model, [*rows, *adamw]
-
-
 def test_per_head_at_the_base_rate_is_noted_and_by_columns_wrong():
     """The power of H is between 0 and -1/2: right to (H/H0)^1/2 = 2 too high; summed blocks of W_O 2 to 4 too high."""
     p = parametrization("heads-in")
@@ -173,10 +98,6 @@ def test_per_head_at_the_base_rate_is_noted_and_by_columns_wrong():
     assert "2 to 4 times" in rates[0].meaning
     right = [row | ({"lr": 0.02 / 4, "weight_decay": 0.04} if row["role"] == "output" else {}) for row in rows]
     assert audit_model(p, model, right, TUNED).passed
-
-
-def scaled(groups, factor, roles=None, key="lr"):
-    return [group | ({key: group[key] * factor} if roles is None or group["role"] in roles else {}) for group in groups]
 
 
 ATTENTION = ("query", "key")
@@ -214,16 +135,6 @@ def test_a_branch_factor_that_nothing_carries():
     rates = [each.factor for each in audit.faults if each.quantity == "learning_rate"]
     assert rates == pytest.approx([4.0] * 16, rel=0.01)
     assert {round(each.factor) for each in audit.faults if each.quantity == "initial"} == {4}
-
-
-def test_momentum_and_shape_factor_stay_as_at_the_base():
-    import torch
-
-    p = parametrization()
-    model, muon, adamw = setup(p)
-    both = [torch.optim.Muon(muon, momentum=0.9, adjust_lr_fn="match_rms_adamw"), torch.optim.AdamW(adamw)]
-    audit = audit_model(p, model, both, TUNED)
-    assert {each.quantity for each in audit.faults} == {"momentum", "shape_factor"}
 
 
 def test_experts_in_neither_optimizer_are_trained_by_nobody():

@@ -71,7 +71,7 @@ class TorchTrainer:
         own = {id(t) for module in self._computing() for t in module.parameters(recurse=False)}
         for name, tensor in self.model.named_parameters():
             if id(tensor) not in own and tensor.requires_grad:
-                rows.setdefault(join_layers(name), []).append(Update(_rms(tensor.detach() - start[name])))
+                rows.setdefault(join_layers(name), []).append(Update(_rms(_whole(tensor) - start[name])))
         if not all(torch.isfinite(torch.tensor(losses))):
             rows = {name: [Update(math.inf)] for name in rows}
         return Measured(join_updates(rows), losses)
@@ -225,6 +225,12 @@ class TorchTrainer:
         trained = (m for m in self._computing() if any(t.requires_grad for t in m.parameters(recurse=False)))
         for module in trained:
             yield module, compare(names[module])
+
+
+def _whole(tensor: Any) -> Any:
+    """Return a parameter, gathered where it is sharded (DTensor)."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _find_loss(torch: Any, result: Any) -> Any:

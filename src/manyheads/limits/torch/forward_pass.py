@@ -151,7 +151,7 @@ class _Probe:
             if any(type(module).__name__ == "OptimizedModule" for module in self.names):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(listen_to_logits(torch, self._see_logits))
-            yield self._exchange()
+            yield self._exchange(stack)
 
     def _hooks(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Choose the hook of every module by what its own parameters are."""
@@ -185,14 +185,23 @@ class _Probe:
             module, self.torch.nn.Embedding
         )
 
-    def _exchange(self) -> dict[str, Any]:
-        """Return random embeddings and a random unembedding under their names."""
+    def _exchange(self, stack: ExitStack) -> dict[str, Any]:
+        """Return random embeddings and a random unembedding under their names; sharded ones are set and put back."""
         found = {}
         for name, tensor in self.model.named_parameters():
             if tensor is self.table:
-                found[name] = self.swapped = self._random(tensor, 0.01)
+                drawn = self.swapped = self._random(tensor, 0.01)
             elif self.parts.get(id(tensor)) == ("embedding",):
-                found[name] = self._random(tensor)
+                drawn = self._random(tensor)
+            else:
+                continue
+            if hasattr(tensor, "placements"):  # a DTensor, which its module gathers itself
+                stack.callback(tensor.copy_, tensor.detach().clone())
+                tensor.copy_(
+                    self.torch.distributed.tensor.distribute_tensor(drawn, tensor.device_mesh, tensor.placements)
+                )
+            else:
+                found[name] = drawn
         return found
 
     # Random numbers
