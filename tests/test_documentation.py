@@ -34,6 +34,7 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
     "docs/one-bit-self-attention.md",
     "docs/recovery.md",
     "docs/results.md",
+    "docs/scaling-recipes.md",
     "docs/sparse-contextual-bigrams.md",
     "manyheads.attention.multihead",
     "manyheads.bigram.training.two_stages",
@@ -64,8 +65,14 @@ SLOW = {  # pages and modules whose examples compile or train for more than a CP
 }
 
 
+LOUD = {"docs/scaling-recipes.md"}  # Lightning warns about loaders and devices
+
+
 def mark(names):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+    def marks(name):
+        return [pytest.mark.slow] * (name in SLOW) + [pytest.mark.filterwarnings("ignore")] * (name in LOUD)
+
+    return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 @pytest.fixture

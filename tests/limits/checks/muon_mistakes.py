@@ -142,10 +142,10 @@ def deep():
     """At depth exponent 1/2 the rate of Muon falls as L^-1/2: that of the base is kept."""
     p = Parametrization(0.5, 0.5, optimizer="muon", base=BASE)
     model, muon, adamw = setup(p, Shape(16, 2, 8))
-    rows = [row | {"lr": row["lr"] * 2} if row["role"] not in ("output", "mlp_out") else row for row in muon]
+    kept = ("output", "mlp_out")
     rows = [
-        row | {"weight_decay": row["weight_decay"] / 2} if row["role"] not in ("output", "mlp_out") else row
-        for row in rows
+        row | ({} if row["role"] in kept else {"lr": row["lr"] * 2, "weight_decay": row["weight_decay"] / 2})
+        for row in muon
     ]
     return p, model, optimizers(p, rows, adamw)
 
@@ -158,31 +158,43 @@ def with_settings(**settings):
     return p, model, [torch.optim.Muon(muon, **settings), torch.optim.AdamW(adamw)]
 
 
-MISTAKES = {  # mistake → what the one finding says, and how it is made
-    "embedding in Muon": ("one-hot", lambda: table_in_muon("model.embed_tokens.weight")),
-    "read-out in Muon": ("D^-1/2", lambda: table_in_muon("lm_head.weight")),
-    "gains of norms in Muon": ("it needs AdamW", gains_in_muon),
-    "matrices of the MLP in AdamW": ("was Muon's at the base", matrix_in_adamw),
-    "tied table in both optimizers": ("stepped by two optimizers", doubled),
-    "values in no optimizer": ("never trained", lambda: forgotten("value")),
-    "fused QKV whole, N grown": ("queries, keys and values in one polar factor", fused_whole),
-    "QKV in thirds, rows by head": ("a third mixes all three", thirds),
-    "W_O by heads of rows": ("its heads are columns", wrong_axis),
-    "W_O by heads at the base's rate": ("the base's", columns),
-    "Moonlight's factor, base's rate": (
-        "the base's",
-        lambda: changed(lambda g: scaled(g, 2.0), factor="match_rms_adamw"),
-    ),
-    "AdamW's 1/D on Muon": ("off by this factor", lambda: changed(lambda g: scaled(g, 0.25))),
-    "weight decay lost": ("weight", lambda: changed(lambda g: scaled(g, 0.0, key="weight_decay"))),
-    "torch's default weight decay": ("weight", lambda: changed(lambda g: scaled(g, 10.0, key="weight_decay"))),
-    "queries and keys at the values' rate": (
-        "the base's",
-        lambda: changed(lambda g: scaled(g, 2**0.5, ("query", "key")), LONG),
-    ),
-    "rate not scaled with L": ("the base's", deep),
-    "another adjust_lr_fn": ("another shape factor", lambda: with_settings(adjust_lr_fn="match_rms_adamw")),
-    "another momentum": ("momentum is not the base's", lambda: with_settings(momentum=0.9)),
-    "Nesterov off": ("nesterov is not the base's", lambda: with_settings(nesterov=False)),
-    "other Newton-Schulz steps": ("ns_steps is not the base's", lambda: with_settings(ns_steps=3)),
+def moonlight():
+    return changed(lambda groups: scaled(groups, 2.0), factor="match_rms_adamw")
+
+
+def adam_power():
+    return changed(lambda groups: scaled(groups, 0.25))
+
+
+def decay(factor):
+    return lambda: changed(lambda groups: scaled(groups, factor, key="weight_decay"))
+
+
+def one_rate():
+    return changed(lambda groups: scaled(groups, 2**0.5, ("query", "key")), LONG)
+
+
+ANOTHER = "match_rms_adamw"
+RATE, DECAY = "learning_rate", "weight_decay"
+MISTAKES = {  # mistake → quantity, what the one finding says, and how it is made
+    "embedding in Muon": ("optimizer", "one-hot", lambda: table_in_muon("model.embed_tokens.weight")),
+    "read-out in Muon": ("optimizer", "D^-1/2", lambda: table_in_muon("lm_head.weight")),
+    "gains of norms in Muon": ("optimizer", "it needs AdamW", gains_in_muon),
+    "matrices of the MLP in AdamW": ("optimizer", "was Muon's at the base", matrix_in_adamw),
+    "tied table in both optimizers": (RATE, "stepped by two optimizers", doubled),
+    "values in no optimizer": (RATE, "never trained", lambda: forgotten("value")),
+    "fused QKV whole, N grown": ("block", "queries, keys and values in one polar factor", fused_whole),
+    "QKV in thirds, rows by head": ("block", "a third mixes all three", thirds),
+    "W_O by heads of rows": ("block", "its heads are columns", wrong_axis),
+    "W_O by heads at the base's rate": (RATE, "it has the base's", columns),
+    "Moonlight's factor, base's rate": (RATE, "it has the base's", moonlight),
+    "AdamW's 1/D on Muon": (RATE, "all learning rates", adam_power),
+    "weight decay lost": (DECAY, "all weight decays of Muon", decay(0.0)),
+    "torch's default weight decay": (DECAY, "all weight decays of Muon", decay(10.0)),
+    "queries and keys at the values' rate": (RATE, "it has the base's", one_rate),
+    "rate not scaled with L": (RATE, "it has the base's", deep),
+    "another adjust_lr_fn": ("shape_factor", "another shape factor", lambda: with_settings(adjust_lr_fn=ANOTHER)),
+    "another momentum": ("momentum", "momentum is not the base's", lambda: with_settings(momentum=0.9)),
+    "Nesterov off": ("nesterov", "nesterov is not the base's", lambda: with_settings(nesterov=False)),
+    "other Newton-Schulz steps": ("ns_steps", "ns_steps is not the base's", lambda: with_settings(ns_steps=3)),
 }

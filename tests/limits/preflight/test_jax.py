@@ -58,7 +58,7 @@ def make(p):
 
 
 def run(p, axes, **changes):
-    given = {"seeds": range(4), "steps": 4, "parametrization": P} | changes
+    given = {"seeds": range(3), "steps": 2, "parametrization": P} | changes
     return preflight(make(p), BASE, axes=axes, **given)
 
 

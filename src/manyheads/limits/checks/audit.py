@@ -70,7 +70,9 @@ def compare_settings(
     (4.0, "it has the base's learning rate")
     """
     targets = tuple(targets)
-    alike = _share_a_factor(targets, settings)
+    rules = {target.factors.rule for target in targets}
+    alike = {rule: _share_a_factor([each for each in targets if each.factors.rule == rule], settings) for rule in rules}
+    lost = _share_a_decay(targets, settings)
     findings = []
     for target in targets:
         name = target.parameter.name
@@ -87,7 +89,8 @@ def compare_settings(
             actual, expected = getattr(own, quantity), getattr(target, quantity)
             if actual is not None:
                 right, expected = _near_enough(quantity, target, own)
-                words = "" if right else _explain(quantity, target, own, hyperparameters, tied, alike)
+                shared = lost if quantity == "weight_decay" else alike[target.factors.rule]
+                words = "" if right else _explain(quantity, target, own, hyperparameters, tied, shared)
                 findings.append(
                     Finding(name, target.role, quantity, expected, actual, _over(actual, expected), right, words)
                 )
@@ -216,6 +219,19 @@ def _share_a_factor(targets: Iterable[ParameterTarget], settings: Mapping[str, A
     return _near(factors[0], 1) or not _near(min(factors), max(factors))
 
 
+def _share_a_decay(targets: Iterable[ParameterTarget], settings: Mapping[str, ActualSettings]) -> bool:
+    """Whether the weight decays of all of Muon's matrices are off by one factor, of two classes or more."""
+    found = [
+        (target.role, (settings[target.parameter.name].weight_decay or 0.0) / target.weight_decay)
+        for target in targets
+        if target.factors.rule == "muon"
+        and target.weight_decay
+        and target.parameter.name in settings
+        and settings[target.parameter.name].rule == "muon"
+    ]
+    return len({role for role, _ in found}) > 1 and all(_near(found[0][1], ratio) for _, ratio in found)
+
+
 def _explain(
     quantity: str,
     target: ParameterTarget,
@@ -247,6 +263,8 @@ def _explain(
         cause = f"it has the base's {quantity.replace('_', ' ')}: its group was forgotten, or not rescaled"
     elif _near(actual, base * own_factor**2):
         cause = "it was scaled twice"
+    elif quantity == "weight_decay" and alike and target.factors.rule == "muon":
+        cause = "all weight decays of Muon are off by this factor: another one was tuned, or it was lost"
     else:
         cause = OTHER_FACTOR
     if quantity == "learning_rate" and target.highest != 1:
