@@ -76,6 +76,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.muon_transfer:MuonTransfer",
         "Muon's optimal learning rate is independent of N, H, L; common recipes shift it",
     ),
+    "limits/weight-decay": Entry(
+        "manyheads.limits.studies.weight_decay:WeightDecay",
+        "The table's learning rate transfers with independent decay; decay does not make one rate do",
+    ),
     "limits/head-diversity": Entry(
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
