@@ -80,6 +80,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.weight_decay:WeightDecay",
         "The table's learning rate transfers with independent decay; decay does not make one rate do",
     ),
+    "limits/batch-and-horizon": Entry(
+        "manyheads.limits.studies.batch_and_horizon:BatchAndHorizon",
+        "Adam's optimal learning rate grows as the root of the batch, falls as steps^-0.32",
+    ),
     "limits/head-diversity": Entry(
         "manyheads.limits.studies.head_diversity:HeadDiversity",
         "The variance of logits over heads goes as 1/N at logit exponent 1, N^0 at 1/2",
