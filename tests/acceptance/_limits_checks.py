@@ -112,6 +112,10 @@ FIGURES = (
         command=words_of("limits/coordinate-check", 16, DEPTH),
         revision=2,
     ),
+    verdicts_of(
+        "limits/weight-decay", "weight-decay", "AdamW over H: no, coupled and independent decay, table and one rate", 6
+    ),
+    verdicts_of("limits/batch-and-horizon", "batch-and-horizon", "Adam: batch size and number of steps"),
     verdicts_of("limits/learning-rate-transfer", "transfer-digits", "digits, along N: the optimal learning rate"),
     verdicts_of("limits/learning-rate-transfer", "transfer-digits-all", "digits, along N, H and L", flags=ALL),
     verdicts_of(

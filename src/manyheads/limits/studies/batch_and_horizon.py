@@ -163,6 +163,7 @@ class BatchAndHorizon(Study):
             target=POWERS[axis],
             tolerance=TOLERANCE,
             basis=f"nearer to the rule than to no dependence; {RULES[axis]}",
+            expected="refuted" if axis == "batch" else "holds",
             quantity=f"power of the {NAMES[axis]} in the optimal learning rate",
         )
 
