@@ -250,7 +250,7 @@ class WeightDecay(Study):
             target=0.0,
             tolerance=ALLOWED_DECADES,
             basis="half way from no drift to the root of the size, 0.45 decades, rounded up",
-            quantity="drift of the optimal learning rate (decades over a factor of eight)",
+            quantity="drift of the optimal learning rate (decades)",
         )
 
     def _drifts(self, setting: str, total: float) -> Claim:
@@ -261,7 +261,7 @@ class WeightDecay(Study):
             target=-DRIFTS,
             tolerance=(math.inf, 0.0),
             basis=f"half way from {ALLOWED_DECADES:g} to a learning rate proportional to 1/H, 0.90 decades",
-            quantity="drift of the optimal learning rate (decades over a factor of eight)",
+            quantity="drift of the optimal learning rate (decades)",
         )
 
     def _updates(self, when: str, setting: str, total: float) -> Claim:
@@ -309,6 +309,7 @@ class WeightDecay(Study):
                 log_x=True,
                 log_y=True,
                 note=f"{spread} A horizontal line is transfer.",
+                shows=("the optimal learning rate",),
             ),
             Lines(
                 f"Final loss against the learning rate at H = {sizes[-1]}",
@@ -326,6 +327,7 @@ class WeightDecay(Study):
                 log_x=True,
                 log_y=True,
                 note=f"{spread} At the middle of the first grid of learning rates.",
+                shows=("at the end",),
             ),
             Listing(
                 "Drift of the optimum, and exponents of H in relative updates",
