@@ -274,8 +274,8 @@ class WeightDecay(Study):
             lambda predicted, trained: self.exponent(trained, when, setting, total),
             target=target,
             tolerance=HALF_ROOT,
-            basis="half of the exponent 1/2 that separates the laws; once the start is forgotten s alone sets the size of "
-            "uncorrelated updates, not of correlated ones",
+            basis="half of the exponent 1/2 that separates the laws; once the start is forgotten s alone sets the size "
+            "of uncorrelated updates, not of correlated ones",
             expected="refuted" if when == "late" and setting == "one-rate-decay" else "holds",
             quantity="exponent of H in relative updates",
         )
