@@ -7,7 +7,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.limits.comparisons.parametrizations import LABELS, Plan
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
-from manyheads.limits.studies.learning_rate_transfer import LearningRateTransfer
+from manyheads.limits.studies.learning_rates.learning_rate_transfer import LearningRateTransfer
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)

@@ -65,7 +65,7 @@ STUDIES: dict[str, Entry] = {
         "Coordinate check: the RMS update of every module is independent of N, H and L",
     ),
     "limits/learning-rate-transfer": Entry(
-        "manyheads.limits.studies.learning_rate_transfer:LearningRateTransfer",
+        "manyheads.limits.studies.learning_rates.learning_rate_transfer:LearningRateTransfer",
         "The optimal learning rate is independent of N, H, L; standard scaling shifts it",
     ),
     "limits/muon-coordinates": Entry(
@@ -73,15 +73,15 @@ STUDIES: dict[str, Entry] = {
         "Under Muon, updates are independent of N, H, L, D; common recipes break",
     ),
     "limits/muon-transfer": Entry(
-        "manyheads.limits.studies.muon_transfer:MuonTransfer",
+        "manyheads.limits.studies.learning_rates.muon_transfer:MuonTransfer",
         "Muon's optimal learning rate is independent of N, H, L; common recipes shift it",
     ),
     "limits/weight-decay": Entry(
-        "manyheads.limits.studies.weight_decay:WeightDecay",
+        "manyheads.limits.studies.learning_rates.weight_decay:WeightDecay",
         "The table's learning rate transfers with independent decay; decay does not make one rate do",
     ),
     "limits/batch-and-horizon": Entry(
-        "manyheads.limits.studies.batch_and_horizon:BatchAndHorizon",
+        "manyheads.limits.studies.learning_rates.batch_and_horizon:BatchAndHorizon",
         "Adam's optimal learning rate grows as the root of the batch, falls as steps^-0.32",
     ),
     "limits/head-diversity": Entry(
