@@ -94,9 +94,10 @@ def _logit_change(trained: xr.Dataset) -> Panel:
     for group, contexts in enumerate(_context_counts(trained)):
         form = softmax_relations(trained, contexts)[_activations(trained).index(DRIFTING), 0]
         token = int(np.abs(form.change[-1]).argmax())
-        times, name = tuple(map(float, trained["time"].values[::10])), f"{contexts} context{'s' * (contexts > 1)}"
+        step = max(1, trained.sizes["time"] // 20)
+        times, name = tuple(map(float, trained["time"].values[::step])), f"{contexts} context{'s' * (contexts > 1)}"
         for array, label, role in ((form.change, "logit", "trained"), (form.fixed_mean, "theorem", "predicted")):
-            line = tuple(map(float, array[::10, token]))
+            line = tuple(map(float, array[::step, token]))
             curves.append(Curve(times, line, f"{name}, {label}", role, group))  # type: ignore[arg-type]
     return Lines(
         f"Softmax attention, {DRIFTING}: change of one logit",

@@ -103,12 +103,13 @@ def test_anchors_are_named_after_what_they_mark_and_given_once():
 
 def test_numbers_are_typeset():
     assert typeset("-1.5e-07") == "−1.5×10⁻⁷"
-    assert [number_text(value) for value in (1e5, 2e6, -1e-5, 0.001, 65536.0)] == [
+    assert [number_text(value) for value in (1e5, 2e6, -1e-5, 0.001, 65536.0, 0.0006000000000000001)] == [
         "10⁵",
         "2×10⁶",
         "−10⁻⁵",
         "0.001",
         "65536",
+        "6×10⁻⁴",
     ]
 
 

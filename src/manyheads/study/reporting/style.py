@@ -80,7 +80,7 @@ def number_text(value: float) -> str:
 
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return typeset(f"{value:g}")
-    return typeset(np.format_float_scientific(value, precision=4, trim="-"))
+    return typeset(np.format_float_scientific(value, precision=4, trim="-").replace(".e", "e"))
 
 
 def raised(text: str) -> str:
