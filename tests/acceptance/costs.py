@@ -10,10 +10,18 @@ from tests.acceptance._lane import Figure, Measured
 from tests.costs import conftest
 from tests.costs.formulas.test_attention import assert_forward_equal, assert_training_equal
 from tests.costs.formulas.test_transformer import assert_block_equal
+from tests.models.test_counts import (
+    COMPUTE,
+    PUBLISHED,
+    check_against_transformers,
+    test_published_flops,
+    test_published_parameters,
+)
 
 from manyheads.costs import AttentionShape, ModelShape, count
 from manyheads.costs.formulas.recurrent import pooled_cost, rnn_cost
 from manyheads.costs.shapes import PooledShape, RecurrentShape
+from manyheads.models.families import FAMILIES
 
 REFERENCE = SimpleNamespace(**{name: value for name, value in vars(conftest).items() if callable(value)})
 
@@ -84,6 +92,32 @@ def _baseline(case: tuple[int, ...]) -> None:
     assert count(REFERENCE.train(REFERENCE.pooled), w, x).flops == pooled_cost(pooled, n, b, training=True).flops
 
 
+def published(folder: Path) -> Measured:
+    """Compare parameters and matrix FLOPs of well-known models with what their authors published."""
+    missed = []
+    for test, names in ((test_published_parameters, PUBLISHED), (test_published_flops, COMPUTE)):
+        for name in names:
+            try:
+                test(name)
+            except AssertionError:
+                missed.append(name)
+    number = len(PUBLISHED) + len(COMPUTE)
+    extent = f"parameters of {len(PUBLISHED)} models, FLOPs of {len(COMPUTE)}: {', '.join({**PUBLISHED, **COMPUTE})}"
+    return Measured(f"{number - len(missed)} of {number} figures within what is printed", extent, "none", not missed)
+
+
+def families(folder: Path) -> Measured:
+    """Compare the parameters of every family with those of the model of transformers, on the device meta."""
+    differing = []
+    for family in FAMILIES:
+        try:
+            check_against_transformers(family)
+        except AssertionError:
+            differing.append(family)
+    found = f"{len(FAMILIES) - len(differing)} of {len(FAMILIES)} families equal"
+    return Measured(found, "tiny models with grouped queries, experts and windows", "none", not differing)
+
+
 def _agree(cases: Iterable[object], compare: Callable[..., None], extent: str, seeds: str) -> Measured:
     cases, differing = list(cases), []
     for case in cases:
@@ -119,5 +153,19 @@ FIGURES = (
         "equal as integers",
         baselines,
         {"number": 200, "seed": 0},
+    ),
+    Figure(
+        "published",
+        "parameters and matrix FLOPs from configurations are those published",
+        "all of at least twelve models within the last digit that is printed, FLOPs within 2%",
+        published,
+        {},
+    ),
+    Figure(
+        "families",
+        "parameters from configurations are those of transformers, in every family of the table",
+        "equal as integers",
+        families,
+        {},
     ),
 )

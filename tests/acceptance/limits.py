@@ -2,6 +2,7 @@
 
 from tests.acceptance import (
     _limits_checks,
+    _limits_families,
     _limits_meanfield,
     _limits_meanfield_growth,
     _limits_meanfield_networks,
@@ -19,5 +20,6 @@ FIGURES = [
     *_limits_studies.FIGURES,
     *_limits_muon.FIGURES,
     *_limits_preflight.FIGURES,
+    *_limits_families.FIGURES,
     *_limits_torch.FIGURES,
 ]

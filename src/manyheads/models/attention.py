@@ -109,7 +109,7 @@ class AttentionConfig:
 def attention_config(config: ModelConfig, layer: int) -> AttentionConfig:
     """Return the configuration of one attention layer."""
     family, values = config.family, config.values
-    if reason := _beyond(config):
+    if reason := unread(config):
         found = f"attention of the family {family.model_type} is not read: {reason}"
         raise ConfigInvalid(
             config.path, found, "read its weights by `Checkpoint.tensor`, and their roles by parameter_roles"
@@ -145,10 +145,14 @@ _BEYOND = {
 """Role → why a layer with it is not of the form of `AttentionWeights`."""
 
 
-def _beyond(config: ModelConfig) -> str:
+def unread(config: ModelConfig) -> str:
     """Return why attention is not of the form of `AttentionWeights`; empty where it is."""
     if config.family.beyond or config.values.get("alibi"):
         return config.family.beyond or "its logits fall with the distance (ALiBi)"
+    if config.family.gain_offset:
+        return "its norms multiply by 1 + w"
+    if all(module.role is not Role.ATTENTION_NORM for module in config.family.body):
+        return "no norm with gains stands before it"
     found = [
         _BEYOND[module.role] for module in config.family.body if module.role in _BEYOND and config.holds(module.when)
     ]

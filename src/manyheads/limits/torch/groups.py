@@ -40,7 +40,7 @@ def torch_groups(
     p
         The parametrization.
     model
-        A model of transformers (GPT-2, GPT-NeoX, OPT, LLaMA, Qwen2, BERT, ViT), or any module with `roles`.
+        A model of transformers, of a family of `manyheads.models.families`, or any module with `roles`.
     hyperparameters
         What was tuned at the base.
     roles, shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.models.attention import attention_weights
+from manyheads.models.attention import attention_weights, unread
 from manyheads.models.checkpoint import Checkpoint, open_checkpoint
 from manyheads.models.modules import Role
 from manyheads.models.parameters import ParameterMap, Weight, parameter_map, parameter_roles
@@ -202,11 +202,12 @@ def _matrices(
     """Go through the matrices by layer; gather norms and sizes of heads, and names that are left out."""
     norms, sizes, left_out = gathered
     done = set()
+    by_head = explained is not None and not unread(explained.config)
     for weight in sorted(weights, key=_place):
         axes = [extent for extent in weight.shape if extent > 1]  # a table may carry axes of length 1
         if weight.kind != "weight" or len(axes) < 2 or weight.tied_to is not None:
             continue
-        if weight.role in ATTENTION and weight.layer is not None and explained is not None:
+        if by_head and explained is not None and weight.role in ATTENTION and weight.layer is not None:
             if weight.layer not in done:
                 done.add(weight.layer)
                 heads = _by_head(checkpoint, weight.layer, explained)
@@ -218,7 +219,11 @@ def _matrices(
                     joint = joint.reshape(-1, joint.shape[2])  # (out, in), but for the output
                     yield _Matrix(names[part], part, weight.layer, joint.T if part == "output" else joint)
                     del joint
-        elif not weight.dtype.startswith(("F", "BF")) or 0 in weight.shape or (len(axes) > 2 and not weight.role):
+        elif (
+            not weight.dtype.startswith(("F", "BF"))
+            or 0 in weight.shape
+            or (len(axes) > 2 and weight.role is not Role.PATCH)
+        ):
             left_out.append(weight.name)
         else:
             yield _read(checkpoint, weight)

@@ -164,7 +164,11 @@ def checkpoint_oracle(
     found = parameter_map(open_checkpoint(path, follow_links=follow_links))
     facts = attention_config(found.config, layer)
     refuse_what_queries_cannot_tell(found, facts, layer, through)
-    model_type = found.config.family.model_type
+    if (model_type := found.config.family.model_type) not in PLACES:
+        raise NotExtractable(
+            f"{path} holds a model of the family {model_type}, whose attention is not called here: known are "
+            f"{', '.join(PLACES)}"
+        )
     module, norm, frequencies = _load(path, model_type, layer, through, dtype)
     function = _function(PLACES[model_type].call, module, norm, frequencies, causal=facts.causal, dtype=dtype)
     what = "the attention sub-module" if through == "attention" else "x + attn(norm(x))"
