@@ -235,7 +235,8 @@ def _tensors(
     open_ended = module.when == MAYBE and not {path + gain, path + bias} & known
     if module.when == MAYBE or config.holds(module.when):
         role = ParameterRole(module.role, kind, layer, layout if kind == "weight" else "")
-        yield path + gain, role, not open_ended
+        shared = config.values.get("tied", False) and path + gain in config.family.ties  # saved once
+        yield path + gain, role, not (open_ended or (shared and module.when == MAYBE))
     if module.sort in ("linear", "norm") and (module.bias == MAYBE or config.holds(module.bias)):
         yield path + bias, ParameterRole(module.role, "bias", layer, ""), not (open_ended or module.bias == MAYBE)
 
