@@ -85,6 +85,28 @@ def test_other_right_scripts_pass(scripts, name, optimizer, steps):
     assert found.passed, found.faults()
 
 
+@pytest.mark.slow
+def test_a_model_of_transformers_needs_no_roles(scripts):
+    import torch
+    from tests.limits.torch_models import build
+
+    from manyheads.limits import initialize_model, torch_groups
+
+    p = scripts.parametrization()
+
+    def make(shape, seed):
+        model = build("llama", shape)
+        initialize_model(p, model, scripts.TUNED)
+        tokens = torch.randint(29, (4, 8, 12))
+        optimizer = torch.optim.AdamW(torch_groups(p, model, scripts.TUNED))
+        return model, optimizer, [{"input_ids": each, "labels": each} for each in tokens]
+
+    found = judged(scripts, lambda p: make, seeds=range(2), steps=1)
+    assert found.judged
+    assert found.passed, found.faults()
+    assert [use.state for use in found.factors] == ["folded"]
+
+
 class Odd:
     """Small trainings that are odd in one way."""
 
@@ -95,6 +117,8 @@ class Odd:
         import torch
         from torch import nn
 
+        if self.kind == "one seed":
+            torch.manual_seed(0)
         d = 4 * shape.heads if self.kind != "one size" else 8
         model = nn.Sequential(nn.Linear(3, d), nn.BatchNorm1d(d), nn.Linear(d, d), nn.Linear(d, 1))
         if self.kind == "same model":
@@ -133,6 +157,7 @@ def test_a_training_that_diverges_is_wrong():
     [
         ("same model", {}, "returned the same model twice"),
         ("one size", {}, "at every size along H"),
+        ("one seed", {}, "the same training for all seeds"),
         ("no batch", {}, "batches is empty"),
         ("no loss", {}, "expected one number"),
         ("no training", {}, "expected .model, optimizer, batches."),

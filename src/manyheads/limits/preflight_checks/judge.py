@@ -108,7 +108,7 @@ class Judge:
         for name in names:
             values = [[rows[shape][seed].updates[name].size for shape in shapes] for seed in range(len(self.run.seeds))]
             if not np.all(values):
-                self.notes.append(f"{name}: does not move")
+                self.notes.append(f"{name}: does not move in every training")
                 continue
             whole = name.startswith((OUTPUTS, STREAM))
             required, least, known = self._prescribed(name, shapes, sizes)

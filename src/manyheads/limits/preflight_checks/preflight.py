@@ -5,7 +5,8 @@ The training is built at several shapes from several seeds and run for a few ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from manyheads.errors import UsageError
@@ -14,7 +15,7 @@ from manyheads.limits.checks.transfer_check import LAST, TransferCheck
 from manyheads.limits.preflight_checks.judge import Judge
 from manyheads.limits.preflight_checks.result import Preflight
 from manyheads.limits.preflight_checks.runs import Runs
-from manyheads.limits.preflight_checks.training import Make
+from manyheads.limits.preflight_checks.training import Make, Measured
 from manyheads.transformer.shape import Shape
 
 if TYPE_CHECKING:
@@ -89,12 +90,13 @@ def preflight(
     run = Runs(make, list(seeds), steps)
     shapes = list(dict.fromkeys([base, *(shape for each in along.values() for shape in each)]))
     run.estimate(shapes, along, len(rate_factors), train, limit, announce)
-    rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in shapes}
     judge = Judge(parametrization if run.roles_known else None, hyperparameters, run)
     if parametrization is not None and not run.roles_known:
         run.notes.append("not judged: the model is none of transformers, and no roles came with it")
     if judge.p is not None:
-        judge.read_all(shapes, along)
+        judge.read_all(shapes, along)  # before training: what cannot be read is refused early
+    rows = {shape: [run.measure(shape, seed) for seed in seeds] for shape in shapes}
+    _refuse_copies(rows.values())
     growths = [growth for axis, each in along.items() for growth in judge.growths(axis, each, rows)]
     transfers: list[TransferCheck] = []
     for shapes_of in along.values() if len(rate_factors) else ():
@@ -109,6 +111,15 @@ def preflight(
         tuple(dict.fromkeys([*run.notes, *judge.notes])),
         run.cost(),
     )
+
+
+def _refuse_copies(rows: Iterable[Sequence[Measured]]) -> None:
+    """Refuse trainings that are the same for all seeds."""
+    if all(each.losses == row[0].losses and math.isfinite(each.losses[-1]) for row in rows for each in row):
+        raise UsageError(
+            "make returned the same training for all seeds, which would pass for certainty: draw weights or batches "
+            "from the seed (leave out manual_seed, or give it the seed)"
+        )
 
 
 def _grown(axis: Axis, base: Shape) -> list[int]:
