@@ -127,7 +127,7 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
         if row == 0:
             axes.set_title(textwrap.fill(panel.column_labels[column], 28))
         if column == 0:
-            axes.set_ylabel(textwrap.fill(panel.row_labels[row], 20))
+            axes.set_ylabel(textwrap.fill(panel.row_labels[row], 16))
     write_plainly(grid[0, 0].xaxis)
     _mark_whole_numbers(grid[0, 0].xaxis, [curve for row in panel.curves for plot in row for curve in plot])
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
