@@ -188,8 +188,8 @@ class PromptLength(Study):
                 log_x=True,
                 log_y=True,
                 note=f"From n = {lengths[0]:g} to {lengths[-1]:g} the excess falls {ends:.3g}-fold; 1/n would be "
-                f"{lengths[-1] / lengths[0]:g}-fold, that of the bound {(lengths[-1] / lengths[0]) ** 0.5:.3g}-fold. Band: "
-                "replicates.",
+                f"{lengths[-1] / lengths[0]:g}-fold, that of the bound {(lengths[-1] / lengths[0]) ** 0.5:.3g}-fold. "
+                "Band: replicates.",
             ),
         )
 
