@@ -1,5 +1,6 @@
 """Preflight of a JAX training: the same words and the same result; the updates of arrays, as those of PyTorch."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -81,6 +82,16 @@ def test_an_update_is_the_product_of_the_change_with_its_input():
     (growth,) = found.growths  # the gradient is 1 / (3 width): the update falls as 1 / H
     assert growth.module == "['w']"
     assert growth.fit.exponent == pytest.approx(-1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_module_of_equinox_is_trained_with_its_functions():
+    def made(shape, seed):
+        mlp = eqx.nn.MLP(3, 1, shape.width, 1, key=jax.random.key(seed))
+        return mlp, optax.sgd(0.1), [jnp.eye(3)], lambda model, x: (jax.vmap(model)(x) ** 2).mean()
+
+    found = preflight(made, (4, 2, 1), axes={"heads": (2, 4)}, seeds=range(2), steps=1)
+    assert {".layers[*].weight", ".layers[*].bias"} == {each.module for each in found.growths}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,8 @@ class JaxTrainer:
                 f"{type(training.optimizer).__name__} is no optax transformation, and a tree of JAX arrays needs one"
             )
         self.training = replace(training)
-        self.start = jax.tree.map(jnp.asarray, training.model)
+        self.start, self.rest = eqx.partition(training.model, eqx.is_inexact_array_like)
+        self.start = jax.tree.map(jnp.asarray, self.start)
         self.example: Any = None
 
     def weights(self) -> int:
@@ -93,7 +95,7 @@ class JaxTrainer:
 
     def _pure(self, weights: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         assert self.training.loss is not None
-        found = self.training.loss(weights, batch)
+        found = self.training.loss(eqx.combine(weights, self.rest), batch)
         loss, arrays = found if isinstance(found, tuple) else (found, {})
         if jnp.shape(loss) != () or not isinstance(arrays, Mapping):
             raise UsageError("the loss is no number: return one, or (loss, {name: array})")

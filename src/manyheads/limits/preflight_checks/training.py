@@ -23,7 +23,7 @@ class Training:
     Attributes
     ----------
     model
-        A `torch.nn.Module`, or a tree of JAX arrays.
+        A `torch.nn.Module`, or a tree of JAX arrays; functions and integers in it, as equinox has them, are left alone.
     optimizer
         A torch optimizer, a schedule over it, or a list of them; for JAX an optax transformation.
     batches
