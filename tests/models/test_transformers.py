@@ -4,12 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from tests.models import tiny
 
 from manyheads.models import attention_weights, open_checkpoint, parameter_roles
 from manyheads.models.attention import attention_config
+from manyheads.models.config import read_config
 from manyheads.models.families import FAMILIES
 from manyheads.models.modules import Role
 from manyheads.models.parameters import parameter_map
+from manyheads.models.refusals import ConfigInvalid
 
 pytestmark = pytest.mark.torch
 
@@ -196,3 +199,58 @@ def test_shards_of_transformers(built):
     assert (folder / "model.safetensors.index.json").exists()
     checkpoint = open_checkpoint(folder)
     assert len(checkpoint.files) > 1
+
+
+# Families whose attention is read, and that are not above; all others say why it is not.
+READ = (
+    "xglm", "biogpt", "gpt_neo", "gpt_bigcode", "openai-gpt", "falcon", "phi", "starcoder2", "seed_oss", "arcee",
+    "stablelm", "phi3", "mixtral", "phimoe", "qwen2_moe", "roberta", "electra", "roberta-prelayernorm",
+    "distilbert", "ijepa", "deit", "dinov2", "beit", "clip_vision_model",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", READ)
+def test_layers_of_other_families_are_those_of_the_model(family, seed, tmp_path):
+    import torch
+
+    torch.manual_seed(seed)
+    model = tiny.build(family, key_value_heads=1 if "key_value_heads" in FAMILIES[family].keys else None).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    found = parameter_map(checkpoint)
+    layers = {"read": [], "wrote": []}
+
+    def keep(where, tensor):
+        layers[where].append(tensor.reshape(-1, tensor.shape[-1]).double().numpy())
+
+    for name, module in model.named_modules():
+        role = found.roles.get(FAMILIES[family].saved_name(f"{name}.weight"))
+        if role is not None and role.kind == "weight" and role.role in (Role.QUERY, Role.QUERY_KEY_VALUE):
+            module.register_forward_pre_hook(lambda _, inputs: keep("read", inputs[0]))
+        elif role is not None and role.kind == "weight" and role.role is Role.OUTPUT:
+            module.register_forward_hook(lambda _m, _i, output: keep("wrote", output))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        if getattr(model.config, "image_size", None):
+            model(pixel_values=torch.randn(1, 3, 8, 8, generator=generator))
+        else:
+            model(input_ids=torch.randint(2, 29, (1, 11), generator=generator))
+    for layer in range(2):
+        ours = forward(attention_weights(checkpoint, layer, found), layers["read"][layer])
+        wrote = layers["wrote"][layer]
+        assert np.abs(ours - wrote).max() < 1e-5 * max(1.0, np.abs(wrote).max())
+
+
+def test_attention_of_another_form_is_refused_by_name():
+    for family, reason in (
+        ("qwen3", "norms stand behind"),
+        ("gemma", r"1 \+ w"),
+        ("gptj", "neighbouring"),
+        ("mpt", "ALiBi"),
+    ):
+        with pytest.raises(ConfigInvalid, match=reason):
+            attention_config(read_config({"model_type": family, **tiny.settings(family)}), 0)

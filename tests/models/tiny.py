@@ -1,5 +1,7 @@
 """Tiny models of transformers in every family of the table, built from the table's own keys."""
 
+import warnings
+
 from manyheads.models.families import FAMILIES
 
 CLASSES = {
@@ -49,5 +51,8 @@ def build(family, device="cpu", **sizes):
     torch.set_num_threads(1)
     config = transformers.CONFIG_MAPPING[family](**settings(family, **sizes))
     config._attn_implementation = "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, as GPT-BigCode is imported
+        kind = getattr(transformers, model_class(family))
     with torch.device(device):
-        return getattr(transformers, model_class(family))(config)
+        return kind(config)
