@@ -132,6 +132,9 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
     _mark_whole_numbers(grid[0, 0].xaxis, [curve for row in panel.curves for plot in row for curve in plot])
     if panel.log_y and _has_positive(curve.y for row in panel.curves for plot in row for curve in plot):
         grid[0, 0].set_yscale("log")
+    elif panel.captions:  # room above the curves, which a caption would cover
+        low, high = grid[0, 0].get_ylim()
+        grid[0, 0].set_ylim(low, high + 0.2 * (high - low))
     write_plainly(grid[0, 0].yaxis)
     figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
     figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
