@@ -55,6 +55,7 @@ class Scale(TunedTheory):
         """
         from manyheads.errors import UsageError
         from manyheads.limits import BaseHyperparameters
+        from manyheads.limits.parametrization.parts import UNDERIVED
         from manyheads.limits.parametrization.targets import refuse_depth
 
         if self.snippet and self.json:
@@ -68,6 +69,9 @@ class Scale(TunedTheory):
             learning_rate, self.epsilon, self.weight_decay, muon=self.tuned_muon(self.learning_rate is None)
         )
         parametrization = self.parametrization(base, self.form)
+        if notes and base_notes and notes.experts != base_notes.experts:
+            counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
+            raise UsageError(f"experts that a token visits, base and here: {counts}; {UNDERIVED['expert']}")
         if notes and notes.post_norm:
             refuse_depth(parametrization, shape)
         if self.snippet:

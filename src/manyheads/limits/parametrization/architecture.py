@@ -75,6 +75,7 @@ class Body:
     post_norm: bool  # whether blocks normalize after adding to the stream
     fused: bool  # whether queries, keys and values share one matrix
     tied: bool  # whether embedding and unembedding are one
+    experts: tuple[int, int] = (0, 0)  # how many there are, and how many a token visits
 
 
 def read_architecture(
@@ -247,6 +248,8 @@ def read_body(config: Mapping[str, Any]) -> Body:
 def _read_body(config: ModelConfig) -> Body:
     """Refuse attention that the theory does not describe."""
     values, raw = config.values, config.raw
+    if refused := [_REFUSED[module.role] for module in config.family.body if module.role in _REFUSED]:
+        raise UsageError(f"the family {config.family.model_type}: {UNDERIVED[refused[0]]}")
     width, heads, key_dim = values["width"], values["heads"], values["key_dim"]
     if not values["layers"]:
         raise UsageError("a model without layers: depth is a positive integer")
@@ -268,7 +271,8 @@ def _read_body(config: ModelConfig) -> Body:
         key_heads=None if values["key_value_heads"] in (None, heads) else values["key_value_heads"],
         hidden=None if "experts" in sizes else sizes["hidden"],
     )
-    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")))
+    experts = sizes.get("experts", 0), sizes.get("active_experts", 0)
+    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")), experts)
 
 
 def _narrow(name: str, width: int) -> UsageError:
@@ -295,8 +299,6 @@ def _read_std(config: Mapping[str, Any]) -> float:
 
 def _parts(part: Any, name: str) -> tuple[str, ...]:
     """Translate the meaning of a name of a family."""
-    if reason := _REFUSED.get(part.role):
-        raise UsageError(f"{name}: {UNDERIVED[reason]}; nothing here scales this family")
     if part.role in _NORM:
         return (f"{_NORM[part.role]}_{'gain' if part.kind == 'gain' else 'shift'}",)
     biased = "_bias" if part.kind == "bias" else ""
