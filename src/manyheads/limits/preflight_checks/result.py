@@ -194,7 +194,9 @@ class Preflight(Shown):
 
     def _headline(self) -> str:
         if not self.judged:
-            return f"measured {len(self.growths)} updates, {len(self.faults())} wrong; give a parametrization to judge"
+            changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
+            wrong = f", {len(faults)} faults" if (faults := self.faults()) else ""
+            return f"{changed}{wrong}; not judged"
         return f"{'passed' if self.passed else 'failed'}: {len(self.growths)} updates, {len(self.faults())} wrong"
 
     def _overview(self) -> Overview:
