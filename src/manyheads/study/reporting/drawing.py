@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NARROW, WIDE = 4.6, 9.5  # inches: at 72 pixels an inch the first fits a telephone, the second scrolls there
 PLOTS_IN_ROW = 4  # of a scatter
+PLATE = "#f3f4f6"  # behind the points of a scatter
 MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
 MOST_MARKED = 12  # of more points only some carry a marker
 X_LABEL, Y_LABEL = 46, 28  # characters of an axis label in one row; twice as many in wide panels
@@ -144,6 +145,8 @@ def _draw_multiples(figure: Figure, panel: Multiples) -> None:
 
 
 def _draw_scatter(figure: Figure, panel: Scatter) -> None:
+    from matplotlib.patches import Rectangle
+
     columns = _scatter_columns(panel)
     rows, shared = -(-len(panel.labels) // columns), panel.shared
     grid = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
@@ -163,6 +166,10 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
             rasterized=len(every) > MOST_POINTS / 20,
             **scale,
         )
+        if ticks is None:  # light in dark mode too: a scale from dark to light is legible on one background alone
+            axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, facecolor=PLATE, linewidth=0, zorder=-1))
+            axes.grid(color="white")
+        axes.set_axisbelow(True)
         axes.set_title(textwrap.fill(panel.labels[place], 36))
         axes.tick_params(length=2)
         for axis in (axes.xaxis, axes.yaxis):
@@ -181,7 +188,15 @@ def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], 
         edges = [kinds[0] - 0.5, *((a + b) / 2 for a, b in itertools.pairwise(kinds)), kinds[-1] + 0.5]
         return {"cmap": ListedColormap(COLOURS[: len(kinds)]), "norm": BoundaryNorm(edges, len(kinds))}, kinds
     low, high = panel.limits or (min(every, default=0.0), max(every, default=1.0))
-    return {"cmap": _colours(panel.diverging, "viridis"), "vmin": low, "vmax": high}, None
+    return {"cmap": _colours(panel.diverging, _without_yellow()), "vmin": low, "vmax": high}, None
+
+
+def _without_yellow() -> Any:
+    """Return the scale of points from dark to green: yellow ones are not seen on a light plate."""
+    import matplotlib as mpl
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([mpl.colormaps["viridis"](0.8 * place / 255) for place in range(256)])
 
 
 def _scatter_columns(panel: Scatter) -> int:
@@ -190,8 +205,8 @@ def _scatter_columns(panel: Scatter) -> int:
     return -(-len(panel.labels) // rows)
 
 
-def _colours(diverging: bool, sequential: str) -> Any:
-    """Return the scale of colours: one with a middle, or the one of that name."""
+def _colours(diverging: bool, sequential: Any) -> Any:
+    """Return the scale of colours: one with a middle, or the other one."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("diverging", DIVERGING) if diverging else sequential
