@@ -53,7 +53,7 @@ class Neurons(Study):
     name: ClassVar[str] = "joma/neurons"
     claim: ClassVar[str] = "Training does not raise the correlation of hidden neurons with latents (Table 1)"
     source: ClassVar[Source] = replace(SOURCE, locus="table 1; its controls are added here")
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     lower: tuple[int, ...] = (10, 20)
     upper: tuple[int, ...] = (20, 30)
@@ -158,6 +158,7 @@ class Neurons(Study):
                 "The networks learn the published task",
                 accuracy,
                 quantity="accuracy",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=(0.2, 0.0 + 1 / self.labels),
                 resolution=1 / (self.labels * len(self.lower)),
