@@ -271,7 +271,7 @@ def _compare(trial: Trial) -> tuple[Verdict, ...]:
 
 
 def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
-    """Yield data that no theory predicted: settled, blown up, sign-flipped, shifted, constant, in reverse order."""
+    """Yield data that no theory predicted: settled, blown up, turned over, shifted, constant, in reverse order."""
     import numpy as np
     import xarray as xr
 
@@ -295,6 +295,7 @@ def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
     yield numbers(lambda value: value * 10 + 1)
     yield numbers(lambda value: value * 0.01)
     yield numbers(lambda value: -value)
+    yield numbers(lambda value: 1 - value)  # a share remains one, where the bounds of a claim refuse all else
     yield numbers(lambda value: value + 100)
     yield numbers(constant)
     yield numbers(lambda value: constant(value) - 1000)
