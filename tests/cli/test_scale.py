@@ -631,12 +631,14 @@ def test_help_names_the_subcommands(call):
     assert "manyheads scale check" in out
 
 
-def test_another_number_of_experts_is_refused(call, folder):
+def test_another_number_of_experts_and_other_latent_dimensions_are_refused(call, folder):
     for name, experts in (("base", 8), ("more", 16)):
         (folder / f"{name}.json").write_text(json.dumps({"model_type": "mixtral", "num_local_experts": experts}))
     found, _, err = call("--base-config", "base.json", "--to", "more.json")
     assert found == 2
     assert "2 of 8 and 2 of 16; how experts scale" in err
     assert call("--base-config", "base.json", "--to", "base.json")[0] == 0
-    (folder / "latent.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
-    assert "low-rank factors" in call("--base", "8,4,2", "--to", "latent.json")[2]
+    for name, dims in (("latent", 128), ("wider", 64)):
+        (folder / f"{name}.json").write_text(json.dumps({"model_type": "deepseek_v3", "v_head_dim": dims}))
+    assert "its low-rank factors are in no row" in call("--base", "192,4,2", "--to", "latent.json")[1]
+    assert "differ from the base's" in call("--base-config", "wider.json", "--to", "latent.json")[2]

@@ -92,10 +92,11 @@ class TransformerConfig:
         check_integers(self, "mlp_ratio", least=0)
         if self.epsilon < 0:
             raise UsageError(f"epsilon={self.epsilon}: it must not be negative")
-        if self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden):
+        other = self.shape.key_heads not in (None, self.shape.heads) or self.shape.hidden not in (None, self.hidden)
+        if other or self.shape.query_rank or self.shape.key_value_rank:
             raise UsageError(
                 f"{self.shape}: this transformer has keys and values for every head, and an MLP of mlp_ratio times the "
-                "width; leave key_heads and hidden out"
+                "width; leave key_heads, hidden and ranks out"
             )
         if isinstance(self.inputs, VectorInput) and self.inputs.dim != self.shape.width:
             raise UsageError(

@@ -18,6 +18,8 @@ class Shape:
         Heads K of keys and values, a divisor of H; None for one for each query head.
     hidden
         Hidden width F of the MLP; None for a multiple of the stream's width that is the same at every shape.
+    query_rank, key_value_rank
+        Ranks of the latents of queries, and of keys and values (MLA); None without one, or for the same at every shape.
 
     Raises
     ------
@@ -36,9 +38,12 @@ class Shape:
     stream: int | None = None
     key_heads: int | None = None
     hidden: int | None = None
+    query_rank: int | None = None
+    key_value_rank: int | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("stream", "key_heads", "hidden") if getattr(self, name) is not None]
+        optional = ("stream", "key_heads", "hidden", "query_rank", "key_value_rank")
+        given = [name for name in optional if getattr(self, name) is not None]
         check_integers(self, "key_dim", "heads", "depth", *given)
         if self.heads % self.group_heads:
             raise UsageError(f"key_heads={self.key_heads}: expected a divisor of heads={self.heads}")

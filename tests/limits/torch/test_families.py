@@ -1,10 +1,20 @@
 """Families of the table at two shapes: the roles of every parameter, no false alarm before and after some steps."""
 
+from dataclasses import replace
+
 import pytest
 from tests.models import tiny
 
 from manyheads.errors import UsageError
-from manyheads.limits import BaseHyperparameters, Parametrization, audit_model, initialize_model, torch_groups
+from manyheads.limits import (
+    BaseHyperparameters,
+    Muon,
+    MuonHyperparameters,
+    Parametrization,
+    audit_model,
+    initialize_model,
+    torch_groups,
+)
 from manyheads.limits.parametrization.targets import forward_multipliers
 from manyheads.limits.torch.model import read_model
 from manyheads.models.families import FAMILIES
@@ -16,8 +26,6 @@ TUNED = BaseHyperparameters(learning_rate=3e-3, weight_decay=0.01, no_decay=("no
 STEPS = 3
 REFUSED = {
     "apertus": "trained numbers of an activation",
-    "deepseek_v2": "low-rank factors",
-    "deepseek_v3": "low-rank factors",
     "modernbert": "no std is known",
     "clip_vision_model": "no std is known",
     "nanochat": "no std is known",
@@ -30,7 +38,11 @@ def base_and_larger(family, heads=4, factor=2):
     latent = "plain_key_dim" in FAMILIES[family].keys
     groups = heads // 2 if "key_value_heads" in FAMILIES[family].keys and not latent else None
     sizes = {"heads": heads, "key_value_heads": groups, "width": 8 * heads, "hidden": 12 * heads, "layers": 2}
-    changes = {"tie_word_embeddings": False} if family == "openai-gpt" else {}  # post-norm: no last norm to carry it
+    own = {
+        "openai-gpt": {"tie_word_embeddings": False},  # post-norm: no last norm to carry it
+        "deepseek_v3": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    }
+    changes = own.get(family, {})
     base = tiny.build(family, **sizes, **changes)
     deeper = 2 if read_model(base).architecture.post_norm else 2 * factor
     wider = 1 if "multi_query" in FAMILIES[family].keys else factor  # one key head at any number of heads
@@ -131,6 +143,37 @@ def test_a_logit_factor_without_effect_is_refused_in_a_role_map():
         rates = {name: group["lr"] for group in groups for name in group["names"]}
         carried[roles is None] = rates["model.layers.0.self_attn.q_norm.weight"] / TUNED.learning_rate
     assert carried == {False: 0.5, True: 0.5}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_factors_of_latent_attention_follow_what_they_read(optimizer):
+    def build(heads, width, query_rank, key_value_rank, key_dim=8):
+        return tiny.build(
+            "deepseek_v3", heads=heads, width=width, q_lora_rank=query_rank, kv_lora_rank=key_value_rank,
+            qk_nope_head_dim=key_dim // 2, qk_rope_head_dim=key_dim // 2, v_head_dim=key_dim, first_k_dense_replace=2,
+            attention_bias=True,
+        )  # fmt: skip
+
+    def rates(p, model):
+        groups = torch_groups(p, model, replace(TUNED, learning_rate=1.0, muon=MuonHyperparameters(1.0)))
+        return {name.split(".")[-2]: group["lr"] for group in groups for name in group["names"] if "weight" in name}
+
+    base = read_model(build(4, 32, 8, 12)).architecture.shape
+    assert (base.query_rank, base.key_value_rank) == (8, 12)
+    p = Parametrization(base=base, optimizer=optimizer, muon=Muon(factor="spectral"))
+    # Twice the heads and four times the width, three times the rank of queries, that of keys and values stays.
+    found = rates(p, build(8, 128, 24, 12))
+    names = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "q_a_layernorm")
+    wanted = (1 / 4, 1 / 3, 1 / 4, 1, 1) if optimizer == "adam" else (1, 1, 1, 1, 1)
+    assert [found[name] for name in names] == pytest.approx(wanted)
+    # A larger N: the factor of the logits goes behind the norm; at exponent 1/2 the shared latent has no rate.
+    assert rates(p, build(4, 32, 8, 12, 32))["q_b_proj"] == pytest.approx(1 / 2)
+    with pytest.raises(UsageError, match="share a latent, whose rate lies between"):
+        rates(replace(p, logit_exponent=0.5), build(4, 32, 8, 12, 16))
+    assert rates(replace(p, logit_exponent=0.5), build(8, 64, 8, 12))["kv_b_proj"] == pytest.approx(1)
+    with pytest.raises(UsageError, match="random to an aligned sum over N H"):
+        rates(replace(p, optimizer="sgd"), build(8, 64, 8, 12))
+    assert rates(replace(p, optimizer="sgd"), build(8, 64, 16, 24))
 
 
 def test_the_branch_factor_goes_into_the_norm_behind_the_branch():

@@ -137,6 +137,7 @@ class Notes:
     post_norm: bool = False
     fused: bool = False  # queries, keys and values in one matrix
     experts: tuple[int, int] = (0, 0)  # how many there are, and how many a token visits
+    latent: tuple[float, ...] = ()  # latent attention: dimensions with positions and of values over N, query latents
 
 
 def read_shape(text: str | None, flag: str, is_file: bool | None = None) -> "tuple[Shape, Notes | None]":
@@ -206,4 +207,5 @@ def _shape_of_family(config: dict[str, Any]) -> "tuple[Shape, Notes]":
     shape = body.shape
     ratio = (shape.hidden or 4 * shape.width) / shape.width
     group = shape.heads // shape.group_heads
-    return shape, Notes(ratio, group, body.tied, config["model_type"], body.post_norm, body.fused, body.experts)
+    family = config["model_type"]
+    return shape, Notes(ratio, group, body.tied, family, body.post_norm, body.fused, body.experts, body.latent)

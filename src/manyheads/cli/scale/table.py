@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from manyheads.transformer import Shape
 
 OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
+LATENT = (
+    "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
+    "ranks of the base where a base of N,H,L leaves them out"
+)
 Target = Annotated[Optional[str], tyro.conf.arg(metavar="N,H,L|FILE", help_behavior_hint="")]
 
 
@@ -72,6 +76,11 @@ class Scale(TunedTheory):
         if notes and base_notes and notes.experts != base_notes.experts:
             counts = " and ".join(f"{active} of {total}" for total, active in (base_notes.experts, notes.experts))
             raise UsageError(f"experts that a token visits, base and here: {counts}; {UNDERIVED['expert']}")
+        if notes and base_notes and notes.latent != base_notes.latent:
+            raise UsageError(
+                "latent attention: the dimensions of a head with positions, those of its values over N, or whether "
+                "queries have a latent differ from the base's, which no table describes; keep them as at the base"
+            )
         if notes and notes.post_norm:
             refuse_depth(parametrization, shape)
         if self.snippet:
@@ -132,6 +141,8 @@ def _compare(base: Notes | None, target: Notes | None, parametrization: "Paramet
             f"grouped keys: {base.group} query heads share one at the base and {target.group} here; rows with K follow "
             "it, as derived and measured at one width"
         )
+    if known and known.latent:
+        remarks.append(LATENT)
     return remarks
 
 

@@ -31,6 +31,10 @@ _WEIGHT = {
     Role.QUERY: "query",
     Role.KEY: "key",
     Role.VALUE: "value",
+    Role.QUERY_DOWN: "query_down",
+    Role.QUERY_UP: "query_up",
+    Role.KEY_VALUE_DOWN: "key_value_down",
+    Role.KEY_VALUE_UP: "key_value_up",
     Role.OUTPUT: "output",
     Role.MLP_IN: "mlp_in",
     Role.MLP_GATE: "mlp_in",
@@ -58,13 +62,12 @@ _NORM = {
     Role.MLP_POST_NORM: "mlp_post",
     Role.ATTENTION_SCALE: "branch",
     Role.MLP_SCALE: "branch",
+    Role.QUERY_DOWN_NORM: "inner",
+    Role.KEY_VALUE_DOWN_NORM: "inner",
     Role.MIXED_NORM: "inner",
     Role.MLP_HIDDEN_NORM: "inner",
 }
-_REFUSED = {
-    **dict.fromkeys((Role.QUERY_DOWN, Role.QUERY_UP, Role.KEY_VALUE_DOWN, Role.KEY_VALUE_UP), "latent"),
-    Role.MLP_ACTIVATION: "activation",
-}
+_REFUSED = {Role.MLP_ACTIVATION: "activation"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Body:
     fused: bool  # whether queries, keys and values share one matrix
     tied: bool  # whether embedding and unembedding are one
     experts: tuple[int, int] = (0, 0)  # how many there are, and how many a token visits
+    latent: tuple[float, ...] = ()  # latent attention: dimensions with positions and of values over N, query latents
 
 
 def read_architecture(
@@ -270,9 +274,14 @@ def _read_body(config: ModelConfig) -> Body:
         stream=None if width == heads * key_dim else width,
         key_heads=None if values["key_value_heads"] in (None, heads) else values["key_value_heads"],
         hidden=None if "experts" in sizes else sizes["hidden"],
+        query_rank=values.get("query_rank") or None,
+        key_value_rank=values.get("key_value_rank"),
     )
     experts = sizes.get("experts", 0), sizes.get("active_experts", 0)
-    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")), experts)
+    latent: tuple[float, ...] = ()
+    if shape.key_value_rank:
+        latent = (values["rotary_key_dim"] / key_dim, values["value_dim"] / key_dim, float(bool(shape.query_rank)))
+    return Body(shape, config.post_norm, bool(config.family.fused), bool(values.get("tied")), experts, latent)
 
 
 def _narrow(name: str, width: int) -> UsageError:

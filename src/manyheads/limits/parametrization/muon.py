@@ -24,7 +24,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from manyheads.errors import UsageError
-from manyheads.limits.parametrization.power_laws import HIDDEN_WIDTH, KEYS, ONE, QUERIES, WIDTH, Power
+from manyheads.limits.parametrization.power_laws import (
+    HIDDEN_WIDTH,
+    KEY_VALUE_RANK,
+    KEYS,
+    ONE,
+    QUERIES,
+    QUERY_RANK,
+    WIDTH,
+    Power,
+)
 from manyheads.transformer.shape import Shape
 
 Split = Literal["whole", "fused", "heads-in", "heads"]
@@ -62,6 +71,14 @@ BLOCKS: Mapping[str, Mapping[str, Block]] = {
 """How queries, keys, values and outputs are cut → role → block; `heads-in` keeps the output matrix whole."""
 
 MUON_ROLES = tuple(BLOCKS["whole"])
+
+LATENT_BLOCKS: Mapping[str, Block] = {
+    "query_down": Block(QUERY_RANK, WIDTH),
+    "query_up": Block(QUERIES, QUERY_RANK),
+    "key_value_down": Block(KEY_VALUE_RANK, WIDTH),  # and the keys of positions, in proportion to them
+    "key_value_up": Block(QUERIES, KEY_VALUE_RANK),
+}
+"""Low-rank factors of latent attention (MLA), whole under every split → block."""
 
 FACTORS: Mapping[str, Callable[[float, float], float]] = {
     "none": lambda rows, cols: 1.0,
@@ -111,6 +128,10 @@ class Muon:
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}")
 
+    def block(self, role: str) -> Block:
+        """Return the block of a role that is orthogonalized together."""
+        return LATENT_BLOCKS[role] if role in LATENT_BLOCKS else BLOCKS[self.split][role]
+
     def adjustment(self, role: str, shape: Shape, like: Shape | None = None) -> float:
         """Return the shape factor of a role at a shape, with the ratios of another one where the shape has none.
 
@@ -119,7 +140,7 @@ class Muon:
         >>> Muon(factor="match_rms_adamw").adjustment("mlp_in", Shape(8, 2, 1))
         1.6
         """
-        block = BLOCKS[self.split][role]
+        block = self.block(role)
         sizes = _sizes(shape, like or shape)
         rows, cols = (_measure(side, sizes) for side in (block.rows, block.cols))
         if self.split == "fused" and role in _HEADS_IN:
@@ -128,7 +149,7 @@ class Muon:
 
     def adjustment_power(self, role: str, shape: Shape, base: Shape) -> Power | None:
         """Return the shape factor as a power between two shapes; None where its maximum changes sides."""
-        block = BLOCKS[self.split][role]
+        block = self.block(role)
         ratio = (block.rows / block.cols) ** 0.5
         if self.factor in ("none", "spectral"):
             return ONE if self.factor == "none" else ratio
@@ -204,7 +225,8 @@ def _sizes(shape: Shape, like: Shape) -> dict[str, float]:
     group = shape.key_heads or shape.heads * like.group_heads / like.heads
     hidden = shape.hidden or shape.width * (like.hidden / like.width if like.hidden else MLP_RATIO)
     axes = {"key_dim": shape.key_dim, "heads": shape.heads, "stream": shape.width}
-    return {**axes, "key_heads": group, "hidden": hidden}
+    ranks = {name: getattr(shape, name) or getattr(like, name) or 1 for name in ("query_rank", "key_value_rank")}
+    return {**axes, **ranks, "key_heads": group, "hidden": hidden}
 
 
 def _measure(side: Power, sizes: Mapping[str, float]) -> float:

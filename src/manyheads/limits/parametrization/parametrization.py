@@ -189,7 +189,7 @@ class Parametrization:
             try:
                 numbers = {name: power.ratio(shape, self.base, self.richness) for name, power in powers.items()}
                 adjustment = self._adjustment(role, shape) if law.rule == "muon" else 1.0
-                numbers["learning_rate"] /= adjustment if self.scheme == "limits" else 1.0
+                numbers["learning_rate"] /= self.adjustment(role, shape, law.rule)
             except OverflowError:
                 numbers, adjustment = {"learning_rate": 0.0}, 1.0
             if not all(SMALLEST < number < 1 / SMALLEST for number in numbers.values()):
@@ -215,6 +215,10 @@ class Parametrization:
             branch=self.branch.ratio(shape, self.base),
             outside=OUTSIDE + self._notes(shape),
         )
+
+    def adjustment(self, role: str, shape: Shape, rule: str) -> float:
+        """Return by how much a role's learning rate is divided because its optimizer multiplies it itself: Muon's."""
+        return self._adjustment(role, shape) if rule == "muon" and self.scheme == "limits" else 1.0
 
     def _adjustment(self, role: str, shape: Shape) -> float:
         """Return by how much Muon's shape factor grows from the base."""

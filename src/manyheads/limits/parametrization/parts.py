@@ -22,8 +22,14 @@ ROUTER = "router"
 SINK = "sink"
 """A logit of attention that is a weight: of a sink, or of a distance."""
 
+LATENT = ("query_down", "query_up", "key_value_down", "key_value_up")
+"""Low-rank factors of latent attention (MLA): from the stream to a latent, and from it to the heads."""
+
 PARTS: Mapping[str, str] = {
     **ROLE_OF,
+    **{part: part for part in LATENT},
+    "query_down_bias": "bias",
+    "key_value_down_bias": "bias",
     "embedding_bias": "positional",  # of patches: it adds to the stream as a position does
     "embedding_gain": "final_norm",  # of a norm on the stream below the blocks: no branch, as the last norm
     "embedding_shift": "final_norm",
@@ -50,6 +56,7 @@ PARTS: Mapping[str, str] = {
 CARRIES: Mapping[str, str] = {
     "query": "logit",
     "query_bias": "logit",
+    "query_up": "logit",
     "query_gain": "logit",
     "query_shift": "logit",
     "attention_post_gain": "branch",
@@ -63,7 +70,8 @@ CARRIES: Mapping[str, str] = {
 """Part → the factor of the forward pass that multiplies it, and that it can therefore absorb."""
 
 UNDERIVED: Mapping[str, str] = {
-    "latent": "how the low-rank factors of latent attention (MLA) share the rank's growth is not derived",
+    "latent": "the low-rank factors of latent attention (MLA) have parts of their own: query_down, query_up, "
+    "key_value_down, key_value_up, and inner_gain for the norms between them",
     "expert": "how experts scale if their number, or the number that a token visits, changes is not derived; if "
     "neither does, an expert's matrices are mlp_in, mlp_gate and mlp_out",
     "linear_attention": "the size of the state of linear attention, a sum over tokens, is not derived",
@@ -139,6 +147,11 @@ class Architecture:
     def normed_queries(self) -> bool:
         """Whether a norm with a gain stands behind the queries (QK-norm)."""
         return any("query_gain" in each.parts for each in (*self.parameters, *self.frozen))
+
+    @property
+    def latent(self) -> bool:
+        """Whether queries, or keys and values, come from a latent of low rank (MLA)."""
+        return any(part in LATENT for each in (*self.parameters, *self.frozen) for part in each.parts)
 
     @property
     def carries(self) -> Mapping[str, str]:

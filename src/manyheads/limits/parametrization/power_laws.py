@@ -13,6 +13,8 @@ SYMBOLS = {
     "stream": "D",
     "key_heads": "K",
     "hidden": "F",
+    "query_rank": "Rq",
+    "key_value_rank": "Rkv",
     "depth": "L",
     "richness": "γ",
 }
@@ -28,6 +30,8 @@ class Power:
         The exponents of key dimension N, heads H, depth L and richness gamma0.
     stream, key_heads, hidden
         Those of the stream's width D, the heads K of keys and values, and the hidden width F of the MLP.
+    query_rank, key_value_rank
+        Those of the ranks of the latents of queries, and of keys and values (MLA).
 
     Examples
     --------
@@ -44,6 +48,8 @@ class Power:
     stream: float = 0.0
     key_heads: float = 0.0
     hidden: float = 0.0
+    query_rank: float = 0.0
+    key_value_rank: float = 0.0
 
     def __mul__(self, other: Power) -> Power:
         return Power(**{axis: getattr(self, axis) + getattr(other, axis) for axis in SYMBOLS})
@@ -61,8 +67,8 @@ class Power:
     def ratio(self, shape: Shape, base: Shape, richness: float = 1.0) -> float:
         """Return the product at a shape over the product at a base shape of richness one.
 
-        A ratio of sizes that is one contributes exactly one, whatever its exponent. Heads of a group and the MLP's
-        width over the stream's are the same at both where one of the shapes leaves them out.
+        A ratio of sizes that is one contributes exactly one, whatever its exponent. Heads of a group, the MLP's width
+        over the stream's and the ranks of latents are the same at both where one of the shapes leaves them out.
         """
         power = self.at(shape, base)
         return (
@@ -73,6 +79,8 @@ class Power:
             * (shape.width / base.width) ** power.stream
             * (shape.group_heads / base.group_heads) ** power.key_heads
             * ((shape.hidden or 1) / (base.hidden or 1)) ** power.hidden
+            * ((shape.query_rank or 1) / (base.query_rank or 1)) ** power.query_rank
+            * ((shape.key_value_rank or 1) / (base.key_value_rank or 1)) ** power.key_value_rank
         )
 
     def plain(self, stream: bool = True, key_heads: bool = True, hidden: bool = True) -> Power:
@@ -89,7 +97,8 @@ class Power:
 
     def at(self, shape: Shape, base: Shape) -> Power:
         """Return the product in as few sizes as two shapes need: D only where one of them has D other than N H."""
-        return self.plain(
+        found = replace(self, **{rank: 0.0 for rank in ("query_rank", "key_value_rank") if not _both(rank, shape, base)})
+        return found.plain(
             stream=all(each.width == each.key_dim * each.heads for each in (shape, base)),
             key_heads=not _both("key_heads", shape, base) or same_ratio("key_heads", "heads", shape, base),
             hidden=not _both("hidden", shape, base) or same_ratio("hidden", "width", shape, base),
@@ -108,6 +117,8 @@ QUERIES = Power(key_dim=1, heads=1)
 KEYS = Power(key_dim=1, key_heads=1)
 """Rows N K of the key and value projections."""
 HIDDEN_WIDTH = Power(hidden=1)
+QUERY_RANK = Power(query_rank=1)
+KEY_VALUE_RANK = Power(key_value_rank=1)
 
 
 def same_ratio(first: str, second: str, shape: Shape, base: Shape) -> bool:

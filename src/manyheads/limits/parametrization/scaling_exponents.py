@@ -28,8 +28,17 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-from manyheads.limits.parametrization.muon import BLOCKS, MUON_ROLES, Muon
-from manyheads.limits.parametrization.power_laws import HIDDEN_WIDTH, KEYS, ONE, QUERIES, WIDTH, Power
+from manyheads.limits.parametrization.muon import LATENT_BLOCKS, MUON_ROLES, Muon
+from manyheads.limits.parametrization.power_laws import (
+    HIDDEN_WIDTH,
+    KEY_VALUE_RANK,
+    KEYS,
+    ONE,
+    QUERIES,
+    QUERY_RANK,
+    WIDTH,
+    Power,
+)
 
 Scheme = Literal["limits", "mup", "standard"]
 Optimizer = Literal["adam", "sgd", "muon"]
@@ -93,12 +102,20 @@ def consistent_scales(logit_exponent: float, depth_exponent: float) -> dict[str,
     }
 
 
-def foreign_scales(depth_exponent: float) -> dict[str, ClassScales]:
-    """Return the sizes of roles that the library's transformer does not have.
+def foreign_scales(depth_exponent: float, logit_exponent: float = 1.0) -> dict[str, ClassScales]:
+    r"""Return the sizes of roles that the library's transformer does not have.
 
     A router reads d inputs, starts and moves as values do; its gradient is at the start a sum of d independent products
     of backward signal and an expert's output. A sink is a logit and moves by what a gain in a block moves; its gradient
     is, as that of an attention weight, a sum of N aligned products.
+
+    Latent attention (MLA) factors the queries, and the keys and values, through a norm: :math:`W^U c` with the latent
+    :math:`c = \mathrm{norm}(W^D x)` of R entries. The norm makes a motion of :math:`W^D x` relative to its size, so
+    that :math:`W^D` starts and moves as values do; :math:`W^U` reads R entries of size one. What moves the latent of
+    the queries by :math:`\delta` moves a logit by between :math:`N^{1/2-\alpha_A} \delta`, at a fixed rank, where
+    :math:`W^{U\top} k` is a sum of N random terms, and :math:`N^{1-\alpha_A} \delta`, at a rank in proportion to N H:
+    by :math:`\delta` at exponent 1 and wherever N stays, at any rank. `parameter_targets` refuses the rest. The
+    gradient of a latent is at the start a sum of N H independent products with entries :math:`R^{-1/2}`.
 
     Examples
     --------
@@ -109,19 +126,40 @@ def foreign_scales(depth_exponent: float) -> dict[str, ClassScales]:
     moves = Power(depth=depth_exponent - 1)
     inside = Power(depth=-depth_exponent) * WIDTH**-1 * Power(richness=-1)
     at_heads = (WIDTH / QUERIES) ** 0.5
+    logits = Power(key_dim=1 - logit_exponent)
+
+    def factor(rank: Power, down: Power, up: Power) -> tuple[ClassScales, ClassScales]:
+        summed = (QUERIES / rank) ** 0.5
+        return ClassScales(WIDTH**-0.5, moves / WIDTH, down * summed), ClassScales(rank**-0.5, moves / rank * up, down)
+
+    value = inside * at_heads
+    query_down, query_up = factor(QUERY_RANK, value * logits, logits**-1)
+    key_value_down, key_value_up = factor(KEY_VALUE_RANK, value, ONE)
     return {
+        "query_down": query_down,
+        "query_up": query_up,
+        "key_value_down": key_value_down,
+        "key_value_up": key_value_up,
         "router": ClassScales(WIDTH**-0.5, moves / WIDTH, inside * WIDTH**0.5),
         "sink": ClassScales(ONE, moves, inside * at_heads * Power(key_dim=1)),
     }
 
 
-def foreign_exponents(scheme: Scheme, optimizer: Optimizer, depth_exponent: float) -> dict[str, ScalingExponents]:
-    """Return the laws of roles that the library's transformer does not have; beside Muon they are AdamW's."""
-    rule = "sgd" if optimizer == "sgd" else "adam"
-    sizes = foreign_scales(1.0 if scheme == "mup" else depth_exponent)
-    if scheme == "standard":
-        return {role: ScalingExponents(each.initial, ONE, ONE, rule) for role, each in sizes.items()}
-    return {role: _law(each, rule, alone=scheme == "mup") for role, each in sizes.items()}
+def foreign_exponents(
+    scheme: Scheme, optimizer: Optimizer, logit_exponent: float, depth_exponent: float, muon: Muon | None = None
+) -> dict[str, ScalingExponents]:
+    """Return the laws of roles that the library's transformer does not have; Muon steps the factors of latents."""
+    sizes = foreign_scales(*((1.0, 1.0) if scheme == "mup" else (depth_exponent, logit_exponent)))
+    found = {}
+    for role, each in sizes.items():
+        rule = "adam" if optimizer == "muon" and role not in LATENT_BLOCKS else optimizer
+        if scheme == "standard":
+            found[role] = ScalingExponents(each.initial, ONE, ONE, rule)
+        elif rule != "muon":
+            found[role] = _law(each, rule, alone=scheme == "mup")
+        else:
+            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, scheme == "mup")
+    return found
 
 
 def _law(sizes: ClassScales, rule: str, alone: bool) -> ScalingExponents:
@@ -179,21 +217,21 @@ def scaling_exponents(
     for role, each in sizes.items():
         if rules[role] != "muon":
             found[role] = _law(each, rules[role], alone)
-        elif alone:
-            found[role] = ScalingExponents(each.initial.without_depth(), ONE, ONE, "muon")
         else:
-            numbers = _muon_exponents(role, muon or Muon(), logit_exponent, depth_exponent)
-            found[role] = ScalingExponents(each.initial, *numbers, "muon")
+            found[role] = _muon_law(role, each, muon or Muon(), logit_exponent, depth_exponent, alone)
     return found
 
 
-def _muon_exponents(role: str, muon: Muon, logit_exponent: float, depth_exponent: float) -> tuple[Power, Power]:
-    """Return learning rate, before the shape factor, and epsilon of a matrix under Muon.
+def _muon_law(
+    role: str, sizes: ClassScales, muon: Muon, logit_exponent: float, depth_exponent: float, alone: bool
+) -> ScalingExponents:
+    """Return the law of a matrix under Muon, before the shape factor; of width alone, if asked.
 
     Epsilon is held against the Frobenius norm of the gradient, its entry times the root of the number of entries.
     """
-    block = BLOCKS[muon.split][role]
-    queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key") else ONE
-    gradient = consistent_scales(logit_exponent, depth_exponent)[role].gradient
+    if alone:
+        return ScalingExponents(sizes.initial.without_depth(), ONE, ONE, "muon")
+    block = muon.block(role)
+    queries = Power(key_dim=logit_exponent - 1) if role in ("query", "key", "query_up") else ONE
     learning_rate = block.learning_rate * queries * Power(depth=depth_exponent - 1)
-    return learning_rate, gradient * (block.rows * block.cols) ** 0.5
+    return ScalingExponents(sizes.initial, learning_rate, sizes.gradient * (block.rows * block.cols) ** 0.5, "muon")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from manyheads.errors import UsageError
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, is_size
 from manyheads.limits.parametrization.parts import HIDDEN, PARTS, init_of
+from manyheads.limits.parametrization.power_laws import KEY_VALUE_RANK, QUERIES, QUERY_RANK
 from manyheads.limits.parametrization.scaling_exponents import ScalingExponents, foreign_exponents
 from manyheads.transformer.shape import Shape
 
@@ -213,6 +214,8 @@ def parameter_targets(
             f"{p.base.key_dim}: the rate of the norm's gains lies between N^-1/2 and one and is not derived; keep N, "
             "or take logit exponent 1"
         )
+    if architecture.latent:
+        _refuse_latent(p, shape)
     forward = forward or usual_multipliers(p, shape)
     missing = missing_multipliers(p, shape, forward)
     closing = missing.output * forward.embedding  # a tied table holds one over the second, and needs both behind it
@@ -228,6 +231,23 @@ def parameter_targets(
         _target(parameter, p, factors, (missing, forward), hyperparameters, architecture)
         for parameter in architecture.parameters
     )
+
+
+def _refuse_latent(p: Parametrization, shape: Shape) -> None:
+    """Refuse the axes along which latent attention is not derived."""
+    if p.logit_exponent != 1 and shape.key_dim != p.base.key_dim:
+        raise UsageError(
+            f"latent attention (MLA), logit exponent {p.logit_exponent:g} and N = {shape.key_dim} beside the base's "
+            f"{p.base.key_dim}: keys and values share a latent, whose rate lies between N^-1/2 and one and is not "
+            "derived; keep N, or take logit exponent 1"
+        )
+    for rank in (QUERY_RANK, KEY_VALUE_RANK):
+        if p.optimizer == "sgd" and (ratio := (QUERIES / rank).ratio(shape, p.base)) != 1:
+            raise UsageError(
+                f"latent attention (MLA) under gradient descent, and {QUERIES / rank} is {ratio:g} times the base's: "
+                "the gradient of a latent goes from a random to an aligned sum over N H; keep the ratio, or train with "
+                "AdamW or Muon"
+            )
 
 
 def missing_multipliers(p: Parametrization, shape: Shape, forward: ForwardMultipliers) -> ForwardMultipliers:
@@ -248,14 +268,18 @@ def role_factors(p: Parametrization, shape: Shape) -> dict[str, Factors]:
     adam = replace(p, optimizer="adam") if p.optimizer == "muon" else p
     law = adam.scaling_exponents()["value"]
 
-    def at_shape(law: ScalingExponents) -> Factors:
+    def at_shape(law: ScalingExponents, adjustment: float = 1.0) -> Factors:
         initial, learning_rate, epsilon = (power.ratio(shape, p.base, p.richness) for power in law[:3])
-        return Factors(initial, learning_rate, epsilon, law.rule)
+        return Factors(initial, learning_rate / adjustment, epsilon, law.rule)
 
     initial, learning_rate, epsilon = (replace(power, depth=0.0) for power in law[:3])
     above = ScalingExponents(initial, learning_rate, epsilon, law.rule)
-    foreign = foreign_exponents(p.scheme, p.optimizer, p.depth_exponent)
-    return found | {HIDDEN: at_shape(above)} | {role: at_shape(each) for role, each in foreign.items()}
+    foreign = foreign_exponents(p.scheme, p.optimizer, p.logit_exponent, p.depth_exponent, p.muon)
+    return (
+        found
+        | {HIDDEN: at_shape(above)}
+        | {role: at_shape(each, p.adjustment(role, shape, each.rule)) for role, each in foreign.items()}
+    )
 
 
 def _target(

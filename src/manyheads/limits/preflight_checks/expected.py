@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from manyheads.errors import UsageError
 from manyheads.limits.checks.coordinate_check import least_growth, required_growth
 from manyheads.limits.parametrization.hyperparameters import BaseHyperparameters, MuonHyperparameters
-from manyheads.limits.parametrization.parts import PARTS
+from manyheads.limits.parametrization.parts import LATENT, PARTS, ROUTER, SINK
 from manyheads.limits.parametrization.power_laws import Power
 from manyheads.limits.parametrization.targets import ForwardMultipliers, parameter_targets, role_factors
 from manyheads.limits.preflight_checks.training import OUTPUTS, STREAM, join_layers
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
     from manyheads.limits.torch.model import TorchModel
 
-IN_BLOCKS = ("query", "key", "value", "output", "mlp_in", "mlp_out", "norm", "bias", "logit_bias")
+FOREIGN = (*LATENT, ROUTER, SINK)
+IN_BLOCKS = ("query", "key", "value", "output", "mlp_in", "mlp_out", "norm", "bias", "logit_bias", *FOREIGN)
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ def role_powers(p: Parametrization) -> dict[str, tuple[Power, Power]]:
     required, least = required_growth(p), least_growth(p, early=p.optimizer == "sgd")
     flatter = Power(key_dim=min(0.0, 0.5 - p.logit_exponent))
     found = {}
-    for role in (*ROLES, "hidden"):
-        quantity = "query_by_weights" if role in ("query", "key", "logit_bias") else "value_by_weights"
+    for role in (*ROLES, "hidden", *FOREIGN):
+        logit = role in ("query", "key", "logit_bias", "query_up")
+        quantity = "query_by_weights" if logit else "value_by_weights"
         if role not in IN_BLOCKS:
             found[role] = Power(), Power()
         else:

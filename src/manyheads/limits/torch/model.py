@@ -175,7 +175,7 @@ def _attention(model: Any, architecture: Architecture) -> dict[str, Any]:
     """Return the modules above the query projections that carry a number `scaling`, by name."""
     found = {}
     for parameter in (*architecture.parameters, *architecture.frozen):  # frozen queries have a scale all the same
-        if parameter.parts[0] == "query":
+        if parameter.parts[0] in ("query", "query_up"):
             name = parameter.name.rsplit(".", 2)[0]
             module = model.get_submodule(name)
             if isinstance(getattr(module, "scaling", None), float):

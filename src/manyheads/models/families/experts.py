@@ -203,7 +203,7 @@ _LATENT_KEYS = {
 }
 _LATENT = (
     Module(ATTENTION + "q_proj", Role.QUERY, when=("!query_rank",), bias=NEVER, sides="queries,width"),
-    Module(ATTENTION + "q_a_proj", Role.QUERY_DOWN, when=("query_rank",), bias=NEVER, sides="query_rank,width"),
+    Module(ATTENTION + "q_a_proj", Role.QUERY_DOWN, when=("query_rank",), bias=_BIASED, sides="query_rank,width"),
     Module(ATTENTION + "q_a_layernorm", Role.QUERY_DOWN_NORM, "norm", ("query_rank",), NEVER, "query_rank"),
     Module(ATTENTION + "q_b_proj", Role.QUERY_UP, when=("query_rank",), bias=NEVER, sides="queries,query_rank"),
     Module(
