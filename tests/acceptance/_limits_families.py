@@ -152,7 +152,9 @@ def latent(folder: Path, factors: list[int], seeds: int, steps: int) -> Measured
     )
     said = ", ".join(f"{role} {wrong[role]:.2f}" for role in (*down, *up))
     extent = f"sizes times {', '.join(map(str, factors))}, {steps} steps of AdamW, exponent 1; H, base's rates: {said}"
-    return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25 and min(wrong[role] for role in (*down, *up)) >= 0.5)
+    return Measured(
+        figure, extent, f"0-{seeds - 1}", worst <= 0.25 and min(wrong[role] for role in (*down, *up)) >= 0.5
+    )
 
 
 FIGURES = (
@@ -172,7 +174,7 @@ FIGURES = (
     ),
     Figure(
         "latent",
-        "the low-rank factors of latent attention (MLA) move what they compute by as much along H, N, D, L and the rank",
+        "the low-rank factors of latent attention (MLA) move what they compute alike along H, N, D, L and the rank",
         "|slope| <= 0.25; at the base's rates >= 0.5 over H",
         latent,
         {"factors": [1, 2, 4, 8], "seeds": 3, "steps": 10},

@@ -97,7 +97,9 @@ class Power:
 
     def at(self, shape: Shape, base: Shape) -> Power:
         """Return the product in as few sizes as two shapes need: D only where one of them has D other than N H."""
-        found = replace(self, **{rank: 0.0 for rank in ("query_rank", "key_value_rank") if not _both(rank, shape, base)})
+        found = replace(
+            self, **{rank: 0.0 for rank in ("query_rank", "key_value_rank") if not _both(rank, shape, base)}
+        )
         return found.plain(
             stream=all(each.width == each.key_dim * each.heads for each in (shape, base)),
             key_heads=not _both("key_heads", shape, base) or same_ratio("key_heads", "heads", shape, base),
