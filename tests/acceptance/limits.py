@@ -3,6 +3,7 @@
 from tests.acceptance import (
     _limits_checks,
     _limits_families,
+    _limits_gpt,
     _limits_meanfield,
     _limits_meanfield_growth,
     _limits_meanfield_networks,
@@ -21,5 +22,6 @@ FIGURES = [
     *_limits_muon.FIGURES,
     *_limits_preflight.FIGURES,
     *_limits_families.FIGURES,
+    *_limits_gpt.FIGURES,
     *_limits_torch.FIGURES,
 ]

@@ -465,8 +465,15 @@ def test_optimizers_whose_steps_scale_otherwise_are_refused_by_name(seed):
     p, model = Parametrization(base=BASE), build("llama", Shape(8, 8, 2))
     initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     groups = torch_groups(p, model, TUNED)
+    lion = Lion(kept(groups, "eps"))
+    audit = audit_model(p, model, lion, TUNED)  # its rate is its update, and it has no epsilon
+    assert audit.passed
+    assert {each.quantity for each in audit.findings} == {"learning_rate", "weight_decay", "initial"}
+    lion.param_groups[1]["lr"] *= 4
+    faults = audit_model(p, model, lion, TUNED).faults
+    assert len(faults) == len(lion.param_groups[1]["params"])
+    assert all(each.factor == pytest.approx(4) for each in faults)
     for optimizer in (
-        Lion(kept(groups, "eps")),
         Lamb(kept(groups)),
         torch.optim.Adafactor(kept(groups, "eps")),
         torch.optim.Adadelta(kept(groups)),

@@ -22,7 +22,9 @@ from manyheads.transformer import Shape
 
 pytestmark = pytest.mark.torch
 
-TUNED = BaseHyperparameters(learning_rate=3e-3, weight_decay=0.01, no_decay=("norm", "final_norm"))
+TUNED = BaseHyperparameters(
+    learning_rate=3e-3, weight_decay=0.01, no_decay=("norm", "final_norm"), muon=MuonHyperparameters(0.01)
+)
 STEPS = 3
 REFUSED = {
     "apertus": "trained numbers of an activation",
@@ -40,7 +42,7 @@ def base_and_larger(family, heads=4, factor=2):
     sizes = {"heads": heads, "key_value_heads": groups, "width": 8 * heads, "hidden": 12 * heads, "layers": 2}
     own = {
         "openai-gpt": {"tie_word_embeddings": False},  # post-norm: no last norm to carry it
-        "deepseek_v3": {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        "deepseek_v3": {"first_k_dense_replace": 4},  # dense: its experts come in eight groups
     }
     changes = own.get(family, {})
     base = tiny.build(family, **sizes, **changes)
@@ -59,7 +61,7 @@ def batch(model, seed):
     return {"input_ids": torch.randint(2, 29, (4, 12), generator=generator)}
 
 
-def train(model, optimizer, seed):
+def train(model, optimizers, seed):
     """Make some steps and return the last loss."""
     import torch
 
@@ -68,9 +70,10 @@ def train(model, optimizer, seed):
         found = model(**batch(model, 100 * seed + step))
         outputs = found.logits if getattr(found, "logits", None) is not None else found[0]
         loss = outputs.double().square().mean()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
     assert torch.isfinite(loss)
 
 
@@ -86,9 +89,12 @@ def alarms(family, seed, optimizer="adam"):
         if number or optimizer == "sgd":
             initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
         groups = torch_groups(p, model, TUNED)
-        stepping = (torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW)(groups, lr=1.0)
+        muon = [group for group in groups if group.get("algorithm") == "muon"]
+        rest = [group for group in groups if group.get("algorithm") != "muon"]
+        stepping = [(torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW)(rest, lr=1.0)]
+        stepping += [torch.optim.Muon(muon, adjust_lr_fn=p.muon.factor)] if muon else []
         for trained in (False, True):
-            audit = audit_model(p, model, stepping, TUNED)
+            audit = audit_model(p, model, stepping if muon else stepping[0], TUNED)
             faults += [(family, number, trained, each) for each in audit.faults]
             judged += len(audit.findings)
             if not trained:
@@ -96,6 +102,9 @@ def alarms(family, seed, optimizer="adam"):
     return faults, judged
 
 
+MUON = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "smollm3", "stablelm", "opt", "gptj", "bert", "roberta",
+        "modernbert-decoder", "vit", "dinov2", "glm", "deepseek_v3")  # fmt: skip
+"""Families whose matrices are all of two axes."""
 FEW = ("qwen3", "gemma2", "olmo2", "gpt_oss", "dinov2")
 
 

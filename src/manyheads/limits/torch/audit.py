@@ -204,7 +204,7 @@ def _collect(
             owners[name] = group
             settings[name] = ActualSettings(
                 learning_rate=group.learning_rate,
-                epsilon=float(row["eps"]) if group.rule == "adam" else None,
+                epsilon=float(row["eps"]) if group.rule == "adam" and "eps" in row else None,
                 weight_decay=float(row["weight_decay"]),
                 rule=group.rule,
                 **start,

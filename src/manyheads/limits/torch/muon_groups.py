@@ -9,7 +9,7 @@ from manyheads._extras import require
 from manyheads.errors import UsageError
 from manyheads.limits.checks.findings import Finding
 from manyheads.limits.parametrization.muon import FUSED, PER_HEAD
-from manyheads.limits.torch.optimizer_groups import DIVIDING, find_optimizer, has_stepped, read_peaks
+from manyheads.limits.torch.optimizer_groups import DIVIDING, LIKE_ADAM, find_optimizer, has_stepped, read_peaks
 
 if TYPE_CHECKING:
     from manyheads.limits.parametrization.parametrization import Parametrization
@@ -84,7 +84,8 @@ def _rule_of(optimizer: Any, row: Mapping[str, Any], number: int) -> str:
     torch = require("torch")
     if isinstance(optimizer, torch.optim.Muon):
         return "muon"
-    if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING)):
+    divides = isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING))
+    if divides or type(optimizer).__name__ in LIKE_ADAM:
         return "adam"
     if isinstance(marked := row.get("use_muon"), bool):
         return "muon" if marked else "adam"

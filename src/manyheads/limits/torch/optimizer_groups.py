@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DIVIDING = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad")
 """Optimizers of torch.optim that divide every entry of the gradient by its size, and so scale as Adam does."""
+LIKE_ADAM = ("Lion", "AdamWScheduleFree")
+"""Class names of other packages whose optimizers follow Adam's table with decoupled decay; Lion has no epsilon."""
 OTHER_RULES: Mapping[str, str] = {
     "ns_steps": "Muon",
     "ns_coefficients": "Muon",
@@ -53,13 +55,14 @@ def read_groups(
             f"{who} is audited against optimizer={p.optimizer!r}: make the Parametrization with "
             f"optimizer={kind!r} (--optimizer {kind} on the command line)"
         )
-    for key in ("lr", "weight_decay", *(["eps"] if p.optimizer == "adam" else [])):
+    without = p.optimizer != "adam" or type(groups).__name__ == "Lion"
+    for key in ("lr", "weight_decay", *([] if without else ["eps"])):
         if short := [number for number, row in enumerate(rows) if key not in row]:
             raise UsageError(f"group {short[0]} says no {key}: audit the optimizer itself, which fills in its defaults")
         if odd := [row[key] for row in rows if not _is_number(row[key])]:
             raise UsageError(f"a group has {key}={odd[0]!r}: expected one number, as Adam's and SGD's groups have")
     notes = []
-    usual = rows is groups or type(groups).__name__ == "AdamW"
+    usual = rows is groups or type(groups).__name__ in ("AdamW", *LIKE_ADAM)
     coupled = not all(row.get("decoupled_weight_decay", usual) for row in rows)
     if coupled and p.optimizer == "adam" and hyperparameters.weight_decay:
         notes.append("weight decay inside Adam's gradient is outside the theory: use AdamW, where it is decoupled")
@@ -111,11 +114,12 @@ def _kind(optimizer: Any) -> str:
     torch = require("torch")
     if isinstance(optimizer, torch.optim.SGD):
         return "sgd"
-    if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING)):
+    divides = isinstance(optimizer, tuple(getattr(torch.optim, name) for name in DIVIDING))
+    if divides or type(optimizer).__name__ in LIKE_ADAM:
         return "adam"
     raise UsageError(
         f"how the steps of {type(optimizer).__name__} scale is not described here: known are SGD and those that divide "
-        f"a gradient by its size, {', '.join(DIVIDING)}. If yours does one of the two, give its groups, "
+        f"a gradient by its size, {', '.join((*DIVIDING, *LIKE_ADAM))}. If yours does one of the two, give its groups, "
         "optimizer.param_groups, in its place; Muon beside AdamW is optimizer='muon', with a list of both"
     )
 
