@@ -150,7 +150,7 @@ def transfers(folder: Path, axis: str, seeds: int, first: int, steps: int, point
 FIGURES = [
     Figure(
         f"gpt-transfer-{name}",
-        f"plain PyTorch GPT on text: drift of the best learning rate over a factor of eight in {LETTERS[axis]}, decades",  # type: ignore[index]
+        f"plain PyTorch GPT on text: drift of the best learning rate over x8 in {LETTERS[axis]}, in decades",  # type: ignore[index]
         "Muon's table within .25; mup and one rate are shown",
         transfers,
         {"axis": axis, "seeds": 4, "first": 40, "steps": 60, "points": 5},
