@@ -92,7 +92,7 @@ def test_a_config_or_its_folder_as_base_and_target(call, folder):
     _, by_file, _ = call("--base", "8,4,2", "--to", "config.json", "--json")
     _, by_folder, _ = call("--base", "8,4,2", "--to", folder, "--json")
     assert json.loads(by_file) == json.loads(by_folder)
-    assert json.loads(by_file)["shape"] == {"key_dim": 8, "heads": 3, "depth": 4, "hidden": 96}
+    assert json.loads(by_file)["shape"] == {"key_dim": 8, "heads": 3, "depth": 4, "key_heads": 3, "hidden": 96}
     assert any("tied" in remark for remark in json.loads(by_file)["outside"])
     (folder / "small.json").write_text(json.dumps(GPT2 | {"n_layer": 2, "n_inner": 48}))
     _, out, _ = call("--base-config", "small.json", "--to", "config.json")
@@ -486,7 +486,7 @@ def test_a_config_may_leave_sizes_to_its_family(call, folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 3}))
     status, out, err = call("--base", "64,4,3", "--to", "config.json", "--json")
     assert status == 0, err
-    assert json.loads(out)["shape"] == {"key_dim": 64, "heads": 12, "depth": 3, "hidden": 3072}
+    assert json.loads(out)["shape"] == {"key_dim": 64, "heads": 12, "depth": 3, "key_heads": 12, "hidden": 3072}
 
 
 @pytest.mark.torch

@@ -10,7 +10,7 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.limits import BaseHyperparameters, Muon, MuonHyperparameters, Parametrization
-from manyheads.limits.parametrization.architecture import apply_role_map
+from manyheads.limits.parametrization.architecture import apply_role_map, read_body
 from manyheads.limits.parametrization.muon import BLOCKS, FACTORS, MUON_ROLES, SPLITS
 from manyheads.limits.parametrization.targets import parameter_targets
 from manyheads.transformer import Shape, TokenInput, TransformerConfig, initialize
@@ -220,3 +220,10 @@ def test_wrong_use_is_refused():
         MuonHyperparameters(0.0)
     with pytest.raises(UsageError, match="three arrays here"):
         Muon("fused").dimensions(None)
+
+
+def test_a_base_without_grouped_queries_states_its_key_heads():
+    sizes = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2}
+    plain, grouped = (read_body(sizes | {"num_key_value_heads": number}).shape for number in (8, 2))
+    rows = muon(factor="none", base=plain).table(grouped)
+    assert (rows["key"].learning_rate, rows["value"].learning_rate, rows["query"].learning_rate) == (0.5, 0.5, 1.0)

@@ -6,6 +6,8 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.limits import preflight
+from manyheads.limits.parametrization.parts import PARTS
+from manyheads.limits.preflight_checks.expected import role_powers
 from manyheads.limits.preflight_checks.training import Training
 
 pytestmark = pytest.mark.torch
@@ -172,6 +174,11 @@ def test_what_cannot_be_a_preflight_is_refused(kind, changes, said):
     given = {"axes": {"heads": (2, 4)}, "seeds": range(2), "steps": 2} | changes
     with pytest.raises(UsageError, match=said):
         preflight(Odd(kind), (4, 2, 1), **given)
+
+
+def test_every_part_of_a_model_has_an_expected_update(scripts):
+    for optimizer in ("adam", "muon"):
+        assert set(PARTS.values()) <= set(role_powers(scripts.parametrization(optimizer)))
 
 
 def test_a_search_for_the_best_rate_says_how_many_would_decide():

@@ -193,8 +193,7 @@ def _shape_of_config(path: str, flag: str) -> "tuple[Shape, Notes]":
     notes = Notes(hidden / model.width, heads // (model.kv_heads or heads), model.tied)
     try:
         stream = None if model.width == key_dim * heads else model.width
-        key_heads = None if model.kv_heads in (None, heads) else model.kv_heads
-        return Shape(key_dim, heads, model.layers, stream, key_heads, model.mlp_hidden), notes
+        return Shape(key_dim, heads, model.layers, stream, model.kv_heads or heads, model.mlp_hidden), notes
     except UsageError as error:
         raise UsageError(f"{flag} {path}: {error}") from error
 

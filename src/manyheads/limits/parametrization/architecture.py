@@ -272,7 +272,7 @@ def _read_body(config: ModelConfig) -> Body:
         heads,
         values["layers"],
         stream=None if width == heads * key_dim else width,
-        key_heads=None if values["key_value_heads"] in (None, heads) else values["key_value_heads"],
+        key_heads=values["key_value_heads"],
         hidden=None if "experts" in sizes else sizes["hidden"],
         query_rank=values.get("query_rank") or None,
         key_value_rank=values.get("key_value_rank"),

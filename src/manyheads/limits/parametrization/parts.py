@@ -158,6 +158,7 @@ class Architecture:
         """Part → the factor of the forward pass that it can absorb: a norm behind a weight leaves it to its gain."""
         parts = {part for each in (*self.parameters, *self.frozen) for part in each.parts}
         eaten = {"query", "query_bias"} if self.normed_queries else set()
+        eaten |= {"query", "query_bias"} if "query_up" in parts else {"query_up"}
         eaten |= {"output", "output_bias"} if "attention_post_gain" in parts else set()
         eaten |= {"mlp_out", "mlp_out_bias"} if "mlp_post_gain" in parts else set()
         return {part: factor for part, factor in CARRIES.items() if part not in eaten}
