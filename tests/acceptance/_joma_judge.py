@@ -15,7 +15,7 @@ LENGTH, BATCH, HELD_OUT = 128, 4, 16
 
 
 def judge_trainer_runs(folder: Path, rates: list[float], seeds: int, steps: int, every: int) -> Measured:
-    """Train at several learning rates, measure the saved checkpoints, judge their curves beside the Trainer's losses."""
+    """Train at several learning rates, measure the saved checkpoints, judge the curves beside the Trainer's losses."""
     text = np.frombuffer(Path(WIKITEXT).read_bytes(), dtype=np.uint8).astype(np.int64)
     held_out = text[-HELD_OUT * LENGTH :].reshape(HELD_OUT, LENGTH)
     np.save(folder / "tokens.npy", held_out[:4])
