@@ -146,7 +146,8 @@ def find_alarms(
     Notes
     -----
     The rate of "change" holds if residuals of the run's own past follow Student's t distribution or a narrower one. In
-    measured trainings it was kept; see docs/probe.md.
+    measured trainings by AdamW it was kept, in trainings by Muon it was not, where "clean runs" is the detector to
+    take; see docs/probe.md.
 
     Examples
     --------
