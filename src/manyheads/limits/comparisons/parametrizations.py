@@ -228,6 +228,7 @@ class Plan:
         )
 
 
+@lru_cache(maxsize=4096)
 def _numbers(parametrization: Parametrization, shape: Shape, epsilon: bool) -> tuple[Any, ...]:
     """Return all that a network consumes of a parametrization, to ten digits, so that rounding distinguishes none."""
     table = parametrization.table(shape)
