@@ -232,6 +232,7 @@ ROWS = {
     "bigram.theory.population.excess": (WEIGHTS, TASKED),
     "bigram.theory.population.gradients": (WEIGHTS, TASKED),
     "bigram.theory.population.measure_overlaps": (WEIGHTS, TASKED),
+    "bigram.theory.position_ranking.ranking_probability": ({"ratios": exactly(1.0, 5.0)}, fixed(task=TASK)),
     "bigram.theory.signal.solve_signals": ({"times": exactly(0.0, 5.0)}, fixed(system=SYSTEM)),
     # joma
     "joma.JomaTask": (

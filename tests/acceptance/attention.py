@@ -142,4 +142,12 @@ FIGURES = (
         {"name": "attention/order-blindness", "replicates": 8},
         command=words_of("attention/order-blindness", 8),
     ),
+    Figure(
+        "vanishing-gradients",
+        "exponents of the gradients of a recurrent network by depth and gain, those of attention by length",
+        "every verdict as expected",
+        study,
+        {"name": "attention/vanishing-gradients", "replicates": 8},
+        command=words_of("attention/vanishing-gradients", 8),
+    ),
 )

@@ -17,8 +17,10 @@ def draw_layer(rng, heads=4, groups=2, dim=5, key_dim=3, value_dim=2, biased=Tru
     return MultiHeadAttention(*matrices, draw(heads, value_dim, dim), **biases, **options)
 
 
-def by_loops(layer, x, mask):
+def by_loops(layer, x, mask, of_keys=None, of_values=None):
     """The definition, head by head and row by row."""
+    of_keys = x if of_keys is None else of_keys
+    of_values = of_keys if of_values is None else of_values
     zero = {"query_bias": np.zeros((layer.heads, 1)), "key_bias": np.zeros((layer.groups, 1))}
     bias = {name: zero[name] if getattr(layer, name) is None else getattr(layer, name) for name in zero}
     value_bias = np.zeros((layer.groups, 1)) if layer.value_bias is None else layer.value_bias
@@ -26,8 +28,8 @@ def by_loops(layer, x, mask):
     for head in range(layer.heads):
         group = head // (layer.heads // layer.groups)
         queries = x @ layer.query[head] + bias["query_bias"][head]
-        keys = x @ layer.key[group] + bias["key_bias"][group]
-        values = x @ layer.value[group] + value_bias[group]
+        keys = of_keys @ layer.key[group] + bias["key_bias"][group]
+        values = of_values @ layer.value[group] + value_bias[group]
         for row in np.flatnonzero(mask.any(axis=1)):
             chosen = np.flatnonzero(mask[row])
             weights = np.exp([layer.scale * (queries[row] @ keys[j]) for j in chosen])
@@ -45,6 +47,24 @@ def test_layer_is_its_definition(rng, groups, biased):
     for number in range(2):
         expected = by_loops(layer, x[number], mask & np.tri(6, dtype=bool))
         np.testing.assert_allclose(layer(x, mask)[number], expected, rtol=0, atol=1e-13)
+
+
+def test_queries_keys_and_values_come_from_sequences_of_their_own(rng):
+    layer = draw_layer(rng)
+    x, keys, values, mask = rng.normal(size=(3, 5)), *rng.normal(size=(2, 7, 5)), rng.random((3, 7)) < 0.7
+    additive = np.where(mask, 0.0, -np.inf)
+    for given in ({"keys": keys}, {"keys": keys, "values": values}):
+        expected = by_loops(layer, x, mask, *given.values())
+        for form in (layer, layer.merged()):
+            for allowed in (mask, additive):
+                np.testing.assert_allclose(form(x, allowed, **given), expected, rtol=0, atol=1e-13)
+    assert layer.weights(x, mask, keys=keys).shape == (4, 3, 7)
+    decoding = draw_layer(rng, causal=True)  # the queries are the last of the keys
+    np.testing.assert_allclose(decoding(keys[-2:], keys=keys), decoding(keys)[-2:], rtol=0, atol=1e-13)
+    with pytest.raises(ShapeError, match="a value for every key"):
+        layer(x, keys=keys, values=values[:2])
+    with pytest.raises(ShapeError, match="real sequences"):
+        layer(x, keys=keys[:, :2])
 
 
 def test_grouped_heads_are_plain_heads_with_shared_keys(rng):

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Layer(eqx.Module):
-    """Self-attention on sequences (..., k, d): logits, a softmax over the allowed keys, and what is read with it.
+    """Attention on sequences (..., k, d): logits, a softmax over the allowed keys, and what is read with it.
+
+    Self-attention unless keys are given: then queries, keys and values come from sequences of their own
+    (cross-attention).
 
     Called on NumPy arrays with NumPy weights, a layer computes in their precision (float64 stays float64) whatever
     JAX's configuration, and returns NumPy; with a JAX array on either side, and under `jit`, `grad` or `vmap`, it
@@ -46,15 +49,24 @@ class Layer(eqx.Module):
         """Token dimension d."""
 
     @abc.abstractmethod
-    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
-        """Logits (..., heads, k, k) before any mask, traced."""
+    def logits(
+        self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
+    ) -> "Float[Array, '... heads k m']":
+        """Logits (..., heads, k, m) before any mask, traced; keys are those of x if None."""
 
     @abc.abstractmethod
-    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
-        """Sum over heads of what a pattern (..., heads, k, k) reads from x, without the output bias, traced."""
+    def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
+        """Sum over heads of what a pattern (..., heads, k, m) reads from x, without the output bias, traced."""
 
     @follows_caller
-    def __call__(self, x: "Num[ArrayLike, '... k d']", mask: "MaskLike" = None) -> "Float[Array, '... k d']":
+    def __call__(
+        self,
+        x: "Num[ArrayLike, '... k d']",
+        mask: "MaskLike" = None,
+        *,
+        keys: "Num[ArrayLike, '... m d'] | None" = None,
+        values: "Num[ArrayLike, '... m d'] | None" = None,
+    ) -> "Float[Array, '... k d']":
         """Apply the layer.
 
         Parameters
@@ -62,8 +74,14 @@ class Layer(eqx.Module):
         x
             Tokens (..., k, d), real numbers of any dtype.
         mask
-            Booleans that broadcast to (..., k, k), True where row r may attend to row j, or a rule of
-            `manyheads.attention.masks`; the same for all heads. It joins `causal`.
+            Booleans that broadcast to (..., k, m), True where row r may attend to row j, an additive mask of the same
+            shape that is 0 there and -inf elsewhere, or a rule of `manyheads.attention.masks`; the same for all heads.
+            It joins `causal`.
+        keys
+            Cross-attention: tokens (..., m, d) that keys are made of, with the leading axes of `x`; `None` means `x`.
+            Under a causal mask the k rows of `x` are the last of the m.
+        values
+            Tokens (..., m, d) that values are made of; `None` means those of the keys.
 
         Returns
         -------
@@ -73,26 +91,51 @@ class Layer(eqx.Module):
         ------
         ShapeError
             Tokens or mask of another shape.
+
+        Examples
+        --------
+        >>> from manyheads.attention import AttentionLayer
+        >>> average = AttentionLayer(theta=np.zeros((1, 2, 2)), projection=np.eye(2)[None])
+        >>> average(np.ones((1, 2)), keys=np.zeros((3, 2)), values=np.array([[0.0, 0.0], [3.0, 0.0], [0.0, 6.0]]))
+        array([[1., 2.]])
         """
-        return _apply(self, *self._operands(x, mask))
+        return _apply(self, *self._operands(x, mask, keys, values))
 
     @follows_caller
-    def weights(self, x: "Num[ArrayLike, '... k d']", mask: "MaskLike" = None) -> "Float[Array, '... heads k k']":
-        """Attention pattern (..., heads, k, k); its rows sum to one, or are zero where nothing may be attended to.
+    def weights(
+        self,
+        x: "Num[ArrayLike, '... k d']",
+        mask: "MaskLike" = None,
+        *,
+        keys: "Num[ArrayLike, '... m d'] | None" = None,
+    ) -> "Float[Array, '... heads k m']":
+        """Attention pattern (..., heads, k, m); its rows sum to one, or are zero where nothing may be attended to.
 
         Arguments and errors are those of the call.
         """
-        return _pattern(self, *self._operands(x, mask))[0]
+        x, keys, _, rule = self._operands(x, mask, keys, None)
+        return _pattern(self, x, keys, rule)[0]
 
-    def _operands(self, x: Any, mask: Any) -> tuple[Any, Mask | None]:
-        x = as_array(x)
-        if x.ndim < 2 or x.shape[-1] != self.dim or jnp.issubdtype(x.dtype, jnp.complexfloating):
-            raise ShapeError(
-                f"tokens of shape {x.shape} and dtype {x.dtype}: this layer takes real sequences (..., k, {self.dim})"
-            )
+    def _operands(self, x: Any, mask: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Mask | None]:
+        x, keys, values = (as_array(tokens, "tokens") for tokens in (x, keys, values))
+        for tokens in (x, keys, values):
+            if tokens is not None and (
+                tokens.ndim < 2 or tokens.shape[-1] != self.dim or jnp.issubdtype(tokens.dtype, jnp.complexfloating)
+            ):
+                raise ShapeError(
+                    f"tokens of shape {tokens.shape} and dtype {tokens.dtype}: this layer takes real sequences "
+                    f"(..., k, {self.dim})"
+                )
+        of_keys = x if keys is None else keys
+        for name, tokens, shape in (("keys", keys, x.shape[:-2]), ("values", values, of_keys.shape[:-1])):
+            if tokens is not None and tokens.shape[: len(shape)] != shape:
+                raise ShapeError(
+                    f"{name} of shape {tokens.shape} with queries {x.shape} and keys {of_keys.shape}: give equal "
+                    "leading axes, and a value for every key"
+                )
         rule = as_rule(mask)
         if rule is not None:
-            evaluate(rule, (x.shape[-2], x.shape[-2]), np.arange(1))  # refuses a mask that does not fit
+            evaluate(rule, (x.shape[-2], of_keys.shape[-2]), np.arange(1))  # refuses a mask that does not fit
             try:
                 np.broadcast_shapes(x.shape[:-2], rule.batch_shape)
             except ValueError as error:
@@ -100,25 +143,25 @@ class Layer(eqx.Module):
                     f"leading axes {rule.batch_shape} of the mask do not broadcast with {x.shape[:-2]} of the tokens; "
                     "a layer's mask has no axis for the heads"
                 ) from error
-        if not self.causal:
-            return x, rule
-        return x, causal if rule is None else causal & rule
+        if self.causal:
+            rule = causal if rule is None else causal & rule
+        return x, keys, values, rule
 
 
 @jax.jit
-def _apply(layer: Layer, x: Any, rule: Mask | None) -> Any:
-    pattern, allowed = _pattern(layer, x, rule)
-    y = layer.read(pattern, x)
+def _apply(layer: Layer, x: Any, keys: Any, values: Any, rule: Mask | None) -> Any:
+    pattern, allowed = _pattern(layer, x, keys, rule)
+    read_from = next(tokens for tokens in (values, keys, x) if tokens is not None)
+    y = layer.read(pattern, read_from)
     if layer.bias is not None:
         y = y + layer.bias
     return y if allowed is None else jnp.where(jnp.any(allowed, axis=-1, keepdims=True), y, 0)
 
 
 @jax.jit
-def _pattern(layer: Layer, x: Any, rule: Mask | None) -> tuple[Any, Any]:
-    k = x.shape[-2]
-    allowed = evaluate(rule, (k, k))  # (..., k, k)
-    return masked_softmax(layer.logits(x), None if allowed is None else allowed[..., None, :, :]), allowed
+def _pattern(layer: Layer, x: Any, keys: Any, rule: Mask | None) -> tuple[Any, Any]:
+    allowed = evaluate(rule, (x.shape[-2], (x if keys is None else keys).shape[-2]))  # (..., k, m)
+    return masked_softmax(layer.logits(x, keys), None if allowed is None else allowed[..., None, :, :]), allowed
 
 
 def as_array(value: Any, name: str = "a weight") -> Any:

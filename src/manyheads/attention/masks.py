@@ -1,8 +1,8 @@
 """Attention masks: boolean arrays and rules, and the softmax over the allowed keys.
 
-A mask is either a boolean array that broadcasts to (..., n, m), True where query row r may attend to key j, or a rule
-that is evaluated on indices, so that streaming code never holds n x m booleans. Rules combine with `&`, also with an
-array.
+A mask is a boolean array that broadcasts to (..., n, m), True where query row r may attend to key j, an additive array
+that is 0 there and -inf elsewhere, or a rule that is evaluated on indices, so that streaming code never holds n x m
+booleans. Rules combine with `&`, also with an array.
 
 **Where the queries stand.** n queries against m >= n keys are the *last* n of the m positions: row r stands at position
 m - n + r. With n = m this is the usual square; with n = 1 it is a decoding step against a cache. (torch's `is_causal`
@@ -308,14 +308,27 @@ def _rule(mask: Any) -> Mask:
     if isinstance(mask, Mask):
         return mask
     mask = _as_array(mask, "mask")
+    if jnp.issubdtype(mask.dtype, jnp.floating) and not isinstance(mask, jax.core.Tracer):
+        mask = _from_additive(np.asarray(mask))
     if mask.dtype != np.bool_:
         raise ShapeError(
             f"a mask of dtype {mask.dtype}: give booleans, True where a query may attend to a key "
-            "(an additive mask becomes one as `mask > -inf`)"
+            "(under a trace an additive mask becomes one as `mask > -inf`)"
         )
     if mask.ndim < 2:
         raise ShapeError(f"a mask of shape {mask.shape}: give (..., n, m), queries by keys")
     return _Table(mask)
+
+
+def _from_additive(mask: np.ndarray) -> np.ndarray:
+    """Turn 0 and -inf into booleans; other numbers would change the logits and are refused."""
+    allowed = mask == 0
+    if (others := mask[~allowed & (mask != -np.inf)]).size:
+        raise ShapeError(
+            f"an additive mask with the entry {others[0]:g}: give 0 where a query may attend to a key, -inf elsewhere, "
+            "or booleans"
+        )
+    return allowed
 
 
 def _as_array(value: Any, name: str) -> Any:

@@ -207,10 +207,12 @@ class MultiHeadAttention(Layer):
             causal=self.causal,
         )
 
-    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
-        """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, k)."""
+    def logits(
+        self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
+    ) -> "Float[Array, '... heads k m']":
+        """Logits scale (x W_Q + b_Q) (x W_K + b_K)^T, (..., H, k, m), the second x being `keys` if given."""
         queries = jnp.einsum("...kd,ghdn->...ghkn", x, self._grouped(self.query))
-        keys = jnp.einsum("...ld,gdn->...gln", x, self.key)
+        keys = jnp.einsum("...ld,gdn->...gln", x if keys is None else keys, self.key)
         if self.query_bias is not None:
             queries = queries + self._grouped(self.query_bias)[:, :, None, :]
         if self.key_bias is not None:
@@ -218,7 +220,7 @@ class MultiHeadAttention(Layer):
         logits = self.scale * jnp.einsum("...ghkn,...gln->...ghkl", queries, keys)
         return logits.reshape(*x.shape[:-2], self.heads, *logits.shape[-2:])
 
-    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
+    def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_h (x W_V + b_V) W_O,h, (..., k, d)."""
         values = jnp.einsum("...ld,gdv->...glv", x, self.value)
         if self.value_bias is not None:
@@ -353,14 +355,16 @@ class AttentionLayer(Layer):
             weights = jax.tree.map(jnp.asarray, weights)
         return MultiHeadAttention(**weights, bias=self.bias, scale=scale, causal=self.causal)
 
-    def logits(self, x: "Float[Array, '... k d']") -> "Float[Array, '... heads k k']":
-        """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., m, k, k)."""
+    def logits(
+        self, x: "Float[Array, '... k d']", keys: "Float[Array, '... m d'] | None" = None
+    ) -> "Float[Array, '... heads k m']":
+        """Logits x Theta_i x^T + 1 (x beta_i)^T, (..., heads, k, m), the second x being `keys` where they are given."""
         reads = jnp.einsum("...kd,mde->...mke", x, self.theta)
         if self.key_bias is not None:
             reads = reads + self.key_bias[:, None, :]
-        return jnp.einsum("...mke,...le->...mkl", reads, x)
+        return jnp.einsum("...mke,...le->...mkl", reads, x if keys is None else keys)
 
-    def read(self, pattern: "Float[Array, '... heads k k']", x: "Float[Array, '... k d']") -> "Float[Array, '... k d']":
+    def read(self, pattern: "Float[Array, '... heads k m']", x: "Float[Array, '... m d']") -> "Float[Array, '... k d']":
         """Sum over heads of pattern_i x W_i, (..., k, d)."""
         values = jnp.einsum("...ld,mde->...mle", x, self.projection)
         return jnp.einsum("...mkl,...mle->...ke", pattern, values)

@@ -149,7 +149,7 @@ class Count:
 
     def _model_cost(self) -> "tuple[Cost, dict[str, Any]]":
         from manyheads import costs
-        from manyheads.costs.formulas.memory import matrix_weights
+        from manyheads.costs.formulas.memory import embedding_weights, matrix_weights
         from manyheads.errors import UsageError
 
         if self.shapes or self.trips is not None:
@@ -160,6 +160,8 @@ class Count:
         length = self.length if self.length is not None else (shape.fixed_length or 1024)
         convention = self._convention("exact")
         extra: dict[str, Any] = {"length": length, "batch": self.batch, "matrix_weights": matrix_weights(shape)}
+        if shape.vocabulary:
+            extra["embedding_weights"] = embedding_weights(shape)
         if self.decode:
             cost = costs.token_cost(shape, length, self.batch, convention)
             extra["kv_cache_bytes"] = costs.kv_cache_bytes(shape, length, self.batch)

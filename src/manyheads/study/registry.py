@@ -36,6 +36,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.attention.studies.costs:Costs",
         "Exact costs, depth and crossover length of attention, an RNN and a pooled MLP",
     ),
+    "attention/vanishing-gradients": Entry(
+        "manyheads.attention.studies.vanishing_gradients:VanishingGradients",
+        "Gradients of an RNN vanish or explode with length and depth; in attention not",
+    ),
     "recovery/stages": Entry(
         "manyheads.recovery.studies.stages:Stages",
         "The refined sum and its span lower the error; the joint fit reaches rounding",

@@ -14,11 +14,24 @@ def matrix_weights(shape: ModelShape) -> int:
     inner = shape.embedding_width or shape.width
     weights = shape.layers * (shape.projection_macs + shape.mlp_macs)
     tables = (1 if shape.vocabulary else 0) + (1 if shape.unembedding and not shape.tied else 0)
-    weights += tables * shape.vocabulary * inner
+    weights += tables * embedding_weights(shape)
     if inner != shape.width:
         weights += inner * shape.width * (2 if shape.unembedding else 1)
     weights += shape.width * (shape.patch_features + shape.classes + (shape.width if shape.head_transform else 0))
     return weights
+
+
+def embedding_weights(shape: ModelShape) -> int:
+    """Count the numbers of the table of token embeddings, `V d`, or `V d_e` with an embedding width of its own.
+
+    A tied unembedding is the same table; an untied one is another of this size. Learned positions are left out.
+
+    Examples
+    --------
+    >>> embedding_weights(ModelShape(layers=12, width=768, heads=12, vocabulary=50257))
+    38597376
+    """
+    return shape.vocabulary * (shape.embedding_width or shape.width)
 
 
 def activation_bytes(
