@@ -22,6 +22,7 @@ extensions = [
     "sphinx_design",
     "api_pages",
     "gallery_pages",
+    "coverage_verdicts",
 ]
 exclude_patterns = ["_build", "gallery/*.json"]
 nitpicky = False

@@ -1,11 +1,15 @@
 """Pages of the site that are generated: the gallery and the API."""
 
+import functools
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+
+from manyheads.study.registry import load
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,8 +21,8 @@ def extensions(monkeypatch):
     import gallery_pages
 
     yield api_pages, gallery_pages
-    for name in ("api_pages", "gallery_pages"):
-        del sys.modules[name]
+    for name in ("api_pages", "gallery_pages", "coverage_verdicts"):
+        sys.modules.pop(name, None)
 
 
 def test_a_study_has_a_card_and_a_page_with_picture_verdicts_and_command(extensions, tmp_path):
@@ -40,6 +44,21 @@ def test_the_gallery_counts_the_verdicts_of_the_acceptance_lane(extensions):
     for rows, command in found.values():
         assert command.startswith("manyheads study run ")
         assert all(len(row) == 3 for row in rows)
+
+
+def test_every_mark_of_the_coverage_page_is_one_claim_of_a_study(extensions):
+    import coverage_verdicts
+
+    text = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    texts = functools.cache(lambda study: [claim.text for claim in load(study)().claims()])
+    marks = [(mark["study"], mark["claim"]) for mark in coverage_verdicts.MARK.finditer(text)]
+    assert len(marks) > 60
+    assert not [mark for mark in marks if sum(claim.startswith(mark[1]) for claim in texts(mark[0])) != 1]
+    filled = coverage_verdicts.fill(text, ROOT / "docs/gallery")
+    assert "`verdict " not in filled
+    assert ">refuted" in filled
+    for path in re.findall(r"`tests/[\w/]+\.py`", text):
+        assert (ROOT / path.strip("`")).exists()
 
 
 def test_every_public_name_has_a_page(extensions, tmp_path):

@@ -1,4 +1,4 @@
-"""The pieces of the two studies: what they count, what they compare, what they show."""
+"""The pieces of the studies: what they count, what they compare, what they show."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import xarray as xr
 
 from manyheads.attention.studies.costs import Costs, _crossover_note, counted_crossover, meeting_point, seconds_of
 from manyheads.attention.studies.order_blindness import MODELS, OrderBlindness
+from manyheads.attention.studies.vanishing_gradients import VanishingGradients
 from manyheads.costs import count
 from manyheads.errors import UsageError
 from manyheads.transformer.losses import cross_entropy
@@ -133,3 +134,19 @@ def test_the_caption_of_the_crossover_follows_the_measured_times():
     assert "56 over replicates, earlier than equal FLOPs, n = 96" in _crossover_note(np.log2([48, 56]), 96.0)
     assert "later than equal FLOPs" in _crossover_note(np.log2([100, 130]), 96.0)
     assert "at about the length of" in _crossover_note(np.log2([50, 130]), 96.0)
+
+
+def test_squared_gradients_follow_a_network_with_fresh_weights_at_every_token(rng):
+    """Mean-field theory against a hand-written backward pass through independent Gaussian matrices."""
+    study, width, gain = VanishingGradients(tokens=8, drive=0.5), 800, 1.3
+    matrices = gain * rng.normal(size=(8, width, width)) / width**0.5
+    state, slopes = np.zeros(width), []
+    for matrix in matrices:
+        state = np.tanh(state @ matrix + study.drive**0.5 * rng.normal(size=width))
+        slopes.append(1 - state**2)
+    back, squared = rng.normal(size=width) / width**0.5, []
+    for matrix, slope in zip(matrices[::-1], slopes[::-1], strict=True):
+        back = back * slope
+        squared.append(back @ back)
+        back = matrix @ back
+    np.testing.assert_allclose(squared[::-1], study._theory(gain, 1), rtol=0.25)  # 2.6 / sqrt(width) a factor
