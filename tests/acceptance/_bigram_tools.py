@@ -308,6 +308,7 @@ FIGURES = [
             study,
             {"name": f"bigram/{name}", "replicates": 8},
             command=words_of(f"bigram/{name}", 8),
+            revision=2 if name == "screening" else 1,
         )
         for name in ("lags", "screening", "transfer")
     ),

@@ -168,6 +168,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.stage_two:StageTwo",
         "Initialized with signal, proximal SGD needs samples independent of the length",
     ),
+    "bigram/sparsity": Entry(
+        "manyheads.bigram.studies.sparsity:Sparsity",
+        "Samples grow as Q from scratch, and as Q^2 where positions are scored one by one",
+    ),
     "bigram/softmax": Entry(
         "manyheads.bigram.studies.softmax:Softmax",
         "Softmax and linear heads train alike early, and to the end for equal weights",
