@@ -63,6 +63,7 @@ class SampleComplexity(Study):
     name: ClassVar[str] = "bigram/sample-complexity"
     claim: ClassVar[str] = "From scratch the samples grow as T ln T; the share of sign flips is predicted"
     source: ClassVar = shared.SOURCE
+    revision: ClassVar[int] = 2
 
     lengths: tuple[int, ...] = (250, 500, 1000, 2000, 4000)
     longest: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 100_000_000)
@@ -186,6 +187,7 @@ class SampleComplexity(Study):
             Claim(
                 "Under SGD the samples of the plateau escape grow as T (ln T + 1.3) (exponent after division)",
                 slopes("sgd", self.lengths, True),
+                quantity="exponent of T after division by ln T + 1.3",
                 target=1.0,
                 tolerance=0.05,
                 resolution=_grain(self.lengths, SPACING),
@@ -195,6 +197,7 @@ class SampleComplexity(Study):
             Claim(
                 "Under SGD the samples of the plateau escape grow as T, without the logarithm (exponent)",
                 slopes("sgd", self.lengths, False),
+                quantity="exponent of T",
                 target=1.0,
                 tolerance=0.05,
                 expected="refuted",
@@ -204,6 +207,7 @@ class SampleComplexity(Study):
             Claim(
                 f"In the reduced model, up to T = {self.longest[-1]:,}, the samples grow as T (ln T + 1.3) (exponent)",
                 slopes("reduced", self.longest, True),
+                quantity="exponent of T after division by ln T + 1.3",
                 target=1.0,
                 tolerance=0.03,
                 resolution=_grain(self.longest, self.growth),
@@ -234,6 +238,7 @@ class SampleComplexity(Study):
             Claim(
                 "The signal system predicts the time of the plateau escape of the reduced model (ratio)",
                 against_system,
+                quantity="escape time, measured over predicted",
                 target=1.0,
                 tolerance=0.06,
                 basis="half an e-folding of the eight and more before the escape",
@@ -242,6 +247,7 @@ class SampleComplexity(Study):
                 f"Samples / [T / (kappa2 K_P K_Q)] do not depend on the vocabulary, {self.vocabularies[0]} to "
                 f"{self.vocabularies[-1]} tokens (ratio)",
                 collapse,
+                quantity="samples at the largest vocabulary over those at the smallest",
                 target=1.0,
                 tolerance=0.1,
                 basis="half an e-folding of the twelve at this length, either way",
@@ -250,6 +256,7 @@ class SampleComplexity(Study):
                 f"The samples are T (ln T + 1.3) / (kappa2 K_P K_Q) for noise-to-signal ratios up to {self.noise:g} "
                 "(ratio)",
                 quiet,
+                quantity="samples, measured over predicted",
                 target=1.0,
                 tolerance=0.2,
                 basis="the offset is -.2 without noise and 1.3 at this one: 12% of the time at this length, rounded up",
@@ -257,6 +264,7 @@ class SampleComplexity(Study):
             Claim(
                 f"The same scaling law holds for a noise-to-signal ratio of {self.noises[-1]:g} (ratio)",
                 lambda predicted, trained: self._at_middle(trained, "time", noise=self.noises[-1]) / scaling_law,
+                quantity="samples, measured over predicted",
                 target=1.0,
                 tolerance=0.2,
                 expected="refuted",
@@ -276,6 +284,8 @@ class SampleComplexity(Study):
                 "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios "
                 "(difference)",
                 gap,
+                quantity="share of sign flips, measured minus predicted",
+                bounds=(-1.0, 1.0),
                 target=0.0,
                 tolerance=0.05,
                 resolution=1 / (self.simulated * len(self.noises)),
@@ -284,6 +294,8 @@ class SampleComplexity(Study):
             Claim(
                 "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)",
                 lambda predicted, trained: self._at_middle(trained, "flipped", noise=self.noises[-1]),
+                quantity="share of sign flips",
+                bounds=(0.0, 1.0),
                 target=0.0,
                 tolerance=0.05,
                 expected="refuted",
@@ -294,6 +306,7 @@ class SampleComplexity(Study):
                 "Under SGD the probability of flipped signs is Phi(-1/rho)",
                 lambda predicted, trained: _pick(trained, "sgd")["flipped"].mean("cell").values,
                 quantity="share of sign flips",
+                bounds=(0.0, 1.0),
                 target=lambda predicted: float(
                     self._predictions(predicted, "flipped", [self._cell(length=self.longest[0])])[0]
                 ),

@@ -69,6 +69,7 @@ class Invariants(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 1; the sum over queries, the law under decay and the exact softmax form are derived here"
     )
+    revision: ClassVar[int] = 2
     # Not vectorized: one program per attention and activation serves all cells and replicates, while a vectorized study
     # compiles one per cell, which takes longer than running them.
     activations: tuple[str, ...] = ("identity", "gelu", "relu")
@@ -346,6 +347,7 @@ class Invariants(Study):
                 "With many contexts theorem 1 gives the direction of the change of the logits of softmax attention",
                 correlations,
                 quantity="correlation over tokens",
+                bounds=(-1.0, 1.0),
                 target=1.0,
                 tolerance=(1 - UNRELATED, np.inf),
                 resolution=INTEGRAL_LIMIT,

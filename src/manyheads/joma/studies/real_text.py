@@ -68,7 +68,7 @@ class RealText(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="figures 6 and 8, and the authors' reply to reviewers; the statistics are this study's own"
     )
-    revision: ClassVar[int] = 2  # correlations: intervals end at -1 and 1
+    revision: ClassVar[int] = 3  # correlations: intervals end at -1 and 1
 
     text: Path | None = None
     depths: tuple[int, ...] = (1, 2, 4)
@@ -222,6 +222,7 @@ class RealText(Study):
                 f"After {middle:.0%} of a run the validation loss ranks the final losses better than the rebound does",
                 early,
                 quantity="difference of rank correlations",
+                bounds=(-2.0, 2.0),
                 target=1.0,
                 tolerance=(1.0, float("inf")),
                 resolution=2 * grain,

@@ -200,6 +200,7 @@ class Approach(Study):
             Claim(
                 f"{who}: the mean loss curve converges as {letter} grows (exponent of its distance)",
                 measure,
+                quantity="exponent of the size",
                 target=drift,
                 tolerance=(math.inf, 0.0),
                 basis=DRIFT.format(letter),
@@ -270,6 +271,7 @@ class Approach(Study):
                     f"From {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve changes more under the standard "
                     "parametrization (difference of squared distances)",
                     farther,
+                    quantity="difference of squared distances",
                     target=0.0,
                     tolerance=(0.0, math.inf),
                     basis="a difference of squared distances, both free of the noise of the means, is positive where "

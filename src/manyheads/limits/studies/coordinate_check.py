@@ -212,6 +212,7 @@ class CoordinateCheckStudy(Study):
             f"{_who(name)}: the updates of all modules scale with {LETTERS[axis]} as prescribed "
             "(worst deviation of an exponent)",
             worst,
+            quantity="deviation of an exponent, worst module",
             target=0.0,
             tolerance=TOLERANCE[axis],
             basis="half of the distance between two exponents of the theory, beyond where finite size lets one lie",
@@ -225,6 +226,7 @@ class CoordinateCheckStudy(Study):
             f"{_who(name)}: the update of a module grows with {LETTERS[axis]} faster than prescribed "
             "(excess of its exponent)",
             clearest,
+            quantity="excess of an exponent, clearest module",
             target=TOLERANCE[axis],
             tolerance=(0.0, np.inf),
             basis="half of the distance between two exponents of the theory; the clearest growth of all modules counts",

@@ -68,7 +68,7 @@ class HardInstances(Study):
 
     name: ClassVar[str] = "recovery/hard-instances"
     claim: ClassVar[str] = "A restarted student fits ordinary layers and fails on parity and wave layers"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     source: ClassVar[Source] = replace(
         SOURCE, locus="lower bounds: that hard instances exist; the two that are tried here are derived here"
     )
@@ -174,6 +174,7 @@ class HardInstances(Study):
                     f"The student leaves more than half of the signal of a {LAYERS[name]} unexplained",
                     figure("unexplained", name),
                     quantity="share of the signal, unexplained",
+                    bounds=(0.0, float("inf")),
                     target=1.0,
                     tolerance=(0.5, float("inf")),
                     basis="half of the signal: the best predictor that a correlational learner can reach explains "

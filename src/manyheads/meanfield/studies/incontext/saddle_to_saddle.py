@@ -54,7 +54,7 @@ class SaddleToSaddle(Study):
         identifier="2501.16265",
         locus="abstract: one drop, saddle-to-saddle dynamics; the times from random initial weights are derived here",
     )
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     eigenvalues: tuple[float, ...] = (1.0, 0.6, 0.36)
     prompt_length: int = 10
@@ -207,6 +207,7 @@ class SaddleToSaddle(Study):
                 "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
                 order,
                 quantity="share of trainings",
+                bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.25,
                 resolution=0.25 / len(self.stds),
