@@ -15,7 +15,7 @@ import xarray as xr
 from tests.study.toys import Averages, Still, Walk
 
 from manyheads.errors import FileRefused, UsageError
-from manyheads.study import Curve, Lines, Listing, Source, cite, report, run
+from manyheads.study import Curve, Lines, Listing, Source, Verdict, cite, report, run
 from manyheads.study.reporting.drawing import draw
 from manyheads.study.reporting.html import Section, write_report
 from manyheads.study.reporting.panels import Multiples, Picture, Scatter, paired_panels, panel_from_json, spread_curve
@@ -80,7 +80,7 @@ def test_it_shows_claim_verdict_command_and_citation(store):
     text = report(store).read_text()
     for words in (
         Averages.claim,
-        "the slope is -1/2",
+        "the slope is −1/2",
         "manyheads study run",
         "--replicates 3",
         "bernoulli1713",
@@ -125,7 +125,12 @@ class Hostile(Still):
 
 
 def test_formulas_are_typeset_and_numbers_have_a_minus(tmp_path):
-    table = Listing("Powers", ("a_1", "b"), (("-0.5 ± 0.1", "x"), ("", "<b>N^(-1/2)</b>")))
+    table = Listing(
+        "Powers",
+        ("a_1", "b", "c"),
+        (("-0.5 ± 0.1", "x", "6.04e-14"), ("", "<b>N^(-1/2)</b>", "")),
+        "within 1e-06, from -2",
+    )
     text = write_report(
         [Section("t", "R_1^2/2 falls as n^-1/2, a_name", (table,))], tmp_path / "r.html", "t"
     ).read_text()
@@ -134,8 +139,25 @@ def test_formulas_are_typeset_and_numbers_have_a_minus(tmp_path):
         '<th scope="col" class="number">a<sub>1</sub></th>',
         '<td class="number">−0.5 ± 0.1</td>',
         "&lt;b&gt;N<sup>−1/2</sup>&lt;/b&gt;",
+        '<td class="number">6.04×10⁻¹⁴</td>',
+        "within 10⁻⁶, from −2",
     ):
         assert words in text
+
+
+def test_the_filter_offers_the_outcomes_of_the_page_alone(tmp_path):
+    def offered(*figures):
+        verdicts = tuple(
+            Verdict.exact(f"claim {place}", figure, target=0.0, tolerance=1.0, basis="a count")
+            for place, figure in enumerate(figures)
+        )
+        page = write_report(
+            [Section("a", "", (), verdicts), Section("b", "", ())], tmp_path / "r.html", "t"
+        ).read_text()
+        return re.findall('<option value="([a-z]+)">', page)
+
+    assert offered() == offered(0.0, 0.5) == []
+    assert offered(0.0, 2.0) == ["holds", "refuted", "unexpected"]
 
 
 def test_names_cannot_become_markup(tmp_path):
@@ -219,6 +241,18 @@ def test_a_logarithmic_axis_is_marked_at_its_sizes_where_these_are_few(sizes, ma
     axes.figure.canvas.draw()
     shown = [text.get_text() for text in axes.get_xticklabels(which="both") if text.get_text()]
     assert (shown == marked) is (marked is not None)
+
+
+def test_places_on_the_axis_may_have_names():
+    panel = Lines(
+        "t", "layer", "error", (Curve((0.0, 1.0), (1.0, 2.0), "c"),), x_ticks=("parity", "a layer of the same size")
+    )
+    shown = [text.get_text() for text in draw(panel).axes[0].get_xticklabels()]
+    assert shown == ["parity", "a layer of the\nsame size"]
+    assert "from 1 at parity to 2 at a layer of the same size" in svg(panel, "p-")
+    assert panel_from_json(panel.to_json()) == panel
+    with pytest.raises(UsageError, match=r"1 x_ticks for the places \[0.0, 1.0\]"):
+        Lines("t", "layer", "error", panel.curves, x_ticks=("parity",))
 
 
 def as_number(label):

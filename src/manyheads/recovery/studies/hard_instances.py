@@ -248,14 +248,14 @@ class HardInstances(Study):
         for group, (what, title) in enumerate((("learned", "training sequences"), ("unexplained", "fresh sequences"))):
             values = np.log10(np.maximum(table[what].sel(cell=list(LAYERS)).values, 1e-20))  # (layer, replicate)
             curves.append(spread_curve(range(len(LAYERS)), values.T, title, group=group))
-        key = ", ".join(f"{place}: {title}" for place, title in enumerate(LAYERS.values()))
         return Lines(
             "What a student leaves unexplained, within one budget",
             "layer",
             "log10 of the unexplained share of the signal",
             tuple(curves),
-            note=f"{key}. Bands reach over replicates.",
+            note="Bands reach over replicates.",
             shows=("leaves more than half", "With the same budget"),
+            x_ticks=tuple(LAYERS.values()),
         )
 
     def _listing(self, predicted: xr.Dataset, table: xr.Dataset) -> Listing:

@@ -267,14 +267,14 @@ class Violations(Study):
             with np.errstate(all="ignore"):
                 middle = tuple(_median(column) for column in values.T)
             curves.append(Curve(places, middle, title, "trained", group))
-        key = ", ".join(f"{place}: {name}" for place, name in enumerate(self.violations))
         return Lines(
             "Errors by violation",
             "violation",
             "log10 of the relative squared error",
             tuple(curves),
-            note=f"Medians over replicates; a gap in a line is a refusal. {key}.",
+            note="Medians over replicates; a gap in a line is a refusal.",
             shows=("No wrong layer",),
+            x_ticks=tuple(self.violations),
         )
 
     def _learn(self, x: Array, y: Array, rng: np.random.Generator) -> tuple[Recovery | None, str]:

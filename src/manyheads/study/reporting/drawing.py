@@ -37,6 +37,7 @@ PLOTS_IN_ROW = 4  # of a scatter
 PLATE = "#f3f4f6"  # behind the points of a scatter
 MOST_POINTS = 20_000  # more than these are drawn as pixels, which keeps the page small and quick
 MOST_MARKED = 12  # of more points only some carry a marker
+LONGEST_NAME = 16  # characters of a named tick in one row
 X_LABEL, Y_LABEL = 46, 28  # characters of an axis label in one row; twice as many in wide panels
 
 
@@ -81,7 +82,8 @@ def _size(panel: Drawn) -> tuple[float, float]:
         columns = _scatter_columns(panel)
         return (WIDE, 0.9 + (4.0 if columns == 1 else 8.2 / columns) * -(-len(panel.labels) // columns))
     if isinstance(panel, Lines):
-        return (NARROW, 2.9 + 0.18 * legend_rows(panel, NARROW))
+        names = min(max(map(len, panel.x_ticks), default=0), LONGEST_NAME)
+        return (NARROW, 2.9 + 0.06 * names + 0.18 * legend_rows(panel, NARROW))
     rows, columns = len(panel.values), len(panel.values[0])
     width = WIDE if columns > 40 else NARROW + 1.5 if columns > 12 else NARROW
     return (width, 1.1 + min(6.0, max(1.6, 0.3 * rows if rows <= 12 else (width - 2.0) * rows / columns)))
@@ -94,7 +96,10 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
         for artist in (*axes.lines, *axes.collections):
             artist.set_rasterized(True)
     # A logarithmic axis without a positive number on it cannot be drawn: such a panel is shown on a plain one.
-    if panel.log_x and _has_positive(curve.x for curve in panel.curves):
+    if panel.x_ticks:
+        names = [textwrap.fill(name, LONGEST_NAME) for name in panel.x_ticks]
+        axes.set_xticks(range(len(names)), labels=names, rotation=35, ha="right", rotation_mode="anchor")
+    elif panel.log_x and _has_positive(curve.x for curve in panel.curves):
         axes.set_xscale("log")
         if sizes := _few_sizes(panel):
             axes.set_xticks(sizes, labels=[number_text(size) for size in sizes])
@@ -151,7 +156,7 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
     rows, shared = -(-len(panel.labels) // columns), panel.shared
     grid = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
     every = [value for row in panel.values for value in row if math.isfinite(value)]
-    many = len(every) > MOST_POINTS / 4
+    many, pixels = len(every) > MOST_POINTS / 4, len(every) > MOST_POINTS / 20
     scale, ticks = _scatter_scale(panel, every)
     for place, axes in enumerate(grid.flat):
         if place >= len(panel.labels):
@@ -163,10 +168,10 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
             s=1.5 if many else 5.0,
             c=panel.values[place],
             linewidths=0,
-            rasterized=len(every) > MOST_POINTS / 20,
+            rasterized=pixels,
             **scale,
         )
-        if ticks is None:  # light in dark mode too: a scale from dark to light is legible on one background alone
+        if ticks is None or pixels:  # light in dark mode too, where neither a scale of colours nor pixels change
             axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, facecolor=PLATE, linewidth=0, zorder=-1))
             axes.grid(color="white")
         axes.set_axisbelow(True)
@@ -177,6 +182,7 @@ def _draw_scatter(figure: Figure, panel: Scatter) -> None:
     figure.supxlabel(_axis_label(panel.x_label, 2 * X_LABEL), fontsize=9.5, color=INK)
     figure.supylabel(_axis_label(panel.y_label, X_LABEL), fontsize=9.5, color=INK)
     _draw_bar(figure, points, list(grid.flat), panel.value_label, ticks)
+    figure.axes[-1].collections[-1].set_rasterized(pixels)  # the bar has the colours of the points, in dark mode too
 
 
 def _scatter_scale(panel: Scatter, every: list[float]) -> tuple[dict[str, Any], list[float] | None]:

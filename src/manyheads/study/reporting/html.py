@@ -19,6 +19,7 @@ from manyheads.errors import FileRefused, UsageError
 from manyheads.study.reporting import overview
 from manyheads.study.reporting.overview import Anchors, format_figure, headline
 from manyheads.study.reporting.panels import Drawn, Listing, Panel
+from manyheads.study.reporting.style import typeset
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import printable, write_text
 from manyheads.study.store.run_store import RunStore, find_runs, stored_source
@@ -166,6 +167,7 @@ def write_report(sections: Sequence[Section], out: Path, title: str, introductio
         headline=headline(every) if (every := [one for section in sections for one in section.verdicts]) else "",
         sections=shown,
         claims=len(every),
+        outcomes={each.outcome for each in every} | {"unexpected" for each in every if overview.is_unexpected(each)},
         script=script,
         script_hash=f"sha256-{digest}",
         style=style,
@@ -204,7 +206,7 @@ def _panel(panel: Panel, prefix: str) -> dict[str, object]:
         return shown | {"svg": Markup(drawing), "width": round(float(width[1])), "wide": is_wide(panel)}
     assert isinstance(panel, Listing)
     numeric = [all(map(_is_number, filter(None, column))) and any(column) for column in zip(*panel.rows, strict=True)]
-    rows = [[cell.replace("-", "−") if _is_number(cell) else cell for cell in row] for row in panel.rows]
+    rows = [[typeset(cell) if _is_number(cell) else cell for cell in row] for row in panel.rows]
     return shown | {
         "columns": list(zip(panel.columns, numeric or [False] * len(panel.columns), strict=True)),
         "rows": rows,
@@ -231,9 +233,10 @@ def _is_number(text: str) -> bool:
 
 
 def _with_exponents(text: str) -> Markup:
-    """Return text as HTML with raised exponents and lowered indices: N^(-1/2), R_1^2."""
+    """Return text as HTML with raised exponents, lowered indices and numbers as on axes: N^(-1/2), R_1^2, 1e-06."""
     from markupsafe import Markup, escape
 
+    text = re.sub(r"(?<![\w.^-])-?\d+(\.\d+)?e[+-]\d+\b|(?<=\s)-(?=\.?\d)", lambda found: typeset(found[0]), text)
     exponent = r"-\d+/\d+|1/\d+|-?\d+(?:\.\d+)?|[A-Za-z]\b"  # v^2/2 is half of a square, N^-1/2 an inverse root
     raised = re.sub(rf"\^(?:\(([^()]+)\)|({exponent}))", _superscript, str(escape(text)))
     return Markup(re.sub(r"(?<=[A-Za-z>])_([A-Za-z0-9])(?![A-Za-z0-9_])", r"<sub>\1</sub>", raised))

@@ -68,7 +68,10 @@ class _Panel:
 
 @dataclass(frozen=True)
 class Lines(_Panel):
-    """Curves over a common axis. `note` is a caption: what to see, what the bands are."""
+    """Curves over a common axis. `note` is a caption: what to see, what the bands are.
+
+    `x_ticks` are names of the places 0, 1, ... of the horizontal axis, for what has no size: layers of several kinds.
+    """
 
     kind: ClassVar[str] = "lines"
     title: str
@@ -79,6 +82,12 @@ class Lines(_Panel):
     log_y: bool = False
     note: str = ""
     shows: tuple[str, ...] = ()
+    x_ticks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        places = {x for curve in self.curves for x in curve.x} if self.x_ticks else set()
+        if not places <= set(range(len(self.x_ticks))):
+            raise UsageError(f"lines {self.title!r}: {len(self.x_ticks)} x_ticks for the places {sorted(places)}")
 
 
 @dataclass(frozen=True)

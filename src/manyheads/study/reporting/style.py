@@ -84,7 +84,8 @@ def number_text(value: float) -> str:
 
 
 def raised(text: str) -> str:
-    """Return text with whole exponents as superscripts: "N^-1" as "N⁻¹"; others stay as they are."""
+    """Return text with whole exponents as superscripts, "N^-1" as "N⁻¹", and "1/√N" for "N^(-1/2)"."""
+    text = re.sub(r"\b(\w+)\^\(-1/2\)", r"1/√\1", text)
     return re.sub(r"\^(-?\d+)(?![\d./])", lambda found: found[1].translate(_SUPERSCRIPTS), text)
 
 

@@ -63,18 +63,19 @@ def describe(panel: Drawn) -> str:
 
 
 def _describe_lines(panel: Lines) -> str:
-    told = [text for curve in panel.curves if curve.label and (text := _course(curve))]
+    told = [text for curve in panel.curves if curve.label and (text := _course(curve, panel.x_ticks))]
     more = f" And {len(told) - MOST_CURVES} more curves." if len(told) > MOST_CURVES else ""
     return f"{panel.y_label} over {panel.x_label}. {' '.join(told[:MOST_CURVES])}{more}".strip()
 
 
-def _course(curve: Curve) -> str:
+def _course(curve: Curve, names: tuple[str, ...]) -> str:
     """Return from where to where a curve goes; empty if it shows nothing."""
     points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
     if not points:
         return ""
     (x, y), (last_x, last_y) = points[0], points[-1]
-    return f"{curve.label}: from {_number(y)} at {_number(x)} to {_number(last_y)} at {_number(last_x)}."
+    first, last = (names[int(place)] if names else _number(place) for place in (x, last_x))
+    return f"{curve.label}: from {_number(y)} at {first} to {_number(last_y)} at {last}."
 
 
 def _range(values: Iterable[float]) -> str:

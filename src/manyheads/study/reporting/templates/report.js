@@ -5,14 +5,15 @@ if (form) {
   form.hidden = false;
   const rows = [...document.querySelectorAll("[data-outcome]")];
   const groups = [...document.querySelectorAll("[data-group]")];
-  const text = new Map([...rows, ...groups].map((part) => [part, part.textContent.toLowerCase()]));
+  const plain = (text) => text.toLowerCase().replaceAll("−", "-");
+  const text = new Map([...rows, ...groups].map((part) => [part, plain(part.textContent)]));
   const apply = () => {
-    const words = form.elements.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const outcome = form.elements.outcome.value;
+    const words = plain(form.elements.search.value).split(/\s+/).filter(Boolean);
+    const outcome = form.elements.outcome ? form.elements.outcome.value : "";
     let count = 0;
     for (const group of groups) {
       const own = rows.filter((row) => group.contains(row));
-      const heading = group.querySelector("h2, h3").textContent.toLowerCase();
+      const heading = plain(group.querySelector("h2, h3").textContent);
       let kept = 0;
       for (const row of own) {
         const matches = words.every((word) => text.get(row).includes(word) || heading.includes(word));
