@@ -1,9 +1,11 @@
 """Every registered study keeps the contract, in its smallest configuration."""
 
 import functools
+import json
 
 import pytest
 
+from manyheads.cli.study import DESCRIPTIONS, describe, hash_of_file, kept_description
 from manyheads.study.contract import CHECKS, Trial, check_identity, start_trial
 from manyheads.study.registry import STUDIES, load
 
@@ -44,3 +46,10 @@ def test_the_registry_says_what_the_study_says_and_its_seed_and_fields_count(nam
     check_identity(Trial(study.small(), seed, 1, tmp_path, None))
     assert study.name == name
     assert study.claim == STUDIES[name].claim
+    # None: the file of the study has changed since, and the description is computed when it is asked for.
+    assert kept_description(name) in (None, describe(study)), "python -m tests.study.test_registered_studies renews it"
+
+
+if __name__ == "__main__":
+    kept = {name: {"file": hash_of_file(name), "text": describe(load(name))} for name in STUDIES}
+    DESCRIPTIONS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -64,6 +64,18 @@ def suggest(typed: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
+def without_markup(text: str) -> str:
+    """Return the text of a docstring as a terminal shows it: without backticks, words that belong together in quotes.
+
+    Examples
+    --------
+    >>> print(without_markup('``"digits"`` for `images`; see `manyheads study list`'))
+    "digits" for images; see 'manyheads study list'
+    """
+    text = re.sub(r"``(.+?)``", r"\1", text)
+    return re.sub(r"`([^`]+)`", lambda found: f"'{found[1]}'" if " " in found[1] else found[1], text)
+
+
 def _line(flag: Flag, width: int, room: int) -> str:
     default = "" if flag.default is None or flag.default is False else f" [{_written(flag.default)}]"
     head = f"  {flag.shown:<{width}}  "
@@ -93,5 +105,5 @@ def _attributes(documented: str | None) -> dict[str, str]:
     found = {}
     for names, text in re.findall(r"(?m)^(\S.*)\n((?:(?: .*)?(?:\n|$))*)", entries):
         for name in names.split(", "):
-            found[name] = " ".join(text.split())
+            found[name] = without_markup(" ".join(text.split()))
     return found

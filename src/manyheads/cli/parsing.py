@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from manyheads.cli.flags import flags_of, suggest
+from manyheads.cli.flags import flags_of, suggest, without_markup
 from manyheads.errors import UsageError
 
 # Flags that may be left out are annotated `Annotated[Optional[X], ABSENT]`: then no help ends in "(default: None)".
@@ -127,6 +127,7 @@ def _number_rule(about: Any) -> Any:
 def _wrapped(line: str) -> str:
     """Wrap a line of a help text, which tyro wraps inside its frames alone, to the width of the terminal."""
     width = min(100, max(40, shutil.get_terminal_size().columns))
+    line = without_markup(line)
     return (
         line
         if len(line) <= width or "│" in line or "\x1b" in line

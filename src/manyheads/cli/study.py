@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import groupby
@@ -18,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, Union
 import tyro
 
 from manyheads.cli.flags import flags_of, list_flags, suggest
-from manyheads.cli.parsing import ABSENT, Switch, cache_folder, parse_flags
-from manyheads.errors import ManyheadsError, UsageError
+from manyheads.cli.parsing import ABSENT, Switch, parse_flags
+from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
-from manyheads.study.store.disk import write_text
 
 if TYPE_CHECKING:
     from manyheads.study.base import Study
     from manyheads.study.verdicts import Verdict
 
+DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests/study/test_registered_studies.py
 SHOW_USAGE = """usage: manyheads study show NAME
 
 Show the claim, source, flags and size of a study.
@@ -105,39 +104,35 @@ class Show:
         return cls(_named(arguments, program, SHOW_USAGE))
 
     def run(self) -> int:
-        """Print the description; that of a registered study is kept, since importing the study takes a second."""
-        kept = cache_folder() / "show" / f"{self.name.replace('/', '-')}-{_package_state()}.txt"
-        with suppress(OSError, UnicodeDecodeError):
-            if self.name in STUDIES:
-                print(kept.read_text(encoding="utf-8"))
-                return 0
-        text = _describe(load(self.name))
-        if self.name in STUDIES:
-            with suppress(OSError, ManyheadsError):  # no cache: importing takes longer
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                for old in kept.parent.glob(f"{self.name.replace('/', '-')}-*.txt"):
-                    old.unlink()
-                write_text(kept, text)
-        print(text)
+        """Print the description."""
+        print(kept_description(self.name) or describe(load(self.name)))
         return 0
 
 
-def _package_state() -> str:
-    """Return what changes when a file of the package does."""
+def kept_description(name: str) -> str | None:
+    """Return the description kept of a registered study, whose import takes seconds; None if its file has changed."""
+    kept = json.loads(DESCRIPTIONS.read_text(encoding="utf-8")).get(name)
+    return kept["text"] if kept and kept["file"] == hash_of_file(name) else None
+
+
+def hash_of_file(name: str) -> str:
+    """Return the hash of the file that defines a registered study."""
     import hashlib
 
-    package = Path(__file__).resolve().parents[1]
-    files = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in package.rglob("*.py"))
-    return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+    module = STUDIES[name].place.partition(":")[0].split(".")[1:]
+    path = Path(__file__).parents[1].joinpath(*module).with_suffix(".py")
+    return hashlib.sha256(path.read_text(encoding="utf-8").encode()).hexdigest()[:16]
 
 
-def _describe(cls: type[Study]) -> str:
+def describe(cls: type[Study]) -> str:
     """Return claim, source, flags and size of a study."""
     from manyheads.study.base import configuration
     from manyheads.study.store.identity import plain
 
     study, full = _default(cls), _default(cls, full=True)
-    lines = [f"{study.name}\n\nclaim    {study.claim}\nsource   {study.source}\n"]
+    facts = (("claim", study.claim), ("source", str(study.source)))
+    about = [textwrap.fill(text, 80, initial_indent=f"{word:<9}", subsequent_indent=" " * 9) for word, text in facts]
+    lines = [study.name, "", *about, ""]
     texts = {flag.name[2:].replace("-", "_"): flag.help for flag in flags_of(cls, study)}
     for text, group in groupby(configuration(study).items(), lambda setting: texts.get(setting[0], "")):
         for name, value in group:
@@ -212,7 +207,8 @@ class Run:
         if {"-h", "--help"} & set(arguments[1:]):
             print(f"usage: {program} {name} [flags]\n\n{textwrap.fill(kind.claim, _room())}\n\nflags of the study:")
             print(f"{list_flags(known[0])}\n\nflags of every run:\n{list_flags(known[1])}")
-            print(f"\n'manyheads study show {name}' shows the flags in full, source and size.")
+            shown = f"'manyheads study show {name}' shows the flags in full, source and size."
+            print(f"\n{textwrap.fill(shown, _room(), break_on_hyphens=False)}")
             raise SystemExit(0)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
