@@ -1,9 +1,9 @@
 """Collect the gallery's data from a store: claim, verdicts and pictures of every registered study, as JSON.
 
-``python docs/_ext/collect_gallery.py STORE`` takes, for each study, the finished run of its default configuration with
-the most replicates; where the store has none, it runs the study in its smallest configuration (``small()``) into the
-store. The site draws the pictures when it is built, so the files hold numbers alone; the two of the README are drawn
-here.
+``python docs/_ext/collect_gallery.py STORE [STUDY ...]`` takes, for each study or those named, the finished run of its
+default configuration with the most replicates; where the store has none, it runs the study in its smallest
+configuration (``small()``) into the store. The site draws the pictures when it is built, so the files hold numbers
+alone; the two of the README are drawn here.
 """
 
 import argparse
@@ -29,9 +29,10 @@ def main():
     """Write one JSON file for each study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("store", type=Path, help="folder of stored runs; missing runs are computed into it")
-    store = parser.parse_args().store
-    runs = stored(store)
-    for name in STUDIES:
+    parser.add_argument("studies", nargs="*", metavar="study", help="all if absent")
+    asked = parser.parse_args()
+    store, runs = asked.store, stored(asked.store)
+    for name in asked.studies or STUDIES:
         kind = load(name)
         default = best(runs, name, [fingerprint(kind(), seed) for seed in SEEDS])
         found = default or best(runs, name, [fingerprint(kind.small(), 0)])

@@ -170,7 +170,7 @@ class Softmax(Study):
             return Claim(
                 text,
                 lambda predicted, trained: unstack(trained, "found").sel(head=head, share=share).values,
-                quantity="share of queries",
+                quantity="share of queries with both positions",
                 bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.5,

@@ -148,13 +148,13 @@ class Winners(Study):
             Claim(
                 "Under exp attention erf(v/sqrt 2)/Delta is the same for all tokens",
                 _worst("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5**0.5)),
-                quantity="spread over tokens (relative)",
+                quantity="relative spread over tokens",
                 **equality,
             ),
             Claim(
                 "Under exp attention erf(v/2)/Delta is the same for all tokens",
                 _each("exp", lambda path: common_ratio(path["gain"], path["weights"][-1], 0.5)),
-                quantity="spread over tokens (relative)",
+                quantity="relative spread over tokens",
                 **no_constant,
             ),
             Claim(
@@ -182,13 +182,13 @@ class Winners(Study):
             Claim(
                 "Under linear attention the weights are sinh(Delta t), without blow-up or convergence",
                 _worst("linear", _sinh_error),
-                quantity="largest error (relative)",
+                quantity="largest relative error",
                 **equality,
             ),
             Claim(
                 "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens",
                 _each("softmax", lambda path: common_ratio(path["gain"], path["end"], 0.5**0.5)),
-                quantity="spread over tokens (relative)",
+                quantity="relative spread over tokens",
                 **no_constant,
             ),
             Claim(

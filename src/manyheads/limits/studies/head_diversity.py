@@ -381,7 +381,7 @@ class HeadDiversity(Study):
             f"{EXPONENTS[exponent]}, N={self.training.key_dims[-1]}: training increases the variance over heads as in "
             "the limit (0: without response functions, 1: limit)",
             lambda predicted, trained: self.data(predicted, trained).growth(exponent),
-            quantity="growth of the variance (share of what response functions add, in ln)",
+            quantity="log growth of the variance (0 without responses, 1 in the limit)",
             target=1.0,
             tolerance=(0.5, 0.5),
             basis="of the logarithm of the growth; at 1/2 the theory without responses is as near as the whole; the "

@@ -303,9 +303,9 @@ class InfiniteDepth(Study):
             ),
             Claim(
                 f"{who}: from L={first} to L={last} the learned logits of the mean network follow the theory "
-                "(exponent of L left)",
+                "(exponent of L in their ratio)",
                 learned,
-                quantity="exponent of L left",
+                quantity="exponent of L in measured over predicted",
                 target=0.0,
                 tolerance=0.25,
                 basis="corrections of relative size 1/N are those of every depth; half way to a power of 1/2",

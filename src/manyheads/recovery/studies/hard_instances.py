@@ -201,7 +201,7 @@ class HardInstances(Study):
             Claim(
                 "Squares of the labels reveal the hidden set of a parity layer in every replicate",
                 least("parity"),
-                quantity="share of replicates",
+                quantity="share of replicates that find the set",
                 target=1.0,
                 tolerance=0.0,
                 basis="scores 4/m² apart with standard error 8/(m sqrt(samples))",
@@ -209,7 +209,7 @@ class HardInstances(Study):
             Claim(
                 "Gaussian elimination finds the hidden set of a wave of period 4 in every replicate",
                 least("wave"),
-                quantity="share of replicates",
+                quantity="share of replicates that find the set",
                 target=1.0,
                 tolerance=0.0,
                 basis="labels without noise are linear equations over two elements",

@@ -189,7 +189,7 @@ class AttractorStudy(Study):
                 f"From random first tokens the kinds of attractors at {len(TABLE)} temperatures are those from W^o_1 "
                 "(share of others)",
                 lambda predicted, trained: float(_others(predicted, trained, "kind").mean()),
-                quantity="share of first tokens",
+                quantity="share of first tokens of another kind",
                 target=0.0,
                 tolerance=0.02,
                 basis="counted; an exponent that is zero within its error is allowed for in two of a hundred orbits",
@@ -200,7 +200,7 @@ class AttractorStudy(Study):
                 lambda predicted, trained: float(
                     _others(predicted, trained, "period")[:, TABLE.index(COEXISTENCE)].mean()
                 ),
-                quantity="share of first tokens",
+                quantity="share of first tokens of another period",
                 target=0.0,
                 tolerance=0.0,
                 basis="counted; one orbit of another period refutes it",

@@ -224,7 +224,7 @@ class PromptTraining(Study):
             Claim(
                 "Features are learned in the order of the eigenvalues (share of trainings)",
                 order,
-                quantity="share of trainings",
+                quantity="share of trainings in that order",
                 bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.1,

@@ -206,7 +206,7 @@ class SaddleToSaddle(Study):
             Claim(
                 "Separate heads learn the eigenvectors in the order of decreasing eigenvalues (share of trainings)",
                 order,
-                quantity="share of trainings",
+                quantity="share of trainings in that order",
                 bounds=(0.0, 1.0),
                 target=1.0,
                 tolerance=0.25,
