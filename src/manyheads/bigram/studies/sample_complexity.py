@@ -27,6 +27,7 @@ from manyheads.statistics import fit_exponent
 from manyheads.study import Cell, Claim, Curve, Study
 from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
+from manyheads.study.tables import select_cells
 
 WEIGHTS = (0.6, 0.4)  # of the two positions of every query, in random order: K_Q is the same in all replicates
 SPACING = 0.1  # of the records of SGD, in e-foldings
@@ -178,8 +179,9 @@ class SampleComplexity(Study):
             def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
                 chosen = {"vocabulary": self.vocabularies[0], "noise": self.noise}
                 times = _pick(trained, engine, **chosen)["time"].values
-                offsets = (np.log(lengths) + STAGE_ONE_OFFSET)[:, None]
-                return _slopes(lengths, times / offsets if divided else times)
+                times = times / (np.log(lengths) + STAGE_ONE_OFFSET)[:, None] if divided else times
+                samples = np.asarray(lengths, float) * np.asarray(times).T  # (replicate, length)
+                return np.asarray(fit_exponent(lengths, samples).replicate_exponents)
 
             return measured
 
@@ -217,6 +219,7 @@ class SampleComplexity(Study):
 
     def _times_of_escape(self) -> tuple[Claim, ...]:
         scaling_law = float(np.log(self._middle)) + STAGE_ONE_OFFSET
+        law: dict[str, Any] = {"quantity": "samples, measured over predicted", "target": 1.0, "tolerance": 0.2}
 
         def against_system(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             longer = _pick(trained, "reduced", vocabulary=self.vocabularies[0], noise=self.noise)["time"].values
@@ -224,15 +227,13 @@ class SampleComplexity(Study):
             return (longer / self._predictions(predicted, "time", cells)[:, None]).mean(0)
 
         def collapse(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            first, last = (
-                self._at_middle(trained, "time", vocabulary=size)
-                for size in (self.vocabularies[0], self.vocabularies[-1])
-            )
+            ends = (self.vocabularies[0], self.vocabularies[-1])
+            first, last = (self._at_middle(trained, "time", vocabulary=size) for size in ends)
             return last / first
 
         def quiet(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
-            noises = [noise for noise in self.noises if noise <= self.noise]
-            return np.mean([self._at_middle(trained, "time", noise=noise) / scaling_law for noise in noises], axis=0)
+            times = [self._at_middle(trained, "time", noise=each) for each in self.noises if each <= self.noise]
+            return np.mean([time / scaling_law for time in times], axis=0)
 
         return (
             Claim(
@@ -253,26 +254,22 @@ class SampleComplexity(Study):
                 basis="half an e-folding of the twelve at this length, either way",
             ),
             Claim(
-                f"The samples are T (ln T + 1.3) / (kappa2 K_P K_Q) for noise-to-signal ratios up to {self.noise:g} "
-                "(ratio)",
+                f"The samples are T (ln T + 1.3) / (kappa2 K_P K_Q) for noise-to-signal ratios up to {self.noise:g}",
                 quiet,
-                quantity="samples, measured over predicted",
-                target=1.0,
-                tolerance=0.2,
+                **law,
                 basis="the offset is -.2 without noise and 1.3 at this one: 12% of the time at this length, rounded up",
             ),
             Claim(
                 f"The same scaling law holds for a noise-to-signal ratio of {self.noises[-1]:g} (ratio)",
                 lambda predicted, trained: self._at_middle(trained, "time", noise=self.noises[-1]) / scaling_law,
-                quantity="samples, measured over predicted",
-                target=1.0,
-                tolerance=0.2,
+                **law,
                 expected="refuted",
                 basis="as above: half the samples for twice the noise",
             ),
         )
 
     def _signs(self) -> tuple[Claim, ...]:
+        flips: dict[str, Any] = {"quantity": "share of sign flips", "bounds": (0.0, 1.0)}
         cells = [self._cell(noise=noise) for noise in self.noises]
 
         def gap(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
@@ -281,8 +278,7 @@ class SampleComplexity(Study):
 
         return (
             Claim(
-                "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios "
-                "(difference)",
+                "Under the reduced model the probability of flipped signs is Phi(-1/rho), over all noise ratios",
                 gap,
                 quantity="share of sign flips, measured minus predicted",
                 bounds=(-1.0, 1.0),
@@ -294,8 +290,7 @@ class SampleComplexity(Study):
             Claim(
                 "Training from scratch reaches the solution with the right signs at every noise ratio (share of flips)",
                 lambda predicted, trained: self._at_middle(trained, "flipped", noise=self.noises[-1]),
-                quantity="share of sign flips",
-                bounds=(0.0, 1.0),
+                **flips,
                 target=0.0,
                 tolerance=0.05,
                 expected="refuted",
@@ -305,8 +300,7 @@ class SampleComplexity(Study):
             Claim(
                 "Under SGD the probability of flipped signs is Phi(-1/rho)",
                 lambda predicted, trained: _pick(trained, "sgd")["flipped"].mean("cell").values,
-                quantity="share of sign flips",
-                bounds=(0.0, 1.0),
+                **flips,
                 target=lambda predicted: float(
                     self._predictions(predicted, "flipped", [self._cell(length=self.longest[0])])[0]
                 ),
@@ -394,12 +388,6 @@ class SampleComplexity(Study):
         return predicted[name].sel(setting=[cell.slug for cell in cells]).values
 
 
-def _slopes(lengths: tuple[int, ...], times: np.ndarray) -> np.ndarray:
-    """Return the exponent of samples in the length, one a replicate; samples are length times time."""
-    values = np.asarray(lengths, float) * np.asarray(times).T  # (replicate, length)
-    return np.asarray(fit_exponent(lengths, values).replicate_exponents)
-
-
 def _grain(lengths: tuple[int, ...], spacing: float) -> float:
     """Return the error of a slope when one time is wrong by the spacing of two records, in e-foldings."""
     return float(spacing / (np.log(lengths[0]) + STAGE_ONE_OFFSET) / np.log(lengths[-1] / lengths[0]))
@@ -407,7 +395,5 @@ def _grain(lengths: tuple[int, ...], spacing: float) -> float:
 
 def _pick(trained: xr.Dataset, engine: str, **values: float) -> xr.Dataset:
     """Return the cells of an engine with given values, in the order of their lengths."""
-    chosen = np.all([trained["engine"] == engine, *(trained[name] == value for name, value in values.items())], axis=0)
-    places = np.flatnonzero(chosen)
-    order = np.argsort(trained["length"].values[places], kind="stable")
-    return trained.isel(cell=places[order]).transpose("cell", "replicate")
+    found = select_cells(trained, engine=engine, **values)
+    return found.isel(cell=np.argsort(found["length"].values, kind="stable")).transpose("cell", "replicate")

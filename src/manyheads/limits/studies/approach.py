@@ -268,14 +268,12 @@ class Approach(Study):
         if "limits" in self.parametrizations:
             claims.append(
                 Claim(
-                    f"From {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve changes more under the standard "
-                    "parametrization (difference of squared distances)",
+                    f"From {letter}={sizes[-2]} to {sizes[-1]} the mean loss curve changes more under standard scaling",
                     farther,
                     quantity="difference of squared distances",
                     target=0.0,
                     tolerance=(0.0, math.inf),
-                    basis="a difference of squared distances, both free of the noise of the means, is positive where "
-                    "the first distance is the larger one",
+                    basis="positive where the first distance is the larger one, both free of the noise of the means",
                 )
             )
         return claims

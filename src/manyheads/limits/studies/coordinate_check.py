@@ -209,8 +209,7 @@ class CoordinateCheckStudy(Study):
             return *_beyond(found), found.seeds_needed
 
         return Claim(
-            f"{_who(name)}: the updates of all modules scale with {LETTERS[axis]} as prescribed "
-            "(worst deviation of an exponent)",
+            f"{_who(name)}: the updates of all modules scale with {LETTERS[axis]} as prescribed",
             worst,
             quantity="deviation of an exponent, worst module",
             target=0.0,
@@ -223,8 +222,7 @@ class CoordinateCheckStudy(Study):
             return _beyond(max(self.growths(trained, name, axis), key=lambda g: _beyond(g)[1].low))
 
         return Claim(
-            f"{_who(name)}: the update of a module grows with {LETTERS[axis]} faster than prescribed "
-            "(excess of its exponent)",
+            f"{_who(name)}: the update of a module grows with {LETTERS[axis]} faster than prescribed",
             clearest,
             quantity="excess of an exponent, clearest module",
             target=TOLERANCE[axis],

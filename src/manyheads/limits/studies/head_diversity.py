@@ -384,8 +384,7 @@ class HeadDiversity(Study):
             quantity="log growth of the variance (0 without responses, 1 in the limit)",
             target=1.0,
             tolerance=(0.5, 0.5),
-            basis="of the logarithm of the growth; at 1/2 the theory without responses is as near as the whole; the "
-            "error of the draws by the jackknife",
+            basis="at 1/2 the theory without responses is as near as the whole; error of the draws by the jackknife",
         )
 
 
