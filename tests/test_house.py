@@ -222,9 +222,9 @@ def test_the_oldest_constraints_are_the_lower_bounds():
 def test_data_from_others_are_named_in_the_notice_that_is_shipped():
     assert {"LICENSE", "NOTICE"} <= set(PROJECT["license-files"])
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
-    ours, pages = {".py", ".pyi", ".typed", ".html", ".pyc"}, {"report.css", "report.js"}
+    ours, own = {".py", ".pyi", ".typed", ".html", ".pyc"}, {"report.css", "report.js", "descriptions.json"}
     data = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in ours]
-    data = [path for path in data if path.name not in pages]
+    data = [path for path in data if path.name not in own]
     assert data
     for path in data:
         assert identify(path) in notice
