@@ -119,4 +119,12 @@ FIGURES = [
         )
         for name in STUDIES
     ),
+    Figure(
+        "study_transformer",
+        "bigram/transformer, four replicates",
+        "every outcome as expected",
+        study,
+        {"name": "bigram/transformer", "replicates": 4},
+        words_of("bigram/transformer", 4),
+    ),
 ]

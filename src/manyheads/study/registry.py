@@ -176,6 +176,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.softmax:Softmax",
         "Softmax and linear heads train alike early, and to the end for equal weights",
     ),
+    "bigram/transformer": Entry(
+        "manyheads.bigram.studies.transformer:BigramTransformer",
+        "A two-layer transformer with Adam learns the task in two stages, and transfers",
+    ),
     "bigram/transfer": Entry(
         "manyheads.bigram.studies.transfer:TransferCost",
         "A value matrix of correlation rho finds the positions in C/rho^2 samples",
