@@ -39,7 +39,7 @@ INITS = {
     "shuffled": "pretrained on shuffled targets",
 }
 RECORDS = 80
-PROBE = 512  # contexts on which the excess loss is measured
+PROBE = 256  # contexts on which the excess loss is measured
 EARLY, HALF = 0.9, 0.5  # of the excess loss of uniform predictions
 
 
@@ -67,14 +67,14 @@ class BigramTransformer(Study):
         SOURCE, locus="abstract: two stages, and transfer of pretrained values; linear attention"
     )
 
-    lengths: tuple[int, ...] = (16, 64)
+    lengths: tuple[int, ...] = (8, 32)
     vocabulary: int = 3
     sparsity: int = 2
     key_dim: int = 8
     heads: int = 2
     depth: int = 2
     batch: int = 64
-    steps: int = 400
+    steps: int = 320
     learning_rate: float = 3e-3
 
     def __post_init__(self) -> None:
@@ -87,8 +87,8 @@ class BigramTransformer(Study):
 
     @classmethod
     def full(cls) -> BigramTransformer:
-        """Return the study with twice the width, up to 256 tokens."""
-        return cls(lengths=(16, 64, 256), key_dim=16, steps=1600)
+        """Return the study with twice the width, up to 128 tokens."""
+        return cls(lengths=(8, 32, 128), key_dim=16, steps=1600)
 
     @classmethod
     def small(cls) -> BigramTransformer:
