@@ -1,12 +1,12 @@
 """Families of Hugging Face by configuration: works or refused by name, false alarms, and experts and sinks measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
-from tests.limits.torch.test_families import REFUSED, alarms
+from tests.limits.torch.test_families import MUON, REFUSED, alarms
 from tests.models import tiny
 
 from manyheads.limits import BaseHyperparameters, Parametrization, initialize_model, scale_logits, torch_groups
@@ -14,21 +14,22 @@ from manyheads.limits.torch.model import read_model
 from manyheads.models.families import FAMILIES, UNSUPPORTED
 
 TUNED = BaseHyperparameters(learning_rate=3e-3, epsilon=1e-12)
-MEASURED = {
-    "gate": "router", "router": "router", "sinks": "sink", "gate_up_proj": "expert", "q_proj": "query",
-    "q_a_proj": "query_down", "q_b_proj": "query_up", "kv_a_proj_with_mqa": "key_value_down",
-    "kv_b_proj": "key_value_up",
-}  # fmt: skip
+EXPERTS = {"gate": "router", "router": "router", "sinks": "sink", "gate_up_proj": "expert", "q_proj": "query"}
 """Last word of a name → what it is called here."""
+FACTORS = {"q_a_proj": "query_down", "q_b_proj": "query_up", "kv_a_proj_with_mqa": "key_value_down",
+           "kv_b_proj": "key_value_up"}  # fmt: skip
+BLOCK = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "gate_proj": "mlp_gate",
+         "down_proj": "mlp_out", "q_norm": "query_gain"}  # fmt: skip
+Build = Callable[[float], Any]
 
 
-def families(folder: Path, seeds: int) -> Measured:
-    """Train every family that is not refused at two shapes and audit it before and after."""
-    trained = [family for family in FAMILIES if family not in REFUSED]
+def families(folder: Path, seeds: int, optimizer: str = "adam") -> Measured:
+    """Train every family that is not refused at two shapes and audit it before and after; under Muon some."""
+    trained = [family for family in FAMILIES if family not in REFUSED] if optimizer == "adam" else MUON
     faults, judged = [], 0
     for family in trained:
         for seed in range(seeds):
-            found, number = alarms(family, seed)
+            found, number = alarms(family, seed, optimizer)
             faults, judged = faults + found, judged + number
     print(*faults[:10], sep="\n")
     extent = (
@@ -38,7 +39,9 @@ def families(folder: Path, seeds: int) -> Measured:
     return Measured(f"{len(faults)} false alarms in {len(trained)} families", extent, f"0-{seeds - 1}", not faults)
 
 
-def moved(model: Any, p: Parametrization, seed: int, steps: int, wrong: tuple[str, ...] = ()) -> dict[str, float]:
+def moved(
+    model: Any, p: Parametrization, measured: Mapping[str, str], seed: int, steps: int, wrong: tuple[str, ...] = ()
+) -> dict[str, float]:
     """Train a tiny model, at the base's rates in the wrong roles; return the root mean square by which changed weights
     move what they compute."""
     import torch
@@ -62,7 +65,7 @@ def moved(model: Any, p: Parametrization, seed: int, steps: int, wrong: tuple[st
         model(input_ids=ids)
     for name, tensor in model.named_parameters():
         *path, last = name.removesuffix(".weight").split(".")
-        if last not in MEASURED:
+        if last not in measured:
             continue
         change = tensor.detach() - start[name]
         if last == "gate_up_proj":  # aligned inputs of size one
@@ -72,89 +75,105 @@ def moved(model: Any, p: Parametrization, seed: int, steps: int, wrong: tuple[st
         else:
             x = inputs[".".join([*path, last])][0].detach()
             motion = (x.reshape(-1, x.shape[-1]) @ change.T).square().mean().sqrt()
-        found.setdefault(MEASURED[last], []).append(float(motion))
+        found.setdefault(measured[last], []).append(float(motion))
     return {role: float(np.mean(values)) for role, values in found.items()}
 
 
-def slope(sizes: list[int], rows: list[list[dict[str, float]]]) -> dict[str, float]:
-    """Fit the power of a size that the mean over seeds of every quantity follows."""
+def slopes(
+    build: Build,
+    factors: list[float],
+    measured: Mapping[str, str],
+    seeds: int,
+    steps: int,
+    wrong: tuple[str, ...] = (),
+) -> dict[str, float]:
+    """Fit the power of the size that the motion of every measured class follows; the base is the model at one."""
+    p, rows = Parametrization(base=read_model(build(1)).architecture.shape), []
+    for factor in factors:
+        model = build(factor)
+        scale_logits(model, p)
+        rows.append([moved(model, p, measured, seed, steps, wrong) for seed in range(seeds)])
     means = {role: [np.mean([run[role] for run in row]) for row in rows] for role in rows[0][0]}
-    return {role: float(np.polyfit(np.log(sizes), np.log(mean), 1)[0]) for role, mean in means.items()}
+    return {role: float(np.polyfit(np.log(factors), np.log(mean), 1)[0]) for role, mean in means.items()}
 
 
-def over_heads(family: str, heads: list[int], seeds: int, wrong: tuple[str, ...], steps: int) -> dict[str, float]:
-    """Fit the power of H that the motion of every measured class of a family with experts follows."""
-    import torch
-
-    def build(number: int) -> Any:
-        return tiny.build(family, heads=number, key_value_heads=max(number // 2, 1), width=8 * number,
-                          expert_hidden=16 * number, hidden=16 * number)  # fmt: skip
-
-    p = Parametrization(base=read_model(build(4)).architecture.shape)
-    rows = []
-    for number in heads:
-        rows.append([])
-        for seed in range(seeds):
-            torch.manual_seed(seed)
-            rows[-1].append(moved(build(number), p, seed, steps, wrong))
-    return slope(heads, rows)
+def shown(found: Mapping[str, Mapping[str, float]]) -> tuple[str, float]:
+    """Return slopes by axis for people, and the largest."""
+    lines = [f"{axis}: " + ", ".join(f"{role} {each:.2f}" for role, each in row.items()) for axis, row in found.items()]
+    return "<br>".join(lines), max(abs(each) for row in found.values() for each in row.values())
 
 
 def experts(folder: Path, heads: list[int], seeds: int, steps: int) -> Measured:
     """Measure routers, experts and sinks over H, and a router at the base's rate beside them."""
-    right = {(family, role): slope for family in ("mixtral", "gpt_oss")
-             for role, slope in over_heads(family, heads, seeds, (), steps).items()}  # fmt: skip
-    wrong = over_heads("mixtral", heads, seeds, ("router",), steps)["router"]
-    figure = ", ".join(f"{family} {role} {slope:.2f}" for (family, role), slope in right.items())
-    passed = max(map(abs, right.values())) <= 0.25 and wrong >= 0.5
-    extent = f"H = {', '.join(map(str, heads))}, {steps} steps of AdamW"
-    return Measured(f"{figure}; a router at the base's rate {wrong:.2f}", extent, f"0-{seeds - 1}", passed)
+
+    def build(family: str) -> Build:
+        def sized(factor: float) -> Any:
+            n = round(4 * factor)
+            return tiny.build(family, heads=n, key_value_heads=max(n // 2, 1), width=8 * n, expert_hidden=16 * n,
+                              hidden=16 * n)  # fmt: skip
+
+        return sized
+
+    factors = [each / 4 for each in heads]
+    right = {family: slopes(build(family), factors, EXPERTS, seeds, steps) for family in ("mixtral", "gpt_oss")}
+    wrong = slopes(build("mixtral"), factors, EXPERTS, seeds, steps, ("router",))["router"]
+    figure, worst = shown(right)
+    extent = f"H = {', '.join(map(str, heads))}, {steps} steps of AdamW; a router at the base's rate {wrong:.2f}"
+    return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25 and wrong >= 0.5)
 
 
-def latent_model(heads: int = 4, key_dim: int = 16, width: int = 64, rank: int = 32, layers: int = 2) -> Any:
+def latent_model(heads: float = 4, key_dim: float = 16, width: float = 64, rank: float = 32, layers: float = 2) -> Any:
     """Return a tiny model with latent attention (DeepSeek-V3) and no experts."""
+    heads, key_dim, width, rank, layers = map(round, (heads, key_dim, width, rank, layers))
     ranks = {"q_lora_rank": rank, "kv_lora_rank": rank}
     dims = {"qk_nope_head_dim": key_dim // 2, "qk_rope_head_dim": key_dim // 2, "v_head_dim": key_dim}
     sizes = {"heads": heads, "width": width, "hidden": 2 * width, "layers": layers}
     return tiny.build("deepseek_v3", first_k_dense_replace=layers, **sizes, **ranks, **dims)
 
 
-LATENT_AXES: dict[str, Callable[[int], dict[str, int]]] = {
-    "H, rank fixed": lambda factor: {"heads": 4 * factor, "width": 64 * factor},
-    "H, rank as D": lambda factor: {"heads": 4 * factor, "width": 64 * factor, "rank": 32 * factor},
-    "N, rank fixed": lambda factor: {"key_dim": 16 * factor, "width": 64 * factor},
-    "N, rank as D": lambda factor: {"key_dim": 16 * factor, "width": 64 * factor, "rank": 32 * factor},
-    "D alone": lambda factor: {"width": 64 * factor},
-    "rank alone": lambda factor: {"rank": 32 * factor},
-    "L": lambda factor: {"layers": 2 * factor},
+LATENT_AXES: dict[str, Build] = {
+    "H, rank fixed": lambda factor: latent_model(heads=4 * factor, width=64 * factor),
+    "H, rank as D": lambda factor: latent_model(heads=4 * factor, width=64 * factor, rank=32 * factor),
+    "N, rank fixed": lambda factor: latent_model(key_dim=16 * factor, width=64 * factor),
+    "N, rank as D": lambda factor: latent_model(key_dim=16 * factor, width=64 * factor, rank=32 * factor),
+    "D alone": lambda factor: latent_model(width=64 * factor),
+    "rank alone": lambda factor: latent_model(rank=32 * factor),
+    "L": lambda factor: latent_model(layers=2 * factor),
 }
-"""Axis → sizes at a multiple of the base."""
+"""Axis → model at a multiple of the base's size."""
 
 
-def latent_slopes(axis: str, factors: list[int], seeds: int, wrong: tuple[str, ...], steps: int) -> dict[str, float]:
-    """Fit the powers of one axis that the low-rank factors of latent attention follow."""
-    p, rows = Parametrization(base=read_model(latent_model()).architecture.shape), []
-    for factor in factors:
-        model = latent_model(**LATENT_AXES[axis](factor))
-        scale_logits(model, p)
-        rows.append([moved(model, p, seed, steps, wrong) for seed in range(seeds)])
-    return slope(factors, rows)
-
-
-def latent(folder: Path, factors: list[int], seeds: int, steps: int) -> Measured:
+def latent(folder: Path, factors: list[float], seeds: int, steps: int) -> Measured:
     """Measure the low-rank factors of latent attention along every axis, and at the base's rates over H."""
-    right = {axis: latent_slopes(axis, factors, seeds, (), steps) for axis in LATENT_AXES}
-    down, up = ("query_down", "key_value_down"), ("query_up", "key_value_up")
-    wrong = latent_slopes("H, rank as D", factors, seeds, (*down, *up), steps)
-    worst = max(abs(each) for found in right.values() for each in found.values())
-    figure = "<br>".join(
-        f"{axis}: " + ", ".join(f"{role} {each:.2f}" for role, each in found.items()) for axis, found in right.items()
-    )
-    said = ", ".join(f"{role} {wrong[role]:.2f}" for role in (*down, *up))
-    extent = f"sizes times {', '.join(map(str, factors))}, {steps} steps of AdamW, exponent 1; H, base's rates: {said}"
-    return Measured(
-        figure, extent, f"0-{seeds - 1}", worst <= 0.25 and min(wrong[role] for role in (*down, *up)) >= 0.5
-    )
+    right = {axis: slopes(build, factors, FACTORS, seeds, steps) for axis, build in LATENT_AXES.items()}
+    wrong = slopes(LATENT_AXES["H, rank as D"], factors, FACTORS, seeds, steps, tuple(FACTORS.values()))
+    figure, worst = shown(right)
+    said = ", ".join(f"{role} {each:.2f}" for role, each in wrong.items())
+    extent = f"sizes times {factors}, {steps} steps of AdamW, exponent 1; over H at the base's rates: {said}"
+    return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25 and min(wrong.values()) >= 0.5)
+
+
+def qwen(heads: float = 4, groups: float = 2, key_dim: float = 8, width: float = 32, hidden: float = 64) -> Any:
+    """Return a tiny model with grouped queries, norms behind queries and keys, and a gated MLP (Qwen3)."""
+    heads, groups, key_dim, width, hidden = map(round, (heads, groups, key_dim, width, hidden))
+    return tiny.build("qwen3", heads=heads, key_value_heads=groups, key_dim=key_dim, width=width, hidden=hidden)
+
+
+BLOCK_AXES: dict[str, Build] = {
+    "H": lambda factor: qwen(4 * factor, 2 * factor, width=32 * factor, hidden=64 * factor),
+    "N": lambda factor: qwen(key_dim=8 * factor, width=32 * factor, hidden=64 * factor),
+    "H over K": lambda factor: qwen(16, 16 / factor, width=64),
+    "D alone": lambda factor: qwen(width=32 * factor),
+    "F alone": lambda factor: qwen(hidden=64 * factor),
+}
+
+
+def blocks(folder: Path, factors: list[float], seeds: int, steps: int) -> Measured:
+    """Measure a block with grouped queries, norms behind queries and keys and a gated MLP along every axis."""
+    found = {axis: slopes(build, factors, BLOCK, seeds, steps) for axis, build in BLOCK_AXES.items()}
+    figure, worst = shown(found)
+    extent = f"Qwen3, sizes times {factors}, {steps} steps of AdamW, exponent 1"
+    return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25)
 
 
 FIGURES = (
@@ -164,6 +183,13 @@ FIGURES = (
         "60 families known or refused, at least 30 trained, 0 false alarms",
         families,
         {"seeds": 1},
+    ),
+    Figure(
+        "families-muon",
+        "the same under Muon beside AdamW, in families whose matrices have two axes",
+        "at least 12 trained, 0 false alarms",
+        families,
+        {"seeds": 1, "optimizer": "muon"},
     ),
     Figure(
         "experts",
@@ -177,6 +203,14 @@ FIGURES = (
         "the low-rank factors of latent attention (MLA) move what they compute alike along H, N, D, L and the rank",
         "|slope| <= 0.25; at the base's rates >= 0.5 over H",
         latent,
+        {"factors": [1, 2, 4, 8], "seeds": 3, "steps": 10},
+    ),
+    Figure(
+        "blocks",
+        "grouped queries, norms behind queries and keys, gated MLP: weights move what they compute alike along every "
+        "axis, the number of query heads for each key head and the width of the MLP included",
+        "|slope| <= 0.25",
+        blocks,
         {"factors": [1, 2, 4, 8], "seeds": 3, "steps": 10},
     ),
 )

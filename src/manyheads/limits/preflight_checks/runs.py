@@ -122,7 +122,10 @@ class Runs:
             return [transfer_check(shapes, factors, losses, seeds=self.seeds, widenings=1)]
         except CertificateError as error:
             axis, _ = find_axis(shapes)
-            self.notes.append(f"learning rate along {LETTERS[axis]}: not decided, {error.message}")
+            self.notes.append(
+                f"learning rate along {LETTERS[axis]}: not decided, {error.message}; these are factors of your own "
+                "learning rates, rate_factors (--rate-factors LOW HIGH COUNT on the command line)"
+            )
             return []
 
     def _count(self, steps: int) -> None:
