@@ -195,8 +195,8 @@ class Preflight(Shown):
     def _headline(self) -> str:
         if not self.judged:
             changed = f"{len(self.broken)} of {len(self.growths)} updates change with the size"
-            wrong = f", {len(faults)} faults" if (faults := self.faults()) else ""
-            return f"{changed}{wrong}; not judged"
+            number = len(self.faults())
+            return f"{changed}, not judged" + (f"; {number} fault{'s' * (number > 1)}" if number else "")
         return f"{'passed' if self.passed else 'failed'}: {len(self.growths)} updates, {len(self.faults())} wrong"
 
     def _overview(self) -> Overview:
