@@ -263,6 +263,7 @@ ROWS = {
         {"logits": some(2, 4), "token_weights": some(4, 3)},
         fixed(rule=UpdateRule("exp")),
     ),
+    "joma.theory.invariants.logit_side": ({"logits": some(2, 4)}, fixed(rule=UpdateRule("sigmoid"))),
     "joma.theory.invariants.per_query_quantity": (
         {"logits": some(2, 4), "token_weights": some(2, 4, 3)},
         fixed(rule=UpdateRule("exp", per_query_weights=True)),
@@ -295,6 +296,22 @@ ROWS = {
     "joma.theory.latent_tree.predict_cooccurrence": (
         {"correlation": exactly(0.5, 0.9), "height": of(np.array([1, 2])), "depth": of(np.array([3, 3]))},
         fixed(),
+    ),
+    "joma.theory.nearly_orthogonal.token_sum": (
+        {"logits": some(2, 4), "weights": some(5, 3), "query_embedding": positive(5)},
+        fixed(rule=UpdateRule("exp")),
+    ),
+    "joma.theory.nearly_orthogonal.drift_from_couplings": (
+        {"gram": some(4, 4), "couplings": some(4, 4)},
+        fixed(rule=UpdateRule("exp")),
+    ),
+    "joma.theory.nearly_orthogonal.drift_bound": (
+        {"gram": some(4, 4), "paths": positive(4, 4)},
+        fixed(rule=UpdateRule("exp")),
+    ),
+    "joma.theory.nearly_orthogonal.random_drift": (
+        {"couplings": some(4, 4)},
+        fixed(rule=UpdateRule("exp"), dimension=9),
     ),
     "joma.theory.rebound.entropy_curve": ({"targets": exactly(2.0, 1.0), "times": exactly(0.5, 1.0)}, fixed()),
     "joma.theory.rebound.entropy_of": ({"logits": some(2, 4)}, fixed()),

@@ -15,10 +15,10 @@ from jaxtyping import ArrayLike, Float, Int
 from manyheads._arrays import as_integers, check_arrays, takes_arrays
 from manyheads.errors import ShapeError, UsageError
 
-Attention: TypeAlias = Literal["linear", "exp", "softmax"]
+Attention: TypeAlias = Literal["linear", "exp", "sigmoid", "square", "softmax", "normalized-sigmoid"]
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
 
-ATTENTIONS = ("linear", "exp", "softmax")
+ATTENTIONS: tuple[Attention, ...] = ("linear", "exp", "sigmoid", "square", "softmax", "normalized-sigmoid")
 ACTIVATIONS: dict[str, Activation] = {
     "identity": lambda a: a,
     "relu": jax.nn.relu,
@@ -76,14 +76,16 @@ class UpdateRule(eqx.Module):
     .. math:: b = \sigma(z_q) \circ x / A, \quad f = U_C b + u_q, \quad h = \phi(W^\top f),
 
     with :math:`\sigma(s) = s/T, A = 1` (linear), :math:`\sigma(s) = e^{s/T}, A = 1` (exp; another constant only
-    rescales x), :math:`\sigma(s) = e^{s/T}, A = 1^\top(e^{z/T} \circ x)` (softmax). Then, in continuous time,
+    rescales x), the logistic function or the square of s/T, A = 1 (sigmoid, square), and
+    :math:`A = 1^\top(\sigma(z) \circ x)` over exp (softmax) or the logistic function (normalized-sigmoid). Then, in
+    continuous time,
 
     .. math:: \dot W = -\partial_W L - \lambda W, \qquad \dot z = r (-\partial_z L - \lambda z).
 
     Attributes
     ----------
     attention
-        "linear", "exp" or "softmax".
+        A name of `ATTENTIONS`.
     activation
         A name of `ACTIVATIONS`, or an elementwise JAX function. Events at kinks are known for "relu" alone.
     temperature

@@ -120,6 +120,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.joma.studies.invariants:Invariants",
         "Gradient flow conserves z^2 - |v|^2 (linear) and z - |v|^2/2 (exp attention)",
     ),
+    "joma/attention-functions": Entry(
+        "manyheads.joma.studies.attention_functions:AttentionFunctions",
+        "Attention f(z)x conserves F(z) - |v|^2/2 with F' = f/f'; normalized, no weights",
+    ),
+    "joma/nearly-orthogonal": Entry(
+        "manyheads.joma.studies.nearly_orthogonal:NearlyOrthogonal",
+        "Theorem 1 drifts as the cosines of the embeddings, as their couplings predict",
+    ),
     "joma/winners": Entry(
         "manyheads.joma.studies.winners:Winners",
         "Under exp attention one token takes all at time sqrt(pi/2)/max|Delta|",

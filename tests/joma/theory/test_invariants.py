@@ -37,6 +37,9 @@ RULES = [
     UpdateRule("exp", "gelu", learning_rate_ratio=2.0, temperature=0.7),
     UpdateRule("exp", "gelu", per_query_weights=True),
     UpdateRule("softmax", "gelu", temperature=2.0),
+    UpdateRule("sigmoid", "gelu", learning_rate_ratio=2.0, temperature=0.7),
+    UpdateRule("square", "gelu", learning_rate_ratio=0.5, temperature=1.3),
+    UpdateRule("normalized-sigmoid", "gelu", temperature=0.7),
 ]
 
 

@@ -1,6 +1,7 @@
 """`joma/winners`: winner-take-all attention of theorem 2, its blow-up time and the limits of the other weights.
 
-The joint flow of logits and weights is integrated and compared with the erf law.
+The joint flow of logits and weights is integrated and compared with the erf law, for constant gradients as in the
+theorem and for the gradient of a logistic loss, which fades while the layer learns.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from scipy.integrate import simpson
 from scipy.special import erf, erfc
 
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
-from manyheads.joma.systems.gradient_flow import AdaptiveSteps, adaptive_gradient_flow
-from manyheads.joma.systems.layer import LayerParameters, LinearLoss, attend, token_weights
-from manyheads.joma.task import Sizes, UpdateRule, draw_joma_task
+from manyheads.joma.systems.gradient_flow import (
+    AdaptiveSteps,
+    FixedSteps,
+    FlowTrajectory,
+    adaptive_gradient_flow,
+    gradient_flow,
+)
+from manyheads.joma.systems.layer import LayerParameters, LinearLoss, LogisticLoss, attend, forward, token_weights
+from manyheads.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.winner_take_all import (
     blowup_time,
     common_ratio,
@@ -32,9 +40,10 @@ from manyheads.study.claims import Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell
 
-EXACT = 1e-10
+EXACT, QUADRATURE = 1e-10, 1e-6
 GAIN = "gain, in units that put the blow-up at time 1"
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared
+FADING = FixedSteps.until(20.0, 0.01, 2000)  # blow-up times of the initial gradient, every step kept
 LONGEST = 400.0  # blow-up times; softmax attention needs as many to reach the level
 
 
@@ -57,6 +66,7 @@ class Winners(Study):
     source: ClassVar[Source] = replace(
         SOURCE, locus="theorem 2; the blow-up time, the limits and the solution for linear attention are derived here"
     )
+    revision: ClassVar[int] = 2  # gradients that fade
     # Not vectorized: one program per attention serves both of its flows and all replicates.
     tokens: int = 12
     contexts: int = 40
@@ -82,8 +92,10 @@ class Winners(Study):
         return cls(tokens=3, contexts=4, records=4, level=3.0)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return the three kinds of attention."""
-        return grid(attention=("exp", "linear", "softmax"))
+        """Return the three kinds of attention, and exp attention with a gradient that fades."""
+        return grid(attention=("exp", "linear", "softmax"), gradient=("constant",)) + grid(
+            attention=("exp",), gradient=("fading",)
+        )
 
     def predict(self, key: jax.Array) -> xr.Dataset:
         """Return the fraction of the blow-up time that is left when the largest weight reaches the level."""
@@ -99,22 +111,29 @@ class Winners(Study):
         task = draw_joma_task(sizes, rng)
         gradients = 0.5 + rng.normal(size=(contexts, 1))
         gains = (gradients * task.contexts).mean(0)  # (M,)
+        if cell["gradient"] == "fading":
+            gains = ((task.labels % 2 - 0.5)[:, None] * task.contexts).mean(0)
         # Gradients are scaled so that the blow-up time is one: every trajectory has the same times.
-        loss = LinearLoss(gradients * (np.pi / 2) ** 0.5 / np.abs(gains).max())
+        scale = (np.pi / 2) ** 0.5 / np.abs(gains).max()
+        loss = LogisticLoss(scale) if cell["gradient"] == "fading" else LinearLoss(gradients * scale)
         logits = np.full((1, self.tokens), float(rule.attention == "linear"))
         init = LayerParameters(logits, np.zeros((sizes.width, 1)))
-        near, last = (
-            adaptive_gradient_flow(
-                init, task, loss, rule, AdaptiveSteps(horizon, self.records, 1e-12, 1e-14, limit=self.level)
-            )
-            for horizon in (FRACTION, LONGEST)
-        )
+
+        def flow(horizon: float) -> FlowTrajectory:
+            steps = AdaptiveSteps(horizon, self.records, 1e-12, 1e-14, limit=self.level)
+            return adaptive_gradient_flow(init, task, loss, rule, steps)
+
+        near = flow(FRACTION)
+        fading = cell["gradient"] == "fading"
+        last = gradient_flow(init, task, loss, rule, FADING) if fading else flow(LONGEST)
+        total = _accumulate(last, task, loss, rule) if fading else gains * scale * float(last.times[-1])
         end = token_weights(task, last.network.weights[-1])[:, 0]
         attention = np.asarray(attend(rule, jnp.asarray(last.network.logits[-1]), jnp.asarray(task.contexts))).mean(0)
         path = token_weights(task, near.network.weights)[..., 0]
         return dataset(
             {
                 "gain": ("token", gains / np.abs(gains).max() * (np.pi / 2) ** 0.5, GAIN),
+                "total": ("token", total, "gain accumulated to the end of the flow"),
                 "weights": (("time", "token"), path, "token weights"),
                 "end": ("token", end, "final token weights"),
                 "end_time": ((), last.times[-1], "final time over the blow-up time"),
@@ -186,6 +205,31 @@ class Winners(Study):
                 **equality,
             ),
             Claim(
+                "When the gradient fades, erf(v/sqrt 2) is sqrt(2/pi) times the gain accumulated over time",
+                _worst("exp", _accumulation_error, "fading"),
+                quantity="largest distance",
+                target=0.0,
+                tolerance=QUADRATURE,
+                basis="an equality: Simpson's rule between the states kept, every step of the flow",
+            ),
+            Claim(
+                "When the gradient fades, erf(v/sqrt 2)/Delta of the initial gain is the same for all tokens",
+                _each("exp", lambda path: common_ratio(path["gain"], path["end"], 0.5**0.5), "fading"),
+                quantity="spread over tokens (relative)",
+                **no_constant,
+            ),
+            Claim(
+                "When the gradient fades, exp attention becomes one-hot on the token of the largest initial gain",
+                _each("exp", _winner, "fading"),
+                quantity="share of the winner",
+                target=1.0,
+                tolerance=0.01,
+                expected="refuted",
+                resolution=EXACT,
+                bounds=(0.0, 1.0),
+                basis="as for a constant gradient",
+            ),
+            Claim(
                 "Under softmax attention with one context erf(v/sqrt 2)/Delta is the same for all tokens",
                 _each("softmax", lambda path: common_ratio(path["gain"], path["end"], 0.5**0.5)),
                 quantity="relative spread over tokens",
@@ -232,9 +276,25 @@ SHOWN = {  # claims by kind of attention
 }
 
 
-def _paths(trained: xr.Dataset, attention: str) -> list[dict[str, Any]]:
-    """Return the variables of one kind of attention, a dictionary per replicate."""
-    cell = select_cell(trained, attention=attention)
+def _accumulate(path: FlowTrajectory, task: JomaTask, loss: LogisticLoss, rule: UpdateRule) -> np.ndarray:
+    """Integrate the gains E[g x] of a single neuron along a trajectory, (M,)."""
+
+    def gains(state: LayerParameters) -> jax.Array:
+        preactivations = forward(state, task, rule)[1]
+        gradient = jax.grad(lambda a: loss(rule.function(a), task))(preactivations)  # of the mean over samples
+        return -gradient[:, 0] @ jnp.asarray(task.contexts)
+
+    rates = jax.jit(jax.vmap(gains))(jax.tree.map(jnp.asarray, path.network))
+    return np.asarray(simpson(np.asarray(rates), x=np.asarray(path.times), axis=0))
+
+
+def _accumulation_error(path: dict[str, Any]) -> float:
+    return float(np.abs(erf(path["end"] * 0.5**0.5) - (2 / np.pi) ** 0.5 * path["total"]).max())
+
+
+def _paths(trained: xr.Dataset, attention: str, gradient: str = "constant") -> list[dict[str, Any]]:
+    """Return the variables of one kind of attention and gradient, a dictionary per replicate."""
+    cell = select_cell(trained, attention=attention, gradient=gradient)
     runs = (cell.isel(replicate=number) for number in range(cell.sizes["replicate"]))
     return [{str(name): run[name].values for name in (*run.data_vars, "time")} for run in runs]
 
@@ -257,13 +317,13 @@ def _winner(path: dict[str, Any]) -> float:
     return float(path["shares"][np.abs(path["gain"]).argmax()])
 
 
-def _each(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
+def _each(attention: str, figure: Callable[[dict[str, Any]], float], gradient: str = "constant") -> Measure:
     """Measure one figure per replicate under one kind of attention."""
-    return lambda predicted, trained: [figure(path) for path in _paths(trained, attention)]
+    return lambda predicted, trained: [figure(path) for path in _paths(trained, attention, gradient)]
 
 
-def _worst(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:
-    return lambda predicted, trained: max(figure(path) for path in _paths(trained, attention))
+def _worst(attention: str, figure: Callable[[dict[str, Any]], float], gradient: str = "constant") -> Measure:
+    return lambda predicted, trained: max(figure(path) for path in _paths(trained, attention, gradient))
 
 
 def _least(attention: str, figure: Callable[[dict[str, Any]], float]) -> Measure:

@@ -18,6 +18,14 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError
 from manyheads.joma.task import JomaTask, Sizes, UpdateRule
 
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {  # of the logits over the temperature, by attention
+    "linear": lambda scaled: scaled,
+    "exp": jnp.exp,
+    "sigmoid": jax.nn.sigmoid,
+    "square": jnp.square,
+    "normalized-sigmoid": jax.nn.sigmoid,
+}
+
 Loss: TypeAlias = Callable[[jax.Array, JomaTask], jax.Array]
 
 
@@ -53,9 +61,20 @@ class LinearLoss(eqx.Module):
         return -(hidden * self.gradients).sum(-1).mean()
 
 
+class LogisticLoss(eqx.Module):
+    """Logistic loss of the sum of the hidden values, its sign the parity of the label: a gradient that fades."""
+
+    scale: Float[Any, ""]
+
+    def __call__(self, hidden: Float[Array, "samples neurons"], task: JomaTask) -> Float[Array, ""]:
+        """Compute the loss of hidden values."""
+        signs = 2 * (jnp.asarray(task.labels) % 2) - 1
+        return self.scale * jax.nn.softplus(-signs * hidden.sum(-1)).mean()
+
+
 def draw_parameters(sizes: Sizes, rule: UpdateRule, rng: np.random.Generator) -> LayerParameters:
-    """Draw normal logits of std 0.2, of mean 1 for linear attention, and weights of std 0.3, float64."""
-    logits = 0.2 * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention == "linear")
+    """Draw normal logits of std 0.2, of mean 1 for linear and square attention, and weights of std 0.3, float64."""
+    logits = 0.2 * rng.normal(size=(sizes.queries, sizes.tokens)) + (rule.attention in ("linear", "square"))
     own = (sizes.queries,) if rule.per_query_weights else ()
     return LayerParameters(logits, 0.3 * rng.normal(size=(*own, sizes.width, sizes.neurons)))
 
@@ -71,11 +90,10 @@ def attend(
 ) -> Float[Array, "... tokens"]:
     """Compute the attention b from logits and frequencies."""
     scaled = logits / rule.temperature
-    if rule.attention == "linear":
-        return scaled * contexts
-    if rule.attention == "exp":
-        return jnp.exp(scaled) * contexts
-    return jax.nn.softmax(scaled + jnp.log(contexts), axis=-1)  # frequency 0: log is -inf, attention exactly 0
+    if rule.attention == "softmax":
+        return jax.nn.softmax(scaled + jnp.log(contexts), axis=-1)  # frequency 0: log is -inf, attention exactly 0
+    b = FUNCTIONS[rule.attention](scaled) * contexts
+    return b / b.sum(-1, keepdims=True) if rule.attention == "normalized-sigmoid" else b
 
 
 def forward(

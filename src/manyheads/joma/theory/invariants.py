@@ -38,6 +38,8 @@ from manyheads._arrays import takes_arrays
 from manyheads.errors import ShapeError, UsageError
 from manyheads.joma.task import UpdateRule
 
+NORMALIZED = ("softmax", "normalized-sigmoid")
+
 
 @takes_arrays
 def conserved_quantity(
@@ -47,11 +49,16 @@ def conserved_quantity(
 ) -> Any:
     r"""Compute the quantity that gradient flow conserves.
 
-    ======== ==================================================== ====================================================
-    linear   :math:`\sum_q z_q^2 - r \sum_k v_k^2`                per query where each has its own weights
-    exp      :math:`\sum_q z_q - \frac{r}{2T} \sum_k v_k^2`       per query where each has its own weights
-    softmax  :math:`\sum_m z_{qm}`                                always per query
-    ======== ==================================================== ====================================================
+    ================== ================================================ ==========================================
+    linear             :math:`\sum_q z_q^2 - r \sum_k v_k^2`            per query where each has its own weights
+    exp                :math:`\sum_q z_q - \frac{r}{2T} \sum_k v_k^2`   per query where each has its own weights
+    sigmoid, square    :math:`\sum_q F(z_q) - \frac{r}{2}\sum_k v_k^2`  per query where each has its own weights
+    softmax            :math:`\sum_m z_{qm}`                            always per query
+    normalized-sigmoid :math:`\sum_m F(z_{qm})`                         always per query
+    ================== ================================================ ==========================================
+
+    :math:`F(z) = T^2 (z/T + e^{z/T})` (sigmoid) and :math:`z^2/4` (square): see
+    `manyheads.joma.theory.attention_functions` for the rule.
 
     Assumed: orthonormal frozen embeddings, gradient flow on one loss over all queries.
 
@@ -63,8 +70,8 @@ def conserved_quantity(
     Returns
     -------
     array
-        Linear and exp: (..., M) with shared weights, where a single query conserves nothing, and (..., Q, M) with one
-        weight matrix per query. Softmax: (..., Q). A JAX array, traced or not, if one was given.
+        (..., M) with shared weights, where a single query conserves nothing, and (..., Q, M) with one weight matrix per
+        query. Softmax and normalized-sigmoid: (..., Q). A JAX array, traced or not, if one was given.
 
     Raises
     ------
@@ -89,14 +96,34 @@ def conserved_quantity(
 def _relation(rule: UpdateRule, logits: Any, token_weights: Any) -> Any:
     z, v = _arrays(logits, token_weights)
     _check_shapes(rule, z, v)
-    if rule.attention == "softmax":
-        return z.sum(-1)
+    sides = logit_side(rule, z)
+    if rule.attention in NORMALIZED:
+        return sides.sum(-1)
     squares = (v**2).sum(-1)  # (..., M) or (..., Q, M)
-    powers = z**2 if rule.attention == "linear" else z
-    share = (
-        rule.learning_rate_ratio if rule.attention == "linear" else rule.learning_rate_ratio / (2 * rule.temperature)
-    )
-    return (powers if rule.per_query_weights else powers.sum(-2)) - share * squares
+    ratio = rule.learning_rate_ratio
+    share = ratio if rule.attention == "linear" else ratio / (2 * rule.temperature)
+    share = ratio / 2 if rule.attention in ("sigmoid", "square") else share
+    return (sides if rule.per_query_weights else sides.sum(-2)) - share * squares
+
+
+@takes_arrays
+def logit_side(rule: UpdateRule, logits: Float[ArrayLike, "*shape"]) -> Any:
+    """Compute the side of the logits in the conserved quantity, of the same shape: z^2, z, or F(z).
+
+    Examples
+    --------
+    >>> [logit_side(UpdateRule(name), [0.0, 2.0]).tolist() for name in ("linear", "exp", "square")]
+    [[0.0, 4.0], [0.0, 2.0], [0.0, 1.0]]
+    """
+    (z,) = _arrays(logits)
+    if rule.attention == "linear":
+        return z**2
+    if rule.attention in ("exp", "softmax"):
+        return z
+    if rule.attention == "square":
+        return z**2 / 4
+    scaled = z / rule.temperature
+    return rule.temperature**2 * (scaled + np.e**scaled)
 
 
 def _arrays(*given: Any) -> tuple[Any, ...]:
