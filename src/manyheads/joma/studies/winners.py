@@ -43,7 +43,7 @@ from manyheads.study.tables import dataset, select_cell
 EXACT, QUADRATURE = 1e-10, 1e-6
 GAIN = "gain, in units that put the blow-up at time 1"
 FRACTION = 0.98  # of the blow-up time, up to which trajectories are compared
-FADING = FixedSteps.until(20.0, 0.01, 2000)  # blow-up times of the initial gradient, every step kept
+FADING = FixedSteps.until(20.0, 0.005, 4000)  # blow-up times of the initial gradient, every step kept
 LONGEST = 400.0  # blow-up times; softmax attention needs as many to reach the level
 
 
