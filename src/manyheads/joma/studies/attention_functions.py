@@ -167,7 +167,7 @@ class AttentionFunctions(Study):
         def miscounted(names: tuple[str, ...]) -> Measure:
             def largest(predicted: xr.Dataset, trained: xr.Dataset) -> float:
                 expected = predicted["count"].sel(attention=trained["attention"])
-                gaps = np.abs(trained["count"] - expected)
+                gaps = abs(trained["count"] - expected)
                 return float(gaps.isel(cell=np.isin(trained["attention"].values, names)).max())  # NaN is skipped
 
             return largest

@@ -26,7 +26,7 @@ from manyheads.joma.systems.gradient_flow import (
     adaptive_gradient_flow,
     gradient_flow,
 )
-from manyheads.joma.systems.layer import LayerParameters, LinearLoss, LogisticLoss, attend, forward, token_weights
+from manyheads.joma.systems.layer import LayerParameters, LinearLoss, LogisticLoss, Loss, attend, forward, token_weights
 from manyheads.joma.task import JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.winner_take_all import (
     blowup_time,
@@ -276,7 +276,7 @@ SHOWN = {  # claims by kind of attention
 }
 
 
-def _accumulate(path: FlowTrajectory, task: JomaTask, loss: LogisticLoss, rule: UpdateRule) -> np.ndarray:
+def _accumulate(path: FlowTrajectory, task: JomaTask, loss: Loss, rule: UpdateRule) -> np.ndarray:
     """Integrate the gains E[g x] of a single neuron along a trajectory, (M,)."""
 
     def gains(state: LayerParameters) -> jax.Array:
