@@ -17,8 +17,7 @@ import xarray as xr
 from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.gradient_flow import FixedSteps, gradient_flow
-from manyheads.joma.systems.layer import LayerParameters, draw_parameters, draw_upper, token_weights
-from manyheads.joma.systems.trained_layer import train_layer
+from manyheads.joma.systems.layer import LayerParameters, draw_parameters, draw_upper, token_weights, train_layer
 from manyheads.joma.task import ATTENTIONS, JomaTask, Sizes, UpdateRule, draw_joma_task
 from manyheads.joma.theory.attention_functions import count_invariants
 from manyheads.joma.theory.invariants import NORMALIZED, conserved_quantity, logit_side

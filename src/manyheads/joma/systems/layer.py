@@ -1,4 +1,4 @@
-"""Attention layer under an MLP: forward pass, losses on the hidden values, and the vector field of gradient flow.
+"""Attention layer under an MLP: forward pass, losses, the vector field of gradient flow, and training on mini-batches.
 
 `manyheads.joma.systems.gradient_flow` integrates the field.
 """
@@ -12,9 +12,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float
 
-from manyheads._arrays import takes_arrays
+from manyheads._arrays import follows_caller, takes_arrays
 from manyheads.errors import ShapeError
 from manyheads.joma.task import JomaTask, Sizes, UpdateRule
 
@@ -25,6 +26,8 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {  # of the logits over
     "square": jnp.square,
     "normalized-sigmoid": jax.nn.sigmoid,
 }
+
+OPTIMIZERS = {"sgd": optax.identity(), "adam": optax.scale_by_adam()}
 
 Loss: TypeAlias = Callable[[jax.Array, JomaTask], jax.Array]
 
@@ -144,3 +147,46 @@ def vector_field(
 def token_weights(task: JomaTask, weights: Float[Any, "... width neurons"]) -> Any:
     """Project the weights on the token embeddings, v = U_C^T W, (..., M, K)."""
     return task.token_embeddings.T @ weights
+
+
+@follows_caller
+def train_layer(
+    problem: tuple[LayerParameters, JomaTask, CrossEntropy],
+    rule: UpdateRule,
+    optimizer: str,
+    learning_rate: float,
+    steps: int,
+    batch: int,
+    seed: int,
+) -> tuple[LayerParameters, Any]:
+    """Train logits, weights and the upper matrix; return the trained layer and the decrease of the loss over all data.
+
+    `optimizer` is a name of `OPTIMIZERS`. Batches are drawn with replacement.
+    """
+    return _train(
+        problem,
+        rule.traced(),
+        optimizer,
+        (jnp.asarray(learning_rate, float), jnp.asarray(steps), jnp.asarray(seed)),
+        batch,
+    )
+
+
+@eqx.filter_jit
+def _train(problem: Any, rule: UpdateRule, optimizer: str, clock: Any, batch: int) -> tuple[LayerParameters, jax.Array]:
+    layer, task, upper = jax.tree.map(jnp.asarray, problem)
+    learning_rate, steps, seed = clock
+    transform, key = OPTIMIZERS[optimizer], jax.random.key(seed)
+
+    def loss(parameters: tuple[LayerParameters, CrossEntropy], samples: JomaTask) -> jax.Array:
+        return objective(parameters[0], samples, parameters[1], rule)
+
+    def advance(number: jax.Array, state: Any) -> Any:
+        parameters, memory = state
+        rows = jax.random.randint(jax.random.fold_in(key, number), (batch,), 0, len(task.contexts))
+        updates, memory = transform.update(jax.grad(loss)(parameters, task.take(rows)), memory)
+        return jax.tree.map(lambda p, u: p - learning_rate * u, parameters, updates), memory
+
+    start = (layer, upper)
+    end, _ = jax.lax.fori_loop(0, steps, advance, (start, transform.init(start)))
+    return end[0], loss(start, task) - loss(end, task)
