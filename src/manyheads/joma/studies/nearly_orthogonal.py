@@ -199,16 +199,6 @@ class NearlyOrthogonal(Study):
             ),
             close(few, "holds"),
             close(many, "refuted"),
-            Claim(
-                "A common direction of all embeddings moves the quantity less than random ones of equal mean absolute "
-                "cosine",
-                _common(many),
-                quantity="drift over that of random directions",
-                target=0.0,
-                tolerance=(0.0, 1.0),
-                bounds=(0.0, np.inf),
-                basis="an inequality between root mean squares, replicate by replicate",
-            ),
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
@@ -302,17 +292,6 @@ def _against_law(dimensions: tuple[int, ...]) -> Measure:
         pairs = [(a, d) for a in ATTENTIONS for d in dimensions]
         squares = [(_size(trained, *pair) / _law(trained, *pair)) ** 2 for pair in pairs]
         return np.sqrt(np.mean(squares, axis=0))
-
-    return ratio
-
-
-def _common(dimension: int) -> Measure:
-    def ratio(predicted: xr.Dataset, trained: xr.Dataset) -> np.ndarray:
-        found = []
-        for attention in ATTENTIONS:
-            shared = select_cell(trained, attention=attention, frame="common", dimension=dimension)
-            found.append(_rms(shared["drift"]) / _size(trained, attention, dimension))
-        return np.mean(found, axis=0)
 
     return ratio
 
