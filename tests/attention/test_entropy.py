@@ -96,6 +96,8 @@ def test_rules_masks_and_suffixes(rng):
             found = attention_entropy(q[9 - n :], k, mask=rule, block=2)
             for have, want in zip(found, whole, strict=True):
                 np.testing.assert_allclose(have, want[9 - n :], rtol=0, atol=1e-13)
+        additive = np.where(table, 0.0, -np.inf)
+        np.testing.assert_array_equal(attention_entropy(q, k, mask=additive), attention_entropy(q, k, mask=table))
 
 
 def test_bands_of_rows_see_every_key_that_they_may(rng):
@@ -221,7 +223,8 @@ def test_half_precision_is_computed_in_single(rng):
         ((2, 3, 4, 3), (2, 3, 4, 3), padding([1, 2]), "axis of size 1 for the heads"),
         ((4, 3), (4, 3), np.ones((4, 3), bool), "does not broadcast"),
         ((4, 3), (3, 3), causal, "last n of the m keys"),
-        ((4, 3), (4, 3), np.zeros((4, 4)), "booleans"),
+        ((4, 3), (4, 3), np.zeros((4, 4), int), "booleans"),
+        ((4, 3), (4, 3), np.full((4, 4), -1e9), "additive mask"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(q, k, mask, says):

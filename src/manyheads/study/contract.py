@@ -291,7 +291,8 @@ def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
         return value.copy(data=np.flip(value.values, axis))
 
     # Replicates that agree, but not to the last bit, decide what was inconclusive.
-    yield trained.assign({name: settled(position, trained[name]) for position, name in enumerate(numeric)})
+    agreed = trained.assign({name: settled(position, trained[name]) for position, name in enumerate(numeric)})
+    yield agreed
     yield numbers(lambda value: value * 10 + 1)
     yield numbers(lambda value: value * 0.01)
     yield numbers(lambda value: -value)
@@ -301,9 +302,10 @@ def _distortions(trained: xr.Dataset) -> Iterator[xr.Dataset]:
     yield numbers(lambda value: constant(value) - 1000)
     for axis in (0, -1):
         yield trained.assign({name: reversed_along(value, axis) for name, value in trained.data_vars.items()})
-    for name in numeric:  # one at a time, and more so in every next cell: what cells or variables say of each other
-        yield trained.assign({name: trained[name] * 10.0**place})
-        yield trained.assign({name: trained[name] * 0.1**place})
+    for start in (trained, agreed):  # one at a time, and more so in every next cell: what cells say of each other
+        for name in numeric:
+            yield start.assign({name: start[name] * 10.0**place})
+            yield start.assign({name: start[name] * 0.1**place})
     texts = [name for name, value in trained.data_vars.items() if value.dtype.kind == "U"]
     yield trained.assign({name: xr.full_like(trained[name], "other", dtype="U5") for name in texts})
     booleans = [name for name, value in trained.data_vars.items() if value.dtype.kind == "b"]
