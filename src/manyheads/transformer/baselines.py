@@ -154,7 +154,7 @@ def initialize_pooled(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.f
 
 
 def initialize_recurrent(config: BaselineConfig, key: jax.Array, dtype: Any = jnp.float32) -> RecurrentMLP:
-    """Make an MLP-RNN: Gaussian weights of variance 1/fan-in, which is the edge between fading and exploding."""
+    """Make an MLP-RNN: Gaussian weights of variance 1/fan-in; gradients fade if there are inputs."""
     layers, hidden = config.layers, config.hidden
     wanted = (
         _embedding(config),
