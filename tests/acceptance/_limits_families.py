@@ -6,14 +6,22 @@ from typing import Any
 
 import numpy as np
 from tests.acceptance._lane import Figure, Measured
+from tests.acceptance._limits_gpt import muon
 from tests.limits.torch.test_families import MUON, REFUSED, alarms
 from tests.models import tiny
 
-from manyheads.limits import BaseHyperparameters, Parametrization, initialize_model, scale_logits, torch_groups
+from manyheads.limits import (
+    BaseHyperparameters,
+    MuonHyperparameters,
+    Parametrization,
+    initialize_model,
+    scale_logits,
+    torch_groups,
+)
 from manyheads.limits.torch.model import read_model
 from manyheads.models.families import FAMILIES, UNSUPPORTED
 
-TUNED = BaseHyperparameters(learning_rate=3e-3, epsilon=1e-12)
+TUNED = BaseHyperparameters(learning_rate=3e-3, epsilon=1e-12, muon=MuonHyperparameters(0.01, weight_decay=0.0))
 EXPERTS = {"gate": "router", "router": "router", "sinks": "sink", "gate_up_proj": "expert", "q_proj": "query"}
 """Last word of a name → what it is called here."""
 FACTORS = {"q_a_proj": "query_down", "q_b_proj": "query_up", "kv_a_proj_with_mqa": "key_value_down",
@@ -21,6 +29,17 @@ FACTORS = {"q_a_proj": "query_down", "q_b_proj": "query_up", "kv_a_proj_with_mqa
 BLOCK = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "gate_proj": "mlp_gate",
          "down_proj": "mlp_out", "q_norm": "query_gain"}  # fmt: skip
 Build = Callable[[float], Any]
+Rates = Callable[[str, float], float]  # role, its learning rate by the table -> the one that is taken
+
+
+def at_base(*roles: str) -> Rates:
+    """Take the base's learning rate in some roles."""
+    return lambda role, rate: TUNED.learning_rate if role in roles else rate
+
+
+def only(*roles: str) -> Rates:
+    """Train some roles and freeze the rest."""
+    return lambda role, rate: rate if role in roles else 0.0
 
 
 def families(folder: Path, seeds: int, optimizer: str = "adam") -> Measured:
@@ -40,23 +59,24 @@ def families(folder: Path, seeds: int, optimizer: str = "adam") -> Measured:
 
 
 def moved(
-    model: Any, p: Parametrization, measured: Mapping[str, str], seed: int, steps: int, wrong: tuple[str, ...] = ()
+    model: Any, p: Parametrization, measured: Mapping[str, str], seed: int, steps: int, rates: Rates
 ) -> dict[str, float]:
-    """Train a tiny model, at the base's rates in the wrong roles; return the root mean square by which changed weights
+    """Train a tiny model, by other learning rates in some roles; return the root mean square by which changed weights
     move what they compute."""
     import torch
 
     initialize_model(p, model, TUNED, generator=torch.Generator().manual_seed(seed))
     groups = torch_groups(p, model, TUNED)
     for group in groups:
-        group["lr"] = TUNED.learning_rate if group["role"] in wrong else group["lr"]
-    optimizer, start = torch.optim.AdamW(groups), {name: t.detach().clone() for name, t in model.named_parameters()}
+        group["lr"] = rates(group["role"], group["lr"])
+    optimizers, start = stepping(groups), {name: t.detach().clone() for name, t in model.named_parameters()}
     ids = torch.randint(2, 29, (8, 13), generator=torch.Generator().manual_seed(seed))
     for _ in range(steps):
         loss = model(input_ids=ids, labels=ids).loss
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
     found: dict[str, list[float]] = {}
     inputs = {}
     for name, module in model.named_modules():
@@ -79,20 +99,30 @@ def moved(
     return {role: float(np.mean(values)) for role, values in found.items()}
 
 
+def stepping(groups: list[dict[str, Any]]) -> list[Any]:
+    """Return AdamW, and Muon beside it for the groups that are its own."""
+    import torch
+
+    matrices = [group for group in groups if group.get("algorithm") == "muon"]
+    adamw = torch.optim.AdamW([group for group in groups if group.get("algorithm") != "muon"])
+    return [adamw, *([muon(matrices)] if matrices else [])]
+
+
 def slopes(
     build: Build,
     factors: list[float],
     measured: Mapping[str, str],
     seeds: int,
     steps: int,
-    wrong: tuple[str, ...] = (),
+    rates: Rates = lambda role, rate: rate,
+    optimizer: str = "adam",
 ) -> dict[str, float]:
     """Fit the power of the size that the motion of every measured class follows; the base is the model at one."""
-    p, rows = Parametrization(base=read_model(build(1)).architecture.shape), []
+    p, rows = Parametrization(optimizer=optimizer, base=read_model(build(1)).architecture.shape), []  # type: ignore[arg-type]
     for factor in factors:
         model = build(factor)
         scale_logits(model, p)
-        rows.append([moved(model, p, measured, seed, steps, wrong) for seed in range(seeds)])
+        rows.append([moved(model, p, measured, seed, steps, rates) for seed in range(seeds)])
     means = {role: [np.mean([run[role] for run in row]) for row in rows] for role in rows[0][0]}
     return {role: float(np.polyfit(np.log(factors), np.log(mean), 1)[0]) for role, mean in means.items()}
 
@@ -116,7 +146,7 @@ def experts(folder: Path, heads: list[int], seeds: int, steps: int) -> Measured:
 
     factors = [each / 4 for each in heads]
     right = {family: slopes(build(family), factors, EXPERTS, seeds, steps) for family in ("mixtral", "gpt_oss")}
-    wrong = slopes(build("mixtral"), factors, EXPERTS, seeds, steps, ("router",))["router"]
+    wrong = slopes(build("mixtral"), factors, EXPERTS, seeds, steps, at_base("router"))["router"]
     figure, worst = shown(right)
     extent = f"H = {', '.join(map(str, heads))}, {steps} steps of AdamW; a router at the base's rate {wrong:.2f}"
     return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25 and wrong >= 0.5)
@@ -146,7 +176,7 @@ LATENT_AXES: dict[str, Build] = {
 def latent(folder: Path, factors: list[float], seeds: int, steps: int) -> Measured:
     """Measure the low-rank factors of latent attention along every axis, and at the base's rates over H."""
     right = {axis: slopes(build, factors, FACTORS, seeds, steps) for axis, build in LATENT_AXES.items()}
-    wrong = slopes(LATENT_AXES["H, rank as D"], factors, FACTORS, seeds, steps, tuple(FACTORS.values()))
+    wrong = slopes(LATENT_AXES["H, rank as D"], factors, FACTORS, seeds, steps, at_base(*FACTORS.values()))
     figure, worst = shown(right)
     said = ", ".join(f"{role} {each:.2f}" for role, each in wrong.items())
     extent = f"sizes times {factors}, {steps} steps of AdamW, exponent 1; over H at the base's rates: {said}"
@@ -168,12 +198,26 @@ BLOCK_AXES: dict[str, Build] = {
 }
 
 
-def blocks(folder: Path, factors: list[float], seeds: int, steps: int) -> Measured:
+def blocks(folder: Path, factors: list[float], seeds: int, steps: int, optimizer: str = "adam") -> Measured:
     """Measure a block with grouped queries, norms behind queries and keys and a gated MLP along every axis."""
-    found = {axis: slopes(build, factors, BLOCK, seeds, steps) for axis, build in BLOCK_AXES.items()}
+    found = {
+        axis: slopes(build, factors, BLOCK, seeds, steps, optimizer=optimizer) for axis, build in BLOCK_AXES.items()
+    }
     figure, worst = shown(found)
-    extent = f"Qwen3, sizes times {factors}, {steps} steps of AdamW, exponent 1"
+    rule = "AdamW" if optimizer == "adam" else "Muon beside AdamW"
+    extent = f"Qwen3, sizes times {factors}, {steps} steps of {rule}, exponent 1"
     return Measured(figure, extent, f"0-{seeds - 1}", worst <= 0.25)
+
+
+def wide_mlp(folder: Path, factors: list[float], seeds: int, steps: int) -> Measured:
+    """Measure the output matrix of a gated MLP over F alone: trained by itself, and beside the gate and the input."""
+    found = {
+        name: slopes(BLOCK_AXES["F alone"], factors, {"down_proj": "mlp_out"}, seeds, steps, rates)["mlp_out"]
+        for name, rates in (("alone", only("mlp_out")), ("with all others", at_base()))
+    }
+    figure = ", ".join(f"{name} {slope:.2f}" for name, slope in found.items())
+    extent = f"Qwen3, F times {factors}, {steps} steps of AdamW"
+    return Measured(figure, extent, f"0-{seeds - 1}", abs(found["alone"]) <= 0.05)
 
 
 FIGURES = (
@@ -212,5 +256,19 @@ FIGURES = (
         "|slope| <= 0.25",
         blocks,
         {"factors": [1, 2, 4, 8], "seeds": 3, "steps": 10},
+    ),
+    Figure(
+        "blocks-muon",
+        "the same under Muon beside AdamW",
+        "|slope| <= 0.25",
+        blocks,
+        {"factors": [1, 2, 4, 8], "seeds": 3, "steps": 10, "optimizer": "muon"},
+    ),
+    Figure(
+        "blocks-wide-mlp",
+        "output matrix of a gated MLP over F alone: its own update is flat where it trains by itself",
+        "|slope| <= 0.05 by itself; beside all others it is shown",
+        wide_mlp,
+        {"factors": [8, 16, 32, 64], "seeds": 4, "steps": 10},
     ),
 )

@@ -1,6 +1,7 @@
 """Muon beside AdamW along N, H, L and D: the table, and the recipes in use."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._limits_checks import verdicts_of
@@ -33,6 +34,14 @@ TEXT: list[tuple[str, str, tuple[str, ...], int, float, float]] = [
     ("muon-heads", "heads", ("query_by_weights",), -1, -0.9, -0.1),
     ("heads-none", "heads", ("query_by_weights",), -1, 0.2, 9.0),
 ]
+LARGER = [  # of the MLP's output matrix, whose inputs fill more directions than a small one has rows
+    ("muon", "heads", ("mlp_out_by_weights",), -1, -0.05, 0.05),
+    ("muon", "stream", ("mlp_out_by_weights",), -1, -0.05, 0.05),
+    ("muon-half-logit", "key_dim", ("mlp_out_by_weights",), -1, -0.05, 0.05),
+]
+MORE, OLD = 6, ""
+FRESH = "--seed 1"  # replicates that six undecided ones asked for, with fresh seeds
+DRIFTING = 16  # the same for four undecided searches of the optimal learning rate
 DRIFTS = [  # recipe, axis, least and most decades over a factor of eight
     *(("muon", axis, -0.25, 0.25) for axis in ("key_dim", "heads", "depth")),
     *(("moonlight", axis, -9.0, -0.5) for axis in ("key_dim", "heads")),
@@ -40,14 +49,27 @@ DRIFTS = [  # recipe, axis, least and most decades over a factor of eight
     ("heads-none", "heads", -9.0, -0.25),
     ("heads-keller", "heads", -9.0, -0.35),
 ]
+BESIDE = [  # the same beside AdamW for all weights
+    *(("muon", axis, -0.25, 0.25) for axis in ("key_dim", "heads", "depth")),
+    *(("mup", axis, -9.0, 9.0) for axis in ("key_dim", "heads")),
+    ("mup", "depth", -9.0, -0.5),
+    *(("standard", axis, -9.0, -0.5) for axis in ("key_dim", "heads")),
+]
 
 
-def slopes(folder: Path, replicates: int, flags: str, text: bool = False) -> Measured:
-    """Fitted exponents, each within what is required of it."""
+def seeds_of(flags: str, replicates: int) -> str:
+    """Return the seed of a command and its replicates, for people."""
+    words = flags.split()
+    return f"{words[words.index('--seed') + 1] if '--seed' in words else '0'}, replicates 0-{replicates - 1}"
+
+
+def slopes(folder: Path, replicates: int, flags: str, text: bool = False, **sizes: list[int]) -> Measured:
+    """Fitted exponents, each within what is required of it; with sizes those of `LARGER`."""
     trained = open_run(run_study(words_of("limits/muon-coordinates", replicates, flags))[0])["trained"].to_dataset()
-    rows = TEXT if text else SLOPES
+    rows = LARGER if sizes else TEXT if text else SLOPES
     axes = tuple(dict.fromkeys(axis for _, axis, *_ in rows))
-    setting = MuonCoordinates(task="text" if text else "digits", axes=axes)
+    grown: dict[str, Any] = {name: tuple(values) for name, values in sizes.items()}
+    setting = MuonCoordinates(task="text" if text else "digits", axes=axes, **grown)
     shown, extents, passed = [], [], True
     for recipe, axis, quantities, place, least, most in rows:
         for quantity in quantities:
@@ -55,47 +77,56 @@ def slopes(folder: Path, replicates: int, flags: str, text: bool = False) -> Mea
             passed &= least <= fit.exponent <= most
             shown.append(f"{recipe}: {quantity} {LETTERS[axis]}^{fit.exponent:.2f}")  # type: ignore[index]
             extents.append(f"[{fit.interval.low:.2f}, {fit.interval.high:.2f}]")
-    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
+    return Measured("<br>".join(shown), "<br>".join(extents), seeds_of(flags, replicates), passed)
 
 
-def drifts(folder: Path, replicates: int, axis: str) -> Measured:
-    """Drifts of the optimal learning rate along one axis, each within what is required of it."""
-    command = words_of("limits/muon-transfer", replicates, f"--axes {axis}")
-    trained = open_run(run_study(command)[0])["trained"].to_dataset()
+def drifts(folder: Path, replicates: int, axes: list[str], flags: str, beside: bool = False) -> Measured:
+    """Drifts of the optimal learning rate, each within what is required of it."""
+    trained = open_run(run_study(words_of("limits/muon-transfer", replicates, flags))[0])["trained"].to_dataset()
+    names = ("muon", "mup", "standard") if beside else MuonTransfer().parametrizations
+    setting = MuonTransfer(axes=tuple(axes), parametrizations=names)
     shown, extents, passed = [], [], True
-    for recipe, _, least, most in (row for row in DRIFTS if row[1] == axis):
-        found = MuonTransfer(axes=(axis,)).drift(trained, recipe, axis)  # type: ignore[arg-type]
-        middle, low, high = found.decades
+    for recipe, axis, least, most in (row for row in (BESIDE if beside else DRIFTS) if row[1] in axes):
+        middle, low, high = setting.drift(trained, recipe, axis).decades  # type: ignore[arg-type]
         passed &= least <= middle <= most
         shown.append(f"{recipe} along {LETTERS[axis]}: {middle:+.2f}")  # type: ignore[index]
         extents.append(f"[{low:+.2f}, {high:+.2f}]")
-    return Measured("<br>".join(shown), "<br>".join(extents), f"0, replicates 0-{replicates - 1}", passed)
+    return Measured("<br>".join(shown), "<br>".join(extents), seeds_of(flags, replicates), passed)
 
 
 def drift_figure(axis: str, name: str, required: str) -> Figure:
-    """Return the figure of one axis: four replicates of it take some minutes."""
+    """Return the figure of one axis."""
+    flags = f"--axes {axis} {FRESH}"
     return Figure(
         f"muon-drifts-{name}",
         f"drift of Muon's optimal learning rate over a factor of eight in {LETTERS[axis]}, in decades",  # type: ignore[index]
         required,
         drifts,
-        {"replicates": 4, "axis": axis},
-        command=words_of("limits/muon-transfer", 4, f"--axes {axis}"),
+        {"replicates": DRIFTING, "axes": [axis], "flags": flags},
+        command=words_of("limits/muon-transfer", DRIFTING, flags),
     )
 
 
 ON_TEXT = "--task text --axes heads --parametrizations muon muon-heads heads-none --batch 8"
 
+AT_LARGER = (
+    "--axes key_dim heads stream --parametrizations muon muon-half-logit --seed 5 "
+    "--key-dims 16 32 64 --heads-counts 8 16 32 --streams 64 128 256"
+)
+BESIDE_ADAMW = "--axes key_dim heads depth --parametrizations muon mup standard --seed 4"
+
 FIGURES = (
-    verdicts_of("limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", 6),
+    verdicts_of(
+        "limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", MORE, OLD
+    ),
     Figure(
         "muon-slopes",
         "exponents of updates by weights, stream and outputs under Muon's table and common recipes",
         "by weights 0 +- .05, -.50 +- .05 at exponents 1/2; stream and outputs .3 (.2 over H); Moonlight >= .35, "
         "Keller over L >= .7, no factor over D >= .4, per head as derived",
         slopes,
-        {"replicates": 6, "flags": ""},
-        command=words_of("limits/muon-coordinates", 6),
+        {"replicates": MORE, "flags": OLD},
+        command=words_of("limits/muon-coordinates", MORE),
     ),
     Figure(
         "muon-slopes-text",
@@ -105,17 +136,46 @@ FIGURES = (
         {"replicates": 4, "flags": ON_TEXT, "text": True},
         command=words_of("limits/muon-coordinates", 4, ON_TEXT),
     ),
+    Figure(
+        "muon-slopes-larger",
+        "updates by the MLP's output matrix under Muon's table at larger N, H and D, where finite size matters less",
+        "0 +- .05",
+        slopes,
+        {
+            "replicates": 8,
+            "flags": AT_LARGER,
+            "key_dims": [16, 32, 64],
+            "heads_counts": [8, 16, 32],
+            "streams": [64, 128, 256],
+        },
+        command=words_of("limits/muon-coordinates", 8, AT_LARGER),
+    ),
     *(
         verdicts_of(
             "limits/muon-transfer",
             f"muon-transfer-{name}",
             f"digits along {LETTERS[axis]}: Muon's optimal learning rate",  # type: ignore[index]
-            4,
-            f"--axes {axis}",
+            DRIFTING,
+            f"--axes {axis} {FRESH}",
         )
         for axis, name in (("key_dim", "key-dim"), ("heads", "heads"), ("depth", "depth"))
     ),
     drift_figure("key_dim", "key-dim", "table within .25; Moonlight at least .5"),
     drift_figure("heads", "heads", "table within .25; Moonlight at least .5; per head no factor .25, Keller .35"),
     drift_figure("depth", "depth", "table within .25; Keller at least .5"),
+    verdicts_of(
+        "limits/muon-transfer",
+        "muon-transfer-heads-more",
+        "digits along H: Muon's table, with the replicates that 16 undecided ones asked for, and fresh seeds",
+        64,
+        "--axes heads --parametrizations muon --seed 2",
+    ),
+    Figure(
+        "muon-drifts-beside-adamw",
+        "the same along N, H and L, in one run with AdamW for all weights: width-only (mup), and one learning rate",
+        "Muon's table within .25; mup over L and one rate over N and H at least .5",
+        drifts,
+        {"replicates": 12, "axes": ["key_dim", "heads", "depth"], "flags": BESIDE_ADAMW, "beside": True},
+        command=words_of("limits/muon-transfer", 12, BESIDE_ADAMW),
+    ),
 )

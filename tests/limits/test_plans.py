@@ -5,9 +5,11 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.comparisons.parametrizations import LABELS, Plan
+from manyheads.limits.comparisons.parametrizations import LABELS, Plan, parametrization_of
 from manyheads.limits.studies.coordinate_check import CoordinateCheckStudy
 from manyheads.limits.studies.learning_rates.learning_rate_transfer import LearningRateTransfer
+from manyheads.limits.studies.learning_rates.muon_transfer import MuonTransfer
+from manyheads.limits.studies.muon_coordinates import MuonCoordinates
 from manyheads.transformer import Shape
 
 BASE = Shape(8, 4, 2)
@@ -36,6 +38,18 @@ def test_a_cell_is_trained_with_its_own_scheme_and_shape():
         parametrization, shape = plan.train_with(cell)
         assert (parametrization.scheme, parametrization.optimizer) == ("standard", "sgd")
         assert shape.key_dim == cell["key_dim"]
+
+
+def test_adamw_for_all_weights_stands_beside_muon():
+    plan = MuonTransfer(parametrizations=("muon", "mup", "standard")).plan()
+    schemes = {name: parametrization_of(name, BASE, "muon") for name in ("mup", "standard")}
+    assert [(each.optimizer, each.scheme) for each in schemes.values()] == [("adam", "mup"), ("adam", "standard")]
+    networks = plan.networks()
+    assert networks["muon", BASE] != networks["mup", BASE] == networks["standard", BASE]
+    drifting = {("mup", "depth"), ("standard", "key_dim"), ("standard", "heads")}
+    assert drifting <= set(plan.pairs()) <= drifting | {(name, axis) for name in ("muon", "mup") for axis, _ in SIZES}
+    with pytest.raises(UsageError, match="parametrization 'mup' of Muon"):
+        MuonCoordinates(parametrizations=("mup",))
 
 
 def test_all_rates_of_a_search_are_in_the_frame():

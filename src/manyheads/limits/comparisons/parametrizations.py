@@ -53,6 +53,9 @@ RECIPES: dict[str, Muon] = {
     "heads-spectral": Muon("heads", "spectral"),
 }
 
+ADAMW_BESIDE_MUON = ("mup", "standard")
+"""Parametrizations of AdamW for all weights, with which Muon is compared."""
+
 CONSISTENT = ("limits", "half-logit", "half-depth")
 TASKS = ("digits", "text")
 
@@ -73,14 +76,17 @@ def bordelon(locus: str) -> Source:
 
 
 def parametrization_of(name: str, base: Shape, optimizer: Optimizer) -> Parametrization:
-    """Return a parametrization by its name in `LABELS`, or under Muon in `MUON_LABELS`.
+    """Return a parametrization by its name in `LABELS`, or under Muon in `MUON_LABELS` or `ADAMW_BESIDE_MUON`.
 
     Recipes of Muon have usual logits, over the root of N, no branch multiplier, and width-only rates of AdamW beside
     them, so that the matrices alone differ from the table's.
     """
+    if optimizer == "muon" and name in ADAMW_BESIDE_MUON:
+        optimizer = "adam"
     if optimizer == "muon":
         if name not in MUON_LABELS:
-            raise UsageError(f"parametrization {name!r} of Muon: choose from {', '.join(MUON_LABELS)}")
+            names = ", ".join((*MUON_LABELS, *ADAMW_BESIDE_MUON))
+            raise UsageError(f"parametrization {name!r} of Muon: choose from {names}")
         if name in RECIPES:
             return Parametrization(0.5, optimizer="muon", base=base, scheme="mup", muon=RECIPES[name])
         logit, depth = (0.5 if name == f"muon-half-{part}" else 1.0 for part in ("logit", "depth"))

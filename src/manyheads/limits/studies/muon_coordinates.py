@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.errors import check_rising
+from manyheads.errors import UsageError, check_rising
 from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.coordinate_check import TOLERANCE, check_growth, least_growth, required_growth
 from manyheads.limits.comparisons.parametrizations import (
@@ -119,6 +119,8 @@ class MuonCoordinates(Study):
         check_rising("checkpoints", self.checkpoints, count=1)
         Recipe(adam_learning_rate=self.adam_learning_rate)
         task_of(self.task, self.batch)
+        if unknown := set(self.parametrizations) - set(MUON_LABELS):
+            raise UsageError(f"parametrization {unknown.pop()!r} of Muon: choose from {', '.join(MUON_LABELS)}")
         self.plan()
 
     @classmethod

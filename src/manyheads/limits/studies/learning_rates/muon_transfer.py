@@ -33,6 +33,9 @@ DRIFTS: dict[tuple[str, Axis], float] = {
     ("keller", "depth"): -1.0,
     ("heads-none", "heads"): -0.5,
     ("heads-keller", "heads"): -0.5,
+    ("mup", "depth"): -1.0,
+    ("standard", "key_dim"): -1.0,
+    ("standard", "heads"): -1.0,
 }
 """Recipe and axis → the power of the size in the optimal learning rate of its groups: that of what the table gives over
 what the recipe gives. W_O of Keller Jordan's factor per head asks for H^-1, the other head blocks for H^-1/2."""
@@ -49,7 +52,8 @@ class MuonTransfer(Study):
     task
         ``"digits"`` or ``"text"``.
     axes, parametrizations
-        Which axes, and which recipes of `MUON_LABELS`.
+        Which axes, and which recipes of `MUON_LABELS`; ``"mup"`` and ``"standard"`` train all weights by AdamW, whose
+        learning rate is then the one that is swept.
     base
         N, H, L at which recipes of one split are one.
     key_dims, heads_counts, depths
