@@ -1,15 +1,22 @@
 """Help and import: what answers at once, and what is not even imported for it."""
 
+import contextlib
 import dataclasses
+import io
 import json
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tests.study.toys import Walk
 
 from manyheads.attention.studies.order_blindness import OrderBlindness
 from manyheads.cli import COMMANDS, main
 from manyheads.cli.study import Options
+from manyheads.study import run
 
 HEAVY = ("jax", "numpy", "scipy", "torch", "xarray", "matplotlib", "zarr", "equinox", "typeguard", "asyncio")
 GROUPS = {name[:1] for name in COMMANDS if len(name) > 1}
@@ -97,13 +104,69 @@ def test_help_of_a_study_has_one_line_a_flag_and_no_docstring(capsys, monkeypatc
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["study", "run", "attention/order-blindness", "--help"]) == 0
     text = capsys.readouterr().out
-    flags = [line for line in text.partition("\n\nexamples:")[0].splitlines() if line.startswith("  ")]
+    shown = text.partition("flags of the study:")[2].partition("\n\nexamples:")[0]
+    flags = [line for line in shown.splitlines() if line.startswith("  ")]
     assert all(line.startswith("  --") for line in flags)
     assert len(flags) == len(dataclasses.fields(OrderBlindness)) + len(dataclasses.fields(Options))
     assert max(map(len, flags)) <= max(columns, 40)
     assert "Attributes" not in text
     if columns == 200:
         assert text.count("Shape of the transformer") == 3
+
+
+LISTINGS = (
+    ("study", "list"),
+    ("study", "show", "joma/rebound"),
+    ("study", "show", "--help"),
+    ("study", "run", "limits/infinite-heads", "--help"),
+    ("study", "run", "attention/costs", "--dry-run"),
+    ("runs", "list", "store"),
+    ("runs", "clean", "store", "--dry-run"),
+)
+
+
+@pytest.fixture
+def store(folder):
+    """A store of one finished run and one that is damaged."""
+    path = Path(run(Walk(), 1, store=folder / "store", progress=False).attrs["path"])
+    shutil.copytree(path, path.with_name("0123456789abcdef"))
+    next(path.with_name("0123456789abcdef").glob("units/*/0/manifest.json")).unlink()
+    return folder / "store"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_helps_and_listings_fit_the_terminal(capsys, monkeypatch, store, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in [*((*name, "--help") for name in [(), *sorted(GROUPS), *COMMANDS]), *LISTINGS]:
+        assert main(list(words)) == 0
+        lines = capsys.readouterr().out.splitlines()
+        # A path or a command line of one word stays whole.
+        assert [line for line in lines if len(line) > columns and len(line.split()) > 1] == [], words
+
+
+def test_examples_in_a_narrow_terminal_can_be_pasted(capsys, monkeypatch):
+    for name, command in COMMANDS.items():
+        monkeypatch.setenv("COLUMNS", "40")
+        assert main([*name, "--help"]) == 0
+        shown = capsys.readouterr().out.partition("\nexamples:\n")[2].replace("\\\n", "").splitlines()
+        assert [shlex.split(line) for line in shown] == [shlex.split(line) for line in command.examples]
+
+
+def test_in_a_pipe_a_run_is_one_line(capsys, monkeypatch, store):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["runs", "list", "store"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_help_of_a_registered_study_imports_no_study(monkeypatch):
+    status, text, modules = ask("study", "run", "limits/infinite-heads", "--help")
+    assert status == 0
+    assert not modules & set(HEAVY)
+    monkeypatch.setattr("manyheads.cli.study.kept_description", lambda name: None)
+    computed = io.StringIO()
+    with contextlib.redirect_stdout(computed):
+        assert main(["study", "run", "limits/infinite-heads", "--help"]) == 0
+    assert text == computed.getvalue()
 
 
 def test_importing_the_package_imports_nothing_heavy():

@@ -8,10 +8,11 @@ from decimal import Decimal
 import pytest
 
 from manyheads.cli import COMMANDS, main
-from manyheads.cli.completion import candidates
 from manyheads.cli.flags import flags_of
+from manyheads.cli.help.completion import candidates
+from manyheads.cli.help.descriptions import hash_of_file
 from manyheads.cli.parsing import _Screen, parse_command, real_number, whole_number
-from manyheads.cli.study import Options, hash_of_file
+from manyheads.cli.study import Options
 from manyheads.study.registry import STUDIES
 
 
@@ -97,9 +98,9 @@ def test_the_list_of_studies_takes_patterns(capsys, patterns, some):
 
 def test_a_study_is_shown_without_its_import_while_its_file_is_the_same(capsys, monkeypatch, tmp_path):
     name, kept = "attention/costs", tmp_path / "kept.json"
-    monkeypatch.setattr("manyheads.cli.study.DESCRIPTIONS", kept)
+    monkeypatch.setattr("manyheads.cli.help.descriptions.DESCRIPTIONS", kept)
     for file, shown in ((hash_of_file(name), "as kept\n"), ("another", "\n      Heads of the attention block.\n")):
-        kept.write_text(json.dumps({name: {"file": file, "text": "as kept"}}))
+        kept.write_text(json.dumps({name: {"file": file, "text": "as kept", "flags": []}}))
         assert main(["study", "show", name]) == 0
         assert shown in capsys.readouterr().out
 

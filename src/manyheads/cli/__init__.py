@@ -204,7 +204,7 @@ def _dispatch(words: list[str]) -> int:
         print(_versions())
         return DONE
     if words[:1] in (["--completion"], ["--complete"]):
-        from manyheads.cli.completion import candidates, completion_script
+        from manyheads.cli.help.completion import candidates, completion_script
 
         script = words[0] == "--completion"
         print(completion_script(" ".join(words[1:])) if script else "\n".join(candidates(words[1:], COMMANDS)))
@@ -240,7 +240,9 @@ def _run(name: tuple[str, ...], rest: list[str]) -> int:
     command = getattr(importlib.import_module(module), attribute)
     parsed = _parse(command, rest, f"manyheads {' '.join(name)}")
     if parsed is None:
-        print("\n".join(["", "examples:", *(f"  {line}" for line in COMMANDS[name].examples)]))
+        from manyheads.cli.help.wrapping import command_line
+
+        print("\n".join(["", "examples:", *map(command_line, COMMANDS[name].examples)]))
         return DONE
     _share_compiled_programs()
     return int(parsed.run())
@@ -277,17 +279,27 @@ def _versions() -> str:
 
 def _help(group: tuple[str, ...]) -> str:
     """Return the table of commands, of all or of one group."""
+    from manyheads.cli.help.wrapping import two_columns, wrap
+
     rows = [(" ".join(name), command.summary) for name, command in COMMANDS.items() if name[: len(group)] == group]
-    width = max(len(name) for name, _ in rows)
-    lines = "\n".join(f"  {name:<{width}}   {summary}" for name, summary in rows)
-    return (
-        f"usage: manyheads {' '.join([*group, 'COMMAND'])} [--help] ...\n\n"
-        "Theories of multi-head attention as code: predictions beside trained networks,\n"
-        "exact costs, extraction of weights, and scaling of hyperparameters.\n\n"
-        f"{lines}\n\n'manyheads {rows[0][0]} --help' shows the flags of a command.\n"
-        "'manyheads --completion bash' (zsh, fish) prints a script that completes words.\n"
-        "In the environment NO_COLOR=1 switches colours off, and MANYHEADS_TRACEBACK=1\n"
-        "adds the traceback of an error."
+    return "\n".join(
+        [
+            wrap(f"usage: manyheads {' '.join([*group, 'COMMAND'])} [--help] ...", "  ", ""),
+            "",
+            wrap(
+                "Theories of multi-head attention as code: predictions beside trained networks, "
+                "exact costs, extraction of weights, and scaling of hyperparameters."
+            ),
+            "",
+            two_columns(rows, "  "),
+            "",
+            wrap(f"'manyheads {rows[0][0]} --help' shows the flags of a command."),
+            wrap("'manyheads --completion bash' (zsh, fish) prints a script that completes words."),
+            wrap(
+                "In the environment NO_COLOR=1 switches colours off, and MANYHEADS_TRACEBACK=1 "
+                "adds the traceback of an error."
+            ),
+        ]
     )
 
 

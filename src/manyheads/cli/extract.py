@@ -4,9 +4,7 @@ import json
 import math
 import os
 import shlex
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
+from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Extract:
         if self.json:
             print(json.dumps(summary, indent=1))
         else:
-            print("\n".join(map(_wrapped, _as_text(summary))))
+            print(wrap_output("\n".join(_as_text(summary))))
         return 0
 
     # Queries
@@ -274,16 +273,6 @@ def _load(path: Path) -> Target:
         return Target(layer, layer.dim, str(path), lambda: layer, causal=True, rotary=True)
     plain = layer
     return Target(lambda x: evaluate_layer(plain, x), plain.dim, str(path), lambda: plain, causal=plain.causal)
-
-
-def _wrapped(line: str) -> str:
-    """Wrap a line for a terminal, indented under its text; elsewhere keep it whole."""
-    if not sys.stdout.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(
-        line, max(width, 40), subsequent_indent=9 * " ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:

@@ -6,9 +6,10 @@ import dataclasses
 import difflib
 import inspect
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+from manyheads.cli.help.wrapping import terminal_width
 
 
 class Flag(NamedTuple):
@@ -46,7 +47,7 @@ def flags_of(kind: Any, default: Any = None) -> list[Flag]:
 
 def list_flags(flags: Sequence[Flag]) -> str:
     """Return one line a flag, cut to the width of the terminal, the default in brackets."""
-    room = min(120, max(40, shutil.get_terminal_size().columns))
+    room = terminal_width(120)
     width = min(max(len(flag.shown) for flag in flags), 30)
     return "\n".join(_line(flag, width, room) for flag in flags)
 
@@ -76,18 +77,21 @@ def without_markup(text: str) -> str:
     return re.sub(r"`([^`]+)`", lambda found: f"'{found[1]}'" if " " in found[1] else found[1], text)
 
 
+def written(default: Any) -> str | None:
+    """Return a default as it is typed; None for that of a flag that is absent or off."""
+    if default is None or default is False:
+        return None
+    return " ".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
+
+
 def _line(flag: Flag, width: int, room: int) -> str:
-    default = "" if flag.default is None or flag.default is False else f" [{_written(flag.default)}]"
+    default = f" [{written(flag.default)}]" if written(flag.default) is not None else ""
     head = f"  {flag.shown:<{width}}  "
     text = flag.help if len(head) + len(flag.help) + len(default) <= room else flag.help.partition(". ")[0]
     space = room - len(head) - len(default)
     if len(text) > space:
         text = f"{text[: max(space - 1, 0)]}…"
     return f"{head}{text}{default}"[:room]
-
-
-def _written(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _value(annotation: str) -> str:

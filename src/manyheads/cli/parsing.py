@@ -7,9 +7,7 @@ import importlib
 import io
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from manyheads.cli.flags import flags_of, suggest, without_markup
+from manyheads.cli.help.wrapping import wrap_lines
 from manyheads.errors import UsageError
 
 # Flags that may be left out are annotated `Annotated[Optional[X], ABSENT]`: then no help ends in "(default: None)".
@@ -126,13 +125,8 @@ def _number_rule(about: Any) -> Any:
 
 def _wrapped(line: str) -> str:
     """Wrap a line of a help text, which tyro wraps inside its frames alone, to the width of the terminal."""
-    width = min(100, max(40, shutil.get_terminal_size().columns))
     line = without_markup(line)
-    return (
-        line
-        if len(line) <= width or "│" in line or "\x1b" in line
-        else textwrap.fill(line, width, break_on_hyphens=False)
-    )
+    return line if "│" in line or "\x1b" in line else wrap_lines(line)
 
 
 def _first_paragraph(framed: str) -> str:

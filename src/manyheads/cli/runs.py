@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from manyheads.cli.help.wrapping import two_columns, wrap_output
 from manyheads.cli.parsing import Switch, existing
 from manyheads.errors import FileRefused
 
@@ -32,10 +33,12 @@ class List:
         if self.json:
             print(json.dumps(rows, indent=1))
             return 0
-        shown = [(printable(row["run"]), row["units"], printable(row["state"])) for row in rows]
-        width = max(len(run) for run, _, _ in shown)
-        for run, units, state in shown:
-            print(f"{run:<{width}}   {units:>4} unit{'s' if units != 1 else ' '}   {state}")
+        units = [f"{row['units']:>4} unit{'s' if row['units'] != 1 else ' '}" for row in rows]
+        shown = [
+            (printable(row["run"]), f"{count}   {printable(row['state'])}")
+            for row, count in zip(rows, units, strict=True)
+        ]
+        print(two_columns(shown))
         return 0
 
 
@@ -66,7 +69,7 @@ class Clean:
                 removed += 1
                 print(f"{'would remove' if self.dry_run else 'removed'} {printable(run.path)}")
         done = "would be removed" if self.dry_run else "removed"
-        print(f"{leftovers} leftovers of interrupted writes and {removed} runs {done}")
+        print(wrap_output(f"{leftovers} leftovers of interrupted writes and {removed} runs {done}"))
         return 0
 
 

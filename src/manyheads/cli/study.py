@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional, Self, Union
 
 import tyro
 
-from manyheads.cli.flags import flags_of, list_flags, suggest
+from manyheads.cli.flags import Flag, flags_of, list_flags, suggest
+from manyheads.cli.help.descriptions import default_of, describe, kept_description
+from manyheads.cli.help.wrapping import two_columns, wrap, wrap_lines, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, parse_flags
 from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
@@ -25,20 +24,17 @@ if TYPE_CHECKING:
     from manyheads.study.base import Study
     from manyheads.study.verdicts import Verdict
 
-DESCRIPTIONS = Path(__file__).with_name("descriptions.json")  # renewed by tests/study/test_registered_studies.py
 SHOW_USAGE = """usage: manyheads study show NAME
 
 Show the claim, source, flags and size of a study.
-
-NAME is a registered study ('manyheads study list'), package.module:Class, or
-path/to/file.py:Class (file.py alone if it defines one study)."""
+"""
 RUN_USAGE = """usage: manyheads study run NAME [flags of the study] [flags of the run]
 
 Run a study, or resume an interrupted run, and print its verdicts.
-
-NAME is a registered study ('manyheads study list'), package.module:Class, or
-path/to/file.py:Class (file.py alone if it defines one study).
-'manyheads study run NAME --help' shows the study's own flags as well."""
+"""
+NAMES = """
+NAME is a registered study ('manyheads study list'), package.module:Class, or path/to/file.py:Class \
+(file.py alone if it defines one study)."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,7 @@ class List:
         if self.json:
             print(json.dumps([{"study": name, "claim": entry.claim} for name, entry in found.items()], indent=1))
             return 0
-        room = _room()
-        width = max(map(len, found))
-        beside = room - width - 3 >= 30  # otherwise claims stand below their names
-        for name, entry in found.items():
-            indent = " " * (width + 3 if beside else 4)
-            claim = textwrap.fill(entry.claim, room, initial_indent=indent, subsequent_indent=indent)
-            print(f"{name:<{width}}{claim[width:]}" if beside else f"{name}\n{claim}")
+        print(two_columns([(name, entry.claim) for name, entry in found.items()]))
         return 0
 
     def _matches(self, name: str) -> bool:
@@ -101,51 +91,13 @@ class Show:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Take the study's name as a plain word."""
-        return cls(_named(arguments, program, SHOW_USAGE))
+        return cls(_named(arguments, program, wrap_lines(SHOW_USAGE + NAMES)))
 
     def run(self) -> int:
         """Print the description."""
-        print(kept_description(self.name) or describe(load(self.name)))
+        kept = kept_description(self.name)
+        print(wrap_lines(kept.text if kept else describe(load(self.name))))
         return 0
-
-
-def kept_description(name: str) -> str | None:
-    """Return the description kept of a registered study, whose import takes seconds; None if its file has changed."""
-    kept = json.loads(DESCRIPTIONS.read_text(encoding="utf-8")).get(name)
-    return kept["text"] if kept and kept["file"] == hash_of_file(name) else None
-
-
-def hash_of_file(name: str) -> str:
-    """Return the hash of the file that defines a registered study."""
-    import hashlib
-
-    module = STUDIES[name].place.partition(":")[0].split(".")[1:]
-    path = Path(__file__).parents[1].joinpath(*module).with_suffix(".py")
-    return hashlib.sha256(path.read_text(encoding="utf-8").encode()).hexdigest()[:16]
-
-
-def describe(cls: type[Study]) -> str:
-    """Return claim, source, flags and size of a study."""
-    from manyheads.study.base import configuration
-    from manyheads.study.store.identity import plain
-
-    study, full = _default(cls), _default(cls, full=True)
-    facts = (("claim", study.claim), ("source", str(study.source)))
-    about = [textwrap.fill(text, 80, initial_indent=f"{word:<9}", subsequent_indent=" " * 9) for word, text in facts]
-    lines = [study.name, "", *about, ""]
-    texts = {flag.name[2:].replace("-", "_"): flag.help for flag in flags_of(cls, study)}
-    for text, group in groupby(configuration(study).items(), lambda setting: texts.get(setting[0], "")):
-        for name, value in group:
-            paper = plain(getattr(full, name), name)
-            extra = "" if paper == plain(value, name) else f"   (--full: {paper})"
-            lines.append(f"  --{name.replace('_', '-')} = {plain(value, name)}{extra}")
-        if text:  # flags may share one
-            lines.append(textwrap.fill(text, 80, initial_indent=" " * 6, subsequent_indent=" " * 6))
-    lines.append(f"\ncells    {len(study.cells())} (--full: {len(full.cells())})")
-    costs = [study.flops(cell) for cell in study.cells()]
-    if known := [cost for cost in costs if cost is not None]:
-        lines.append(f"cost     {sum(known):.3g} matrix-multiply FLOPs for each replicate of all cells")
-    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -195,21 +147,21 @@ class Run:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Read the study's name first, then its own flags together with those of every run."""
-        name = _named(
-            arguments[:1], program, f"{RUN_USAGE}\n\nflags of every run:\n{list_flags(flags_of(Options, Options()))}"
-        )
+        every = flags_of(Options, Options())
+        own_help = "'manyheads study run NAME --help' shows the study's own flags as well."
+        usage = wrap_lines(f"{RUN_USAGE}{NAMES}\n{own_help}")
+        name = _named(arguments[:1], program, f"{usage}\n\nflags of every run:\n{list_flags(every)}")
+        wanted = {"-h", "--help"} & set(arguments[1:])
+        if wanted and "--full" not in arguments and (kept := kept_description(name)):
+            _print_help(f"{program} {name}", name, STUDIES[name].claim, kept.flags, every)
         kind = load(name)
         own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
         if taken := own & common:
             raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; rename the field")
-        default = _default(kind, "--full" in arguments)
-        known = [flags_of(kind, default), flags_of(Options, Options())]
-        if {"-h", "--help"} & set(arguments[1:]):
-            print(f"usage: {program} {name} [flags]\n\n{textwrap.fill(kind.claim, _room())}\n\nflags of the study:")
-            print(f"{list_flags(known[0])}\n\nflags of every run:\n{list_flags(known[1])}")
-            shown = f"'manyheads study show {name}' shows the flags in full, source and size."
-            print(f"\n{textwrap.fill(shown, _room(), break_on_hyphens=False)}")
-            raise SystemExit(0)
+        default = default_of(kind, "--full" in arguments)
+        flags_of_study = flags_of(kind, default)
+        if wanted:
+            _print_help(f"{program} {name}", name, kind.claim, flags_of_study, every)
         flags: Any = dataclasses.make_dataclass(
             "Flags",
             [
@@ -222,8 +174,8 @@ class Run:
             ],
             frozen=True,
         )
-        names = [flag.name for part in known for flag in part]
-        names += [f"--no-{flag.name[2:]}" for flag in known[0] if isinstance(flag.default, bool)]
+        names = [flag.name for flag in (*flags_of_study, *every)]
+        names += [f"--no-{flag.name[2:]}" for flag in flags_of_study if isinstance(flag.default, bool)]
         parsed = parse_flags(flags, arguments[1:], f"{program} {name}", known=names)
         return cls(parsed.study, parsed.run)
 
@@ -234,7 +186,7 @@ class Run:
 
         options = self.options
         if options.dry_run:
-            print(plan(self.study, options.replicates, options.seed, options.store))
+            print(wrap_output(plan(self.study, options.replicates, options.seed, options.store)))
             return 0
         with open_executor(options.executor, options.workers) as executor:
             done = finish(self.study, options.replicates, options.seed, executor, options.store, progress=True)
@@ -244,7 +196,7 @@ class Run:
             print(json.dumps({"study": self.study.name, "store": path, "verdicts": verdicts}, indent=1))
         else:
             print_verdicts(done.verdicts)
-            print(f"\nstored in {path}; 'manyheads report {options.store}' writes a report")
+            print(wrap_output(f"\nstored in {path}; 'manyheads report {options.store}' writes a report"))
         return 1 if options.strict and not all(verdict.as_expected for verdict in done.verdicts) else 0
 
 
@@ -275,20 +227,12 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False).print(table)
 
 
-def _room() -> int:
-    return max(40, shutil.get_terminal_size().columns)
-
-
-def _default(kind: type[Study], full: bool = False) -> Study:
-    """Return a study with its default configuration, or at full size."""
-    try:
-        return kind.full() if full else kind()
-    except TypeError as error:
-        if full and "full" in vars(kind):
-            raise
-        raise UsageError(
-            f"{kind.__name__} cannot be constructed without arguments ({error}): give every field a default"
-        ) from error
+def _print_help(program: str, name: str, claim: str, own: Sequence[Flag], every: Sequence[Flag]) -> NoReturn:
+    """Print the flags of a study and of every run, and leave."""
+    print(wrap(f"usage: {program} [flags]", "  ", ""))
+    print(f"\n{wrap(claim)}\n\nflags of the study:\n{list_flags(own)}\n\nflags of every run:\n{list_flags(every)}")
+    print(f"\n{wrap(f'{chr(39)}manyheads study show {name}{chr(39)} shows the flags in full, source and size.')}")
+    raise SystemExit(0)
 
 
 def _named(arguments: Sequence[str], program: str, usage: str) -> str:

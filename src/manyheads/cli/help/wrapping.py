@@ -1,0 +1,88 @@
+"""Text as wide as the terminal: paragraphs, lists of two columns, and command lines that can still be pasted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+NARROWEST, WIDEST = 40, 100
+HEAD = re.compile(r"\w+ {2,}|  --|\s*")  # of a line that goes on under its text: a word before a column, or a flag
+
+
+def terminal_width(widest: int = WIDEST) -> int:
+    """Return the columns that text may take: those of the terminal, within limits."""
+    return max(NARROWEST, min(widest, shutil.get_terminal_size().columns))
+
+
+def wrap(text: str, indent: str = "", first: str | None = None) -> str:
+    """Wrap one paragraph; words longer than a line, such as paths, stay whole.
+
+    Examples
+    --------
+    >>> wrap("one line", "    ")
+    '    one line'
+    """
+    return _fill(text, terminal_width(), indent if first is None else first, indent)
+
+
+def wrap_lines(text: str) -> str:
+    """Wrap every line that is too long, and go on under its text."""
+    lines = []
+    for line in text.splitlines():
+        found = HEAD.match(line)
+        head = found[0] if found else ""
+        indent = " " * (6 if head == "  --" else len(head))
+        lines.append(line if len(line) <= terminal_width() else wrap(line[len(head) :], indent, head))
+    return "\n".join(lines)
+
+
+def wrap_output(text: str) -> str:
+    """Wrap the lines of a result on a terminal; in a pipe or a file they stay whole, for grep."""
+    return wrap_lines(text) if _is_watched() else text
+
+
+def two_columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:
+    """Return names with a text beside each, or below it where the terminal is narrow."""
+    rows = list(rows)
+    watched, room = _is_watched(), terminal_width(200)
+    width = max((len(name) for name, _ in rows), default=0)
+    margin = f"{indent}{' ' * (width + 3)}"
+    beside = not watched or room - len(margin) >= min(30, max((len(text) for _, text in rows), default=0))
+    lines = []
+    for name, text in rows:
+        if not watched:
+            lines.append(f"{indent}{name:<{width}}   {text}")
+        elif beside:
+            lines.append(_fill(text, room, f"{indent}{name:<{width}}   ", margin))
+        else:
+            lines += [f"{indent}{name}", _fill(text.strip(), room, f"{indent}    ", f"{indent}    ")]
+    return "\n".join(lines)
+
+
+def command_line(line: str, indent: str = "  ") -> str:
+    r"""Return a command, continued after a backslash where it is longer than the terminal is wide.
+
+    Examples
+    --------
+    >>> command_line("manyheads runs list")
+    '  manyheads runs list'
+    """
+    if len(indent) + len(line) <= terminal_width():
+        return f"{indent}{line}"
+    lines = _fill(line, terminal_width() - 2, indent, f"{indent}    ").splitlines()
+    return " \\\n".join(lines)
+
+
+def _is_watched() -> bool:
+    """Tell whether a person reads standard output: on a terminal, or at a width that was asked for."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
+
+
+def _fill(text: str, width: int, first: str, indent: str) -> str:
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
