@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +64,7 @@ def count_invariants(rule: UpdateRule, tokens: int, contexts: int, neurons: int,
     with jax.enable_x64(True):
         frequencies = jnp.asarray(rng.dirichlet(np.ones(tokens), contexts))
         point = np.concatenate([1 + 0.2 * rng.normal(size=tokens), rng.normal(size=tokens * neurons)])
-        return size - _generated_rank(lambda state: _velocities(rule, frequencies, state), jnp.asarray(point))
+        return size - _generated_rank(rule.traced(), frequencies, jnp.asarray(point))
 
 
 def _velocities(rule: UpdateRule, contexts: jax.Array, state: jax.Array) -> jax.Array:
@@ -80,18 +81,30 @@ def _velocities(rule: UpdateRule, contexts: jax.Array, state: jax.Array) -> jax.
     return jax.vmap(lambda x: jax.vmap(lambda unit: velocity(x, unit))(units))(contexts).reshape(-1, state.size)
 
 
-def _generated_rank(fields: Fields, point: jax.Array) -> int:
+def _generated_rank(rule: UpdateRule, contexts: jax.Array, point: jax.Array) -> int:
     """Return the rank of the Lie algebra at a point; of each order only brackets that raise the rank are kept."""
     frame: list[np.ndarray] = []
-    level, rows = fields, _independent(fields(point), frame)
-    while rows:
-        level = _brackets(fields, _select(level, rows))
-        rows = _independent(jax.jit(level)(point), frame)
+    kept: tuple[jax.Array, ...] = ()
+    while rows := _independent(_fields(rule, contexts, kept, point), frame):
+        kept = (*kept, jnp.asarray(rows))
     return len(frame)
 
 
-def _select(level: Fields, rows: list[int]) -> Fields:
-    return lambda state: level(state)[np.asarray(rows)]
+@eqx.filter_jit
+def _fields(rule: UpdateRule, contexts: jax.Array, kept: tuple[jax.Array, ...], point: jax.Array) -> jax.Array:
+    """Evaluate the brackets of the order after those kept; all are arguments, so that draws share one program."""
+
+    def first(state: jax.Array) -> jax.Array:
+        return _velocities(rule, contexts, state)
+
+    level = first
+    for rows in kept:
+        level = _brackets(first, _select(level, rows))
+    return level(point)
+
+
+def _select(level: Fields, rows: jax.Array) -> Fields:
+    return lambda state: level(state)[rows]
 
 
 def _brackets(first: Fields, second: Fields) -> Fields:
