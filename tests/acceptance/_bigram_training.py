@@ -82,7 +82,7 @@ def stage_two(folder: Path, lengths: list[int], first: int, seeds: int) -> Measu
     return Measured(figure, "; ".join(extent), f"{first}-{first + seeds - 1}", bool(passed))
 
 
-STUDIES = ("two-stages", "l1-against-sgd", "stage-two", "softmax", "sparsity")
+STUDIES = ("two-stages", "l1-against-sgd", "stage-two", "softmax", "sparsity", "initializations")
 
 FIGURES = [
     Figure(

@@ -172,6 +172,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.sample_complexity:SampleComplexity",
         "From scratch the samples grow as T ln T; the share of sign flips is predicted",
     ),
+    "bigram/initializations": Entry(
+        "manyheads.bigram.studies.initializations:Initializations",
+        "Initial values above the drift 1/(T K_Q) flip half of the signs; softmax corrects them",
+    ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",
         "Initialized with signal, proximal SGD needs samples independent of the length",

@@ -146,7 +146,7 @@ class SampleComplexity(Study):
         if cell["engine"] == "sgd":
             most, every = self._most_steps(system), max(1, round(SPACING / system.growth))
             found = [sgd_escape(task, settings, every, most, seed=[*seed, number, run]) for run in range(self.runs)]
-            steps, flipped = np.array(found).T  # (runs,)
+            steps, flipped = np.array([(run.steps, run.flipped) for run in found]).T  # (runs,)
         else:
             rng = np.random.default_rng([*seed, number])
             escape = find_escape(task, settings, self.simulated, rng, most_steps=self._most_steps(system))

@@ -95,9 +95,10 @@ def find_escape(
     rng: np.random.Generator,
     *,
     most_steps: int,
+    init: ReducedState | None = None,
 ) -> Escape:
-    """Train untrained runs until the product of the two signals exceeds .3, each at its own time."""
-    chain, state = ReducedChain(task, settings), initial_runs(task, runs)
+    """Train runs, untrained or from `init`, until the product of the two signals exceeds .3, each at its own time."""
+    chain, state = ReducedChain(task, settings), init or initial_runs(task, runs)
     steps, flipped = np.zeros(runs, int), np.zeros(runs, bool)
     outcome = np.full(runs, "budget", dtype="<U8")
     running = np.arange(runs)
