@@ -97,7 +97,7 @@ def _fields(rule: UpdateRule, contexts: jax.Array, kept: tuple[jax.Array, ...], 
     def first(state: jax.Array) -> jax.Array:
         return _velocities(rule, contexts, state)
 
-    level = first
+    level: Fields = first
     for rows in kept:
         level = _brackets(first, _select(level, rows))
     return level(point)
