@@ -9,6 +9,7 @@ from tests.acceptance import (
     _recovery_sphere,
     _recovery_student,
     _recovery_subspaces,
+    _recovery_theory,
     _recovery_trained,
 )
 
@@ -21,5 +22,6 @@ FIGURES = [
     *_recovery_subspaces.FIGURES,
     *_recovery_sphere.FIGURES,
     *_recovery_student.FIGURES,
+    *_recovery_theory.FIGURES,
     *_recovery_trained.FIGURES,
 ]

@@ -92,6 +92,30 @@ def planted_layer(
     return AttentionLayer(theta, projection, beta, rng.standard_normal(dim) if bias else None, causal)
 
 
+def equal_spectrum_layer(
+    rng: np.random.Generator, dim: int, heads: int, rank: int, *, scale: float = 1.0
+) -> AttentionLayer:
+    r"""Return a layer whose attention matrices have `rank` equal singular values: their stable rank is exactly that.
+
+    :math:`\Theta_i = (\beta / \sqrt r)\, U_i V_i^\top` with beta = `scale`, r = `rank` and independent uniform frames
+    U_i, V_i (d, r), so that :math:`\|\Theta_i\|_F = \beta` and :math:`\|\Theta_i\|_{op} = \beta / \sqrt r`. Projections
+    are uniform orthogonal matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layer = equal_spectrum_layer(np.random.default_rng(0), dim=6, heads=2, rank=4)
+    >>> np.linalg.svd(layer.theta[1])[1].round(12).tolist()
+    [0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
+    """
+    _check_sizes(dim, heads, rank)
+    frames = np.linalg.qr(rng.standard_normal((3, heads, dim, dim)))[0]  # (3, m, d, d)
+    signs = rng.integers(0, 2, (3, heads, 1, dim)) * 2.0 - 1  # QR fixes signs of columns: draw them
+    left, right, projection = frames * signs
+    theta = scale / rank**0.5 * left[..., :rank] @ right[..., :rank].transpose(0, 2, 1)
+    return AttentionLayer(theta, projection)
+
+
 def gpt_layer(
     rng: np.random.Generator,
     dim: int,

@@ -44,6 +44,22 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.stages:Stages",
         "The refined sum and its span lower the error; the joint fit reaches rounding",
     ),
+    "recovery/one-step": Entry(
+        "manyheads.recovery.studies.one_step:OneStep",
+        "One gradient step from zero is r^-1/2 close to the sum of projections",
+    ),
+    "recovery/concentration": Entry(
+        "manyheads.recovery.studies.concentration:Concentration",
+        "Softmax does not concentrate; given Hamming weights its expectation does",
+    ),
+    "recovery/boolean-tokens": Entry(
+        "manyheads.recovery.studies.boolean_tokens:BooleanTokens",
+        "Gaussian estimates of Boolean logits are off by d^-1/2; far from lattices by 1/d",
+    ),
+    "recovery/crude-hull": Entry(
+        "manyheads.recovery.studies.crude_hull:CrudeHull",
+        "The crude hull does not give the span at any stable rank; high-margin rows do",
+    ),
     "recovery/acceptance": Entry(
         "manyheads.recovery.studies.acceptance:Acceptance",
         "Rows are certified as often as the softmax vectors of all heads agree",
