@@ -38,6 +38,15 @@ def test_a_study_has_a_card_and_a_page_with_picture_verdicts_and_command(extensi
     assert "not-there" in gallery.study_page(tmp_path, "attention/costs", gallery.without_run("not-there"))
 
 
+@pytest.mark.parametrize("data", sorted((ROOT / "docs/gallery").glob("*.json")), ids=lambda path: path.stem)
+def test_every_picture_of_the_gallery_has_a_title_of_its_own_and_named_axes(data):
+    panels = json.loads(data.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    drawn = [panel for panel in panels if panel["kind"] != "listing"]
+    assert drawn
+    assert all(panel["x_label"] and panel["y_label"] for panel in drawn)
+
+
 def test_the_gallery_counts_the_verdicts_of_the_acceptance_lane(extensions):
     found = extensions[1].accepted()
     assert found

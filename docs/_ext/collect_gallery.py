@@ -73,10 +73,11 @@ def entry(found, default):
     header, summary = found.header, found.summary()
     panels, size = [], 0
     for panel in summary.panels:
-        size += len(json.dumps(panel.to_json()))
+        data = rounded(panel.to_json())
+        size += len(json.dumps(data))
         if panels and size > MOST_BYTES:
             break
-        panels.append(panel.to_json())
+        panels.append(data)
     return {
         "study": header["study"],
         "claim": header["claim"],
@@ -88,6 +89,15 @@ def entry(found, default):
         "verdicts": [verdict.to_json() for verdict in summary.verdicts],
         "panels": panels,
     }
+
+
+def rounded(data):
+    """Return a panel with numbers of six digits, more than a picture shows."""
+    if isinstance(data, dict):
+        return {name: rounded(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [rounded(value) for value in data]
+    return float(f"{data:.6g}") if isinstance(data, float) else data
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ class VanishingGradients(Study):
         """Show squared gradients by distance from the end, and those of attention by length."""
         distance = np.arange(self.tokens)[::-1]
         panels: list[Panel] = []
-        for layers in (self.layers[0], self.layers[-1]):
+        for layers, shows in ((self.layers[0], "the factor chi"), (self.layers[-1], "Depth acts like length")):
             curves: list[Curve] = []
             for group, gain in enumerate(self.gains):
                 place = list(self.cells()).index(
@@ -228,7 +228,7 @@ class VanishingGradients(Study):
                     tuple(curves),
                     log_y=True,
                     note="Bands: replicates. Dashed: mean-field theory.",
-                    shows=("the factor chi",),
+                    shows=(shows,),
                 )
             )
         chosen = trained.isel(cell=np.flatnonzero(trained["network"].values == "attention"))

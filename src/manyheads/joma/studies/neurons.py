@@ -17,9 +17,9 @@ from manyheads.errors import UsageError
 from manyheads.joma.source import SOURCE
 from manyheads.joma.systems.hidden_neurons import LatentTask, train_and_score
 from manyheads.joma.systems.token_hierarchy import HierarchyShape
-from manyheads.study import Cell, Claim, Listing, Source, Study
+from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
 from manyheads.study.claims import Measure
-from manyheads.study.reporting.panels import Panel
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cells
 
 SCORES = {
@@ -183,14 +183,15 @@ class Neurons(Study):
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show the table with its controls, mean and standard deviation over replicates."""
+        """Show correlations beside those of the controls, as curves and as tables over replicates."""
 
         def entry(values: xr.DataArray) -> str:
             std = float(values.std("replicate", ddof=1)) if values.sizes["replicate"] > 1 else 0.0
             return f"{float(values.mean('replicate')):.2f} ± {std:.2f}"
 
-        tables = []
-        for level in (0, 1):
+        tables: list[Panel] = []
+        for level, ordinal in enumerate(("first", "second")):
+            tables.append(self._curves(trained, level, ordinal))
             rows = []
             for position, cell in enumerate(self.cells()):
                 here = trained.isel(cell=position)
@@ -207,6 +208,23 @@ class Neurons(Study):
                 )
             )
         return tuple(tables)
+
+    def _curves(self, trained: xr.Dataset, level: int, ordinal: str) -> Panel:
+        sizes = [self._task(cell).hierarchy.sizes for cell in self.cells()]
+        names = [f"{size[0]}, {size[1]}; keep {cell['keep']:g}" for size, cell in zip(sizes, self.cells(), strict=True)]
+        values = {name: trained[name].sel(level=level).transpose("replicate", "cell").values for name in SCORES}
+        return Lines(
+            f"Neurons of the {ordinal} layer",
+            "latents of the levels, and share that is kept",
+            "correlation with the best neuron",
+            tuple(
+                spread_curve(range(len(names)), values[name], label, group=group)
+                for group, (name, label) in enumerate(SCORES.items())
+            ),
+            note=f"Latents of level {level}. Bands range over replicates.",
+            shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
+            x_ticks=tuple(names),
+        )
 
     def _task(self, cell: Cell) -> LatentTask:
         position = int(cell["hierarchy"])

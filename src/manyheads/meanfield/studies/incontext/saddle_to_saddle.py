@@ -363,7 +363,7 @@ def _curves_panel(predicted: xr.Dataset, part: xr.Dataset, kind: str, std: float
     for place, (times, loss) in enumerate(lines):
         if np.isfinite(loss).all():
             replicate, predicted_line = divmod(place, 2)
-            label = ("predicted" if not replicate else "") if predicted_line else f"trained, {replicate}"
+            label = ("predicted" if not replicate else "") if predicted_line else f"replicate {replicate}, trained"
             role: Role = "predicted" if predicted_line else "trained"
             x, y = (tuple(each[times <= end].tolist()) for each in (times, loss))
             curves.append(Curve(x, y, label, role, replicate))
