@@ -23,7 +23,7 @@ from manyheads.limits import (
     torch_groups,
 )
 from manyheads.limits.checks.audit import ActualSettings, Audit, compare_settings
-from manyheads.limits.checks.findings import Finding
+from manyheads.limits.checks.findings import OTHER_FACTOR, OTHER_STD, Finding
 from manyheads.limits.parametrization.architecture import apply_role_map, read_architecture, read_body
 from manyheads.limits.parametrization.targets import parameter_targets, role_factors
 from manyheads.models.families import FAMILIES as TABLES
@@ -171,6 +171,16 @@ def test_planted_mistakes_are_named_with_their_factor():
     assert [each.meaning for each in missing if not each.right] == ["it is in no group: it is never trained"]
     decay = Finding("w", "query", "weight_decay", 0.0, 0.1, math.inf, False, "it should have none")
     assert "weight_decay is not 0\n    expected 0, found 0.1: it should have none" in str(Audit((decay,)))
+
+
+def test_stds_of_one_draw_are_one_finding_and_other_factors_are_not():
+    def wrong(name, quantity, factor):
+        cause = f"{OTHER_STD}: far off" if quantity == "initial" else f"{OTHER_FACTOR}; far off"
+        return Finding(name, "output", quantity, 1.0, factor, factor, False, cause)
+
+    drawn = [wrong(f"layer.{place}", "initial", factor) for place, factor in enumerate((3.0, 2.994, 3.006))]
+    assert [len(same) for same in Audit((*drawn, wrong("last", "initial", 1.5))).causes()] == [3, 1]
+    assert [len(same) for same in Audit((wrong("a", "epsilon", 3.0), wrong("b", "epsilon", 2.99))).causes()] == [1, 1]
 
 
 def test_spreads_are_judged_by_their_sampling_error(rng):

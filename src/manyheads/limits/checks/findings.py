@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OTHER_STD, OTHER_FACTOR = "it starts with another std", "its factor is wrong"
 """Causes too general to group by: findings that differ in their factors stay apart."""
+DRAWN = 1.1  # ratio of two stds of one draw: a hundred numbers give theirs to 7%
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,14 @@ class Audit(Shown):
 
     def causes(self) -> tuple[tuple[Finding, ...], ...]:
         """Group what is wrong by its cause: all that a forgotten group gets wrong is one of them."""
-        kinds: dict[tuple[str, ...], list[Finding]] = {}
+        kinds: list[list[Finding]] = []
         for each in self.faults:
-            kinds.setdefault(_kind(each), []).append(each)
-        return tuple(map(tuple, kinds.values()))
+            same = next((kind for kind in kinds if _share_cause(kind[0], each)), None)
+            if same is None:
+                kinds.append([each])
+            else:
+                same.append(each)
+        return tuple(map(tuple, kinds))
 
     def sentences(self) -> list[str]:
         """Say what is wrong, one sentence a cause."""
@@ -143,12 +148,17 @@ def _cause(finding: Finding) -> str:
     return cause.replace(f"the base's {finding.quantity.replace('_', ' ')}", "the base's settings")
 
 
-def _kind(finding: Finding) -> tuple[str, ...]:
-    """Return what wrong numbers of one cause share; where the cause is not known, role, quantity and factor too."""
-    cause = _cause(finding)
-    if cause in (OTHER_STD, OTHER_FACTOR):
-        return cause, finding.role, finding.quantity, f"{finding.factor:.3g}"
-    return (cause,)
+def _share_cause(first: Finding, other: Finding) -> bool:
+    """Whether wrong numbers have one cause; where it is not known, they share role, quantity and factor."""
+    if _cause(first) != _cause(other):
+        return False
+    if _cause(first) not in (OTHER_STD, OTHER_FACTOR):
+        return True
+    if (first.role, first.quantity) != (other.role, other.quantity):
+        return False
+    if first.quantity == "initial" and 0 < first.factor < math.inf and 0 < other.factor < math.inf:
+        return max(first.factor, other.factor) <= DRAWN * min(first.factor, other.factor)
+    return f"{first.factor:.3g}" == f"{other.factor:.3g}"
 
 
 def _parameters(findings: Sequence[Finding]) -> str:
@@ -161,6 +171,6 @@ def _parameters(findings: Sequence[Finding]) -> str:
 def _factors(findings: Sequence[Finding]) -> str:
     """Return the range of the factors; the first one where they differ by the noise of a draw."""
     factors = [each.factor for each in findings]
-    if max(factors) <= 1.1 * min(factors):
+    if max(factors) <= DRAWN * min(factors):
         return f"{factors[0]:.3g}"
     return f"{min(factors):.3g} to {max(factors):.3g}"
