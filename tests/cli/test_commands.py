@@ -11,9 +11,11 @@ import pytest
 from tests.study.toys import Walk
 
 from manyheads.cli import main
+from manyheads.cli.study import print_verdicts
 from manyheads.study import open_run, run
 from manyheads.study.registry import STUDIES
 from manyheads.study.store.equality import differences
+from manyheads.study.verdicts import Verdict
 
 WALK = "tests.study.toys:Walk"
 PATIENT = "tests.cli.toys:Patient"
@@ -67,6 +69,19 @@ def test_a_table_for_people_names_claim_outcome_and_store(call):
     assert "all are one" in out
     assert "holds" in out
     assert "runs/toy/patient/" in out
+
+
+@pytest.mark.parametrize("columns", [40, 60, 99, 100, 200])
+def test_verdicts_lose_no_word_and_no_digit_at_any_width(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = ("No loss grows faster than linearly", 0.1234, "refuted", (0.1111, 0.2222), 0.5, (0.25, 0.25))
+    claim, figure, outcome, interval, target, tolerance = told
+    print_verdicts([Verdict(claim, "holds", outcome, figure, interval, target, tolerance, "a test")])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= columns
+    words = " ".join(lines).split()
+    for word in (*claim.split(), "0.1234", "0.1111", "0.2222", "0.25", "0.75", "refuted"):
+        assert word in words or f"{word}," in words
 
 
 @pytest.mark.parametrize(("target", "strict", "expected"), [(1, True, 0), (5, True, 1), (5, False, 0)])

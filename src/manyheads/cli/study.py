@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,7 +14,7 @@ import tyro
 
 from manyheads.cli.flags import Flag, flags_of, list_flags, suggest
 from manyheads.cli.help.descriptions import default_of, describe, kept_description
-from manyheads.cli.help.wrapping import two_columns, wrap, wrap_lines, wrap_output
+from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, parse_flags
 from manyheads.errors import UsageError
 from manyheads.study.registry import STUDIES, load
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from manyheads.study.base import Study
     from manyheads.study.verdicts import Verdict
 
+TABLE = 100  # columns that a table of verdicts takes
 SHOW_USAGE = """usage: manyheads study show NAME
 
 Show the claim, source, flags and size of a study.
@@ -201,14 +201,16 @@ class Run:
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Print verdicts as a table on standard output."""
+    """Print verdicts on standard output: as a table, or below each other where the terminal is narrow."""
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     from manyheads.study.reporting.html import format_figure
     from manyheads.study.store.disk import printable
 
+    console = Console(width=None if is_watched() else 160, soft_wrap=False)
     table = Table("claim", "outcome", "figure", "99% interval", "holds within", box=None, padding=(0, 2, 0, 0))
     colours = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
     for verdict in verdicts:
@@ -216,15 +218,18 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         if verdict.replicates_needed:
             note = f" (about {verdict.replicates_needed} replicates would decide)"
         low, high = verdict.interval
-        table.add_row(
-            Text(printable(verdict.claim)),
-            Text(verdict.outcome + note, style=colours[verdict.outcome]),
-            format_figure(verdict.figure),
-            "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}",
-            f"{format_figure(verdict.target - verdict.tolerance[0])} … "
-            f"{format_figure(verdict.target + verdict.tolerance[1])}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160, soft_wrap=False).print(table)
+        claim, outcome = Text(printable(verdict.claim)), Text(verdict.outcome + note, style=colours[verdict.outcome])
+        figure = format_figure(verdict.figure)
+        extent = "exact" if low == high else f"{format_figure(low)} … {format_figure(high)}"
+        ends = (verdict.target - verdict.tolerance[0], verdict.target + verdict.tolerance[1])
+        within = " … ".join(map(format_figure, ends))
+        if console.width < TABLE:
+            measured = Text(f"measured {figure}, {extent}\nholds within {within}")
+            console.print(claim, Padding(outcome, (0, 0, 0, 4)), Padding(measured, (0, 0, 0, 4)))
+        else:
+            table.add_row(claim, outcome, figure, extent, within)
+    if table.rows:
+        console.print(table)
 
 
 def _print_help(program: str, name: str, claim: str, own: Sequence[Flag], every: Sequence[Flag]) -> NoReturn:

@@ -42,13 +42,13 @@ def wrap_lines(text: str) -> str:
 
 def wrap_output(text: str) -> str:
     """Wrap the lines of a result on a terminal; in a pipe or a file they stay whole, for grep."""
-    return wrap_lines(text) if _is_watched() else text
+    return wrap_lines(text) if is_watched() else text
 
 
 def two_columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:
     """Return names with a text beside each, or below it where the terminal is narrow."""
     rows = list(rows)
-    watched, room = _is_watched(), terminal_width(200)
+    watched, room = is_watched(), terminal_width(200)
     width = max((len(name) for name, _ in rows), default=0)
     margin = f"{indent}{' ' * (width + 3)}"
     beside = not watched or room - len(margin) >= min(30, max((len(text) for _, text in rows), default=0))
@@ -77,7 +77,7 @@ def command_line(line: str, indent: str = "  ") -> str:
     return " \\\n".join(lines)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Tell whether a person reads standard output: on a terminal, or at a width that was asked for."""
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
