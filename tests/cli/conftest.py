@@ -18,6 +18,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / ".cache")
+    os.environ.pop("COLUMNS", None)  # set by pytest-xdist in its workers: results would be wrapped as on a terminal
     yield tmp_path
     os.environ.clear()
     os.environ.update(before)
