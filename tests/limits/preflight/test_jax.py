@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -82,6 +83,25 @@ def test_an_update_is_the_product_of_the_change_with_its_input():
     (growth,) = found.growths  # the gradient is 1 / (3 width): the update falls as 1 / H
     assert growth.module == "['w']"
     assert growth.fit.exponent == pytest.approx(-1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_search_for_the_best_rate_finds_the_one_of_a_quadratic():
+    """Gradient descent on (x w - 1)^2 / 2 is best at the rate 1/|x|^2, here about 1/width: it halves when H doubles."""
+
+    def quadratic(shape, seed):
+        x = 1 + 0.1 * jax.random.normal(jax.random.key(seed), (shape.width,))
+        start = {"w": jnp.full(shape.width, 0.1 * (seed + 1))}
+        return start, optax.sgd(1 / 16), [x], lambda weights, x: (x @ weights["w"] - 1) ** 2 / 2
+
+    factors = 2.0 ** np.arange(-3, 4)
+    found = preflight(
+        quadratic, (4, 4, 1), axes={"heads": (2, 8)}, seeds=range(3), steps=1, rate_factors=factors, train=8
+    )
+    (search,) = found.transfers
+    assert search.outcome == "refuted"
+    assert search.drift.fit.exponent == pytest.approx(-1, abs=0.1)
+    assert any(each.startswith("the learning rate along H drifts by a factor 0.5") for each in found.faults())
 
 
 @pytest.mark.slow
