@@ -1,6 +1,8 @@
 """Preflight of users' training code: right scripts pass, mistakes are named, odd code is refused or measured."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,13 @@ def test_usual_practice_is_measured_growing_in_the_matrices_of_the_blocks(script
     assert {"c_attn", "c_fc"} <= grown
     assert not grown & {"wte", "wpe", "ln_1", "ln_2", "ln_f"}
     assert "grows" in str(found)
+
+
+def test_the_recipe_of_a_preflight_takes_under_twenty_lines():
+    page = (Path(__file__).parents[3] / "docs/scaling-recipes.md").read_text()
+    (block,) = [each for each in page.split("```")[1::2] if "def make(shape, seed):" in each]
+    parts = ast.parse(block.removeprefix("python\n")).body
+    assert sum(each.end_lineno - each.lineno + 1 for each in parts if getattr(each, "name", "") != "make_usual") < 20
 
 
 CASES = [  # script, optimizer, mistake, axes, what is said of it
