@@ -18,7 +18,7 @@ Source: Ren, Wang and Lee, "Learning and transferring sparse contextual bigrams 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class BigramTask(ArraysAsShapes):
     weights: Float[np.ndarray, "query attended"]
     length: int
 
+    _is_stationary: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         for name, kind in (("transition", float), ("stationary", float), ("weights", float), ("positions", np.int64)):
             array = np.array(check_arrays(getattr(self, name), name))
@@ -92,7 +94,7 @@ class BigramTask(ArraysAsShapes):
             array = array.astype(kind)
             array.flags.writeable = False  # a checked task stays checked
             object.__setattr__(self, name, array)
-        _check_distributions(self.transition, self.stationary)
+        _check_distributions(self.transition, self.stationary, self._is_stationary)
         _check_positions(self)
 
     @property

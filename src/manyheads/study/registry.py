@@ -192,6 +192,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.initializations:Initializations",
         "Initial values above the drift 1/(T K_Q) flip half of the signs; softmax corrects them",
     ),
+    "bigram/frequencies": Entry(
+        "manyheads.bigram.studies.frequencies:Frequencies",
+        "The laws hold at any token frequencies; values transfer across frequencies and structures",
+    ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",
         "Initialized with signal, proximal SGD needs samples independent of the length",
