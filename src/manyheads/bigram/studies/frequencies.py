@@ -167,9 +167,8 @@ class Frequencies(Study):
 
         def level(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
             found = select_cells(trained, training="transfer")
-            return (
-                np.log(found["samples"] * found["correlation"] ** 2 / float(predicted["samples"])).mean("cell").values
-            )
+            scaled = found["samples"] * found["correlation"] ** 2 / float(predicted["samples"])
+            return np.log(scaled.transpose("replicate", "cell").values).mean(1)
 
         def between(kind: str) -> Any:
             def measured(predicted: xr.Dataset, trained: xr.Dataset) -> Any:
