@@ -250,6 +250,6 @@ def test_unfinished_runs_are_named_and_damaged_ones_refused(store, tmp_path):
     with pytest.raises(FileRefused, match="no run is finished yet"):
         open_run(copy)
     (other / "kept").rename(other / "summary.json")
-    next(other.glob("units/*/0/manifest.json")).unlink()
-    with pytest.raises(FileRefused, match=r"manifest\.json is missing"):
+    next(other.glob("table-*")).unlink()
+    with pytest.raises(FileRefused, match=r"prediction 0 is missing"):
         open_run(copy)

@@ -13,6 +13,15 @@ from threading import Lock
 
 import numpy as np
 
+# What decides numbers, by JAX's names for it: the values that units of a study are computed under.
+NUMBERS = {
+    "jax_enable_x64": True,
+    "jax_threefry_partitionable": True,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_default_matmul_precision": "highest",
+    "jax_random_seed_offset": 0,
+}
+
 _PINNED: ContextVar[bool] = ContextVar("whether NumPy's treatment of errors is that of this library", default=False)
 
 
@@ -67,9 +76,9 @@ def reproducible() -> Iterator[None]:
     import jax
 
     with double_precision(), ExitStack() as stack:
-        stack.enter_context(jax.threefry_partitionable(True))
-        stack.enter_context(jax.default_prng_impl("threefry2x32"))
-        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(jax.threefry_partitionable(NUMBERS["jax_threefry_partitionable"]))
+        stack.enter_context(jax.default_prng_impl(NUMBERS["jax_default_prng_impl"]))
+        stack.enter_context(jax.default_matmul_precision(NUMBERS["jax_default_matmul_precision"]))
         stack.enter_context(jax.disable_jit(False))
         stack.enter_context(_SEED_OFFSET.pinned())
         yield

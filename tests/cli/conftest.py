@@ -30,7 +30,11 @@ def start():
     started = []
 
     def popen(*words, **options):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            **options.pop("environment", {}),
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=environment, **pipes | options)
         started.append(process)

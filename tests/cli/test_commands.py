@@ -1,6 +1,7 @@
 """What the commands do on a store: run, resume, list, report, cite, clean."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,13 +9,16 @@ import sys
 import jax
 import numpy as np
 import pytest
+from tests.study.format1 import downgrade
 from tests.study.toys import Walk
 
 from manyheads.cli import main
 from manyheads.cli.study import print_verdicts
+from manyheads.errors import UsageError
 from manyheads.study import open_run, run
 from manyheads.study.registry import STUDIES
 from manyheads.study.store.equality import differences
+from manyheads.study.store.leases import Launch
 from manyheads.study.verdicts import Verdict
 
 WALK = "tests.study.toys:Walk"
@@ -112,11 +116,53 @@ def test_runs_are_listed_with_what_is_known_of_them(call, store):
     (path,) = store.glob("toy/walk/*")
     (path / "summary.json").unlink()
     assert "unfinished" in call("runs", "list", store)[1]
-    manifest = next(path.glob("units/*/0/manifest.json"))
-    manifest.unlink()
+    (table,) = path.glob("table-*")
+    table.write_bytes(table.read_bytes()[:-30])
     status, out, _ = call("runs", "list")
     assert status == 0
-    assert f"damaged: {manifest.relative_to(store.parent)}" in out
+    assert f"damaged: {table.relative_to(store.parent)}" in out
+
+
+def test_status_says_what_is_stored_claimed_and_missing(call, store):
+    (path,) = store.glob("toy/walk/*")
+    (row,) = json.loads(call("runs", "status", "--json", "--replicates", "3")[1])
+    assert row["cells"]["steps=3"] == {"stored": 2, "claimed": 0, "missing": 1, "failed": 0}
+    assert row["launches"] == []
+    with Launch(path) as launch:
+        launch.claim([7], 1)
+        (row,) = json.loads(call("runs", "status", "--json", "--replicates", "3")[1])
+        assert row["cells"]["steps=3"] == {"stored": 2, "claimed": 1, "missing": 0, "failed": 0}
+        assert row["launches"][0]["pid"] == os.getpid()
+        out = call("runs", "status")[1]
+        assert "at work: " in out
+        for words in (("clean", "--unfinished"), ("upgrade",)):
+            (path / "summary.json").unlink(missing_ok=True)
+            status, _, err = call("runs", *words)
+            assert (status, "is at work here" in err) == ((3, True) if words[0] == "clean" else (0, False))
+
+
+def test_a_run_of_format_1_opens_and_upgrades_to_the_same_bits(call, store):
+    (path,) = store.glob("toy/walk/*")
+    new = open_run(path)
+    downgrade(path)
+    summary = (path / "summary.json").read_bytes()
+    old = open_run(path)
+    assert differences(old, new) == []
+    assert differences(run(Walk(), 2, store=store, progress=False), new) == []  # nothing to do
+    with pytest.raises(UsageError, match="runs upgrade"):
+        run(Walk(), 3, store=store, progress=False)
+    with Launch(path):
+        status, _, err = call("runs", "upgrade")
+        assert status == 3
+        assert "is at work here" in err
+    assert "7 units" in call("runs", "upgrade")[1]
+    assert differences(open_run(path), old) == []
+    assert open_run(path)["trained"]["wall_seconds"].identical(old["trained"]["wall_seconds"])
+    assert (path / "summary.json").read_bytes() == summary
+    assert (path / ".format1/units").is_dir()
+    assert call("runs", "upgrade")[1] == ""
+    more = run(Walk(), 3, store=store, progress=False)["trained"].to_dataset().isel(replicate=slice(2))
+    assert differences(more, new["trained"].to_dataset()) == []
 
 
 def test_clean_removes_what_it_says_and_nothing_else(call, store):

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -133,11 +134,12 @@ def test_the_environment_asks_for_a_traceback(capsys, monkeypatch):
 def test_a_damaged_store_is_named_and_left_as_it_is(capsys, folder):
     words = f"study run {PATIENT} {' '.join(SMALL)}"
     assert main(words.split()) == 0
-    chunk = next(path for path in folder.glob("runs/toy/patient/*/units/*/0/data.zarr/**/*") if path.is_file())
-    chunk.write_bytes(chunk.read_bytes() + b"!")
+    (table,) = folder.glob("runs/toy/patient/*/table-*")
+    one, two = struct.pack("<d", 1.0), struct.pack("<d", 2.0)
+    table.write_bytes(table.read_bytes().replace(one, two, 1))
     before = {path: path.read_bytes() for path in folder.glob("runs/**/*") if path.is_file()}
     capsys.readouterr()
-    for command in (words, "report", f"report {chunk.parents[4]}"):
+    for command in (words, "report", f"report {table.parent}"):
         status, line = complaint(capsys, command)
         assert status == 3
         assert "has been altered" in line
@@ -147,7 +149,7 @@ def test_a_damaged_store_is_named_and_left_as_it_is(capsys, folder):
 def test_a_full_disk_is_3_and_keeps_what_was_there(capsys, folder, monkeypatch):
     assert main(["study", "run", PATIENT, *SMALL]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(RunStore, "write", _no_room)
+    monkeypatch.setattr("manyheads.study.store.records.segments.os.write", _no_room)
     status, line = complaint(capsys, f"study run {PATIENT} --units 2 --replicates 3 --workers 1")
     assert status == 3
     assert "free some space" in line
@@ -155,13 +157,10 @@ def test_a_full_disk_is_3_and_keeps_what_was_there(capsys, folder, monkeypatch):
     assert kept.verify() == 3
 
 
-def _no_room(self, unit, dataset):
+def _no_room(file, data):
     import errno
 
-    from manyheads.study.store.disk import room_on_disk
-
-    with room_on_disk(self.path):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -185,11 +184,13 @@ def test_a_reader_that_goes_away_is_no_error(start, command):
 def wait_for_units(folder, count, process):
     """Wait until so many trained units are stored; return the run's folder."""
     end = time.monotonic() + 60
-    while len(found := list(folder.glob("runs/toy/patient/*/units/*/0"))) < count:
+    while True:
+        found = list(folder.glob("runs/toy/patient/*"))
+        if found and len([number for number in RunStore(found[0]).numbers() if number]) >= count:
+            return found[0]
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
-    return found[0].parents[2]
 
 
 def living(group):
@@ -228,12 +229,13 @@ def test_an_interrupt_is_130_and_what_is_finished_is_kept(start, folder):
     kept = before.verify()
     assert 3 <= kept < 26  # the prediction may be among what was not finished
     assert before.summary() is None
-    stamps = {unit: (unit / "manifest.json").stat().st_mtime_ns for unit in before.finished()}
+    stamps = {number: entry.time for number, entry in before.index.units.items()}
     study = Patient(units=25)
     tree = run(study, replicates=1, store=folder / "runs", progress=False, executor=None)
     assert not before.leftovers()  # what was being written at that moment is swept when the run goes on
     assert differences(tree, open_run(path)) == []
-    assert {unit: (unit / "manifest.json").stat().st_mtime_ns for unit in stamps} == stamps
+    after = RunStore(path).index.refresh().units
+    assert {number: after[number].time for number in stamps} == stamps
 
 
 @pytest.mark.slow

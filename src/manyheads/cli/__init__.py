@@ -72,6 +72,16 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "remove leftovers of interrupted processes",
         ("manyheads runs clean --unfinished --dry-run",),
     ),
+    ("runs", "status"): Command(
+        "manyheads.cli.runs:Status",
+        "show what runs have stored, who works on them, and what failed",
+        ("manyheads runs status --json",),
+    ),
+    ("runs", "upgrade"): Command(
+        "manyheads.cli.runs:Upgrade",
+        "rewrite runs of an older format, bit for bit the same",
+        ("manyheads runs upgrade runs --drop",),
+    ),
     ("report",): Command(
         "manyheads.cli.report:Report",
         "write one HTML file over stored runs",

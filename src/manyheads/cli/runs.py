@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import tyro
 
 from manyheads.cli.help.wrapping import two_columns, wrap_output
-from manyheads.cli.parsing import Switch, existing
+from manyheads.cli.parsing import ABSENT, Switch, existing
 from manyheads.errors import FileRefused
 
 
@@ -65,11 +64,53 @@ class Clean:
             leftovers += len(run.leftovers()) if self.dry_run else run.sweep()
             if (self.unfinished and run.summary() is None) or (self.superseded and _is_superseded(run)):
                 if not self.dry_run:
-                    shutil.rmtree(run.path)
+                    run.remove()
                 removed += 1
                 print(f"{'would remove' if self.dry_run else 'removed'} {printable(run.path)}")
         done = "would be removed" if self.dry_run else "removed"
         print(wrap_output(f"{leftovers} leftovers of interrupted writes and {removed} runs {done}"))
+        return 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Show what each run has stored, what is claimed and missing in each cell, who works on it, and what failed."""
+
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
+    """Root folder of the store."""
+    replicates: Annotated[Optional[int], ABSENT] = None
+    """Replicates that are asked for; those of the cell that has most, if absent."""
+    json: Switch = False
+    """Print JSON instead of text."""
+
+    def run(self) -> int:
+        """Print what is known; nothing is changed."""
+        from manyheads.study.store.run_store import find_runs
+        from manyheads.study.store.status import describe, status
+
+        found = [status(run, self.replicates) for run in find_runs(existing(self.store))]
+        print(json.dumps(found, indent=1) if self.json else "\n\n".join(describe(run) for run in found))
+        return 0
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """Rewrite runs of an older format in the present one, compared bit for bit with the old units."""
+
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
+    """Root folder of the store."""
+    drop: Switch = False
+    """Remove the old units; by default they are kept in the run's folder .format1."""
+
+    def run(self) -> int:
+        """Upgrade and print one line for each run that was of an older format."""
+        from manyheads.study.store.disk import printable
+        from manyheads.study.store.run_store import find_paths
+        from manyheads.study.store.upgrade import upgrade
+
+        for path in find_paths(_no_linked_run(self.store)):
+            if count := upgrade(path, self.drop):
+                print(f"upgraded {printable(path)}: {count} units")
         return 0
 
 
@@ -89,7 +130,7 @@ def _describe(path: Path) -> dict[str, Any]:
     count = 0
     try:
         run = RunStore(path)
-        count = len(run.finished())
+        count = len(run.numbers())
         run.verify()
         summary = run.summary()
         outcomes = [verdict.outcome for verdict in summary.verdicts] if summary else []

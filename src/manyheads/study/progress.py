@@ -6,12 +6,12 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-Advance = Callable[[], None]
+Advance = Callable[..., None]  # of a number of units, one by default
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None) -> Iterator[Advance]:
-    """Show a bar of `total` units on standard error and yield a function that advances it by one.
+    """Show a bar of `total` units on standard error and yield a function that advances it.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None
         None shows the bar when standard error is a terminal.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield lambda: None
+        yield lambda _=1: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -46,7 +46,7 @@ def progress_bar(title: str, total: int, done: int = 0, show: bool | None = None
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total, completed=done)
-        yield lambda: bar.advance(task)
+        yield lambda count=1: bar.advance(task, count)
 
 
 def announce(text: str, show: bool | None = None) -> None:

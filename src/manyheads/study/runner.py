@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,14 @@ from manyheads.study.base import Study, decide
 from manyheads.study.progress import announce, progress_bar
 from manyheads.study.registry import load
 from manyheads.study.reporting.overview import state_findings
-from manyheads.study.store.assembly import join_cells, join_predictions, join_replicates, tree
+from manyheads.study.store.assembly import assemble, tree
+from manyheads.study.store.disk import printable
 from manyheads.study.store.identity import fingerprint
-from manyheads.study.store.run_store import RunStore, find_runs
+from manyheads.study.store.provenance import versions
+from manyheads.study.store.run_store import OLD, RunStore, find_runs
 from manyheads.study.store.summary import Summary
-from manyheads.study.store.units import RESERVED, Failure, Layout, Unit, attempt
+from manyheads.study.store.units import RESERVED, Layout, Unit
+from manyheads.study.store.work import UnitFailed, Work, WorkersLost
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -30,15 +33,9 @@ if TYPE_CHECKING:
     from manyheads.study.run_tree import RunTree
 
 
+__all__ = ["ComparisonFailed", "UnitFailed", "WorkersLost", "open_run", "run"]
+
 MOST_UNITS = 1_000_000
-
-
-class UnitFailed(ManyheadsError, RuntimeError):
-    """A unit raised an exception that its study does not expect; what was finished is kept."""
-
-
-class WorkersLost(ManyheadsError, RuntimeError):
-    """A process of the executor died (killed, or out of memory); what was finished is kept."""
 
 
 class ComparisonFailed(ManyheadsError, RuntimeError):
@@ -92,7 +89,9 @@ def run(
     UnitFailed
         A unit raised an unexpected exception; the message names it.
     WorkersLost
-        A process of the executor died.
+        Units came without a result: a process of the executor died, or its scheduler did.
+    InputChanged
+        A file that the study reads changed while it ran.
     ComparisonFailed
         The study's `compare` or `panels` did; every unit is kept.
     StoreDamaged, StoreFull
@@ -126,17 +125,19 @@ def finish(
     """Compute what the store lacks and decide; `run` without the tree."""
     replicates, seed = _checked(study, replicates, seed)
     runs = RunStore.create(store, study, seed)
-    runs.verify()  # before any work: a damaged run is left as it is
-    wanted = runs.layout.predicted() + runs.layout.trained(replicates)
-    missing = [unit for unit in wanted if unit not in runs]
-    announce(_announcement(study, wanted, missing, runs.path), progress)
-    with progress_bar(study.name, len(wanted), len(wanted) - len(missing), progress) as advance:
-        for unit, dataset in _results(study, missing, seed, executor):
-            runs.write(unit, dataset)
-            advance()
+    missing, count = runs.missing(replicates), runs.layout.count(replicates)
+    if missing:
+        if runs.format == 1:
+            raise UsageError(f"{runs.path}: {len(missing)} of {count} units are missing, and {OLD}")
+        runs.verify()  # before any work: a damaged run is left as it is
+    announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
+    with progress_bar(study.name, count, count - len(missing), progress) as advance:
+        Work(runs, study, seed, replicates, executor).run(advance)
     predicted, trained = assemble(runs, replicates)
     verdicts, panels = _compared(study, predicted, trained)
-    runs.write_summary(Summary(replicates, verdicts, panels))
+    if runs.format != 1:
+        runs.write_summary(Summary(replicates, verdicts, panels))
+        runs.compact()
     return Finished(runs, predicted, trained, verdicts)
 
 
@@ -144,9 +145,9 @@ def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str]
     """Return what `finish` would compute, and where; nothing is written."""
     replicates, seed = _checked(study, replicates, seed)
     layout, path = Layout.of(study), Path(store) / study.name / fingerprint(study, seed)
-    wanted = layout.predicted() + layout.trained(replicates)
-    there = RunStore(path) if (path / "run.json").exists() else ()
-    return _announcement(study, wanted, [unit for unit in wanted if unit not in there], path)
+    runs, count = RunStore(path) if (path / "run.json").exists() else None, layout.count(replicates)
+    missing = runs.missing(replicates) if runs else range(count)
+    return _announcement(study, count, [layout.unit(number) for number in missing], runs or path)
 
 
 def _made(study: Study | str, settings: dict[str, Any]) -> Study:
@@ -162,63 +163,6 @@ def _made(study: Study | str, settings: dict[str, Any]) -> Study:
     return kind(**settings)
 
 
-def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
-    """Read a complete run back, every file checked: its predictions and its trained systems."""
-    layout = runs.layout
-    draws = [runs.read(unit) for unit in layout.predicted()]
-    predicted = draws[0] if layout.predictions is None else join_predictions(draws)
-    stored = {unit: runs.read(unit) for unit in layout.trained(replicates)}
-    parts = [
-        join_replicates([dataset for unit, dataset in stored.items() if unit.cell == cell], replicates)
-        for cell in layout.cells
-    ]
-    return predicted, join_cells(layout.cells, parts)
-
-
-def _results(
-    study: Study, units: Sequence[Unit], seed: int, executor: Executor | None
-) -> Iterator[tuple[Unit, xr.Dataset]]:
-    """Yield every unit with its dataset as soon as it is there; name the first one that fails."""
-    if executor is None:
-        for unit in units:
-            result = attempt(study, unit, seed)
-            if isinstance(result, Failure):
-                raise _failed(study, unit, result)
-            yield unit, result
-        return
-    futures: dict[Future[xr.Dataset | Failure], Unit] = {}
-    failed: tuple[Unit, Failure] | None = None
-    try:
-        futures |= {executor.submit(attempt, study, unit, seed): unit for unit in units}
-        for future in as_completed(list(futures)):
-            unit = futures.pop(future)  # with its result, which nobody needs once it is stored
-            if future.cancelled():
-                continue
-            result = _outcome(future)
-            if isinstance(result, Failure):
-                failed = failed or (unit, result)
-                _cancel(futures)  # units in flight still finish, and are kept
-            else:
-                yield unit, result
-    except BrokenExecutor as error:
-        message = f"{study.name}: a worker process died ({error}). Finished units are kept; run again to go on"
-        raise WorkersLost(message) from error
-    finally:
-        _cancel(futures)
-    if failed:
-        raise _failed(study, *failed)
-
-
-def _outcome(future: Future[xr.Dataset | Failure]) -> xr.Dataset | Failure:
-    """Return what came back; an exception of the executor (a study that cannot be sent, say) is told as the unit's."""
-    try:
-        return future.result()
-    except BrokenExecutor:
-        raise
-    except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}", "")
-
-
 def _compared(
     study: Study, predicted: xr.Dataset, trained: xr.Dataset
 ) -> tuple[tuple[Verdict, ...], tuple[Panel, ...]]:
@@ -230,18 +174,6 @@ def _compared(
     except Exception as error:
         message = f"{study.name}, comparing: {type(error).__name__}: {error}. All units are kept; run again to go on"
         raise ComparisonFailed(message) from error
-
-
-def _cancel(futures: Iterable[Future[Any]]) -> None:
-    for future in futures:
-        future.cancel()
-
-
-def _failed(study: Study, unit: Unit, failure: Failure) -> UnitFailed:
-    error = UnitFailed(f"{study.name}, {unit}: {failure.what}. Finished units are kept; run again to go on")
-    if failure.trace:
-        error.add_note(failure.trace)  # where it was raised, perhaps in another process
-    return error
 
 
 def _checked(study: Study, replicates: int, seed: int) -> tuple[int, int]:
@@ -284,15 +216,31 @@ def _check_cells(study: Study) -> None:
             raise UsageError(f"{study.name}: cell values {name!r} mix {sorted(kind.__name__ for kind in kinds)}")
 
 
-def _announcement(study: Study, wanted: Sequence[Unit], missing: Sequence[Unit], path: Path) -> str:
+def _announcement(study: Study, count: int, missing: Sequence[Unit], runs: RunStore | Path) -> str:
     """Return what is about to be done: units, exact FLOPs where the study knows them, and where the results go."""
     trained = [unit for unit in missing if unit.cell is not None]
-    text = f"{study.name}: {len(wanted)} units, {len(wanted) - len(missing)} stored, {len(missing)} to do"
+    text = f"{study.name}: {count} units, {count - len(missing)} stored, {len(missing)} to do"
     costs = [study.flops(unit.cell) for unit in trained if unit.cell is not None]
     known = [cost * (unit.last - unit.first + 1) for cost, unit in zip(costs, trained, strict=True) if cost is not None]
     if known and len(known) == len(trained):
         text += f", {sum(known):.3g} matrix-multiply FLOPs"
-    return f"{text} -> {path}"
+    if isinstance(runs, Path):
+        return f"{text} -> {runs}"
+    if missing and (others := _other_versions(runs)):
+        text += f"; stored units come from {others}"
+    return f"{text} -> {runs.path}"
+
+
+def _other_versions(runs: RunStore) -> str:
+    """Return the versions of stored units that are not those of this process."""
+    here = versions()
+    found = {
+        f"{name} {printable(stored[name])}"
+        for stored in runs.environments()
+        for name in here
+        if stored.get(name, here[name]) != here[name]
+    }
+    return ", ".join(sorted(found))
 
 
 def open_run(path: str | os.PathLike[str]) -> RunTree:

@@ -3,26 +3,105 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyheads.study.cells import Cell
-from manyheads.study.store.units import MalformedResult
+from manyheads.study.store.disk import StoreDamaged
+from manyheads.study.store.records.schema import MalformedResult, Schema
+from manyheads.study.store.records.table import Pack
+from manyheads.study.store.units import Layout
 from manyheads.study.verdicts import Verdict
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
+    from numpy.typing import NDArray
 
     from manyheads.study.run_tree import RunTree
     from manyheads.study.store.run_store import RunStore
 
 
+def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
+    """Read a complete run back, everything checked: its predictions and its trained systems."""
+    layout = runs.layout
+    if runs.format == 1:
+        units = {runs.layout.number(unit): unit for unit in layout.units(replicates)}
+        return _joined(layout, replicates, lambda number: runs.read(units[number]))
+    numbers = range(layout.count(replicates))
+    if missing := runs.missing(replicates):
+        raise StoreDamaged(f"{runs.path}: {layout.unit(missing[0])} is missing; run the same command again")
+    packs = runs.load(numbers)
+    draws = layout.predictions or 1
+    for pack in packs:
+        if len(pack.numbers[pack.numbers >= draws]) == len(numbers) - draws and _is_regular(pack.schema):
+            rest = [other for other in packs if other is not pack]
+            own = Pack(pack.schema, pack.numbers[pack.numbers < draws], pack.matrix[pack.numbers < draws])
+            predicted = _predicted(layout, _reader([*rest, own]))
+            return predicted, _stacked(layout, replicates, pack.schema, pack.matrix[pack.numbers >= draws])
+    return _joined(layout, replicates, _reader(packs))
+
+
+def _reader(packs: Sequence[Pack]) -> Callable[[int], xr.Dataset]:
+    """Return a function that returns a unit by its number."""
+    places = {int(number): (pack, row) for pack in packs for row, number in enumerate(pack.numbers)}
+
+    def read(number: int) -> xr.Dataset:
+        pack, row = places[number]
+        return pack.schema.dataset(pack.matrix[row])
+
+    return read
+
+
+def _predicted(layout: Layout, read: Callable[[int], xr.Dataset]) -> xr.Dataset:
+    draws = [read(draw) for draw in range(layout.predictions or 1)]
+    return draws[0] if layout.predictions is None else join_predictions(draws)
+
+
+def _joined(layout: Layout, replicates: int, read: Callable[[int], xr.Dataset]) -> tuple[xr.Dataset, xr.Dataset]:
+    """Join units one by one: of different schemas, or of format 1."""
+    draws, cells = layout.predictions or 1, len(layout.cells)
+    end = layout.count(replicates)
+    parts = [
+        join_replicates([read(number) for number in range(draws + place, end, cells)], replicates)
+        for place in range(cells)
+    ]
+    return _predicted(layout, read), join_cells(layout.cells, parts)
+
+
+def _is_regular(schema: Schema) -> bool:
+    """Tell whether chunks of replicates have their axis first in every variable, or none has it."""
+    measured = [field.dims for field in schema.fields if field.values is None]
+    others = [field.dims for field in schema.fields if field.values is not None]
+    first = all(dims[:1] == ("replicate",) for dims in measured)
+    return (first or not any("replicate" in dims for dims in measured)) and not any("replicate" in d for d in others)
+
+
+def _stacked(layout: Layout, replicates: int, schema: Schema, matrix: NDArray[np.uint8]) -> xr.Dataset:
+    """Join all units of a run that has one schema: what `join_replicates` and `join_cells` return, in linear time."""
+    import xarray as xr
+
+    cells, variables = len(layout.cells), {}
+    for field, array in schema.arrays(matrix):
+        chunked = field.dims[:1] == ("replicate",)
+        shape = array.shape[2:] if chunked else array.shape[1:]
+        units = array.reshape(-1, cells, array.shape[1] if chunked else 1, *shape)
+        joined = units.swapaxes(0, 1).reshape(cells, -1, *shape)[:, :replicates]
+        dims = field.dims[1:] if chunked else field.dims
+        variables[field.name] = (("cell", "replicate", *dims), joined, field.attrs)
+    whole = xr.Dataset(variables, coords=schema.coordinates(), attrs=schema.attrs)
+    return _of_cells(layout.cells, _of_replicates(whole))
+
+
 def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
     """Stack the units of one cell along `replicate`, the first `replicates` of them."""
+    whole = [part if "replicate" in part.dims else part.expand_dims("replicate") for part in parts]
+    return _of_replicates(_concatenate(whole, "replicate").isel(replicate=slice(replicates)))
+
+
+def _of_replicates(joined: xr.Dataset) -> xr.Dataset:
     import numpy as np
 
-    whole = [part if "replicate" in part.dims else part.expand_dims("replicate") for part in parts]
-    joined = _concatenate(whole, "replicate").isel(replicate=slice(replicates))
     return joined.assign_coords(
         replicate=("replicate", np.arange(joined.sizes["replicate"]), {"long_name": "replicate"})
     )
@@ -35,9 +114,12 @@ def join_cells(cells: Sequence[Cell], parts: Sequence[xr.Dataset]) -> xr.Dataset
     and booleans, which become floating-point for it, are NaN, and texts are empty. Dimensions without labels must
     agree.
     """
+    return _of_cells(cells, _concatenate([part.expand_dims("cell") for part in parts], "cell"))
+
+
+def _of_cells(cells: Sequence[Cell], joined: xr.Dataset) -> xr.Dataset:
     import numpy as np
 
-    joined = _concatenate([part.expand_dims("cell") for part in parts], "cell")
     names = list(dict.fromkeys(name for cell in cells for name in cell))
     values = {name: ("cell", np.asarray([cell[name] for cell in cells])) for name in names}
     return joined.assign_coords({"cell": ("cell", [cell.slug for cell in cells]), **values})
@@ -106,6 +188,7 @@ def tree(runs: RunStore, predicted: xr.Dataset, trained: xr.Dataset, verdicts: S
         "inputs": json.dumps(header["inputs"], sort_keys=True),
         "versions": json.dumps(header["versions"], sort_keys=True),
         "source": json.dumps(header["source"], sort_keys=True),
+        "environments": json.dumps(runs.environments(), sort_keys=True),
         "path": str(runs.path),
     }
     return result

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import UsageError
+from manyheads.errors import ManyheadsError, UsageError
 from manyheads.study.base import Study
 
 IDENTITY = ("study", "revision", "configuration", "inputs", "seed")
@@ -62,6 +62,62 @@ def file_sha256(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     return digest.hexdigest()
+
+
+class InputChanged(ManyheadsError, RuntimeError):
+    """A file that the study reads changed while it was read; the unit is not stored."""
+
+
+class Inputs:
+    """Files that a study's fields name, with the sha256 of each, watched while units are computed from them.
+
+    A file whose size, time and inode stay the same is taken to be the same; otherwise its content is hashed again.
+    """
+
+    def __init__(self, expected: dict[Path, str]):
+        self.expected = expected
+        self.seen: dict[Path, tuple[int, int, int]] = {}
+
+    @staticmethod
+    def of(study: Study) -> dict[Path, str]:
+        """Return the sha256 of every file that a study's fields name."""
+        return {path: file_sha256(path) for path in _paths_in(study)}
+
+    def check(self) -> None:
+        """Refuse files whose content is not what it was at the beginning.
+
+        Raises
+        ------
+        InputChanged
+            A file changed.
+        """
+        for path, content in self.expected.items():
+            if (now := _look(path)) is None or now != self.seen.get(path):
+                if now is None or file_sha256(path) != content:
+                    raise InputChanged(
+                        f"{path} changed while the study ran, and its run belongs to what it was: put the old content "
+                        "back, or run the study again with the new one"
+                    )
+                self.seen[path] = now
+
+
+def _look(path: Path) -> tuple[int, int, int] | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns, about.st_ino
+
+
+def _paths_in(value: Any) -> set[Path]:
+    """Return the paths in a study's fields."""
+    if isinstance(value, Path):
+        return {value}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return set().union(*map(_paths_in, value)) if isinstance(value, tuple | list) else set()
 
 
 def identity(study: Study, seed: int) -> dict[str, Any]:

@@ -1,10 +1,15 @@
-"""Provenance of a run: the command that runs it again, its class, and versions."""
+"""Provenance of a run: the command that runs it again, its class, versions, and the environment of every unit."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import inspect
+import os
 import shlex
 import sys
+from pathlib import Path
 
 from manyheads.study.base import Study
 from manyheads.study.registry import FILES, STUDIES
@@ -60,3 +65,33 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
     }
+
+
+def environment_of(study: Study) -> dict[str, str]:
+    """Return what a unit is computed under: versions, device, flags of XLA, machine, hash of the study's file."""
+    return _environment(type(study)) | {"xla_flags": os.environ.get("XLA_FLAGS", "")}
+
+
+@functools.lru_cache(maxsize=64)
+def _environment(kind: type[Study]) -> dict[str, str]:
+    import platform
+
+    import jax
+    import jaxlib
+    import xarray
+
+    return versions() | {
+        "jaxlib": jaxlib.__version__,
+        "xarray": xarray.__version__,
+        "device": jax.default_backend(),
+        "machine": platform.machine(),
+        "code": code_of(kind),
+    }
+
+
+def code_of(kind: type[Study]) -> str:
+    """Return the first 16 hexadecimal digits of the sha256 of the file that defines a study; empty if there is none."""
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(kind) or "").read_bytes()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""

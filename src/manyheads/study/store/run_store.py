@@ -1,65 +1,64 @@
-"""The store: one folder a run, one Zarr group a unit, complete or absent, with the sha256 of every file beside it.
+"""The store: one folder a run.
 
-Layout (Zarr v3)::
+Layout of format 2::
 
-    runs/<study>/<hash>/run.json                      identity, layout, source, versions
-                        predicted/<draw>/data.zarr    one prediction
-                        units/<cell>/<replicate>/     one unit of work:
-                            data.zarr                   what was measured
-                            manifest.json               the sha256 of every file of it
-                        summary.json                  verdicts and panels of the last completed comparison
+    runs/<study>/<hash>/run.json      identity, layout, settings, source, versions; signed
+                        segments/     a run at work: JSON lines, one file for each process that writes
+                        table-<hash>.zarr.zip   a finished run: all units in one file
+                        leases/       which launch works on which units
+                        failures/     the last failure of units that failed
+                        summary.json  verdicts and panels of the last completed comparison; signed
 
-A unit is written to a temporary sibling and renamed: a killed process leaves nothing half-written under a final
-name, and of two processes that finish the same unit the first one wins. A missing, altered or added file is found
-when the run is opened; a damaged run is named and left untouched.
+Units are stored by the process that computed them. Format 1 (a Zarr folder a unit) is read, and never written.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import re
 import shutil
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyheads._settings import NUMBERS
 from manyheads.errors import FileRefused, UsageError
 from manyheads.study.base import Study
 from manyheads.study.sources import Source
 from manyheads.study.store.disk import (
     StoreDamaged,
     StoreFull,
-    hash_files,
     is_abandoned,
-    list_files,
     printable,
     read_json,
     read_signed,
     room_on_disk,
-    temporary_beside,
     trusting_nothing,
     write_json,
     write_signed,
 )
+from manyheads.study.store.format1.folders import Folders
 from manyheads.study.store.identity import fingerprint, fingerprint_of, identity
+from manyheads.study.store.leases import Launch
 from manyheads.study.store.provenance import class_path, command_of, versions
+from manyheads.study.store.records.index import Index
+from manyheads.study.store.records.segments import FORMAT, refuse_newer
+from manyheads.study.store.records.table import Pack
 from manyheads.study.store.summary import Summary
-from manyheads.study.store.text_codes import decode_texts, encode_texts
-from manyheads.study.store.units import Layout, Unit
-from manyheads.study.store.whitelist import check_arrays
+from manyheads.study.store.units import Failure, Layout, Unit
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = ["RunStore", "StoreDamaged", "StoreFull", "find_paths", "find_runs"]
 
-DATA, MANIFEST = "data.zarr", "manifest.json"
 HEADER = ("study", "revision", "configuration", "inputs", "seed", "class", "command", "claim", "source", "versions")
 TABLES = ("configuration", "inputs", "source", "versions")
-FORMAT = 1
-UNIT = "manyheads_unit"  # attribute of a unit: the run, cell and replicate that it belongs to
-NAMED = "named"  # in run.json: every unit of this run has that attribute; older runs lack it
+NAMED = "named"  # in run.json of format 1: every unit of this run has its name; older runs lack it
 
 
 class RunStore:
@@ -73,24 +72,19 @@ class RunStore:
     Raises
     ------
     FileRefused
-        `path` holds no run.
+        `path` holds no run, or one of a newer format.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         remedy = "delete the run's folder to compute it again"
         self.header = read_signed(self.path / "run.json", "no run is stored here", remedy)
-        written = self.header.get("format", FORMAT)
-        if type(written) is not int:  # True == 1
-            raise StoreDamaged(f"{self.path / 'run.json'}: the format {printable(written)} is no integer; {remedy}")
-        if written != FORMAT:
-            raise FileRefused(
-                f"{self.path}: written by a newer manyheads (format {printable(written)}); this one reads format "
-                f"{FORMAT}: upgrade manyheads"
-            )
+        self.format = self.header.get("format", 1)
+        refuse_newer(self.format, self.path / "run.json")
         with trusting_nothing(self.path / "run.json", remedy):
             _check_types(self.header)
             self.layout = Layout.from_json(self.header["layout"])
+            self.run = fingerprint_of(self.header)
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], study: Study, seed: int) -> RunStore:
@@ -99,117 +93,101 @@ class RunStore:
         if not (path / "run.json").exists():
             with room_on_disk(path):
                 path.mkdir(parents=True, exist_ok=True)
-                about = {
-                    "class": class_path(type(study)),
-                    "command": command_of(study),
-                    "claim": study.claim,
-                    "source": dataclasses.asdict(study.source),
-                    "layout": Layout.of(study).to_json(),
-                    "versions": versions(),
-                    "units": NAMED,
-                }
-                write_signed(path / "run.json", identity(study, seed) | about)
+                write_signed(path / "run.json", header_of(study, seed))
         run = cls(path)
-        asked = identity(study, seed)
-        other = [name for name, value in asked.items() if run.header[name] != value]
+        asked = identity(study, seed) | ({"settings": NUMBERS} if run.format == FORMAT else {})
+        other = [name for name, value in asked.items() if run.header.get(name) != value]
         other += ["layout"] if run.layout != Layout.of(study) else []
         if other:
             raise StoreDamaged(f"{path} holds another run (its {other[0]} differs); move the folder away and run again")
         run.sweep()
         return run
 
-    def unit_path(self, unit: Unit) -> Path:
-        """Return where a unit is stored."""
-        folder = self.path / "predicted" if unit.cell is None else self.path / "units" / unit.cell.slug
-        return folder / unit.slug
+    @cached_property
+    def index(self) -> Index:
+        """The stored units of format 2."""
+        return Index(self.path, self.run)
+
+    @cached_property
+    def folders(self) -> Folders:
+        """The stored units of format 1."""
+        study = f"{self.header['study']} {self.run}"
+        return Folders(self.path, self.layout, study, self.header.get("units") == NAMED)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of all stored units."""
+        if self.format == 1:
+            return {self.layout.number(unit) for unit in self.folders.units()}
+        return set(self.index.refresh().units)
+
+    def missing(self, replicates: int) -> list[int]:
+        """Return the numbers of the units that a run of so many replicates lacks; no values are read."""
+        stored = self.numbers() if self.format == 1 else self.index.refresh().units
+        return [number for number in range(self.layout.count(replicates)) if number not in stored]
 
     def __contains__(self, unit: Unit) -> bool:
-        return self.unit_path(unit).is_dir()
-
-    def write(self, unit: Unit, dataset: xr.Dataset) -> bool:
-        """Store a unit; return False when another process stored it first."""
-        final = self.unit_path(unit)
-        temporary = temporary_beside(final)
-        with room_on_disk(final):
-            try:
-                temporary.mkdir(parents=True)
-                named = encode_texts(dataset).assign_attrs({UNIT: self._name(unit)})
-                named.to_zarr(temporary / DATA, mode="w-", zarr_format=3, consolidated=False)
-                write_json(temporary / MANIFEST, hash_files(temporary, but=MANIFEST))
-                os.rename(temporary, final)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and final.is_dir():
-                    return False
-                raise
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-        return True
+        if self.format == 1:
+            return unit in self.folders
+        number = self.layout.number(unit)
+        return number in self.index.units or number in self.index.refresh().units
 
     def read(self, unit: Unit) -> xr.Dataset:
-        """Return a stored unit after checking every one of its files."""
-        import xarray as xr
+        """Return a stored unit after checking it."""
+        if self.format == 1:
+            return self.folders.read(unit)
+        self._require(unit)
+        (pack,) = self.load([self.layout.number(unit)])
+        return pack.schema.dataset(pack.matrix[0])
 
-        path = self.unit_path(unit)
-        self.check(path)
-        with trusting_nothing(path, "delete this folder to compute it again"):
-            # Units are words for people: "days" is no reason to turn a number into a date.
-            how: Any = {"consolidated": False, "chunks": None, "decode_times": False, "zarr_format": 3}
-            with xr.open_zarr(path / DATA, **how) as opened:
-                dataset = decode_texts(opened.load())
-        name = dataset.attrs.pop(UNIT, None if self.header.get("units") == NAMED else self._name(unit))
-        if name != self._name(unit):
-            raise StoreDamaged(
-                f"{path} holds {printable(name or 'a unit without a name')} instead of {self._name(unit)}; delete this "
-                "folder to compute it again"
-            )
-        return dataset
-
-    def _name(self, unit: Unit) -> str:
-        """Return what a unit is called in its own file: its run, cell and replicate."""
-        return f"{self.header['study']} {fingerprint_of(self.header)}, {unit}"
-
-    def check(self, path: Path) -> None:
-        """Compare a unit's files with its manifest, and its metadata with the whitelist."""
-        remedy = f"the run is left untouched; delete {path} to compute this unit again"
-        inside = Path(os.path.realpath(self.path)) / path.relative_to(self.path)
-        if Path(os.path.realpath(path)) != inside:
-            raise StoreDamaged(f"{path} lies behind a symbolic link, out of the store; {remedy}")
-        if not path.is_dir():
-            raise StoreDamaged(f"{path} is missing: the run states a unit that is not stored; run it again")
-        names = set(list_files(path))
-        if MANIFEST not in names:
-            raise StoreDamaged(f"{path / MANIFEST} is missing; {remedy}")
-        recorded = read_json(path / MANIFEST, "the unit has no manifest")
-        if not isinstance(recorded, dict):
-            raise StoreDamaged(f"{path / MANIFEST} cannot be read (it is no table of files); {remedy}")
-        for name in sorted({*recorded, *names} - {MANIFEST}):
-            if name not in names:
-                raise StoreDamaged(f"{path / name} is missing; {remedy}")
-            if name not in recorded or not name.startswith(f"{DATA}/"):
-                raise StoreDamaged(f"{path / name} does not belong to the unit; {remedy}")
-        for name, digest in hash_files(path, but=MANIFEST).items():
-            if recorded[name] != digest:
-                raise StoreDamaged(f"{path / name} has been altered (its sha256 differs); {remedy}")
-        with trusting_nothing(path / DATA, remedy):
-            check_arrays(path / DATA)
-
-    def finished(self) -> list[Path]:
-        """Return the folders of all stored units, predictions included; other folders belong to no unit of this run."""
-        predicted = [path for path in self.path.glob("predicted/[0-9]*") if self.layout.knows(None, path.name)]
-        trained = self.path.glob("units/*/[0-9]*")
-        return sorted([*predicted, *(path for path in trained if self.layout.knows(path.parent.name, path.name))])
+    def load(self, numbers: Iterable[int] | None = None) -> list[Pack]:
+        """Return units of format 2, all by default, grouped by their schemas, after checking them."""
+        return self.index.refresh().load(numbers)
 
     def verify(self) -> int:
         """Check every stored unit and return how many there are."""
-        for path in self.finished():
-            self.check(path)
-        return len(self.finished())
+        if self.format == 1:
+            units = list(self.folders.units())
+            for unit in units:
+                self.folders.check(unit)
+            return len(units)
+        return sum(len(pack.numbers) for pack in self.load())
+
+    def compact(self) -> int:
+        """Move all units into one table and return how many there are."""
+        if self.format == 1:
+            raise FileRefused(f"{self.path}: {OLD}")
+        return self.index.compact()
+
+    def environments(self) -> list[dict[str, Any]]:
+        """Return what the stored units were computed under, with the number of units of each."""
+        if self.format == 1:
+            return [self.header["versions"] | {"units": len(self.numbers())}]
+        index = self.index.refresh()
+        counts = Counter(entry.environment for entry in index.units.values())
+        return [index.environments[name] | {"units": counts[name]} for name in sorted(counts)]
+
+    def note_failure(self, unit: Unit, failure: Failure) -> None:
+        """Keep the last failure of a unit, for `runs status`."""
+        folder = self.path / "failures"
+        if folder.is_symlink():
+            raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
+        with room_on_disk(folder):
+            folder.mkdir(exist_ok=True)
+        write_json(folder / f"{self.layout.number(unit)}.json", {"unit": str(unit), "what": failure.what})
+
+    def failures(self) -> dict[int, str]:
+        """Return the last failures of units that are not stored."""
+        stored, found = self.numbers(), {}
+        for path in sorted((self.path / "failures").glob("*.json")):
+            if path.stem.isdecimal() and int(path.stem) not in stored:
+                what = read_json(path, "no failure")
+                found[int(path.stem)] = str(what.get("what", "")) if isinstance(what, dict) else ""
+        return found
 
     def leftovers(self) -> list[Path]:
-        """Return temporary folders of processes that are gone from this machine."""
-        for folder in (self.path / "predicted", self.path / "units", *self.path.glob("units/*")):
-            if folder.is_symlink():
-                raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
+        """Return temporary files and folders of processes that are gone from this machine."""
+        if self.format == 1:
+            self.folders.refuse_links()
         # Level by level: a walk of the whole tree would enter folders that another process is renaming.
         found = [path for below in ("", "predicted/", "units/*/") for path in self.path.glob(f"{below}.*.tmp")]
         return [path for path in found if is_abandoned(path)]
@@ -224,6 +202,20 @@ class RunStore:
                 path.unlink(missing_ok=True)
         return len(abandoned)
 
+    def remove(self) -> None:
+        """Remove the run.
+
+        Raises
+        ------
+        AtWork
+            Somebody works on it.
+        """
+        with Launch(self.path) as launch:
+            launch.refuse_others("remove it")
+            trash = self.path.with_name(f".trash-{uuid.uuid4().hex[:8]}")
+            self.path.rename(trash)
+        shutil.rmtree(trash)
+
     def write_summary(self, summary: Summary) -> None:
         """Store what the comparison gave, with its sha256, in one atomic step."""
         write_signed(self.path / "summary.json", summary.to_json())
@@ -236,13 +228,36 @@ class RunStore:
         data = read_signed(path, "the summary cannot be read", remedy)
         with trusting_nothing(path, remedy):
             summary = Summary.from_json(data)
-            for unit in self.layout.units(summary.replicates):
-                if unit not in self:
-                    raise StoreDamaged(
-                        f"{self.unit_path(unit)} is missing: the summary is of {summary.replicates} replicates; "
-                        f"{remedy}"
-                    )
+        for unit in self.layout.units(summary.replicates):  # one after the other: a forger may state 1e18 of them
+            if unit not in self:
+                raise StoreDamaged(
+                    f"{self._name(unit)} is missing: the summary is of {summary.replicates} replicates; {remedy}"
+                )
         return summary
+
+    def _name(self, unit: Unit) -> str:
+        return str(self.folders.unit_path(unit)) if self.format == 1 else f"{self.path}: {unit}"
+
+    def _require(self, unit: Unit) -> None:
+        if unit not in self:
+            raise StoreDamaged(f"{self._name(unit)} is missing: the run states a unit that is not stored; run it again")
+
+
+OLD = "this run was written in format 1, which is only read; 'manyheads runs upgrade' rewrites it, bit for bit the same"
+
+
+def header_of(study: Study, seed: int) -> dict[str, Any]:
+    """Return what a new run's `run.json` states."""
+    return identity(study, seed) | {
+        "format": FORMAT,
+        "settings": NUMBERS,
+        "class": class_path(type(study)),
+        "command": command_of(study),
+        "claim": study.claim,
+        "source": dataclasses.asdict(study.source),
+        "layout": Layout.of(study).to_json(),
+        "versions": versions(),
+    }
 
 
 def _check_types(header: dict[str, Any]) -> None:

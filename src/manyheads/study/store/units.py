@@ -15,10 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from manyheads._settings import reproducible
-from manyheads.errors import ManyheadsError
 from manyheads.study.base import Study
 from manyheads.study.cells import Cell
-from manyheads.study.store.whitelist import is_plain_name
+from manyheads.study.store.records.schema import MalformedResult, is_plain_name
 
 if TYPE_CHECKING:
     import jax
@@ -27,7 +26,12 @@ if TYPE_CHECKING:
 PREDICTION_STREAM = 0xFFFF_FFFF  # replicates are counted from zero, so this stream meets none of theirs
 
 
-RESERVED = frozenset({"cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"})
+RESERVED = frozenset(
+    {
+        *("cell", "replicate", "prediction", "wall_seconds", "cpu_seconds"),
+        *("unit", "unit_number", "unit_digest", "unit_environment", "unit_time"),  # of a table
+    }
+)
 CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a unit is written or read back
     {
         "_FillValue",
@@ -39,12 +43,10 @@ CODED_ATTRIBUTES = frozenset(  # xarray would take them for instructions when a 
         "dtype",
         "labels",
         "manyheads_unit",
+        "manyheads_units",
+        "manyheads_schema",
     }
 )
-
-
-class MalformedResult(ManyheadsError, TypeError):
-    """A study returned something that cannot be stored."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,23 @@ class Layout:
             for cell in self.cells:
                 yield Unit(cell, first, first + self.chunk - 1)
 
+    def count(self, replicates: int) -> int:
+        """Return how many units a run of so many replicates has; their numbers are those from zero on."""
+        return (self.predictions or 1) + len(self.cells) * -(-replicates // self.chunk)
+
+    def number(self, unit: Unit) -> int:
+        """Return a unit's number, which further replicates do not change."""
+        if unit.cell is None:
+            return unit.first
+        return (self.predictions or 1) + len(self.cells) * (unit.first // self.chunk) + self._places[unit.cell]
+
+    def unit(self, number: int) -> Unit:
+        """Return the unit with a number."""
+        if number < (draws := self.predictions or 1):
+            return Unit(None, number, number)
+        chunk, place = divmod(number - draws, len(self.cells))
+        return Unit(self.cells[place], chunk * self.chunk, (chunk + 1) * self.chunk - 1)
+
     def knows(self, cell: str | None, slug: str) -> bool:
         """Tell whether a folder holds a unit: `cell` is its cell's slug, None for predictions, `slug` its own name."""
         digits = slug.partition("-")[0]
@@ -127,6 +146,10 @@ class Layout:
             return first < (self.predictions or 1) and slug == Unit(None, first, first).slug
         begins = first % self.chunk == 0 and cell in self._slugs
         return begins and slug == Unit(None, first, first + self.chunk - 1).slug
+
+    @cached_property
+    def _places(self) -> dict[Cell, int]:
+        return {cell: place for place, cell in enumerate(self.cells)}
 
     @cached_property
     def _slugs(self) -> frozenset[str]:

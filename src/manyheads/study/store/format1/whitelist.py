@@ -1,7 +1,7 @@
 """Whitelist of what a stored unit may hold: plain numbers in Zarr v3, checked before Zarr opens anything.
 
 Zarr runs code that a store names (codecs, filters, data types, pickled objects) and allocates what a shape states.
-So every file of a unit is compared with the one form that `RunStore.write` produces, and everything else is refused.
+So every file of a unit is compared with the one form that format 1 had, and everything else is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.study.store.disk import StoreDamaged, list_files, read_bounded
+from manyheads.study.store.records.schema import CODED, is_plain_name
 
 ITEM_SIZES = {
     "bool": 1,
@@ -37,22 +38,9 @@ ARRAY_KEYS = frozenset(
     }
 )
 GROUP_KEYS = frozenset({"zarr_format", "node_type", "attributes", "consolidated_metadata"})
-CODED = frozenset({"missing_value", "scale_factor", "add_offset", "calendar", "dtype"})  # xarray would follow them
 LARGEST_METADATA = 1 << 24  # bytes of one JSON file
 LARGEST_EMPTY = 1 << 26  # bytes that a unit may state without a proportion to what is on disk
 LARGEST_RATIO = 1000  # of stated bytes to bytes on disk, beyond that
-
-
-def is_plain_name(name: str) -> bool:
-    """Tell whether a name of a variable or dimension can be stored: printable, at most 200 bytes, no path."""
-    short = 0 < len(name.encode("utf-8", "surrogatepass")) <= 200
-    return (
-        short
-        and name != "zarr.json"
-        and name.isprintable()
-        and not set(name) & set("/\\")
-        and not name.startswith((".", "__"))
-    )
 
 
 def check_arrays(group: Path) -> None:

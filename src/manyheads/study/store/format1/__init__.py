@@ -1,0 +1,1 @@
+"""Runs in format 1, a Zarr folder a unit: opened and upgraded, no longer written."""

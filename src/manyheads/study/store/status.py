@@ -1,0 +1,68 @@
+"""Status of a run: units stored, claimed and missing in each cell, launches, environments and failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manyheads._overview import printable
+from manyheads.study.store.leases import claims_in, owners_of
+from manyheads.study.store.run_store import RunStore
+from manyheads.study.store.units import Unit
+
+MOST_CELLS = 20  # shown to people
+
+
+def status(runs: RunStore, replicates: int | None = None) -> dict[str, Any]:
+    """Return what is known of a run; no values are read.
+
+    Parameters
+    ----------
+    runs
+        The run.
+    replicates
+        How many are asked for; by default as many as the cell that has most, claims included.
+    """
+    layout, stored = runs.layout, runs.numbers()
+    claimed = {unit for unit, _ in claims_in(runs.path / "leases")} - stored
+    last = max((layout.unit(number).last for number in stored | claimed if layout.unit(number).cell), default=0)
+    wanted = range(layout.count(last + 1 if replicates is None else replicates))
+    failed = runs.failures()
+    cells: dict[str, dict[str, int]] = {}
+    for number in wanted:
+        counts = cells.setdefault(_row(layout.unit(number)), {"stored": 0, "claimed": 0, "missing": 0, "failed": 0})
+        kind = "stored" if number in stored else "claimed" if number in claimed else "missing"
+        counts[kind] += 1
+        counts["failed"] += number in failed
+    return {
+        "run": str(runs.path),
+        "format": runs.format,
+        "units": len(stored),
+        "cells": cells,
+        "launches": [
+            {"host": owner.host, "pid": owner.pid, "seconds": round(owner.seconds, 1), "alive": owner.alive}
+            for owner in owners_of(runs.path)
+        ],
+        "environments": runs.environments(),
+        "failures": {str(layout.unit(number)): what for number, what in failed.items()},
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Return a status as text, cells in which something is missing first."""
+    lines = [f"{printable(found['run'])}   format {found['format']}, {found['units']} units"]
+    rows = sorted(found["cells"].items(), key=lambda row: -row[1]["missing"])
+    width = max(len(name) for name, _ in rows)
+    for name, counts in rows[:MOST_CELLS]:
+        told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        lines.append(f"  {name:<{width}}   {told}")
+    if len(rows) > MOST_CELLS:
+        lines.append(f"  … and {len(rows) - MOST_CELLS} cells with no more missing")
+    for owner in found["launches"]:
+        how = "at work" if owner["alive"] else "dead"
+        lines.append(f"  {how}: {printable(owner['host'])}, pid {owner['pid']}, beat {owner['seconds']:.0f} s ago")
+    lines += [f"  failed: {unit}: {printable(what)}" for unit, what in found["failures"].items()]
+    return "\n".join(lines)
+
+
+def _row(unit: Unit) -> str:
+    return "prediction" if unit.cell is None else unit.cell.slug
