@@ -185,7 +185,7 @@ def wait_for_units(folder, count, process):
     """Wait until so many trained units are stored; return the run's folder."""
     end = time.monotonic() + 60
     while True:
-        found = list(folder.glob("runs/toy/patient/*"))
+        found = [path.parent for path in folder.glob("runs/toy/patient/*/run.json")]
         if found and len([number for number in RunStore(found[0]).numbers() if number]) >= count:
             return found[0]
         assert process.poll() is None, process.communicate()

@@ -74,7 +74,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("runs", "status"): Command(
         "manyheads.cli.runs:Status",
-        "show what runs have stored, who works on them, and what failed",
+        "show what is stored, claimed, missing and failed",
         ("manyheads runs status --json",),
     ),
     ("runs", "upgrade"): Command(

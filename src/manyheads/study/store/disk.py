@@ -78,7 +78,7 @@ def open_bounded(path: Path, largest: int) -> Iterator[io.BufferedReader]:
 def read_bounded(path: Path, largest: int = LARGEST_JSON) -> bytes:
     """Read a regular file of bounded size; raises what `open_bounded` does."""
     with open_bounded(path, largest) as file:
-        return file.read(largest)
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def list_files(folder: Path) -> dict[str, int]:

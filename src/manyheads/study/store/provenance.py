@@ -9,6 +9,7 @@ import inspect
 import os
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from manyheads.study.base import Study
@@ -77,11 +78,10 @@ def _environment(kind: type[Study]) -> dict[str, str]:
     import platform
 
     import jax
-    import jaxlib
     import xarray
 
     return versions() | {
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "xarray": xarray.__version__,
         "device": jax.default_backend(),
         "machine": platform.machine(),

@@ -255,8 +255,8 @@ def _write_group(file: zipfile.ZipFile, group: str, pack: Pack, entries: list[En
         arrays[name].write(file, f"{group}/{name}", values)
     measured = {field.name: values for field, values in schema.arrays(pack.matrix)}
     for field in schema.fields:
-        values, labels = measured.get(field.name, field.values), None
-        assert values is not None
+        values = measured[field.name] if field.values is None else field.values
+        labels = None
         if arrays[field.name].text:
             texts, codes = np.unique(values, return_inverse=True)
             values, labels = codes.reshape(values.shape).astype(np.int32), texts.tolist()
