@@ -147,6 +147,8 @@ class Table:
             if field.values is None and field.size:
                 stored = arrays[field.name].read(file, f"{group}/{field.name}")
                 if dtype_of(field.kind).kind == "S":
+                    if stored.min() < 0:
+                        raise ValueError(f"{field.name}: a code below zero")
                     labels = _stated(file, None, f"{group}/{field.name}/zarr.json")["attributes"]["labels"]
                     stored = encode_texts(np.asarray(labels, dtype=str), field.kind)[stored]
                 block = np.ascontiguousarray(stored).reshape(len(numbers), -1).view(np.uint8)
