@@ -122,6 +122,7 @@ LISTINGS = (
     ("study", "run", "attention/costs", "--dry-run"),
     ("runs", "list", "store"),
     ("runs", "clean", "store", "--dry-run"),
+    ("runs", "upgrade", "store"),
 )
 
 
@@ -130,7 +131,7 @@ def store(folder):
     """A store of one finished run and one that is damaged."""
     path = Path(run(Walk(), 1, store=folder / "store", progress=False).attrs["path"])
     shutil.copytree(path, path.with_name("0123456789abcdef"))
-    next(path.with_name("0123456789abcdef").glob("units/*/0/manifest.json")).unlink()
+    next(path.with_name("0123456789abcdef").glob("table-*")).write_bytes(b"no table")
     return folder / "store"
 
 

@@ -89,7 +89,7 @@ class Status:
         from manyheads.study.store.status import describe, status
 
         found = [status(run, self.replicates) for run in find_runs(existing(self.store))]
-        print(json.dumps(found, indent=1) if self.json else "\n\n".join(describe(run) for run in found))
+        print(json.dumps(found, indent=1) if self.json else wrap_output("\n\n".join(map(describe, found))))
         return 0
 
 
