@@ -14,5 +14,12 @@ FIGURES = [
         {"name": f"recovery/{name}", "replicates": replicates, "flags": SEED},
         command=words_of(f"recovery/{name}", replicates, SEED),
     )
-    for name, replicates in {"one-step": 8, "concentration": 8, "boolean-tokens": 8, "crude-hull": 8}.items()
+    for name, replicates in {
+        "one-step": 8,
+        "concentration": 8,
+        "boolean-tokens": 8,
+        "crude-hull": 8,
+        "span-cost": 8,
+        "thresholds": 8,
+    }.items()
 ]

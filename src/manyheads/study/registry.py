@@ -68,6 +68,14 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.noise:Noise",
         "On noisy labels the student attains the parametric rate from random starts",
     ),
+    "recovery/span-cost": Entry(
+        "manyheads.recovery.studies.span_cost:SpanCost",
+        "Examples for the span grow as d^2, and faster with length and heads",
+    ),
+    "recovery/thresholds": Entry(
+        "manyheads.recovery.studies.thresholds:Thresholds",
+        "Each assumption weakened until the span is lost, beside its stated bound",
+    ),
     "recovery/violations": Entry(
         "manyheads.recovery.studies.violations:Violations",
         "A violated assumption breaks the stages that need it and is refused by name",
