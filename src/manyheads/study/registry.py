@@ -84,6 +84,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.recovery.studies.hard_instances:HardInstances",
         "A restarted student fits ordinary layers and fails on parity and wave layers",
     ),
+    "recovery/layer-and-mlp": Entry(
+        "manyheads.recovery.studies.layer_and_mlp:LayerAndMlp",
+        "A layer and its MLP are learned together from examples, to rounding",
+    ),
     "recovery/passive-against-queries": Entry(
         "manyheads.recovery.studies.passive_against_queries:PassiveAgainstQueries",
         "Random examples and queries recover the layer; queries save computation only",
