@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.errors import UsageError
 from manyheads.recovery.source import generator
-from manyheads.recovery.studies.concentration import Concentration
+from manyheads.recovery.studies.steps.concentration import Concentration
 from manyheads.recovery.task import equal_spectrum_layer
 
 

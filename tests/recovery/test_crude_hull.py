@@ -8,7 +8,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.hull import HullSettings, find_hull
 from manyheads.recovery.passive.stages.shards import open_shards
 from manyheads.recovery.passive.stages.span import measure_span_error, span_of
-from manyheads.recovery.studies.crude_hull import CrudeHull
+from manyheads.recovery.studies.steps.crude_hull import CrudeHull
 from manyheads.recovery.task import equal_spectrum_layer, sequences
 
 

@@ -9,7 +9,7 @@ from manyheads.errors import UsageError
 from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.crude_sum import estimate_crude_sum, measure_moments, predict_bias
 from manyheads.recovery.passive.stages.shards import open_shards
-from manyheads.recovery.studies.one_step import OneStep
+from manyheads.recovery.studies.steps.one_step import OneStep
 from manyheads.recovery.task import equal_spectrum_layer, planted_layer, sequences
 
 

@@ -9,7 +9,7 @@ from manyheads.recovery.layers.evaluation import evaluate_layer
 from manyheads.recovery.passive.stages.hull import HullSettings, choose_rows
 from manyheads.recovery.passive.stages.shards import open_shards
 from manyheads.recovery.passive.stages.smallest_eigenvalues import find_bottom_dense
-from manyheads.recovery.studies.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations
+from manyheads.recovery.studies.steps.span_cost import KEPT, REWEIGHINGS, SpanCost, count_operations
 from manyheads.recovery.task import planted_layer, sequences
 
 

@@ -45,19 +45,19 @@ STUDIES: dict[str, Entry] = {
         "The refined sum and its span lower the error; the joint fit reaches rounding",
     ),
     "recovery/one-step": Entry(
-        "manyheads.recovery.studies.one_step:OneStep",
+        "manyheads.recovery.studies.steps.one_step:OneStep",
         "One gradient step from zero is r^-1/2 close to the sum of projections",
     ),
     "recovery/concentration": Entry(
-        "manyheads.recovery.studies.concentration:Concentration",
+        "manyheads.recovery.studies.steps.concentration:Concentration",
         "Softmax does not concentrate; given Hamming weights its expectation does",
     ),
     "recovery/boolean-tokens": Entry(
-        "manyheads.recovery.studies.boolean_tokens:BooleanTokens",
+        "manyheads.recovery.studies.steps.boolean_tokens:BooleanTokens",
         "Gaussian estimates of Boolean logits are off by d^-1/2; far from lattices by 1/d",
     ),
     "recovery/crude-hull": Entry(
-        "manyheads.recovery.studies.crude_hull:CrudeHull",
+        "manyheads.recovery.studies.steps.crude_hull:CrudeHull",
         "The crude hull does not give the span at any stable rank; high-margin rows do",
     ),
     "recovery/acceptance": Entry(
@@ -69,7 +69,7 @@ STUDIES: dict[str, Entry] = {
         "On noisy labels the student attains the parametric rate from random starts",
     ),
     "recovery/span-cost": Entry(
-        "manyheads.recovery.studies.span_cost:SpanCost",
+        "manyheads.recovery.studies.steps.span_cost:SpanCost",
         "Examples for the span grow as d^2, and faster with length and heads",
     ),
     "recovery/thresholds": Entry(

@@ -26,7 +26,7 @@ from manyheads.recovery.task import planted_layer, sequences
 from manyheads.statistics import fit_exponent
 from manyheads.statistics.exponents import ExponentFit
 from manyheads.study import Cell, Claim, Lines, Listing, Source, Study
-from manyheads.study.claims import Measure
+from manyheads.study.claims import FromPrediction, Measure
 from manyheads.study.reporting.panels import Panel, spread_curve
 
 Array = NDArray[np.float64]
@@ -140,6 +140,9 @@ class SpanCost(Study):
 
             return fit
 
+        def error_power(place: int) -> FromPrediction[float]:
+            return lambda predicted: float(predicted["error_power"][place])
+
         infinite = math.inf
         return (
             Claim(
@@ -164,7 +167,7 @@ class SpanCost(Study):
                     f"{(length - 1) * (heads - 1)} of the inverse error",
                     slope(length, heads),
                     quantity="power of the number of examples in the error",
-                    target=lambda predicted, place=place: float(predicted["error_power"][place]),
+                    target=error_power(place),
                     tolerance=(infinite, 0.1),
                     basis="saturated rows agree more cheaply than the limit says, which makes the error fall faster; a "
                     "tenth for the scatter of the best rows",

@@ -1,0 +1,1 @@
+"""Steps of the argument of Chen and Li, one study each."""
