@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 import traceback
@@ -348,8 +347,7 @@ def _only_study(file: str) -> type[Study]:
         return next(iter(found.values()))
     if not found:
         raise UsageError(f"{file} defines no study: expected a class that derives from manyheads.Study")
-    choices = " or ".join(f"{file}:{name}" for name in found)
-    raise UsageError(f"{file} defines {len(found)} studies; name one, as {choices}")
+    raise UsageError(f"{file} defines {len(found)} studies; name one, as {' or '.join(f'{file}:{n}' for n in found)}")
 
 
 def _load(module: str) -> object:
@@ -358,9 +356,8 @@ def _load(module: str) -> object:
     try:
         return _import(module)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"no module {module!r} can be imported: check the spelling, or give the file as PATH.py:Class"
-        ) from error
+        remedy = "check the spelling, or give the file as PATH.py:Class"
+        raise UsageError(f"no module {module!r} can be imported: {remedy}") from error
 
 
 def _import(module: str) -> ModuleType:
