@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -123,6 +124,8 @@ LISTINGS = (
     ("runs", "list", "store"),
     ("runs", "clean", "store", "--dry-run"),
     ("runs", "upgrade", "store"),
+    ("count", "--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257", "--compare"),
+    ("scale", "--base", "64,4,4", "--to", "64,12,12", "--learning-rate", "3e-3", "--weight-decay", "0.1"),
 )
 
 
@@ -151,6 +154,16 @@ def test_examples_in_a_narrow_terminal_can_be_pasted(capsys, monkeypatch):
         assert main([*name, "--help"]) == 0
         shown = capsys.readouterr().out.partition("\nexamples:\n")[2].replace("\\\n", "").splitlines()
         assert [shlex.split(line) for line in shown] == [shlex.split(line) for line in command.examples]
+
+
+def test_a_table_in_a_narrow_terminal_keeps_every_number(capsys, monkeypatch):
+    words = ["count", "--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257"]
+    numbers = []
+    for columns in ("40", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(words) == 0
+        numbers.append(sorted(re.findall(r"[\d,.]*\d", capsys.readouterr().out)))
+    assert numbers[0] == numbers[1]
 
 
 def test_in_a_pipe_a_run_is_one_line(capsys, monkeypatch, store):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 
+from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
@@ -84,13 +85,13 @@ class Count:
             cost = self._function_cost()
         elif parameters := self._parameters():
             if self._is_uneven():
-                print(json.dumps(parameters, indent=2) if self.json else _listed(parameters))
+                print(json.dumps(parameters, indent=2) if self.json else wrap_output(_listed(parameters)))
                 return 0
             cost, extra = self._model_cost()
             extra |= parameters
         else:
             cost, extra = self._model_cost()
-        print(self._as_json(cost, extra) if self.json else self._as_text(cost, extra))
+        print(self._as_json(cost, extra) if self.json else wrap_output(self._as_text(cost, extra)))
         return 0
 
     def _as_json(self, cost: "Cost", extra: dict[str, Any]) -> str:

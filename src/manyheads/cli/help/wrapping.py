@@ -41,8 +41,30 @@ def wrap_lines(text: str) -> str:
 
 
 def wrap_output(text: str) -> str:
-    """Wrap the lines of a result on a terminal; in a pipe or a file they stay whole, for grep."""
-    return wrap_lines(text) if is_watched() else text
+    """Wrap a result on a terminal, and stack the columns of tables that are too wide; elsewhere keep it for grep."""
+    if not is_watched():
+        return text
+    lines, shown = text.splitlines(), []
+    while lines:
+        header, *rest = lines
+        count = len(re.split(" {2,}", header))
+        if rest and set(rest[0]) == {"-"} and len(header) > terminal_width(200):
+            body = next((place for place, row in enumerate(rest) if place and not _is_row(row, count)), len(rest))
+            shown += [_stacked(header, row) for row in rest[1:body]]
+            lines = rest[body:]
+        else:
+            shown.append(wrap_lines(header))
+            lines = rest
+    return "\n".join(shown)
+
+
+def _is_row(line: str, count: int) -> bool:
+    return 1 < len(re.split(" {2,}", line)) <= count
+
+
+def _stacked(header: str, row: str) -> str:
+    (_, name), *cells = zip(*(re.split(" {2,}", line.strip()) for line in (header, row)), strict=False)
+    return f"{name}\n{two_columns(cells, '    ')}"
 
 
 def two_columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:

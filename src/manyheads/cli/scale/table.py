@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import tyro
 
+from manyheads.cli.help.wrapping import is_watched, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch
 from manyheads.cli.scale.shapes import Notes, TunedTheory, read_shape
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from manyheads.limits.parametrization.table import Table
     from manyheads.transformer import Shape
 
+WIDE = 160  # columns where the output is no terminal
 OPTIMIZER_NAMES = {"muon": "Muon", "adam": "AdamW"}
 LATENT = (
     "latent attention: its low-rank factors are in no row here; torch_groups and the audit give them theirs, at the "
@@ -180,7 +182,7 @@ def print_table(
     names |= {"learning_rate": "learning rate"} | ({"epsilon": "epsilon"} if adam else {})
     names |= {"weight_decay": "weight decay"} if decays else {}
     columns = (["optimizer"] if muon else []) + list(names.values())
-    drawn = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0))
+    drawn, stacked = Drawn("weights", *columns, box=None, padding=(0, 3, 0, 0)), list[str]()
     for rows in table.alike():
         at = rows[0].at(**_tuned(hyperparameters.of(rows[0].rule)))
         cells = [OPTIMIZER_NAMES[rows[0].rule]] if muon else []
@@ -188,22 +190,29 @@ def print_table(
             times = name in ("initial", "multiplier") or (factors and name == "learning_rate")
             value = getattr(rows[0], name) if times else at[name]
             cells.append(_cell(value, _law(rows[0], name, p.richness), times))
-        drawn.add_row("\n".join(_pairs([row.role for row in rows])), *cells)
+        roles = [row.role for row in rows]
+        drawn.add_row("\n".join(_pairs(roles)), *cells)
+        stacked += [", ".join(roles), *(f"    {name:<15}{cell}" for name, cell in zip(columns, cells, strict=True))]
     scale = table.logit_prefactor * shape.key_dim**-table.logit_exponent
     variant = f" ({p.muon.split}, shape factor {p.muon.factor})" if muon else ""
-    print(
+    about = (
         f"from  {_sizes(base)}\nto    {_sizes(shape)}\n"
         f"scheme {p.scheme!r}, {p.optimizer}{variant}, {p.form} form: logits over N^{table.logit_exponent:g}, "
-        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}\n"
+        f"branches over L^{p.depth_exponent if p.scheme == 'limits' else 0:g}"
     )
-    _console().print(drawn)
-    print(
-        f"\n× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
+    print(f"{wrap_output(about)}\n")
+    console = _console()
+    if console.width < _console(WIDE).measure(drawn).maximum - 3:  # of the padding behind the last column
+        for line in stacked:
+            console.print(line)
+    else:
+        console.print(drawn)
+    below = (
+        f"× and powers of N, H and L{' and γ' if p.richness != 1 else ''} are relative to the base\n"
         f"logits     {_number(scale)} q·k\nbranches   × {_number(table.branch)}, for attention and MLP alike\n\n"
         "outside the theory:"
     )
-    for remark in remarks:
-        print(f"  * {remark}")
+    print("\n" + wrap_output("\n".join([below, *(f"  * {remark}" for remark in remarks)])))
 
 
 def _pairs(roles: list[str]) -> list[str]:
@@ -231,9 +240,7 @@ def _sizes(shape: "Shape") -> str:
     return f"N = {shape.key_dim}, H = {shape.heads}, L = {shape.depth}   (width {shape.width})"
 
 
-def _console() -> Any:
-    import sys
-
+def _console(width: int | None = None) -> Any:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    return Console(width=width or (None if is_watched() else WIDE), highlight=False)
