@@ -149,13 +149,14 @@ def train_ensemble(
     return dataset
 
 
-def train_seeds(
-    problem: Problem, network: Network, key: jax.Array, count: int, *, every_head: bool = False
-) -> xr.Dataset:
-    """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds."""
+def train_seeds(problem: Problem, network: Network, key: jax.Array, count: int, **records: bool) -> xr.Dataset:
+    """Train networks as `train_networks` does, from seeds that follow from a key, as many at once as memory holds.
+
+    `records` are its options `every_head` and `movement`.
+    """
     seeds = np.random.default_rng(np.asarray(jax.random.key_data(key))).integers(0, 2**31, count)
     chunk = _chunk(problem, network, count)
-    trained = train_networks(problem, network, seeds.tolist(), chunk=chunk, every_head=every_head)
+    trained = train_networks(problem, network, seeds.tolist(), chunk=chunk, **records)
     if lost := int((~np.isfinite(trained["loss"].values)).any(-1).sum()):
         raise CertificateError(
             f"{lost} of {count} networks with N={network.key_dim}, H={network.heads} diverge, the limit may not: "

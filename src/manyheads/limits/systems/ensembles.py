@@ -57,7 +57,13 @@ class Network:
 
 
 def train_networks(
-    problem: Problem, network: Network, seeds: Sequence[int], *, chunk: int = 16, every_head: bool = False
+    problem: Problem,
+    network: Network,
+    seeds: Sequence[int],
+    *,
+    chunk: int = 16,
+    every_head: bool = False,
+    movement: bool = False,
 ) -> xr.Dataset:
     """Train one network a seed on a problem, from independent weights, and keep what the limits predict.
 
@@ -73,6 +79,9 @@ def train_networks(
         Seeds that are trained at once.
     every_head
         Whether the logits of single heads are kept, too: `head_logits` (layer, sample, head, token, key).
+    movement
+        Whether the relative distances of the attention matrices from their init are kept, too: `movement` (matrix),
+        ratios of Frobenius norms of all blocks together.
 
     Returns
     -------
@@ -93,7 +102,7 @@ def train_networks(
     seeds, chunk = [check_integer("seed", seed, 0) for seed in seeds], check_integer("chunk", chunk)
     with double_precision():
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-        run = _trainer(_Frame.of(problem), network, every_head)
+        run = _trainer(_Frame.of(problem), network, every_head, movement)
         data = tuple(jnp.asarray(part) for part in (problem.inputs, problem.flat_targets, problem.loss_weights))
         numbers = {name: jnp.asarray(value) for name, value in _numbers(problem, network).items()}
         pieces = [run(keys[start : start + chunk], *data, numbers) for start in range(0, len(seeds), chunk)]
@@ -108,13 +117,16 @@ def train_networks(
         "pooled": ("read_out", "read_out_too"),
         "head_logits": ("layer", "sample", "head", "token", "key"),
         "backward": ("level", "row", "row_too"),
+        "movement": ("matrix",),
     }
-    if not every_head:
-        del dims["head_logits"]
+    for name, wanted in (("head_logits", every_head), ("movement", movement)):
+        if not wanted:
+            del dims[name]
     variables = {
         name: (("seed", "step", *rest), value) for (name, rest), value in zip(dims.items(), joined, strict=True)
     }
-    return xr.Dataset(variables, coords={"seed": list(seeds), "step": np.arange(problem.steps)})
+    coords: dict[str, Any] = {"seed": list(seeds), "step": np.arange(problem.steps)}
+    return xr.Dataset(variables, coords=coords | ({"matrix": list(MATRICES)} if movement else {}))
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ _RATES = {"readout": "outside", "embedding": "embedding", "query": "attended", "
 
 
 @lru_cache(maxsize=32)
-def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
+def _trainer(frame: _Frame, network: Network, every_head: bool, movement: bool) -> Any:
     """Return a compiled function of keys, inputs, targets, weights in the loss, and numbers."""
 
     def train(key: Any, inputs: Any, targets: Any, shares: Any, numbers: dict[str, Any]) -> Any:
@@ -176,12 +188,25 @@ def _trainer(frame: _Frame, network: Network, every_head: bool) -> Any:
             moved = {name: weight - learning_rates[name] * velocity[name] for name, weight in weights.items()}
             back = -numbers["richness"] * network.width * slopes  # (level, P, T, d)
             seen = seen if every_head else seen[:-1]
-            return (moved, velocity), (*seen, jax.vmap(_kernel)(back))
+            return (moved, velocity), (*seen, jax.vmap(_kernel)(back), *_distances(weights, first))
 
+        first = {name: weights[name] for name in MATRICES} if movement else {}
         still = jax.tree.map(jnp.zeros_like, weights)
         return jax.lax.scan(step, (weights, still), shares)[1]
 
     return jax.jit(jax.vmap(train, in_axes=(0, None, None, None, None)))
+
+
+MATRICES = ("query", "key", "value", "output")
+"""Matrices of attention."""
+
+
+def _distances(weights: dict[str, Any], first: dict[str, Any]) -> tuple[Any, ...]:
+    """Relative distances |W - W_0| / |W_0| in Frobenius norms, (matrix,); nothing where no init is given."""
+    ratios = [
+        jnp.linalg.norm((weights[name] - old).ravel()) / jnp.linalg.norm(old.ravel()) for name, old in first.items()
+    ]
+    return (jnp.stack(ratios),) if ratios else ()
 
 
 _LOSSES = {
