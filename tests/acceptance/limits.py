@@ -3,6 +3,7 @@
 from tests.acceptance import (
     _limits_checks,
     _limits_families,
+    _limits_forecast,
     _limits_gpt,
     _limits_meanfield,
     _limits_meanfield_growth,
@@ -19,6 +20,7 @@ FIGURES = [
     *_limits_meanfield_networks.FIGURES,
     *_limits_meanfield_growth.FIGURES,
     *_limits_studies.FIGURES,
+    *_limits_forecast.FIGURES,
     *_limits_muon.FIGURES,
     *_limits_preflight.FIGURES,
     *_limits_families.FIGURES,
