@@ -7,8 +7,8 @@ import pytest
 import xarray as xr
 
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits import LossForecast, Network, Problem, forecast_loss, infinite_heads
-from manyheads.limits.forecast import _interpolation, _quantile
+from manyheads.limits import Network, Problem, forecast_loss, infinite_heads
+from manyheads.limits.forecast import LossForecast, _interpolation, _quantile
 from manyheads.limits.studies.forecast import COVERED, WITHIN, Forecast, compare_losses, relative_error
 
 STEPS = 5

@@ -8,7 +8,6 @@ from .dmft.solutions import Sampling as Sampling
 from .dmft.solutions import infinite_depth as infinite_depth
 from .dmft.solutions import infinite_heads as infinite_heads
 from .dmft.solutions import infinite_key_dim as infinite_key_dim
-from .forecast import LossForecast as LossForecast
 from .forecast import forecast_loss as forecast_loss
 from .parametrization.hyperparameters import BaseHyperparameters as BaseHyperparameters
 from .parametrization.hyperparameters import MuonHyperparameters as MuonHyperparameters
