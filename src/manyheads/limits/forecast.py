@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from manyheads.limits.dmft.problem import Problem
 
 Target = Literal["network", "mean"]
+MOST = 0.5  # std of log losses over the networks of the larger ensemble, up to which it is a small deviation
 DRAWS = 20_000  # of curves, for the quantile of their largest deviation
 SHOWN = 6  # steps in a `repr`
 
@@ -141,7 +142,8 @@ def forecast_loss(
     UsageError
         Sizes that are not rising, or not smaller than the network; fewer than eight networks.
     CertificateError
-        The limit or a small network diverges.
+        The limit or a small network diverges, or networks of the larger ensemble scatter too far for an expansion in
+        1/H, as where the loss comes near zero.
 
     Examples
     --------
@@ -184,6 +186,13 @@ def forecast_loss(
     ]
     means, variances = (np.stack([getattr(logs, name)(0) for logs in curves]) for name in ("mean", "var"))
     variances *= networks / (networks - 1)
+    if (scatter := float(np.sqrt(variances[1].max()))) > MOST:
+        raise CertificateError(
+            f"log losses of {sizes[1]} heads scatter by {scatter:.2g}, too far for an expansion in 1/H: give larger "
+            "sizes, or fewer steps where the loss comes near zero",
+            measured=scatter,
+            threshold=MOST,
+        )
     shares = _interpolation(sizes, network.heads)  # of both ensembles' distances from the limit
     bias = shares @ (means - limit)
     linear = sizes[1] / network.heads * (means[1] - limit)  # of first order, from the larger ensemble
