@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
-import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyheads.errors import ManyheadsError, UsageError
+from manyheads._user_modules import FILES as FILES
+from manyheads._user_modules import import_module, load_file
+from manyheads.errors import UsageError
 
 if TYPE_CHECKING:
     from manyheads.study.base import Study
@@ -314,9 +311,6 @@ STUDIES: dict[str, Entry] = {
 }
 
 
-FILES: dict[str, str] = {}  # files given by path and imported, as typed, by the name of their module
-
-
 def load(name: str) -> type[Study]:
     """Return the class of a registered study, or of a user's own: ``package.module:Class``, ``file.py:Class``.
 
@@ -349,7 +343,7 @@ def _only_study(file: str) -> type[Study]:
     """Return the study that a file defines when it defines one; otherwise say which there are."""
     from manyheads.study.base import Study
 
-    module = _load_file(Path(file))
+    module = load_file(Path(file))
     found = {
         name: value
         for name, value in vars(module).items()
@@ -364,43 +358,12 @@ def _only_study(file: str) -> type[Study]:
 
 def _load(module: str) -> object:
     if module.endswith(".py"):
-        return _load_file(Path(module))
+        return load_file(Path(module))
     try:
-        return _import(module)
+        return import_module(module)
     except ModuleNotFoundError as error:
         remedy = "check the spelling, or give the file as PATH.py:Class"
         raise UsageError(f"no module {module!r} can be imported: {remedy}") from error
-
-
-def _import(module: str) -> ModuleType:
-    """Import a module; what goes wrong inside it is told with its place, a module that is not there as Python does."""
-    try:
-        return importlib.import_module(module)
-    except ManyheadsError:
-        raise
-    except Exception as error:
-        absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        if absent is not None and f"{module}.".startswith(f"{absent}."):
-            raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, SyntaxError) else f" ({place.filename}, line {place.lineno})"
-        raise UsageError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error
-
-
-def _load_file(path: Path) -> object:
-    """Import a user's file under its own name, with its folder on the path, so that workers can import it too."""
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file")
-    if not re.fullmatch(r"[A-Za-z_]\w*", path.stem):
-        raise UsageError(f"{path}: rename the file so that its name can be imported (letters, digits, _)")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    module = _import(path.stem)
-    if Path(str(module.__file__)).resolve() != path.resolve():
-        raise UsageError(f"{path}: another module called {path.stem!r} is imported already; rename the file")
-    FILES[path.stem] = str(path)
-    return module
 
 
 def _suggestion(name: str) -> str:
