@@ -16,7 +16,7 @@ STEPS = 5
 
 @pytest.fixture
 def problem(rng):
-    return Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=STEPS, learning_rate=0.2)
+    return Problem(rng.standard_normal((2, 2, 8)), np.array([1.0, -1.0]), steps=STEPS, learning_rate=0.02)
 
 
 def test_the_bias_is_the_quadratic_through_the_limit_and_both_ensembles():
@@ -84,6 +84,13 @@ def test_wrong_use_is_refused(problem, options, match):
 def test_a_limit_that_diverges_is_refused(problem):
     with pytest.raises(CertificateError, match="diverges"):
         forecast_loss(replace(problem, learning_rate=200.0), Network(2, 64))
+
+
+@pytest.mark.slow
+def test_networks_that_scatter_too_far_are_refused():
+    near_zero = Problem(np.eye(4).reshape(2, 2, 4) * 2, np.array([1.0, -1.0]), steps=4, learning_rate=0.3)
+    with pytest.raises(CertificateError, match="near zero"):
+        forecast_loss(near_zero, Network(2, 64), networks=16)
 
 
 def made_forecast(limit, bias, fluctuation=0.01):
