@@ -216,6 +216,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.bigram.studies.frequencies:Frequencies",
         "The laws hold at any token frequencies; values transfer across frequencies and structures",
     ),
+    "bigram/large-vocabulary": Entry(
+        "manyheads.bigram.studies.large_vocabulary:LargeVocabulary",
+        "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted",
+    ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",
         "Initialized with signal, proximal SGD needs samples independent of the length",
