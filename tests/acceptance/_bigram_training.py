@@ -83,7 +83,7 @@ def stage_two(folder: Path, lengths: list[int], first: int, seeds: int) -> Measu
 
 
 STUDIES = ("two-stages", "l1-against-sgd", "stage-two", "softmax", "sparsity")
-FRESH = ("initializations", "frequencies", "large-vocabulary")  # at a seed that no default was chosen with
+FRESH = ("initializations", "frequencies", "large-vocabulary", "stability")  # at a seed that no default was chosen with
 
 FIGURES = [
     Figure(

@@ -209,16 +209,20 @@ STUDIES: dict[str, Entry] = {
         "From scratch the samples grow as T ln T; the share of sign flips is predicted",
     ),
     "bigram/initializations": Entry(
-        "manyheads.bigram.studies.initializations:Initializations",
+        "manyheads.bigram.studies.from_scratch.initializations:Initializations",
         "Initial values above the drift 1/(T K_Q) flip half of the signs; softmax corrects them",
     ),
     "bigram/frequencies": Entry(
-        "manyheads.bigram.studies.frequencies:Frequencies",
+        "manyheads.bigram.studies.from_scratch.frequencies:Frequencies",
         "The laws hold at any token frequencies; values transfer across frequencies and structures",
     ),
     "bigram/large-vocabulary": Entry(
-        "manyheads.bigram.studies.large_vocabulary:LargeVocabulary",
+        "manyheads.bigram.studies.from_scratch.large_vocabulary:LargeVocabulary",
         "At N = 100 and 500 the values peak and fall, and the attention overshoots, as predicted",
+    ),
+    "bigram/stability": Entry(
+        "manyheads.bigram.studies.from_scratch.stability:Stability",
+        "The largest rate grows as sqrt(B / T); the penalty of the theory is below the noise",
     ),
     "bigram/stage-two": Entry(
         "manyheads.bigram.studies.stage_two:StageTwo",

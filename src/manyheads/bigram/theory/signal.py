@@ -211,7 +211,7 @@ def predict_escape(
     return time * system.growth / float(np.log1p(system.growth))
 
 
-def _directions(vocabulary: int) -> float:
+def value_noise_directions(vocabulary: int) -> float:
     """Return the share of a batch's value noise that is not along the transition, at equal frequencies."""
     return (1 - 1 / vocabulary) * (vocabulary - 1) - 1 / vocabulary
 
@@ -225,7 +225,7 @@ def _derivative(system: SignalSystem, time: float, state: np.ndarray) -> tuple[f
     value_learning_rate, attention_learning_rate, directions = (
         system.value_learning_rate,
         system.attention_learning_rate,
-        _directions(system.vocabulary),
+        value_noise_directions(system.vocabulary),
     )
     return (
         value_learning_rate * (system.attention_squared_norm * attention + share - norm * value),

@@ -1,0 +1,1 @@
+"""Studies of training from scratch under other conditions: initialization, frequencies, size, batch and penalty."""
