@@ -144,6 +144,10 @@ STUDIES: dict[str, Entry] = {
         "manyheads.limits.studies.weight_movement:WeightMovement",
         "Attention weights move by L^(-1/2) at depth exponent 1/2 and by order one at 1",
     ),
+    "limits/logit-exponent": Entry(
+        "manyheads.limits.studies.text.logit_exponent:LogitExponent",
+        "Larger N favours logit exponent 1/2 at fixed steps, exponent 1 at fixed compute",
+    ),
     "limits/lazy-to-rich": Entry(
         "manyheads.limits.studies.lazy_to_rich:LazyToRich",
         "Features move as richness squared up to 0.1, and saturate in rich training",

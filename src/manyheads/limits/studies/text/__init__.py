@@ -1,0 +1,1 @@
+"""Studies of transformers on a real text."""
