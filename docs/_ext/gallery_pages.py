@@ -45,6 +45,7 @@ expected: a claim that is known to fail is kept as its source states it. What wa
 single claims stands in the [notebook](../notebook.md).
 
 """
+BREAK = "/\u200b"  # a long name breaks behind its wing, not inside a word
 
 
 def setup(app):
@@ -133,7 +134,8 @@ def card(folder, name, entry):
     note = picture_note(name, entry)
     size = f"\n\n*{note}*" if note else ""
     return (
-        f":::{{grid-item-card}} {name}\n:link: {slug}\n:link-type: doc\n:class-card: gallery-card\n{image}\n"
+        f":::{{grid-item-card}} {name.replace('/', BREAK)}\n:link: {slug}\n:link-type: doc\n"
+        f":class-card: gallery-card\n{image}\n"
         f"{escape(STUDIES[name].claim)}.\n\n{counts(name, entry)}{size}\n:::\n"
     )
 
