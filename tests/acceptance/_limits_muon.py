@@ -37,11 +37,8 @@ TEXT: list[tuple[str, str, tuple[str, ...], int, float, float]] = [
 LARGER = [  # of the MLP's output matrix, whose inputs fill more directions than a small one has rows
     ("muon", "heads", ("mlp_out_by_weights",), -1, -0.05, 0.05),
     ("muon", "stream", ("mlp_out_by_weights",), -1, -0.05, 0.05),
-    ("muon-half-logit", "key_dim", ("mlp_out_by_weights",), -1, -0.05, 0.05),
 ]
-MORE, OLD = 6, ""
-FRESH = "--seed 1"  # replicates that six undecided ones asked for, with fresh seeds
-DRIFTING = 16  # the same for four undecided searches of the optimal learning rate
+DRIFTING, FRESH = 16, "--seed 1"  # more replicates than four undecided ones, with fresh seeds
 DRIFTS = [  # recipe, axis, least and most decades over a factor of eight
     *(("muon", axis, -0.25, 0.25) for axis in ("key_dim", "heads", "depth")),
     *(("moonlight", axis, -9.0, -0.5) for axis in ("key_dim", "heads")),
@@ -109,23 +106,20 @@ def drift_figure(axis: str, name: str, required: str) -> Figure:
 ON_TEXT = "--task text --axes heads --parametrizations muon muon-heads heads-none --batch 8"
 
 AT_LARGER = (
-    "--axes key_dim heads stream --parametrizations muon muon-half-logit --seed 5 "
-    "--key-dims 16 32 64 --heads-counts 8 16 32 --streams 64 128 256"
+    "--axes heads stream --parametrizations muon --seed 5 --heads-counts 8 16 32 --streams 64 128 256 --workers 1"
 )
 BESIDE_ADAMW = "--axes heads --parametrizations muon mup standard --seed 4"
 
 FIGURES = (
-    verdicts_of(
-        "limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", MORE, OLD
-    ),
+    verdicts_of("limits/muon-coordinates", "muon-coordinates", "Muon, 1 and 25 steps: what is flat, what breaks", 6),
     Figure(
         "muon-slopes",
         "exponents of updates by weights, stream and outputs under Muon's table and common recipes",
         "by weights 0 +- .05, -.50 +- .05 at exponents 1/2; stream and outputs .3 (.2 over H); Moonlight >= .35, "
         "Keller over L >= .7, no factor over D >= .4, per head as derived",
         slopes,
-        {"replicates": MORE, "flags": OLD},
-        command=words_of("limits/muon-coordinates", MORE),
+        {"replicates": 6, "flags": ""},
+        command=words_of("limits/muon-coordinates", 6),
     ),
     Figure(
         "muon-slopes-text",
@@ -137,17 +131,16 @@ FIGURES = (
     ),
     Figure(
         "muon-slopes-larger",
-        "updates by the MLP's output matrix under Muon's table at larger N, H and D, where finite size matters less",
+        "updates by the MLP's output matrix under Muon's table at larger H and D, where finite size matters less",
         "0 +- .05",
         slopes,
         {
-            "replicates": 8,
+            "replicates": 6,
             "flags": AT_LARGER,
-            "key_dims": [16, 32, 64],
             "heads_counts": [8, 16, 32],
             "streams": [64, 128, 256],
         },
-        command=words_of("limits/muon-coordinates", 8, AT_LARGER),
+        command=words_of("limits/muon-coordinates", 6, AT_LARGER),
     ),
     *(
         verdicts_of(
