@@ -27,10 +27,10 @@ def enumerated(theta, length):
 
 @pytest.mark.parametrize("length", [2, 3])
 def test_both_variances_are_those_of_all_sequences(length, seed):
-    study = Concentration(tokens=(length, 4), dims=(3, 4), scale=1.0, count=40_000)
+    study = Concentration(tokens=(length, 4), dims=(3, 4), scale=1.0, layers=1, count=40_000)
     key = jax.random.key(seed)
     found = study.train(key, study.cells()[0])
-    theta = equal_spectrum_layer(generator(key).spawn(2)[0], 3, 1, 3, scale=1.0).theta[0]
+    theta = equal_spectrum_layer(generator(key).spawn(1)[0].spawn(2)[0], 3, 1, 3, scale=1.0).theta[0]
     pattern, given = enumerated(np.asarray(theta), length)
     assert float(found["pattern"]) == pytest.approx(pattern, rel=0.02)
     # The trace has a variance below one; eight copies of 40,000 leave an error of its between-variance of .001

@@ -52,36 +52,41 @@ class Concentration(Study):
         Dimensions d, rising, of `tokens[0]` tokens; the stable rank is d as well.
     scale
         Standard deviation of the logits.
+    layers
+        Attention matrices of a replicate: their diagonals differ.
     count
-        Hamming weights that are drawn; eight sequences for each.
+        Hamming weights that are drawn for each of them; eight sequences for each.
     """
 
     name: ClassVar[str] = "recovery/concentration"
     claim: ClassVar[str] = "Softmax does not concentrate; given Hamming weights its expectation does"
+    revision: ClassVar[int] = 2
     source: ClassVar[Source] = replace(SOURCE, locus="example of the talk; both laws and their constants derived here")
 
     tokens: tuple[int, ...] = (4, 8, 16)
     dims: tuple[int, ...] = (8, 16, 32)
     scale: float = 0.5
-    count: int = 16_000
+    layers: int = 8
+    count: int = 2000
 
     def __post_init__(self) -> None:
         for name, least in (("tokens", 2), ("dims", 1)):
             sizes = getattr(self, name)
             if len(sizes) < 2 or list(sizes) != sorted(set(sizes)) or min(sizes) < least:
                 raise UsageError(f"{name}={sizes}: give two or more from {least} on, rising")
-        if self.count < 2 or not self.scale > 0:
-            raise UsageError(f"count={self.count}, scale={self.scale}: give two or more, and a positive scale")
+        if self.layers < 1 or self.count < 2 or not self.scale > 0:
+            given = f"layers={self.layers}, count={self.count}, scale={self.scale}"
+            raise UsageError(f"{given}: give one or more, two or more, and a positive scale")
 
     @classmethod
     def full(cls) -> Concentration:
         """Return the study up to 32 tokens and 64 dimensions."""
-        return cls((4, 8, 16, 32), (8, 16, 32, 64), count=40_000)
+        return cls((4, 8, 16, 32), (8, 16, 32, 64), count=10_000)
 
     @classmethod
     def small(cls) -> Concentration:
         """Return the smallest configuration in which every claim can change."""
-        return cls((2, 4), (2, 4), count=400)
+        return cls((2, 4), (2, 4), layers=1, count=400)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return rising lengths, and rising dimensions for both kinds of attention matrices."""
@@ -112,28 +117,15 @@ class Concentration(Study):
         )
 
     def train(self, key: jax.Array, cell: Cell) -> xr.Dataset:
-        """Measure both variances for one attention matrix, over all entries of the pattern."""
-        for_layer, for_data = generator(key).spawn(2)
-        length, dim = self._sizes(cell)
-        if cell["series"] == "diagonal":
-            theta = self.scale / dim**0.5 * np.diag((-1.0) ** np.arange(dim))  # no trace: logits keep their mean
-        else:
-            theta = np.asarray(equal_spectrum_layer(for_layer, dim, 1, dim, scale=self.scale).theta[0])
-        x = sequences(for_data, self.count, length, dim)
-        traces, squares, mean = np.empty((COPIES, self.count)), 0.0, np.zeros((length, length))
-        for copy in range(COPIES):
-            x = for_data.permuted(x, axis=1)  # every coordinate by itself, over the tokens
-            pattern = softmax((x @ theta) @ x.transpose(0, 2, 1))
-            traces[copy] = np.trace(pattern, axis1=1, axis2=2)
-            squares, mean = squares + float(np.square(pattern).sum()), mean + pattern.sum(0)
-        drawn = COPIES * self.count
-        own = float(np.trace(mean)) / length / drawn  # expected weight of a token on itself; the others share the rest
-        expected = length * own**2 + (1 - own) ** 2 * length / (length - 1)
-        between = traces.mean(0).var(ddof=1) - traces.var(0, ddof=1).mean() / COPIES
-        values = {"pattern": squares / drawn - expected, "given": between / (length - 1)}
-        found = xr.Dataset({name: ((), float(value), label(FIGURES[name])) for name, value in values.items()})
-        diagonal = float(np.sum(np.diag(theta) ** 2)) * dim / self.scale**2
-        return found.assign(diagonal=((), diagonal, DIAGONAL))
+        """Measure both variances over all entries of the pattern, for several attention matrices."""
+        rng, found = generator(key), []
+        for each in rng.spawn(self.layers):
+            found.append(self._measure(each, cell))
+        pattern, given, diagonal = np.mean(found, axis=0)
+        measured = {
+            name: ((), float(value), label(FIGURES[name])) for name, value in (("pattern", pattern), ("given", given))
+        }
+        return xr.Dataset(measured).assign(diagonal=((), float(diagonal), DIAGONAL))
 
     def claims(self) -> tuple[Claim, ...]:
         """Fit the powers of length and dimension."""
@@ -243,6 +235,28 @@ class Concentration(Study):
         ]
         columns = ("", "", "size", "measured", "leading order")
         return (*panels, Listing("Means over replicates", columns, tuple(rows)))
+
+    def _measure(self, rng: np.random.Generator, cell: Cell) -> tuple[float, float, float]:
+        """Return both variances for one attention matrix, and the squared norm of its diagonal."""
+        for_layer, for_data = rng.spawn(2)
+        length, dim = self._sizes(cell)
+        if cell["series"] == "diagonal":
+            theta = self.scale / dim**0.5 * np.diag((-1.0) ** np.arange(dim))  # no trace: logits keep their mean
+        else:
+            theta = np.asarray(equal_spectrum_layer(for_layer, dim, 1, dim, scale=self.scale).theta[0])
+        x = sequences(for_data, self.count, length, dim)
+        traces, squares, mean = np.empty((COPIES, self.count)), 0.0, np.zeros((length, length))
+        for copy in range(COPIES):
+            x = for_data.permuted(x, axis=1)  # every coordinate by itself, over the tokens
+            pattern = softmax((x @ theta) @ x.transpose(0, 2, 1))
+            traces[copy] = np.trace(pattern, axis1=1, axis2=2)
+            squares, mean = squares + float(np.square(pattern).sum()), mean + pattern.sum(0)
+        drawn = COPIES * self.count
+        own = float(np.trace(mean)) / length / drawn  # expected weight of a token on itself; the others share the rest
+        expected = length * own**2 + (1 - own) ** 2 * length / (length - 1)
+        between = traces.mean(0).var(ddof=1) - traces.var(0, ddof=1).mean() / COPIES
+        diagonal = float(np.sum(np.diag(theta) ** 2)) * dim / self.scale**2
+        return squares / drawn - expected, float(between) / (length - 1), diagonal
 
     def _sizes(self, cell: Cell) -> tuple[int, int]:
         """Return length and dimension of a cell."""
