@@ -122,6 +122,7 @@ class AttentionSpeed(Study):
         clock = tuple(trained["moment"].values.tolist())
         line = errors[:, -1].mean() * speeds[-1] / speeds
         slope = fit_exponent(speeds[speeds >= FAST], errors[:, speeds >= FAST]).exponent
+        fall = errors[:, 0].mean() / errors[:, -1].mean()
         losses = trained["loss"].isel(replicate=0).transpose("cell", "moment").values
         limit = trained["limit"].isel(replicate=0, cell=0).values
         return (
@@ -136,7 +137,7 @@ class AttentionSpeed(Study):
                 log_x=True,
                 log_y=True,
                 note=f"From r = {speeds[0]:g} to {speeds[-1]:g} the error falls "
-                f"{errors[:, 0].mean() / errors[:, -1].mean():.3g}-fold. Band: replicates with starts of their own.",
+                f"{fall:{',.0f' if fall >= 100 else '.3g'}}-fold. Band: replicates with starts of their own.",
             ),
             Lines(
                 "Loss at finite attention speed",
