@@ -301,7 +301,7 @@ class Initializations(Study):
             here, slug = select_cell(trained, **dict(cell)), cell.slug
             if cell["engine"] != "exact":
                 pairs = [(here[name].values, float(predicted[name].sel(setting=slug))) for name in ("flipped", "time")]
-                cells = [f"{values.mean():.2f} ({_blank(theory_)})" for values, theory_ in pairs]
+                cells = [f"{values.mean():.2f} {_bracket(expected)}".strip() for values, expected in pairs]
                 rows.append((str(cell["engine"]), str(cell["init"]), *cells, _blank(float(here["support"].mean()))))
         return (
             Lines(
@@ -382,6 +382,10 @@ def _right_positions(task: BigramTask, run: SgdEscape) -> float:
     state = flip_signs(run.state) if run.flipped else run.state
     found = find_support(state.attention, task.sparsity)
     return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))
+
+
+def _bracket(value: float) -> str:
+    return "" if np.isnan(value) else f"({value:.2f})"
 
 
 def _blank(value: float) -> str:
