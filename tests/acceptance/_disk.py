@@ -35,6 +35,10 @@ def fill(folder: Path, left: int, what: str) -> None:
             os.posix_fallocate(file.fileno(), 0, (room.f_bfree - left) * room.f_frsize)
 
 
+def times_of(found) -> dict[int, int]:
+    return {unit: entry.time for unit, entry in found.index.refresh().units.items()}
+
+
 def attempt(disk: Path, seed: int, left: int, what: str, whole: object) -> tuple[bool, list[str]]:
     """Run into the full disk, make room, and resume; return whether it was full, and what was wrong."""
     store, balloon, faults = disk / "store", disk / "balloon", []
@@ -54,9 +58,10 @@ def attempt(disk: Path, seed: int, left: int, what: str, whole: object) -> tuple
     if list(store.rglob("run.json")):
         (found,) = find_runs(store)
         found.verify()
-        kept = {path: path.stat().st_mtime_ns for path in found.finished()}
+        kept = times_of(found)
     faults += differences(whole, go(store, seed))
-    faults += [f"{path} was made again" for path, time in kept.items() if path.stat().st_mtime_ns != time]
+    (found,) = find_runs(store)
+    faults += [f"unit {unit} was made again" for unit, time in kept.items() if times_of(found)[unit] != time]
     subprocess.run(["rm", "-rf", store], check=True)
     return full, [f"{left} {what} free: {fault}" for fault in faults]
 

@@ -1,6 +1,7 @@
 """Runs that are killed with SIGKILL at chosen moments, in a forked process or on the command line with its pool."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from tests.study.toys import Walk
 
+from manyheads.errors import FileRefused
 from manyheads.study import open_run, run
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs
@@ -105,14 +107,18 @@ def _session(leader: int) -> list[int]:
     return alive
 
 
+def units_of(store: Path) -> dict[int, int]:
+    """Return when each stored unit was written, by number; nothing of a run that is not there yet."""
+    try:
+        (run,) = find_runs(store)
+    except FileRefused:
+        return {}
+    return {number: entry.time for number, entry in run.index.refresh().units.items()}
+
+
 def look(store: Path) -> tuple[int, bool]:
-    """Return how many units are finished, and whether one is being written."""
-    finished, writing = 0, False
-    for _, folders, _ in os.walk(store):
-        finished += sum(name.isdigit() for name in folders)
-        writing |= any(name.endswith(".tmp") for name in folders)
-        folders[:] = [name for name in folders if not (name.isdigit() or name.endswith(".tmp"))]
-    return finished, writing
+    """Return how many units are finished, and whether one is claimed, hence computed or written."""
+    return len(units_of(store)), any(store.glob("*/*/*/leases/unit-*"))
 
 
 def kill_at(process: Forked | Commanded, store: Path, moment: str, delay: float) -> bool:
@@ -139,7 +145,7 @@ class Torn:
 
     def __init__(self, folder: Path, seed: int):
         self.folder, self.seed, self.kept = folder, seed, {}
-        self.torn: set[str] = set()  # units that were being written when the process was killed
+        self.cut = 0  # units whose line was cut after a kill, as a power failure cuts it
         self.faults: list[str] = []
 
     def kill_often(self, kind: type[Forked] | type[Commanded], rng: np.random.Generator, most: int) -> int:
@@ -153,16 +159,29 @@ class Torn:
                 self.faults.append(failure)
             self.faults += [f"process {survivor} outlives its parent" for survivor in process.survivors()]
             self.note()
+            if killed and rng.integers(2):
+                self.tear(rng)
             if not killed:
                 return number
         return most
 
     def note(self) -> None:
         """Remember when each finished unit was made: none is made twice, or lost."""
-        now = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in self._units()}
-        self.faults += [f"{path} was lost or made again" for path in self.kept if now.get(path) != self.kept[path]]
+        now = units_of(self.folder)
+        self.faults += [f"unit {unit} was lost or made again" for unit in self.kept if now.get(unit) != self.kept[unit]]
         self.kept |= now
-        self.torn |= {path.name for path in self.folder.rglob("*.tmp")}
+
+    def tear(self, rng: np.random.Generator) -> None:
+        """Cut the last line of the latest segment at a random byte."""
+        if not (found := sorted(self.folder.rglob("*.jsonl"))):
+            return
+        content = found[-1].read_bytes()
+        begin = content[:-1].rfind(b"\n") + 1
+        last = json.loads(content[begin:]) if content[begin:].endswith(b"\n") else {}
+        os.truncate(found[-1], int(rng.integers(begin, len(content))))
+        if last.get("kind") == "unit":
+            self.kept.pop(last["unit"], None)
+            self.cut += 1
 
     def finish(self, whole: object) -> None:
         """Resume to the end and compare with an uninterrupted run."""
@@ -170,13 +189,7 @@ class Torn:
         self.note()
         (store,) = find_runs(self.folder)
         self.faults += [f"{name} differs" for name in differences(whole, open_run(store.path))]
-        self.faults += [f"{path} was left over" for path in self.folder.rglob("*.tmp")]
+        left = [path for what in ("*.tmp", "*.jsonl*", "leases/*") for path in self.folder.rglob(what)]
+        self.faults += [f"{path} was left over" for path in left]
         if store.verify() != UNITS:
             self.faults.append(f"{store.verify()} units instead of {UNITS}")
-
-    def _units(self) -> list[Path]:
-        return [path for path in self.folder.glob("*/*/*/**/[0-9]*") if path.name.isdigit() and _is_unit(path)]
-
-
-def _is_unit(path: Path) -> bool:
-    return path.parent.name == "predicted" or path.parent.parent.name == "units"

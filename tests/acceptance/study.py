@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance import _kills
+from tests.acceptance import _kills, _scale
 from tests.acceptance._lane import Figure, Measured
 from tests.study.toys import Averages, VectorizedAverages, Walk
 
@@ -33,14 +33,14 @@ def kills(folder: Path, count: int, commanded: int, seeds: int) -> Measured:
         rng = np.random.default_rng([20, found["stores"]])
         found["kills"] += torn.kill_often(kind, rng, min(12, limit - found["kills"]))
         torn.finish(whole)
-        found |= {"torn": found["torn"] + len(torn.torn), "stores": found["stores"] + 1}
+        found |= {"torn": found["torn"] + torn.cut, "stores": found["stores"] + 1}
         found["faults"] += torn.faults
         log.write_text(json.dumps(found))
     print(*found["faults"], sep="\n")
     extent = (
         f"{found['stores']} stores; {commanded} kills on the command line with two workers, the others in process; "
     )
-    extent += f"{found['torn']} hit a unit being written"
+    extent += f"after {found['torn']} the last line was cut as well, as by a power failure"
     figure = f"{found['kills']} kills, {len(found['faults'])} faults"
     return Measured(figure, extent, f"0-{seeds - 1}", not found["faults"])
 
@@ -122,6 +122,7 @@ def races(folder: Path, times: int) -> Measured:
         faults += [f"{path} was left over" for path in store.rglob("*.tmp")]
         if found.verify() != _kills.UNITS:
             faults.append(f"{found.verify()} units")
+        faults += [f"{path} was left over" for path in store.glob("*/*/*/leases/*")]
         shutil.rmtree(store)
     print(*faults, sep="\n")
     extent = f"{times} times two and {times} times four processes"
@@ -196,6 +197,14 @@ def _decide(values: np.ndarray, target: float, tolerance: float, error: float) -
 
 
 FIGURES = (
+    Figure(
+        "scale",
+        "a store of 20,000 units of 2 kB is written, opened and compacted in seconds, in few files",
+        "at most .3 ms of CPU to write a unit, .2 s to find that nothing is missing, 1.2 s to open, 2.4 s to compact; "
+        "at most 10 inodes",
+        _scale.scale,
+        {"cells": 25, "replicates": 800, "old": 200, "seed": 0},
+    ),
     Figure(
         "kills",
         "a run killed with SIGKILL at random moments goes on to the result of an uninterrupted one",
