@@ -59,6 +59,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
             "manyheads study run attention/costs --full --dry-run",
         ),
     ),
+    ("study", "submit"): Command(
+        "manyheads.cli.submit:Submit",
+        "run a study as a Slurm job array",
+        (
+            "manyheads study submit joma/rebound --array 100 --sbatch '--time=2:00:00 --partition=cpu' --finish",
+            "manyheads study submit joma/rebound --array 100 --dry-run",
+        ),
+    ),
     ("runs", "list"): Command(
         "manyheads.cli.runs:List",
         "list stored runs, with unfinished and damaged ones",

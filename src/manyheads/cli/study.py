@@ -147,37 +147,8 @@ class Run:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Read the study's name first, then its own flags together with those of every run."""
-        every = flags_of(Options, Options())
         own_help = "'manyheads study run NAME --help' shows the study's own flags as well."
-        usage = wrap_lines(f"{RUN_USAGE}{NAMES}\n{own_help}")
-        name = _named(arguments[:1], program, f"{usage}\n\nflags of every run:\n{list_flags(every)}")
-        wanted = {"-h", "--help"} & set(arguments[1:])
-        if wanted and "--full" not in arguments and (kept := kept_description(name)):
-            _print_help(f"{program} {name}", name, STUDIES[name].claim, kept.flags, every)
-        kind = load(name)
-        own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, Options))  # type: ignore[arg-type]
-        if taken := own & common:
-            raise UsageError(f"{name}: field {min(taken)!r} is a flag of every run; rename the field")
-        default = default_of(kind, "--full" in arguments)
-        flags_of_study = flags_of(kind, default)
-        if wanted:
-            _print_help(f"{program} {name}", name, kind.claim, flags_of_study, every)
-        flags: Any = dataclasses.make_dataclass(
-            "Flags",
-            [
-                ("study", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default=default)),
-                (
-                    "run",
-                    Annotated[Options, tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone],
-                    dataclasses.field(default=Options()),
-                ),
-            ],
-            frozen=True,
-        )
-        names = [flag.name for flag in (*flags_of_study, *every)]
-        names += [f"--no-{flag.name[2:]}" for flag in flags_of_study if isinstance(flag.default, bool)]
-        parsed = parse_flags(flags, arguments[1:], f"{program} {name}", known=names)
-        return cls(parsed.study, parsed.run)
+        return cls(*parse_study(arguments, program, f"{RUN_USAGE}{NAMES}\n{own_help}", Options()))
 
     def run(self) -> int:
         """Run the study and print its verdicts."""
@@ -198,6 +169,38 @@ class Run:
             print_verdicts(done.verdicts)
             print(wrap_output(f"\nstored in {path}; 'manyheads report {options.store}' writes a report"))
         return 1 if options.strict and not all(verdict.as_expected for verdict in done.verdicts) else 0
+
+
+def parse_study(arguments: Sequence[str], program: str, usage: str, options: Any) -> tuple[Study, Any]:
+    """Read the name of a study first, then its own flags together with those of `options`, which every study takes."""
+    every = flags_of(type(options), options)
+    title = type(options).__doc__.partition(".")[0].lower()  # flags of every run
+    listed = f"{title}:\n{list_flags(every)}"
+    name = _named(arguments[:1], program, f"{wrap_lines(usage)}\n\n{listed}")
+    wanted = {"-h", "--help"} & set(arguments[1:])
+    if wanted and "--full" not in arguments and (kept := kept_description(name)):
+        _print_help(f"{program} {name}", name, STUDIES[name].claim, kept.flags, listed)
+    kind = load(name)
+    own, common = ({field.name for field in dataclasses.fields(each)} for each in (kind, type(options)))  # type: ignore[arg-type]
+    if taken := own & common:
+        raise UsageError(f"{name}: field {min(taken)!r} is one of the {title}; rename the field")
+    default = default_of(kind, "--full" in arguments)
+    flags_of_study = flags_of(kind, default)
+    if wanted:
+        _print_help(f"{program} {name}", name, kind.claim, flags_of_study, listed)
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    flags: Any = dataclasses.make_dataclass(
+        "Flags",
+        [
+            ("study", Annotated[kind, tyro.conf.arg(name="")], dataclasses.field(default=default)),
+            ("options", Annotated[(type(options), *config)], dataclasses.field(default=options)),
+        ],
+        frozen=True,
+    )
+    names = [flag.name for flag in (*flags_of_study, *every)]
+    names += [f"--no-{flag.name[2:]}" for flag in flags_of_study if isinstance(flag.default, bool)]
+    parsed = parse_flags(flags, arguments[1:], f"{program} {name}", known=names)
+    return parsed.study, parsed.options
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -232,10 +235,10 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         console.print(table)
 
 
-def _print_help(program: str, name: str, claim: str, own: Sequence[Flag], every: Sequence[Flag]) -> NoReturn:
-    """Print the flags of a study and of every run, and leave."""
+def _print_help(program: str, name: str, claim: str, own: Sequence[Flag], every: str) -> NoReturn:
+    """Print the flags of a study and of every use of the command, and leave."""
     print(wrap(f"usage: {program} [flags]", "  ", ""))
-    print(f"\n{wrap(claim)}\n\nflags of the study:\n{list_flags(own)}\n\nflags of every run:\n{list_flags(every)}")
+    print(f"\n{wrap(claim)}\n\nflags of the study:\n{list_flags(own)}\n\n{every}")
     print(f"\n{wrap(f'{chr(39)}manyheads study show {name}{chr(39)} shows the flags in full, source and size.')}")
     raise SystemExit(0)
 

@@ -1,0 +1,104 @@
+"""`manyheads study submit`: run a study as an array of Slurm jobs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from manyheads.cli.parsing import Switch
+from manyheads.cli.study import parse_study
+from manyheads.errors import check_integer
+from manyheads.study.base import Study
+
+MOST_TASKS = 100_000  # Slurm itself allows some thousand: MaxArraySize
+USAGE = """usage: manyheads study submit NAME --array N [flags of the study] [flags of the submission]
+
+Run a study as a Slurm job array: tasks claim the missing units of the run from its store.
+
+NAME is a study as for 'manyheads study run'. Submitting again, after failures or while tasks are at \
+work, computes only what is missing. 'manyheads runs status' lists what is stored, claimed and failed; \
+'manyheads study run NAME' with the same flags compares when all units are there (--finish submits that)."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Flags of every submission.
+
+    Attributes
+    ----------
+    array
+        Tasks of the array; each takes units until none is missing.
+    sbatch
+        Options of sbatch, as one word: "--time=2:00:00 --partition=cpu".
+    prologue
+        Lines of shell in front of each task: "module load python".
+    finish
+        Also submit the comparison, which waits for all tasks.
+    replicates
+        Independently trained systems in each cell.
+    seed
+        Root of all randomness.
+    store
+        Folder of the runs, on a file system that all tasks share.
+    full
+        Size of the publication.
+    dry_run
+        Print the script; write and submit nothing.
+    """
+
+    array: int = 8
+    sbatch: str = ""
+    prologue: str = ""
+    finish: Switch = False
+    replicates: int = 8
+    seed: int = 0
+    store: Path = Path("runs")
+    full: Switch = False
+    dry_run: Switch = False
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Run a study as a Slurm job array."""
+
+    study: Study
+    options: Submission
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str], program: str) -> Self:
+        """Read the study's name, its flags and those of the submission."""
+        study, options = parse_study(arguments, program, USAGE, Submission())
+        check_integer("array", options.array, most=MOST_TASKS)
+        return cls(study, options)
+
+    def run(self) -> int:
+        """Write the scripts, submit them, and print the numbers of the jobs."""
+        from manyheads.study.runner import plan, prepare
+        from manyheads.study.slurm import job_script, sbatch_options, submit, write_script
+        from manyheads.study.store.identity import fingerprint
+        from manyheads.study.store.provenance import command_of
+
+        asked = self.options
+        store, identity = asked.store.resolve(), fingerprint(self.study, asked.seed)
+        folder = store / self.study.name / identity / "slurm"
+        compare = [sys.executable, "-m", *shlex.split(command_of(self.study))]
+        compare += ["--replicates", str(asked.replicates), "--seed", str(asked.seed), "--store", str(store)]
+        compare += ["--workers", "1", "--expect", identity]
+        options = sbatch_options(asked.sbatch)
+        tasks = job_script(folder, [*compare, "--work-only"], options, asked.array, asked.prologue)
+        print(plan(self.study, asked.replicates, asked.seed, store))
+        if asked.dry_run:
+            print(f"\n{tasks}", end="")
+            return 0
+        prepare(self.study, asked.replicates, asked.seed, store)
+        job = submit(write_script(folder, tasks))
+        print(f"job {job}: {asked.array} tasks, output in {folder}")
+        if asked.finish:
+            last = write_script(folder, job_script(folder, compare, options, None, asked.prologue))
+            print(f"job {submit(last, f'--dependency=afterany:{job}')}: the comparison, when they have ended")
+        print(f"'manyheads runs status {folder.parent}' lists what is stored, claimed and failed")
+        return 0

@@ -1,0 +1,116 @@
+"""Slurm job arrays: tasks of one script claim the missing units of a run from its store.
+
+The scheduler is asked to start tasks and for nothing else: which units are missing, claimed or failed is read from the
+store. A task that is killed, requeued or submitted twice costs no more than the unit at hand.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from manyheads.errors import ManyheadsError, UsageError
+from manyheads.study.executors import POOLS
+from manyheads.study.store.disk import printable, room_on_disk
+
+TASK = '"$SLURM_ARRAY_TASK_ID"'
+SBATCH_TIMEOUT = 120  # seconds until an sbatch that does not answer is given up
+
+
+class SubmissionFailed(ManyheadsError, RuntimeError):
+    """sbatch is absent, refused a script, or did not answer; the script is kept."""
+
+
+def sbatch_options(text: str) -> list[str]:
+    """Split options of sbatch as a shell does.
+
+    Raises
+    ------
+    UsageError
+        A word that is no option, or one with a line break, which would end the comment that it stands in.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--sbatch {text!r}: {error}; quote it as a shell would") from error
+    for word in words:
+        if not re.fullmatch(r"-[^\n\r\0]+", word):
+            raise UsageError(f"--sbatch {word!r}: expected options of the form --name=value")
+        if re.match(r"--array\b|-a", word):
+            raise UsageError(f"--sbatch {word!r}: the number of tasks is given by --array")
+    return words
+
+
+def job_script(folder: Path, command: Sequence[str], options: Sequence[str], tasks: int | None, prologue: str) -> str:
+    """Return the script of a job: an array of `tasks` that share the units of a run, or a single job.
+
+    Parameters
+    ----------
+    folder
+        Where the tasks write their output, ``<job>_<task>.log``.
+    command
+        Command line of a task; the task's number is appended as ``--offset``.
+    options
+        Options of sbatch; they replace those of the same name below.
+    tasks
+        Size of the array, None for a job of its own.
+    prologue
+        Lines of shell in front of the command, such as ``module load python``.
+    """
+    own = ["--requeue", "--open-mode=append", "--cpus-per-task=1", f"--output={folder}/%A_%a.log"]
+    if tasks is None:
+        own[-1] = f"--output={folder}/%j.log"
+    given = {word.partition("=")[0] for word in options}
+    chosen = [word for word in own if word.partition("=")[0] not in given] + list(options)
+    if tasks is not None:
+        chosen.insert(0, f"--array=0-{tasks - 1}")
+    threads = " ".join(f"{name}=${{SLURM_CPUS_PER_TASK:-1}}" for name in POOLS)
+    offset = "" if tasks is None else f" --offset {TASK}"
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(word)}" if " " in word else f"#SBATCH {word}" for word in chosen)]
+    # exec: a signal of the scheduler reaches Python, not a shell that waits for it
+    lines += [f"export {threads}", *filter(None, [prologue]), f"exec {shlex.join(command)}{offset}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_script(folder: Path, text: str) -> Path:
+    """Write a script under a new name in `folder` and return its path."""
+    with room_on_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{time.time_ns():020d}.sh"
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    return path
+
+
+def submit(script: Path, *options: str) -> str:
+    """Hand a script to sbatch and return the number of the job.
+
+    Raises
+    ------
+    SubmissionFailed
+        There is no sbatch here, it refuses the script, or it does not answer.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *options, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=SBATCH_TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise SubmissionFailed(
+            f"sbatch is not on the path; the script is kept: submit {script} from a host that has it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise SubmissionFailed(
+            f"sbatch did not answer within {SBATCH_TIMEOUT} s; 'squeue' tells whether it took {script}"
+        ) from error
+    job = done.stdout.strip().partition(";")[0]
+    if done.returncode or not job.isdigit():
+        raise SubmissionFailed(f"sbatch refused {script}: {printable(done.stderr.strip() or done.stdout.strip())}")
+    return job
