@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from tests.acceptance import _kills, _scale
 from tests.acceptance._lane import Figure, Measured
+from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
 from tests.study.toys import Averages, VectorizedAverages, Walk
 
 from manyheads.attention.studies.order_blindness import OrderBlindness
@@ -19,6 +23,8 @@ from manyheads.study import open_run, run
 from manyheads.study.executors import local_pool, open_executor
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import RunStore, find_runs
+
+ROOT = Path(__file__).parents[2]
 
 
 def kills(folder: Path, count: int, commanded: int, seeds: int) -> Measured:
@@ -165,6 +171,30 @@ def executors(folder: Path, seeds: int) -> Measured:
     return Measured(f"{len(faults)} variables differ", extent, f"0-{seeds - 1}", not faults)
 
 
+def recipes(folder: Path) -> Measured:
+    """Run the recipes of docs/clusters.md whose package is installed, and compare each with one process."""
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    whole = run("joma/latent-tree", store=folder / "whole", progress=False, depth=3, samples=(64, 128))
+    faults, done, absent = [], [], []
+    for text in re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (package,) = {"loky", "mpi4py", "parsl", "ray"} & set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
+        if find_spec(package) is None:
+            absent.append(package)
+            continue
+        (home := folder / package).mkdir()
+        (home / "recipe.py").write_text(text, encoding="utf-8")
+        launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3"] if package == "mpi4py" else []
+        words = [*launcher, sys.executable, *(["-m", "mpi4py"] if launcher else []), "recipe.py"]
+        ended = subprocess.run(words, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+        done.append(f"{package} {version(package)}")
+        faults += [f"{package}: {ended.stderr[-500:]}"] if ended.returncode else []
+        (found,) = find_runs(home / "runs")
+        faults += [f"{package}: {name} differs" for name in differences(whole, open_run(found.path))]
+    print(*faults, sep="\n")
+    extent = ", ".join(done) + (f"; not installed: {', '.join(absent)}" if absent else "")
+    return Measured(f"{len(done)} of 4 run, {len(faults)} faults", extent, "0", len(done) == 4 and not faults)
+
+
 def error_rates(folder: Path, trials: int, sizes: tuple[int, ...], seed: int) -> Measured:
     """Simulate the verdict rule where the truth sits on an edge of the tolerance, and where the claim is exact."""
     rng = np.random.default_rng(seed)
@@ -232,6 +262,26 @@ FIGURES = (
         "every process ends well; bit for bit the same as one alone",
         races,
         {"times": 15},
+    ),
+    Figure(
+        "arrays",
+        "tasks of a job array that are killed, preempted and requeued share the units of a run",
+        "bit for bit the same as one process; nothing missing",
+        arrays_of_a_stand_in,
+        {"arrays": 6, "tasks": 3, "replicates": 20},
+    ),
+    Figure(
+        "slurm",
+        "the same on a real Slurm, where the array is submitted twice and the second one finishes the run",
+        "bit for bit the same as one process; nothing missing",
+        array_of_slurm,
+        {"tasks": 4, "replicates": 40},
+    ),
+    Figure(
+        "executor-recipes",
+        "the recipes for loky, MPI, Parsl and Ray give what one process gives",
+        "all four run; bit for bit the same",
+        recipes,
     ),
     Figure(
         "executors",

@@ -70,7 +70,7 @@ def test_a_dry_run_prints_the_script_and_leaves_nothing(tmp_path):
 @pytest.mark.slow
 def test_an_array_whose_tasks_are_killed_and_requeued_gives_the_numbers_of_one_process(tmp_path):
     cluster, store = Cluster(tmp_path / "cluster"), tmp_path / "runs"
-    flags = ["tests.study.cluster:Nap", "--replicates", 12, "--seed", 3, "--store", store]
+    flags = ["tests.study.cluster:Nap", "--seconds", 0.5, "--replicates", 12, "--seed", 3, "--store", store]
     done = cluster.submit(*flags, "--array", 3, "--finish")
     assert done.returncode == 0, done.stderr
     assert cluster.size(1) == 3
@@ -79,8 +79,9 @@ def test_an_array_whose_tasks_are_killed_and_requeued_gives_the_numbers_of_one_p
         cluster.start(1, task)
     (runs,) = find_runs(store)
     _wait_for(runs, 4)
-    assert cluster.preempt(1, 0) == 0  # it leaves after the unit at hand
     cluster.kill(1, 1)
+    assert cluster.preempt(1, 0) == 0  # it leaves after the units at hand
+    assert runs.missing(12)
     cluster.start(1, 0)  # requeued; task 1 is not
     assert set(cluster.end().values()) == {0, -9}
     assert not runs.missing(12), cluster.output(1, 0)
@@ -92,6 +93,7 @@ def test_an_array_whose_tasks_are_killed_and_requeued_gives_the_numbers_of_one_p
 
 
 def _wait_for(runs, count):
+    """Wait until so many units are stored."""
     deadline = time.monotonic() + 120
     while len(runs.numbers()) < count and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -16,7 +18,7 @@ from manyheads.cli.flags import Flag, flags_of, list_flags, suggest
 from manyheads.cli.help.descriptions import default_of, describe, kept_description
 from manyheads.cli.help.wrapping import is_watched, two_columns, wrap, wrap_lines, wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, parse_flags
-from manyheads.errors import UsageError
+from manyheads.errors import UsageError, check_integer
 from manyheads.study.registry import STUDIES, load
 
 if TYPE_CHECKING:
@@ -124,6 +126,12 @@ class Options:
         Print verdicts as JSON.
     dry_run
         Print what would be computed and where; compute and write nothing.
+    work_only
+        Compute missing units that nobody else has claimed, and compare nothing; SIGTERM leaves after the units at hand.
+    offset
+        With --work-only: the number of this process among those that start together.
+    expect
+        Refuse to run if the run has another name in the store, because a setting or an input differs.
     """
 
     replicates: int = 8
@@ -135,6 +143,9 @@ class Options:
     strict: Switch = False
     json: Switch = False
     dry_run: Switch = False
+    work_only: Switch = False
+    offset: int = 0
+    expect: Annotated[Optional[str], ABSENT] = None
 
 
 @dataclass(frozen=True)
@@ -154,11 +165,19 @@ class Run:
         """Run the study and print its verdicts."""
         from manyheads.study.executors import open_executor
         from manyheads.study.runner import finish, plan
+        from manyheads.study.store.identity import fingerprint
 
         options = self.options
+        check_integer("offset", options.offset, least=0)
+        if options.expect not in (None, found := fingerprint(self.study, options.seed)):
+            raise UsageError(
+                f"--expect {options.expect}: this run is {found} here; a flag, an input or the study differs"
+            )
         if options.dry_run:
             print(wrap_output(plan(self.study, options.replicates, options.seed, options.store)))
             return 0
+        if options.work_only:
+            return self._contribute()
         with open_executor(options.executor, options.workers) as executor:
             done = finish(self.study, options.replicates, options.seed, executor, options.store, progress=True)
         path = str(done.store.path)
@@ -169,6 +188,27 @@ class Run:
             print_verdicts(done.verdicts)
             print(wrap_output(f"\nstored in {path}; 'manyheads report {options.store}' writes a report"))
         return 1 if options.strict and not all(verdict.as_expected for verdict in done.verdicts) else 0
+
+    def _contribute(self) -> int:
+        """Compute units until none is missing or free, or until SIGTERM."""
+        from manyheads.study.executors import open_executor
+        from manyheads.study.runner import contribute
+
+        asked, leaving = self.options, threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+        with open_executor(asked.executor, asked.workers) as executor:
+            missing = contribute(
+                self.study,
+                asked.replicates,
+                asked.seed,
+                executor,
+                asked.store,
+                offset=asked.offset,
+                leaving=leaving.is_set,
+                progress=True,
+            )
+        print(f"{missing} units are missing or claimed by others" if missing else "all units are stored")
+        return 0
 
 
 def parse_study(arguments: Sequence[str], program: str, usage: str, options: Any) -> tuple[Study, Any]:

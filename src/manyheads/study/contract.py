@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     import xarray as xr
 
 # What the command line asks of every run; a study's own flags stand beside them.
-RUN_FLAGS = frozenset({"replicates", "seed", "store", "workers", "dry_run", "executor", "full", "strict", "json"})
+RUN_FLAGS = frozenset(
+    {
+        *("replicates", "seed", "store", "workers", "executor", "full", "strict", "json", "dry_run"),
+        *("work_only", "offset", "expect", "array", "sbatch", "prologue", "finish"),
+    }
+)
 
 
 class ContractBroken(ManyheadsError, AssertionError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,50 @@ def finish(
         runs.write_summary(Summary(replicates, verdicts, panels))
         runs.compact()
     return Finished(runs, predicted, trained, verdicts)
+
+
+def prepare(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> RunStore:
+    """Make the run in the store if it is not there; nothing is computed."""
+    _, seed = _checked(study, replicates, seed)
+    return RunStore.create(store, study, seed)
+
+
+def contribute(
+    study: Study,
+    replicates: int,
+    seed: int,
+    executor: Executor | None = None,
+    store: str | os.PathLike[str] = "runs",
+    *,
+    offset: int = 0,
+    leaving: Callable[[], bool] = lambda: False,
+    progress: bool | None = None,
+) -> int:
+    """Compute missing units that no other launch has claimed, without a comparison; return how many are still missing.
+
+    Parameters
+    ----------
+    study, replicates, seed, executor, store, progress
+        As of `run`.
+    offset
+        Number of this launch among those that start together.
+    leaving
+        Asked between units: True leaves the rest to others.
+
+    Raises
+    ------
+    UnitFailed
+        Units raised unexpected exceptions; all others were computed.
+    """
+    runs = prepare(study, replicates, seed, store)
+    count, missing = runs.layout.count(replicates), runs.missing(replicates)
+    announce(_announcement(study, count, [runs.layout.unit(number) for number in missing], runs), progress)
+    with progress_bar(study.name, count, count - len(missing), progress) as advance:
+        work = Work(
+            runs, study, seed, replicates, executor, offset=offset, wait=False, keep_going=True, leaving=leaving
+        )
+        work.run(advance)
+    return len(runs.missing(replicates))
 
 
 def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str] = "runs") -> str:

@@ -27,6 +27,7 @@ BATCH_SECONDS = 2.0  # of work that is claimed at once
 LARGEST_BATCH = 256
 AHEAD = 3  # batches a worker has waiting
 WORKERS = 64  # of an executor that does not say how many it has
+GOLDEN = 0.6180339887498949  # multiples of it, modulo one, keep apart however many there are
 PAUSE = 0.05, 5.0  # seconds between looks at what other launches do
 STORE_ERRORS = (StoreDamaged, StoreFull, InputChanged)
 
@@ -143,9 +144,13 @@ class Work:
     executor
         Any `concurrent.futures.Executor`; None computes in this process.
     offset
-        Where in the missing units this launch begins: launches that start together begin at different places.
+        Number of this launch among those that start together: each begins elsewhere in the missing units.
     wait
         Whether to wait for the units that other launches have claimed.
+    keep_going
+        Whether to compute the other units, too, when one has failed.
+    leaving
+        Asked between batches: True leaves the rest to other launches.
     """
 
     def __init__(
@@ -158,9 +163,12 @@ class Work:
         *,
         offset: int = 0,
         wait: bool = True,
+        keep_going: bool = False,
+        leaving: Callable[[], bool] = lambda: False,
     ):
         self.runs, self.study, self.seed, self.replicates = runs, study, seed, replicates
         self.executor, self.offset, self.wait = executor, offset, wait
+        self.keep_going, self.leaving = keep_going, leaving
         self.flying: dict[Future[Done], list[Claim]] = {}
         self.told: set[int] = set()  # units whose storing a worker has reported
         self.asked: set[int] = set()
@@ -187,11 +195,11 @@ class Work:
             self.writer = SegmentWriter(self.runs.path, self.runs.run, launch.owner)
             task = Task.of(self.runs, launch, self.study, self.seed)
             try:
-                while missing := self.runs.missing(self.replicates):
+                while (missing := self.runs.missing(self.replicates)) and not self.leaving():
                     advance(before - len(missing))
                     before = len(missing)
                     began = self._begin(task, launch, missing)
-                    if not self.flying and (self.failed or self.lost):
+                    if not self.flying and (self._gives_up() or self.lost):
                         break
                     if self.flying:
                         self._collect(launch)
@@ -219,10 +227,10 @@ class Work:
     def _begin(self, task: Task, launch: Launch, missing: Sequence[int]) -> bool:
         """Claim units and give them to workers; tell whether there were any."""
         began = False
-        start = self.offset % len(missing)
+        start = int(self.offset * GOLDEN % 1 * len(missing))
         left = [number for number in (*missing[start:], *missing[:start]) if number not in self.asked]
         workers = 1 if self.executor is None else getattr(self.executor, "_max_workers", WORKERS)
-        while left and not self.failed and not self.lost and len(self.flying) < AHEAD * workers:
+        while left and not self._gives_up() and not self.lost and len(self.flying) < AHEAD * workers:
             most = LARGEST_BATCH if self.pace < BATCH_SECONDS / LARGEST_BATCH else int(BATCH_SECONDS / self.pace)
             most = max(1, min(most if self.pace else 1, -(-len(left) // (AHEAD * workers))))
             claims = launch.claim(left, most)
@@ -268,7 +276,9 @@ class Work:
             if done.failed:
                 self.runs.note_failure(*done.failed)
                 self.failed = self.failed or done.failed
-                for other in self.flying:
+                failed = self.runs.layout.number(done.failed[0])
+                self.asked -= {claim.unit for claim in claims} - self.told - {failed}  # units behind it in the batch
+                for other in self.flying if self._gives_up() else ():
                     other.cancel()  # units in flight still finish, and are kept
             launch.release(claims)
 
@@ -289,6 +299,9 @@ class Work:
             unit = self.runs.layout.unit(claims[0].unit)
             return Done(failed=(unit, Failure(f"{type(error).__name__}: {error}", "")))
 
+    def _gives_up(self) -> bool:
+        return self.failed is not None and not self.keep_going
+
     def _tell(self, missing: list[int]) -> None:
         """Raise what happened to the units that are missing now."""
         if self.failed:
@@ -299,7 +312,8 @@ class Work:
             if failure.trace:
                 error.add_note(failure.trace)  # where it was raised, perhaps in another process
             raise error
-        if gone := [number for number in missing if number in self.asked]:
+        gone = [number for number in missing if number in self.asked]
+        if gone and not self.leaving():
             reason = self.lost or "workers reported them, and the store lacks them: do all see the same folder?"
             raise WorkersLost(
                 f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units came without a result ({reason}). "
