@@ -214,7 +214,7 @@ class Run:
 def parse_study(arguments: Sequence[str], program: str, usage: str, options: Any) -> tuple[Study, Any]:
     """Read the name of a study first, then its own flags together with those of `options`, which every study takes."""
     every = flags_of(type(options), options)
-    title = type(options).__doc__.partition(".")[0].lower()  # flags of every run
+    title = (type(options).__doc__ or "").partition(".")[0].lower()  # flags of every run
     listed = f"{title}:\n{list_flags(every)}"
     name = _named(arguments[:1], program, f"{wrap_lines(usage)}\n\n{listed}")
     wanted = {"-h", "--help"} & set(arguments[1:])
