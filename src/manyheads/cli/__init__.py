@@ -60,7 +60,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         ),
     ),
     ("study", "submit"): Command(
-        "manyheads.cli.submit:Submit",
+        "manyheads.cli.slurm.submit:Submit",
         "run a study as a Slurm job array",
         (
             "manyheads study submit joma/rebound --array 100 --sbatch '--time=2:00:00 --partition=cpu' --finish",

@@ -1,4 +1,4 @@
-"""Tests of `study.slurm`: the script of an array, sbatch's answers, and arrays whose tasks are killed and requeued."""
+"""Tests of `cli.slurm`: the script of an array, sbatch's answers, and arrays whose tasks are killed and requeued."""
 
 import subprocess
 import time
@@ -6,9 +6,9 @@ import time
 import pytest
 from tests.study.cluster import Cluster, Nap
 
+from manyheads.cli.slurm.jobs import SubmissionFailed, job_script, sbatch_options, submit, write_script
 from manyheads.errors import UsageError
 from manyheads.study import open_run, run
-from manyheads.study.slurm import SubmissionFailed, job_script, sbatch_options, submit, write_script
 from manyheads.study.store.equality import differences
 from manyheads.study.store.run_store import find_runs
 

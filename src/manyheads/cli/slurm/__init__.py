@@ -1,0 +1,1 @@
+"""Studies on Slurm: the command `study submit`, scripts of jobs, and sbatch."""
