@@ -46,7 +46,11 @@ class Cluster:
         path = folder / "bin" / "sbatch"
         path.write_text(SBATCH.format(folder=folder / "queue"))
         path.chmod(0o755)
-        self.environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = os.environ | {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
 
     def submit(self, *words: object) -> subprocess.CompletedProcess:
         """Run `manyheads study submit` with this cluster's sbatch."""
