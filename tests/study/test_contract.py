@@ -62,10 +62,11 @@ def test_distortions_are_different_data(seed, tmp_path):
 
 
 def test_fields_must_not_be_flags_of_every_run():
+    from manyheads.cli.slurm.submit import Submission
     from manyheads.cli.study import Options
     from manyheads.study.contract import RUN_FLAGS
 
-    assert {field.name for field in dataclasses.fields(Options)} == RUN_FLAGS
+    assert {field.name for kind in (Options, Submission) for field in dataclasses.fields(kind)} == RUN_FLAGS
 
     @dataclasses.dataclass(frozen=True)
     class Clashing(Still):
