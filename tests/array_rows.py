@@ -221,6 +221,7 @@ ROWS = {
     "meanfield.find_basins": ({"states": exactly(0.3, 0.2, 0.6)}, CONTRASTIVE),
     "meanfield.stationary_states": ({"starts": exactly([0.9, 0.0, 0.95])}, CONTRASTIVE),
     # bigram.theory
+    "bigram.theory.frequencies.effective_vocabulary": ({"mean": some(TASK.vocabulary)}, TASKED),
     "bigram.theory.noise.ValueNoise.draw": (
         {"value": of(TASK.centred), "rows": of(ROWS_OF_ATTENTION)},
         lambda: {"on": ValueNoise(TASK, 64), "rng": np.random.default_rng(0)},

@@ -63,8 +63,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "manyheads.cli.slurm.submit:Submit",
         "run a study as a Slurm job array",
         (
-            "manyheads study submit joma/rebound --array 100 --sbatch '--time=2:00:00 --partition=cpu' --finish",
-            "manyheads study submit joma/rebound --array 100 --dry-run",
+            "manyheads study submit joma/rebound --array 100 --finish --dry-run",
+            "manyheads study submit joma/rebound --sbatch '--time=2:00:00 --mem=4G'",
         ),
     ),
     ("runs", "list"): Command(

@@ -23,7 +23,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from manyheads._arrays import takes_arrays
 from manyheads.bigram.task import BigramTask
+from manyheads.errors import ShapeError
 
 
 class ShiftedTask(BigramTask):
@@ -46,8 +48,12 @@ class ShiftedTask(BigramTask):
         return self.transition @ self.stationary
 
 
-def effective_vocabulary(task: BigramTask, mean: np.ndarray | float = 0.0) -> float:
-    r"""Return :math:`N_{\mathrm{eff}}`, which replaces N in the noise of the sign; `mean` is :math:`W\nu`."""
+@takes_arrays
+def effective_vocabulary(task: BigramTask, mean: np.ndarray | None = None) -> float:
+    r"""Return :math:`N_{\mathrm{eff}}`, which replaces N in the noise of the sign; `mean` (N,) is :math:`W\nu`, or zero."""
+    mean = np.zeros(task.vocabulary) if mean is None else np.asarray(mean, float)
+    if mean.shape != (task.vocabulary,):
+        raise ShapeError(f"mean {mean.shape}: this task needs ({task.vocabulary},), one for each token")
     nu, targets, centred = task.stationary, task.transition @ task.stationary, task.centred
     spread, offset = np.diag(nu) - np.outer(nu, nu), targets - nu - mean
     noise = np.diag(targets) - np.outer(targets, targets) + np.outer(offset, offset)
