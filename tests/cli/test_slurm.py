@@ -58,9 +58,10 @@ def test_sbatch_answers(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_prints_the_script_and_leaves_nothing(tmp_path):
-    cluster = Cluster(tmp_path / "cluster")
-    done = cluster.submit("tests.study.cluster:Nap", "--array", 3, "--store", tmp_path / "runs", "--dry-run")
+    cluster, options = Cluster(tmp_path / "cluster"), ["--sbatch", "--time=2:00:00 --mem=4G", "--dry-run"]
+    done = cluster.submit("tests.study.cluster:Nap", "--array", 3, "--store", tmp_path / "runs", *options)
     assert done.returncode == 0, done.stderr
+    assert "#SBATCH --mem=4G" in done.stdout
     assert "#SBATCH --array=0-2" in done.stdout
     assert "19 to do" in done.stdout
     assert not (tmp_path / "runs").exists()

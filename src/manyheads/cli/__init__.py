@@ -64,7 +64,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "run a study as a Slurm job array",
         (
             "manyheads study submit joma/rebound --array 100 --finish --dry-run",
-            "manyheads study submit joma/rebound --sbatch '--time=2:00:00 --mem=4G'",
+            "manyheads study submit joma/rebound --sbatch --time=2:00:00",
         ),
     ),
     ("runs", "list"): Command(

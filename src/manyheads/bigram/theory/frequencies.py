@@ -50,7 +50,7 @@ class ShiftedTask(BigramTask):
 
 @takes_arrays
 def effective_vocabulary(task: BigramTask, mean: np.ndarray | None = None) -> float:
-    r"""Return :math:`N_{\mathrm{eff}}`, which replaces N in the noise of the sign; `mean` (N,) is :math:`W\nu`, or zero."""
+    r"""Return :math:`N_{\mathrm{eff}}`, N in the noise of the sign; `mean` (N,) is :math:`W\nu`, or zero."""
     mean = np.zeros(task.vocabulary) if mean is None else np.asarray(mean, float)
     if mean.shape != (task.vocabulary,):
         raise ShapeError(f"mean {mean.shape}: this task needs ({task.vocabulary},), one for each token")

@@ -71,7 +71,7 @@ class Submit:
     @classmethod
     def parse(cls, arguments: Sequence[str], program: str) -> Self:
         """Read the study's name, its flags and those of the submission."""
-        study, options = parse_study(arguments, program, USAGE, Submission())
+        study, options = parse_study(_joined(arguments, "--sbatch"), program, USAGE, Submission())
         check_integer("array", options.array, most=MOST_TASKS)
         return cls(study, options)
 
@@ -102,3 +102,12 @@ class Submit:
             print(f"job {submit(last, f'--dependency=afterany:{job}')}: the comparison, when they have ended")
         print(f"'manyheads runs status {folder.parent}' lists what is stored, claimed and failed")
         return 0
+
+
+def _joined(arguments: Sequence[str], flag: str) -> list[str]:
+    """Write a flag and its value as one word: a value that begins with '-' would be taken for another flag."""
+    words = list(arguments)
+    if flag in words[:-1]:
+        place = words.index(flag)
+        words[place : place + 2] = [f"{flag}={words[place + 1]}"]
+    return words
