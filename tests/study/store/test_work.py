@@ -1,6 +1,7 @@
 """Work on a run: changed inputs, workers that see no store or never answer, units that fail, claims of the dead."""
 
 import dataclasses
+import errno
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from tests.study.toys import Walk
 
 from manyheads.study import open_run, run
 from manyheads.study.runner import UnitFailed, WorkersLost, contribute, prepare
+from manyheads.study.store.disk import StoreFull, temporary_beside
 from manyheads.study.store.equality import differences
 from manyheads.study.store.identity import InputChanged
 from manyheads.study.store.leases import STALE, Launch, owners_of
@@ -144,3 +146,26 @@ def test_claims_of_another_host_hold_until_it_was_silent_for_long(tmp_path, sile
         claims = launch.claim([5, 6], 2)
         assert [claim.unit for claim in claims] == ([6] if is_alive else [5, 6])
         assert bool(launch.others()) is is_alive
+
+
+def test_a_launch_without_room_leaves_nothing(tmp_path, monkeypatch):
+    runs = prepare(Walk(), REPLICATES, 0, tmp_path)
+
+    def full(self, text, encoding):
+        with self.open("w", encoding=encoding) as file:
+            file.write(text[:3])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StoreFull):
+        Launch(runs.path)
+    assert not any((runs.path / "leases").iterdir())
+
+
+def test_what_a_killed_launch_left_is_swept(tmp_path):
+    runs = prepare(Walk(), REPLICATES, 0, tmp_path)
+    with Launch(runs.path) as launch:
+        gone = temporary_beside(launch.mine).name.replace(f".{os.getpid()}.", ".4194303.")  # above the largest number
+        (runs.path / "leases" / gone).write_text("{")
+        assert runs.sweep() == 1
+        assert [path.name for path in (runs.path / "leases").iterdir()] == [launch.owner]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from manyheads._overview import printable
 from manyheads.errors import ManyheadsError
-from manyheads.study.store.disk import StoreDamaged, room_on_disk
+from manyheads.study.store.disk import StoreDamaged, room_on_disk, temporary_beside
 
 BEAT, STALE = 15.0, 180.0  # seconds
 CLAIM = re.compile(r"unit-(\d{1,19})\.(\d{1,9})")
@@ -74,9 +74,12 @@ class Launch:
             self.mine, self.links = self.folder / self.owner, True
             about = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start_of(os.getpid())}
             self.about = json.dumps(about | {"kernel": _kernel(), "owner": self.owner})
-            temporary = self.folder / f".{self.owner}.tmp"
-            temporary.write_text(self.about, encoding="utf-8")
-            os.replace(temporary, self.mine)
+            temporary = temporary_beside(self.mine)
+            try:
+                temporary.write_text(self.about, encoding="utf-8")
+                os.replace(temporary, self.mine)
+            finally:
+                temporary.unlink(missing_ok=True)
         self.claims: set[Claim] = set()
         self.stopped = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()

@@ -189,7 +189,11 @@ class RunStore:
         if self.format == 1:
             self.folders.refuse_links()
         # Level by level: a walk of the whole tree would enter folders that another process is renaming.
-        found = [path for below in ("", "predicted/", "units/*/") for path in self.path.glob(f"{below}.*.tmp")]
+        found = [
+            path
+            for below in ("", "leases/", "failures/", "predicted/", "units/*/")
+            for path in self.path.glob(f"{below}.*.tmp")
+        ]
         return [path for path in found if is_abandoned(path)]
 
     def sweep(self) -> int:
