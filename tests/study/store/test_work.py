@@ -169,3 +169,13 @@ def test_what_a_killed_launch_left_is_swept(tmp_path):
         (runs.path / "leases" / gone).write_text("{")
         assert runs.sweep() == 1
         assert [path.name for path in (runs.path / "leases").iterdir()] == [launch.owner]
+
+
+def test_a_run_with_nothing_to_do_removes_what_a_dead_launch_claimed(tmp_path):
+    runs = find_runs(run(Walk(), REPLICATES, store=tmp_path, progress=False).attrs["path"])[0]
+    with Launch(runs.path) as launch:
+        about = json.loads(launch.about) | {"start": "0", "owner": "launch-dead-1-0"}
+    (runs.path / "leases" / "launch-dead-1-0").write_text(json.dumps(about))
+    os.link(runs.path / "leases" / "launch-dead-1-0", runs.path / "leases" / "unit-1.0")
+    run(Walk(), REPLICATES, store=tmp_path, progress=False)
+    assert not any((runs.path / "leases").iterdir())

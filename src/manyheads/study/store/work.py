@@ -189,9 +189,9 @@ class Work:
             A file changed, the disk is full, or the store is damaged.
         """
         pause, before = PAUSE[0], len(missing := self.runs.missing(self.replicates))
-        if not missing:
+        if not missing and not any(self.runs.path.glob("leases/*")):
             return 0
-        with Launch(self.runs.path) as launch:
+        with Launch(self.runs.path) as launch:  # also if only claims of the dead are left to be removed
             self.writer = SegmentWriter(self.runs.path, self.runs.run, launch.owner)
             task = Task.of(self.runs, launch, self.study, self.seed)
             try:
