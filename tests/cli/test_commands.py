@@ -165,6 +165,44 @@ def test_a_run_of_format_1_opens_and_upgrades_to_the_same_bits(call, store):
     assert differences(more, new["trained"].to_dataset()) == []
 
 
+def test_a_damaged_run_is_repaired_and_run_again(call, store):
+    (path,) = store.glob("toy/walk/*")
+    whole, name = open_run(path), path.relative_to(store.parent)
+    (table,) = path.glob("table-*")
+    assert call("runs", "repair", name)[1] == f"no file of {name} is damaged\n"
+    table.write_bytes(table.read_bytes()[:-30])
+    assert "'manyheads runs repair'" in call("runs", "list", "--json")[1]
+    status, out, _ = call("runs", "repair", name)
+    assert status == 0
+    assert f"{table.relative_to(store.parent)}.damaged: 0 units kept\n  lost: all units" in out
+    assert call("study", "run", WALK, "--replicates", 2, "--workers", 1)[0] == 0
+    assert differences(open_run(path), whole) == []
+
+
+def test_compact_and_export_say_what_they_wrote(call, store):
+    (path,) = store.glob("toy/walk/*")
+    name = path.relative_to(store.parent)
+    assert call("runs", "compact")[1] == f"{name}: 7 units\n"
+    assert call("runs", "export", name, "walk.zarr")[:2] == (0, "walk.zarr\n")
+    assert call("runs", "export", name, "walk.zarr")[0] == 2
+    downgrade(path)
+    status, _, err = call("runs", "compact")
+    assert (status, "manyheads runs upgrade" in err) == (3, True)
+
+
+def test_a_run_under_other_versions_is_refused_when_asked(call, store, monkeypatch):
+    from manyheads.study import runner
+
+    words = ("study", "run", WALK, "--replicates", 2, "--workers", 1, "--same-versions")
+    assert call(*words)[0] == 0
+    other = runner.versions() | {"jax": "0.0.1"}
+    monkeypatch.setattr(runner, "versions", lambda: other)
+    status, _, err = call(*words)
+    assert status == 2
+    assert f"units come from jax {jax.__version__}" in err
+    assert "jax 0.0.1" in err
+
+
 def test_clean_removes_what_it_says_and_nothing_else(call, store):
     (path,) = store.glob("toy/walk/*")
     before = sorted(store.rglob("*"))

@@ -13,7 +13,7 @@ from manyheads.study.contract import CHECKS, Trial, check_identity, start_trial
 from manyheads.study.registry import STUDIES, load
 from manyheads.study.runner import open_run
 from manyheads.study.store.equality import unequal_bits
-from manyheads.study.store.upgrade import upgrade
+from manyheads.study.store.maintenance.upgrade import upgrade
 
 # Studies whose contract takes two or three CPU seconds, with compilation: those that `make test` holds to it.
 QUICK = {

@@ -85,6 +85,21 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "show what is stored, claimed, missing and failed",
         ("manyheads runs status --json",),
     ),
+    ("runs", "compact"): Command(
+        "manyheads.cli.runs:Compact",
+        "move the units of each run into one table",
+        ("manyheads runs compact",),
+    ),
+    ("runs", "export"): Command(
+        "manyheads.cli.runs:Export",
+        "write a finished run as a Zarr folder or a netCDF file",
+        ("manyheads runs export runs/attention/costs/0a1b2c3d4e5f6071 costs.zarr",),
+    ),
+    ("runs", "repair"): Command(
+        "manyheads.cli.runs:Repair",
+        "keep the good units of damaged files",
+        ("manyheads runs repair runs/attention/costs/0a1b2c3d4e5f6071",),
+    ),
     ("runs", "upgrade"): Command(
         "manyheads.cli.runs:Upgrade",
         "rewrite runs of an older format, bit for bit the same",

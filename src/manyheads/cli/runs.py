@@ -1,4 +1,4 @@
-"""`manyheads runs`: list stored runs, and remove leftovers."""
+"""`manyheads runs`: what is stored, and its care: clean, compact, export, repair, upgrade."""
 
 from __future__ import annotations
 
@@ -105,12 +105,76 @@ class Upgrade:
     def run(self) -> int:
         """Upgrade and print one line for each run that was of an older format."""
         from manyheads.study.store.disk import printable
+        from manyheads.study.store.maintenance.upgrade import upgrade
         from manyheads.study.store.run_store import find_paths
-        from manyheads.study.store.upgrade import upgrade
 
         for path in find_paths(_no_linked_run(self.store)):
             if count := upgrade(path, self.drop):
                 print(f"upgraded {printable(path)}: {count} units")
+        return 0
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Move all units of each run into one table, as 'manyheads study run' does when a run is finished."""
+
+    store: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[STORE]")] = Path("runs")
+    """Root folder of the store."""
+
+    def run(self) -> int:
+        """Compact and print one line a run; runs of format 1, which are refused, come last."""
+        from manyheads.study.store.disk import printable
+        from manyheads.study.store.run_store import find_runs
+
+        for run in sorted(find_runs(_no_linked_run(self.store)), key=lambda run: run.format == 1):
+            print(f"{printable(run.path)}: {run.compact()} units")
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the tree of a finished run as a Zarr v3 folder or a netCDF file."""
+
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's own folder."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT.zarr|OUT.nc")]
+    """What to write; it must not exist."""
+
+    def run(self) -> int:
+        """Write it and print where."""
+        from manyheads.study.store.maintenance.export import export
+
+        export(existing(self.path), self.out)
+        print(self.out)
+        return 0
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Copy the good units of damaged files to a new one; the damaged files are renamed to NAME.damaged."""
+
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's own folder."""
+
+    def run(self) -> int:
+        """Repair and print for each damaged file what was kept and what is lost."""
+        from manyheads.study.store.disk import printable
+        from manyheads.study.store.maintenance.repair import repair
+        from manyheads.study.store.run_store import RunStore
+
+        found = repair(_no_linked_run(self.path))
+        layout = RunStore(self.path).layout
+        for file in found:
+            print(f"{printable(file.path)}: {file.kept} units kept")
+            for unit in file.lost:
+                print(f"  lost: {printable(layout.unit(unit))}")
+            if file.nameless is None:
+                print("  lost: all units, nothing of this table can be read")
+            elif file.nameless:
+                print(f"  {file.nameless} damaged lines name no unit")
+        print(
+            "'manyheads study run' computes what is lost" if found else f"no file of {printable(self.path)} is damaged"
+        )
         return 0
 
 

@@ -126,6 +126,8 @@ class Options:
         Print verdicts as JSON.
     dry_run
         Print what would be computed and where; compute and write nothing.
+    same_versions
+        Refuse to go on with a run whose units were computed under other versions of what the numbers depend on.
     work_only
         Compute missing units that nobody else has claimed, and compare nothing; SIGTERM leaves after the units at hand.
     offset
@@ -143,6 +145,7 @@ class Options:
     strict: Switch = False
     json: Switch = False
     dry_run: Switch = False
+    same_versions: Switch = False
     work_only: Switch = False
     offset: int = 0
     expect: Annotated[Optional[str], ABSENT] = None
@@ -164,7 +167,7 @@ class Run:
     def run(self) -> int:
         """Run the study and print its verdicts."""
         from manyheads.study.executors import open_executor
-        from manyheads.study.runner import finish, plan
+        from manyheads.study.runner import finish, plan, require_same_versions
         from manyheads.study.store.identity import fingerprint
 
         options = self.options
@@ -173,6 +176,8 @@ class Run:
             raise UsageError(
                 f"--expect {options.expect}: this run is {found} here; a flag, an input or the study differs"
             )
+        if options.same_versions:
+            require_same_versions(self.study, options.seed, options.store)
         if options.dry_run:
             print(wrap_output(plan(self.study, options.replicates, options.seed, options.store)))
             return 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RUN_FLAGS = frozenset(
     {
         *("replicates", "seed", "store", "workers", "executor", "full", "strict", "json", "dry_run"),
-        *("work_only", "offset", "expect", "array", "sbatch", "prologue", "finish"),
+        *("same_versions", "work_only", "offset", "expect", "array", "sbatch", "prologue", "finish"),
     }
 )
 

@@ -194,6 +194,22 @@ def plan(study: Study, replicates: int, seed: int, store: str | os.PathLike[str]
     return _announcement(study, count, [layout.unit(number) for number in missing], runs or path)
 
 
+def require_same_versions(study: Study, seed: int, store: str | os.PathLike[str] = "runs") -> None:
+    """Refuse a run whose stored units were computed under other versions than those of this process.
+
+    Raises
+    ------
+    UsageError
+        Some were; the message names the versions.
+    """
+    path = Path(store) / study.name / fingerprint(study, seed)
+    if (path / "run.json").exists() and (others := _other_versions(RunStore(path))):
+        here = ", ".join(f"{name} {found}" for name, found in versions().items())
+        raise UsageError(
+            f"{path}: its units come from {others}; here is {here}: install those, or allow other versions"
+        )
+
+
 def _made(study: Study | str, settings: dict[str, Any]) -> Study:
     """Return a study given by name with its settings, or as it is."""
     if not isinstance(study, str):
@@ -279,10 +295,10 @@ def _other_versions(runs: RunStore) -> str:
     """Return the versions of stored units that are not those of this process."""
     here = versions()
     found = {
-        f"{name} {printable(stored[name])}"
+        f"{name} {printable(stored.get(name, 'unknown'))}"
         for stored in runs.environments()
         for name in here
-        if stored.get(name, here[name]) != here[name]
+        if stored.get(name) != here[name]
     }
     return ", ".join(sorted(found))
 

@@ -12,7 +12,7 @@ import numpy as np
 from manyheads.study.store.disk import StoreDamaged
 from manyheads.study.store.equality import differences
 from manyheads.study.store.records.schema import Schema
-from manyheads.study.store.records.segments import SEALED, SUFFIX, Entry, SegmentReader
+from manyheads.study.store.records.segments import DAMAGED, SEALED, SUFFIX, Entry, SegmentReader
 from manyheads.study.store.records.table import Pack, Table, write_table
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ class Index:
         Segments are renamed before they are read, and whoever writes looks after each unit whether its file still has
         its name: a unit is in what was read, or it is written again. A crash leaves units twice, which readers accept.
         """
-        for path in self._files()[0]:
+        for path in self.files()[0]:
             if path.suffix == SUFFIX:
                 path.rename(path.with_name(path.name + SEALED))
-        sealed = [path for path in self._files()[0] if path.name.endswith(SEALED)]
+        sealed = [path for path in self.files()[0] if path.name.endswith(SEALED)]
         packs = self.refresh().load()
         before = [self.path / name for name in self.tables]
         if not packs or (len(before) == 1 and not sealed):
@@ -77,20 +77,25 @@ class Index:
         self._forget()
         return len(self.refresh().units)
 
-    def _files(self) -> tuple[list[Path], list[Path]]:
-        """Return segments, then tables: a compaction removes a segment only when its table is there."""
+    def files(self) -> tuple[list[Path], list[Path]]:
+        """Return segments, then tables: a compaction removes a segment only when its table is there.
+
+        Files that a repair has renamed are left out.
+        """
         folder, segments = self.path / "segments", []
         if folder.is_symlink():
             raise StoreDamaged(f"{folder} is a symbolic link; a store holds none")
         if folder.is_dir():
             for path in sorted(folder.iterdir()):
+                if path.name.endswith(DAMAGED):
+                    continue
                 if not path.name.endswith((SUFFIX, SUFFIX + SEALED)):
                     raise StoreDamaged(f"{path} is no segment of a run; move it away")
                 segments.append(path)
         return segments, sorted(path for path in self.path.glob("table-*") if TABLE.fullmatch(path.name))
 
     def _refresh(self) -> Index:
-        segments, tables = self._files()
+        segments, tables = self.files()
         for path in tables:
             if path.name not in self.tables:
                 table = self.tables[path.name] = Table(path, self.run)

@@ -34,10 +34,11 @@ from manyheads.study.store.records.schema import Schema, digest_of, identify
 
 FORMAT = 2
 SUFFIX, SEALED = ".jsonl", ".sealed"  # a compaction takes a segment by the second
+DAMAGED = ".damaged"  # a repair has copied what was good in it
 LARGEST_SEGMENT = 1 << 34
 LARGEST_LINE = 1 << 28
 SYNC_SECONDS = 1.0
-REMEDY = "move this file away to compute its units again"
+REMEDY = "'manyheads runs repair' keeps its good units"
 
 
 class Frame(NamedTuple):
@@ -201,7 +202,7 @@ class SegmentReader:
             file.seek(self.position)
             with self._named():
                 while (text := file.readline(LARGEST_LINE)).endswith(b"\n"):
-                    record = _parse(text)
+                    record = parse(text)
                     if record["kind"] == "unit":
                         found.append((record["unit"], self._entry(record, len(text))))
                     else:
@@ -220,7 +221,7 @@ class SegmentReader:
                 file.seek(entry.offset)
                 text = file.read(entry.length)
                 with trusting_nothing(self._path(), f"unit {unit}: {REMEDY}"):
-                    block = base64.b64decode(_parse(text)["data"], validate=True)
+                    block = base64.b64decode(parse(text)["data"], validate=True)
                     size = self.schemas[entry.schema].size
                     digest = digest_of(self.run, unit, entry.schema, entry.environment, block)
                     if digest != entry.digest or len(block) != size:
@@ -297,7 +298,8 @@ def refuse_newer(version: Any, path: Path) -> None:
         raise StoreDamaged(f"{path}: there is no format {version}; {REMEDY}")
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def parse(text: bytes) -> dict[str, Any]:
+    """Return the record of a line; ValueError or TypeError if there is none."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError, binascii.Error) as error:

@@ -18,13 +18,15 @@ from manyheads.study.store.records.table import Pack, write_table
 from manyheads.study.store.run_store import RunStore
 
 KEPT = ".format1"  # folder of the old units
+OLD_FOLDERS = ("units", "predicted")
 
 
 def upgrade(path: Path, drop: bool = False) -> int:
     """Rewrite a run of format 1 in format 2 and return its number of units; 0 if it is of format 2 already.
 
     The new `run.json` is written last: until then the run is one of format 1, and afterwards one of format 2. The old
-    folders are moved to ``.format1``, or removed if `drop` says so. The run's hash stays.
+    folders are moved to ``.format1``, or removed if `drop` says so; those of a killed upgrade, too.
+    The run's hash stays.
 
     Raises
     ------
@@ -35,6 +37,10 @@ def upgrade(path: Path, drop: bool = False) -> int:
     """
     runs = RunStore(path)
     if runs.format != 1:
+        if any((path / name).exists() for name in OLD_FOLDERS):  # an upgrade was killed after it wrote run.json
+            with Launch(path) as launch:
+                launch.refuse_others("upgrade it")
+                _put_away(path, drop)
         return 0
     with Launch(path) as launch:
         launch.refuse_others("upgrade it")
@@ -65,13 +71,18 @@ def upgrade(path: Path, drop: bool = False) -> int:
         _compare(runs)
         header = {name: value for name, value in runs.header.items() if name not in ("units", "format")}
         write_signed(path / "run.json", header | {"format": FORMAT, "settings": NUMBERS})
-        for folder in (path / "units", path / "predicted"):
-            if folder.exists():
-                (path / KEPT).mkdir(exist_ok=True)
-                folder.rename(path / KEPT / folder.name)
+        _put_away(path, drop)
+    return len(numbers)
+
+
+def _put_away(path: Path, drop: bool) -> None:
+    """Move the old folders to ``.format1``, or remove them."""
+    for name in OLD_FOLDERS:
+        if (path / name).exists():
+            (path / KEPT).mkdir(exist_ok=True)
+            (path / name).rename(path / KEPT / name)
     if drop:
         shutil.rmtree(path / KEPT, ignore_errors=True)
-    return len(numbers)
 
 
 def _compare(runs: RunStore) -> None:

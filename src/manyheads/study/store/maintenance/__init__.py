@@ -1,0 +1,1 @@
+"""Changes of stored runs: upgrade, repair, export."""
