@@ -25,8 +25,8 @@ from manyheads.bigram.training.rounding import find_support
 from manyheads.bigram.training.two_stages import flip_signs
 from manyheads.bigram.transfer import predict_transfer
 from manyheads.errors import UsageError
-from manyheads.study import Cell, Claim, Listing, Study
-from manyheads.study.reporting.panels import Panel
+from manyheads.study import Cell, Claim, Lines, Listing, Study
+from manyheads.study.reporting.panels import Panel, spread_curve
 from manyheads.study.tables import dataset, select_cell, select_cells
 
 KINDS = ("equal", "unequal", "shifted", "uniform-values")
@@ -264,7 +264,7 @@ class Frequencies(Study):
         )
 
     def panels(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
-        """Show all cells as two tables."""
+        """Show flips and samples beside their predictions, and all cells as two tables."""
         scratch, transfer = [], []
         for kind in KINDS:
             here, theory = select_cell(trained, kind=kind), predicted.sel(kind=kind)
@@ -277,6 +277,7 @@ class Frequencies(Study):
             expected = float(predicted["samples"]) / (correlation**2).mean()
             transfer.append((kind, f"{correlation.mean():.2f}", f"{geometric_mean(samples):.0f}", f"{expected:.0f}"))
         return (
+            *self._pictures(predicted, trained),
             Listing(
                 "From scratch, by frequencies of the tokens",
                 (
@@ -294,6 +295,25 @@ class Frequencies(Study):
                 ("differs", "correlation", "samples", "predicted"),
                 tuple(transfer),
                 note="structure: length, positions and their number; the others differ in that as well.",
+            ),
+        )
+
+    def _pictures(self, predicted: xr.Dataset, trained: xr.Dataset) -> tuple[Panel, ...]:
+        def measured(names: tuple[str, ...], variable: str) -> np.ndarray:
+            return np.stack([select_cell(trained, kind=name)[variable].values for name in names], axis=1)
+
+        def picture(x: str, names: tuple[str, ...], variable: str, theory: np.ndarray, claim: str) -> Panel:
+            here = spread_curve(range(len(names)), measured(names, variable), "measured")
+            there = spread_curve(range(len(names)), theory[None], "predicted", "predicted", 0)
+            note = "Bands range over replicates."
+            return Lines(variable, x, LABELS[variable][0], (here, there), note=note, shows=(claim,), x_ticks=names)
+
+        flips = predicted["flipped"].sel(kind=list(KINDS)).values
+        samples = float(predicted["samples"]) / (measured(SOURCES, "correlation") ** 2).mean(0)
+        return (
+            picture("frequencies of the tokens", KINDS, "flipped", flips, "Under SGD the probability of flipped signs"),
+            picture(
+                "difference of the pretraining", SOURCES, "samples", samples, "Values pretrained on another struct"
             ),
         )
 
