@@ -93,12 +93,12 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("runs", "export"): Command(
         "manyheads.cli.runs:Export",
         "write a finished run as a Zarr folder or a netCDF file",
-        ("manyheads runs export runs/attention/costs/0a1b2c3d4e5f6071 costs.zarr",),
+        ("manyheads runs export runs/joma/clouds/0a1b2c3d clouds.zarr",),
     ),
     ("runs", "repair"): Command(
         "manyheads.cli.runs:Repair",
         "keep the good units of damaged files",
-        ("manyheads runs repair runs/attention/costs/0a1b2c3d4e5f6071",),
+        ("manyheads runs repair runs/joma/clouds/0a1b2c3d",),
     ),
     ("runs", "upgrade"): Command(
         "manyheads.cli.runs:Upgrade",

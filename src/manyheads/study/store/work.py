@@ -28,6 +28,7 @@ LARGEST_BATCH = 256
 AHEAD = 3  # batches a worker has waiting
 WORKERS = 64  # of an executor that does not say how many it has
 GOLDEN = 0.6180339887498949  # multiples of it, modulo one, keep apart however many there are
+LOOK = 1.0  # seconds between looks at futures that nobody finished
 PAUSE = 0.05, 5.0  # seconds between looks at what other launches do
 STORE_ERRORS = (StoreDamaged, StoreFull, InputChanged)
 
@@ -265,7 +266,10 @@ class Work:
 
     def _collect(self, launch: Launch) -> None:
         """Wait for a batch and take what it tells."""
-        for future in wait(self.flying, return_when=FIRST_COMPLETED).done:
+        # `wait` does not wake for a future that is cancelled from outside, as dask's are when its scheduler is gone.
+        while not (finished := [future for future in self.flying if future.done()]):
+            wait(self.flying, LOOK, FIRST_COMPLETED)
+        for future in finished:
             claims = self.flying.pop(future)
             done = self._result(future, claims)
             for frame in done.frames:
