@@ -88,8 +88,7 @@ class Mute(Executor):
             self.answers -= 1
             future.set_result(function(*words))
         else:
-            future.cancel()
-            future.set_running_or_notify_cancel()
+            future.cancel()  # and nobody is notified
         return future
 
 
