@@ -6,6 +6,7 @@ import time
 import pytest
 from tests.study.cluster import Cluster, Nap
 
+from manyheads.cli import main
 from manyheads.cli.slurm.jobs import SubmissionFailed, job_script, sbatch_options, submit, write_script
 from manyheads.errors import UsageError
 from manyheads.study import open_run, run
@@ -98,3 +99,8 @@ def _wait_for(runs, count):
     deadline = time.monotonic() + 120
     while len(runs.numbers()) < count and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def test_an_offset_is_for_processes_that_only_work(capsys):
+    assert main(["study", "run", "tests.study.toys:Walk", "--offset", "3"]) == 2
+    assert "--work-only" in capsys.readouterr().err

@@ -11,7 +11,10 @@ import numpy as np
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.population import excess, gradients, measure_overlaps
 from manyheads.bigram.theory.signal import SignalSystem, SignalTrajectory, solve_signals
+from manyheads.bigram.training.plateau_escape import SgdEscape
 from manyheads.bigram.training.proximal_sgd import State, StepSettings, initial_state
+from manyheads.bigram.training.rounding import find_support
+from manyheads.bigram.training.two_stages import flip_signs
 from manyheads.study import Source
 
 SOURCE = Source(
@@ -95,6 +98,23 @@ def predict_signals(
 def signal_system(task: BigramTask, settings: StepSettings) -> SignalSystem:
     """Return the signal system of a task under the rates and the batch of a step."""
     return SignalSystem.of(task, settings.value_learning_rate, settings.attention_learning_rate, settings.batch)
+
+
+def balanced_steps(task: BigramTask, growth: float, noise: float) -> StepSettings:
+    """Return learning rates that multiply both signals by one and the growth per step, with the batch of a noise ratio.
+
+    `noise` is the noise-to-signal ratio that `SignalSystem` calls kappa_2: the batch is growth T / (noise K_P K_Q).
+    """
+    transition, attention = task.transition_squared_norm, task.attention_squared_norm
+    batch = max(1, round(growth * task.length / (noise * transition * attention)))
+    return StepSettings(batch, growth / attention, growth / transition)
+
+
+def share_of_right_positions(task: BigramTask, run: SgdEscape) -> float:
+    """Return the share of queries whose largest weights are at the right positions at the escape, signs corrected."""
+    state = flip_signs(run.state) if run.flipped else run.state
+    found = find_support(state.attention, task.sparsity)
+    return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))
 
 
 def excess_with_noise(task: BigramTask, path: SignalTrajectory) -> np.ndarray:

@@ -172,6 +172,8 @@ class Run:
 
         options = self.options
         check_integer("offset", options.offset, least=0)
+        if options.offset and not options.work_only:
+            raise UsageError(f"--offset {options.offset}: only processes with --work-only start together")
         if options.expect not in (None, found := fingerprint(self.study, options.seed)):
             raise UsageError(
                 f"--expect {options.expect}: this run is {found} here; a flag, an input or the study differs"

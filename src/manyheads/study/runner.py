@@ -167,7 +167,7 @@ def contribute(
     offset
         Number of this launch among those that start together.
     leaving
-        Asked between units: True leaves the rest to others.
+        Asked between batches of some two seconds: True leaves the rest to others.
 
     Raises
     ------

@@ -219,7 +219,7 @@ class LayerAndMlp(Study):
         curves = tuple(
             spread_curve(
                 range(len(TITLES)),
-                np.stack([np.log10(of_cell(trained, name, learned=one) + 1e-40) for one in TITLES], axis=1),
+                np.stack([_logarithms(of_cell(trained, name, learned=one)) for one in TITLES], axis=1),
                 FIGURES[name],
                 group=group,
             )
@@ -236,7 +236,7 @@ class LayerAndMlp(Study):
                 "student",
                 "log10 of the figure",
                 curves,
-                note="Bands reach over replicates; what is given has no error and is drawn at -40.",
+                note="Bands reach over replicates; what is given has no error, and no point.",
                 shows=("A student learns the function",),
                 x_ticks=tuple(TITLES.values()),
             ),
@@ -265,3 +265,8 @@ def _compare(teacher: Composed, found: Composed) -> dict[str, float]:
         "projection": float(np.linalg.norm(projection - teacher.projection) / norm),
         "mapped": float(np.linalg.norm(mapped - wanted) / norm),
     }
+
+
+def _logarithms(values: np.ndarray) -> np.ndarray:
+    """Return log10, NaN for the zeros of what is given."""
+    return np.log10(np.where(values > 0, values, np.nan))

@@ -13,16 +13,20 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.setups import SOURCE, replicate_seed, signal_system
+from manyheads.bigram.setups import (
+    SOURCE,
+    balanced_steps,
+    replicate_seed,
+    share_of_right_positions,
+    signal_system,
+)
 from manyheads.bigram.studies.screening import GROWTH as SAMPLE_GROWTH
 from manyheads.bigram.studies.screening import geometric_mean, search
 from manyheads.bigram.task import BigramTask, draw_bigram_task, draw_correlated
 from manyheads.bigram.theory.frequencies import ShiftedTask, effective_vocabulary
 from manyheads.bigram.theory.signal import predict_escape
-from manyheads.bigram.training.plateau_escape import SgdEscape, sgd_escape
-from manyheads.bigram.training.proximal_sgd import State, StepSettings, descend, initial_state
-from manyheads.bigram.training.rounding import find_support
-from manyheads.bigram.training.two_stages import flip_signs
+from manyheads.bigram.training.plateau_escape import sgd_escape
+from manyheads.bigram.training.proximal_sgd import State, descend, initial_state
 from manyheads.bigram.transfer import predict_transfer
 from manyheads.errors import UsageError
 from manyheads.study import Cell, Claim, Lines, Listing, Study
@@ -100,7 +104,7 @@ class Frequencies(Study):
             task = self._task(kind, rng)
             mean = _initial(task, kind).value @ task.stationary
             systems[kind] = replace(
-                signal_system(task, self._steps(task)),
+                signal_system(task, balanced_steps(task, GROWTH, self.noise)),
                 vocabulary=effective_vocabulary(task, mean),  # type: ignore[arg-type]
             )
         times = [predict_escape(system) * np.log1p(system.growth) for system in systems.values()]
@@ -121,7 +125,7 @@ class Frequencies(Study):
         figures = dict.fromkeys(("time", "flipped", "support", "moved", "offset", "samples", "correlation"), np.nan)
         if cell["training"] == "scratch":
             task = self._task(str(cell["kind"]), rng)
-            settings, start = self._steps(task), _initial(task, str(cell["kind"]))
+            settings, start = balanced_steps(task, GROWTH, self.noise), _initial(task, str(cell["kind"]))
             most = round(REACH / np.log1p(GROWTH))
             found = [
                 sgd_escape(task, settings, SPACING, most, seed=[*seed, number, run], init=start)
@@ -133,7 +137,7 @@ class Frequencies(Study):
             figures |= {
                 "time": float(np.median(kept)) * float(np.log1p(GROWTH)),
                 "flipped": float(flipped.mean()),
-                "support": float(np.mean([_right_positions(task, run) for run in found])),
+                "support": float(np.mean([share_of_right_positions(task, run) for run in found])),
                 "moved": max(float(np.abs(run.state.value @ task.stationary - mean).max()) for run in found),
                 "offset": float(((mean + task.stationary - task.transition @ task.stationary) ** 2).sum()) / 2,
             }
@@ -341,17 +345,11 @@ class Frequencies(Study):
 
     def _pretrain(self, task: BigramTask, seed: list[int]) -> np.ndarray:
         """Train to the escape and somewhat on; return values of the right sign."""
-        settings = self._steps(task, QUIET)
+        settings = balanced_steps(task, GROWTH, QUIET * self.noise)
         most = round(REACH / np.log1p(GROWTH))
         escape = sgd_escape(task, settings, SPACING, most, seed=seed)
         end = descend(task, escape.state, settings, round(LATER / GROWTH), seed=seed, first_step=most + SPACING)
         return -end.value if escape.flipped else end.value
-
-    def _steps(self, task: BigramTask, share: float = 1.0) -> StepSettings:
-        """Return balanced rates of one growth per step, and the batch of the noise-to-signal ratio."""
-        transition, attention = task.transition_squared_norm, task.attention_squared_norm
-        batch = max(1, round(GROWTH * task.length / (share * self.noise * transition * attention)))
-        return StepSettings(batch, GROWTH / attention, GROWTH / transition)
 
     def _initial_excess(self, kind: str) -> float:
         """Return half the squared norm of the weights times that of the transition."""
@@ -391,10 +389,3 @@ def _initial(task: BigramTask, kind: str) -> State:
         return start
     away = 1 / task.vocabulary - task.stationary
     return start._replace(value=np.tile(away[:, None], task.vocabulary))
-
-
-def _right_positions(task: BigramTask, run: SgdEscape) -> float:
-    """Return the share of queries whose largest weights are at the right positions, signs corrected."""
-    state = flip_signs(run.state) if run.flipped else run.state
-    found = find_support(state.attention, task.sparsity)
-    return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))

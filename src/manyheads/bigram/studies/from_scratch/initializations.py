@@ -14,7 +14,13 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.setups import SOURCE, replicate_seed, signal_system
+from manyheads.bigram.setups import (
+    SOURCE,
+    balanced_steps,
+    replicate_seed,
+    share_of_right_positions,
+    signal_system,
+)
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory import initialization as theory
 from manyheads.bigram.theory.signal import predict_escape
@@ -27,8 +33,6 @@ from manyheads.bigram.training.initialization import (
 from manyheads.bigram.training.plateau_escape import SgdEscape, sgd_escape
 from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.bigram.training.reduced_model import find_escape
-from manyheads.bigram.training.rounding import find_support
-from manyheads.bigram.training.two_stages import flip_signs
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Listing, Study
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -108,7 +112,7 @@ class Initializations(Study):
         shares, times = [], []
         for cell in self.cells():
             task = self._task(np.random.default_rng(0), self._length(cell))
-            system = signal_system(task, self._steps(task))
+            system = signal_system(task, balanced_steps(task, GROWTH, self.noise))
             spread = self._spread(task, str(cell["init"]))
             shift = -self._middle if cell["init"] == "wrong-sign" else 0.0
             linear = cell["engine"] in LINEAR
@@ -134,7 +138,7 @@ class Initializations(Study):
         seed, number = replicate_seed(key), [candidate.slug for candidate in self.cells()].index(cell.slug)
         rng = np.random.default_rng([*seed, number])
         task = self._task(np.random.default_rng([*seed, 3]), self._length(cell))
-        settings, exact, support = self._steps(task), np.full(len(self.wrong), np.nan), np.nan
+        settings, exact, support = balanced_steps(task, GROWTH, self.noise), np.full(len(self.wrong), np.nan), np.nan
         steps, flipped = np.full(1, np.nan), np.zeros(1, bool)
         if cell["engine"] == "exact":
             starts = [-c * self._drift(task) * task.centred for c in self.wrong]
@@ -148,7 +152,7 @@ class Initializations(Study):
             count = self.heads if cell["engine"] == "softmax" else self.runs
             found = [self._sgd(rng, task, settings, cell, [*seed, number, run]) for run in range(count)]
             steps, flipped = np.array([(run.steps, run.flipped) for run in found]).T
-            support = float(np.mean([_right_positions(task, run) for run in found]))
+            support = float(np.mean([share_of_right_positions(task, run) for run in found]))
         wrong = flipped.astype(bool)
         # a run without escape counts with its budget, a lower bound; if all signs are flipped their times count
         kept = np.minimum(steps[~wrong] if not wrong.all() else steps, self._most)
@@ -335,12 +339,6 @@ class Initializations(Study):
         drawn = draw_bigram_task(rng, self.vocabulary, length, self.sparsity)
         return replace(drawn, weights=np.full((self.vocabulary, self.sparsity), 1 / self.sparsity))
 
-    def _steps(self, task: BigramTask) -> StepSettings:
-        """Return balanced rates of one growth per step, and the batch of the noise-to-signal ratio."""
-        transition, attention = task.transition_squared_norm, task.attention_squared_norm
-        batch = max(1, round(GROWTH * task.length / (self.noise * transition * attention)))
-        return StepSettings(batch, GROWTH / attention, GROWTH / transition)
-
     def _stds(self, task: BigramTask, kind: str) -> tuple[float, float]:
         """Return the standard deviations of values and, relative to 1/T, of the attention."""
         if kind == "normal":
@@ -352,7 +350,7 @@ class Initializations(Study):
     def _spread(self, task: BigramTask, kind: str) -> float:
         """Return the standard deviation of the initial signals in drifts, with the noise that they add."""
         values, attention = self._stds(task, kind)
-        noise = signal_system(task, self._steps(task)).init_noise
+        noise = signal_system(task, balanced_steps(task, GROWTH, self.noise)).init_noise
         return float(np.hypot(theory.value_spread(task, values), theory.attention_spread(task, attention, noise)))
 
     def _sgd(
@@ -368,20 +366,13 @@ class Initializations(Study):
 
     def _softmax_time(self, task: BigramTask, wrong: float) -> float:
         """Return the e-foldings of a softmax head without noise, from values of the wrong sign."""
-        system = replace(signal_system(task, self._steps(task)), batch=float("inf"))
+        system = replace(signal_system(task, balanced_steps(task, GROWTH, self.noise)), batch=float("inf"))
         right = predict_escape(system, init=(wrong * system.drift, 0.0)) * float(np.log1p(GROWTH))
         return theory.sign_correction(wrong) + right + theory.saturation_delay()
 
     @staticmethod
     def _drift(task: BigramTask) -> float:
         return 1 / (task.length * task.attention_squared_norm)
-
-
-def _right_positions(task: BigramTask, run: SgdEscape) -> float:
-    """Return the share of queries whose largest weights are at the right positions, signs corrected."""
-    state = flip_signs(run.state) if run.flipped else run.state
-    found = find_support(state.attention, task.sparsity)
-    return float(np.mean([np.array_equal(row, true) for row, true in zip(found, task.positions, strict=True)]))
 
 
 def _bracket(value: float) -> str:

@@ -14,10 +14,16 @@ import jax
 import numpy as np
 import xarray as xr
 
-from manyheads.bigram.setups import EXCESS_AXIS, SOURCE, excess_with_noise, replicate_seed, signal_system
+from manyheads.bigram.setups import (
+    EXCESS_AXIS,
+    SOURCE,
+    balanced_steps,
+    excess_with_noise,
+    replicate_seed,
+    signal_system,
+)
 from manyheads.bigram.task import BigramTask, draw_bigram_task
 from manyheads.bigram.theory.signal import predict_escape, solve_signals
-from manyheads.bigram.training.proximal_sgd import StepSettings
 from manyheads.bigram.training.reduced_model import ESCAPED, ReducedChain, initial_runs, measure_reduced
 from manyheads.errors import UsageError, check_rising
 from manyheads.study import Cell, Claim, Curve, Lines, Study, grid
@@ -84,7 +90,7 @@ class LargeVocabulary(Study):
         rows, escapes = [], []
         for vocabulary in self.vocabularies:
             task = self._task(np.random.default_rng(0), vocabulary)
-            system = signal_system(task, self._steps(task))
+            system = signal_system(task, balanced_steps(task, self.growth, self.noise))
             path = solve_signals(
                 system, self._steps_done() * np.log1p(self.growth) / self.growth, system.typical_init()
             )
@@ -103,7 +109,7 @@ class LargeVocabulary(Study):
         """Train one run of the reduced model, signs corrected; record every step."""
         rng = np.random.default_rng([*replicate_seed(key), int(cell["vocabulary"])])
         task = self._task(rng, int(cell["vocabulary"]))
-        settings = self._steps(task)
+        settings = balanced_steps(task, self.growth, self.noise)
         chain, state = ReducedChain(task, settings), initial_runs(task, 1)
         rows = []
         for _ in self._steps_done():
@@ -215,12 +221,6 @@ class LargeVocabulary(Study):
     def _task(self, rng: np.random.Generator, vocabulary: int) -> BigramTask:
         drawn = draw_bigram_task(rng, vocabulary, self.length, 2)
         return replace(drawn, weights=np.tile(WEIGHTS, (vocabulary, 1)))
-
-    def _steps(self, task: BigramTask) -> StepSettings:
-        """Return balanced rates of one growth per step, and the batch of the noise-to-signal ratio."""
-        transition, attention = task.transition_squared_norm, task.attention_squared_norm
-        batch = max(1, round(self.growth * task.length / (self.noise * transition * attention)))
-        return StepSettings(batch, self.growth / attention, self.growth / transition)
 
     def _steps_done(self) -> np.ndarray:
         return np.arange(round(self.horizon / np.log1p(self.growth)) + 1)
