@@ -221,7 +221,7 @@ class Neurons(Study):
                 spread_curve(range(len(names)), values[name], label, group=group)
                 for group, (name, label) in enumerate(SCORES.items())
             ),
-            note=f"Latents of level {level}. Bands range over replicates.",
+            note=f"Latents of level {level}. Bars range over replicates.",
             shows=(f"Training raises the correlation of neurons of the {ordinal} layer",),
             x_ticks=tuple(names),
         )

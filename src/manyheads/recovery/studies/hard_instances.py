@@ -253,7 +253,7 @@ class HardInstances(Study):
             "layer",
             "log10 of the unexplained share of the signal",
             tuple(curves),
-            note="Bands reach over replicates.",
+            note="Bars reach over replicates.",
             shows=("leaves more than half", "With the same budget"),
             x_ticks=tuple(LAYERS.values()),
         )

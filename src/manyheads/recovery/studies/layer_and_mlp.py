@@ -236,7 +236,7 @@ class LayerAndMlp(Study):
                 "student",
                 "log10 of the figure",
                 curves,
-                note="Bands reach over replicates; what is given has no error, and no point.",
+                note="Bars reach over replicates; what is given has no error, and no point.",
                 shows=("A student learns the function",),
                 x_ticks=tuple(TITLES.values()),
             ),

@@ -91,7 +91,7 @@ def _size(panel: Drawn) -> tuple[float, float]:
 
 def _draw_lines(axes: Axes, panel: Lines) -> None:
     for curve in panel.curves:
-        _draw_curve(axes, curve)
+        _draw_curve(axes, curve, named=bool(panel.x_ticks))
     if sum(len(curve.x) for curve in panel.curves) > MOST_POINTS:
         for artist in (*axes.lines, *axes.collections):
             artist.set_rasterized(True)
@@ -278,25 +278,31 @@ def _has_positive(series: Iterable[tuple[float, ...]]) -> bool:
     return any(0 < value < math.inf for values in series for value in values)
 
 
-def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7) -> None:
-    """Draw one curve: trained solid with markers, predicted dashed and darker on top, references dotted and grey."""
+def _draw_curve(axes: Axes, curve: Curve, width: float = 1.7, named: bool = False) -> None:
+    """Draw one curve: trained solid with markers, predicted dashed and darker on top, references dotted and grey.
+
+    Over `named` places points count, bars are their ranges, and a faint line leads from one to the next of its kind.
+    """
     predicted, reference = curve.role == "predicted", curve.role == "reference"
     colour = AXIS if reference else colour_of(curve.group, deep=predicted)
     axes.plot(
         curve.x,
         curve.y,
         linestyle={"trained": "-", "predicted": (0, (4, 2)), "reference": (0, (1, 1.5))}[curve.role],
-        marker=marker_of(curve.group) if curve.role == "trained" else "",
-        markersize=3.8,
+        marker=marker_of(curve.group) if curve.role == "trained" else "_" if named and predicted else "",
+        markersize=11 if named and predicted else 5 if named else 3.8,
+        markerfacecolor=colour,
         markeredgecolor=colour_of(curve.group, deep=True),
-        markeredgewidth=0.7,
+        markeredgewidth=2 if named and predicted else 0.7,
         markevery=_marked(curve),
-        color=colour,
-        linewidth=min(width, 1.2) if reference else width,
+        color=(colour, 0.35) if named and not reference else colour,
+        linewidth=min(width, 1.2) if reference or named else width,
         zorder=3 if predicted else 2,
         label=curve.label or None,
     )
-    if curve.low:
+    if curve.low and named:
+        axes.vlines(curve.x, curve.low, curve.high, color=colour, linewidth=width)
+    elif curve.low:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
 

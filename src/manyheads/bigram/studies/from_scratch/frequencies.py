@@ -309,7 +309,7 @@ class Frequencies(Study):
         def picture(x: str, names: tuple[str, ...], variable: str, theory: np.ndarray, claim: str) -> Panel:
             here = spread_curve(range(len(names)), measured(names, variable), "measured")
             there = spread_curve(range(len(names)), theory[None], "predicted", "predicted", 0)
-            note = "Bands range over replicates."
+            note = "Bars range over replicates."
             return Lines(variable, x, LABELS[variable][0], (here, there), note=note, shows=(claim,), x_ticks=names)
 
         flips = predicted["flipped"].sel(kind=list(KINDS)).values

@@ -214,11 +214,13 @@ class Concentration(Study):
             curves: list[Curve] = []
             for group, (name, series) in enumerate((n, s) for s in SERIES for n in FIGURES):
                 if (series == "tokens") == (axis == "tokens"):
-                    sizes, title = self._ladder(series), f"{FIGURES[name]}, {SERIES[series]}"
+                    sizes = self._ladder(series)
+                    title = FIGURES[name] + ", diagonal attention matrix" * (series == "diagonal")
                     values = self._path(trained, name, series)
                     curves.append(spread_curve(sizes, np.maximum(values, 1e-9), title, group=group))
                     law = tuple(predicted[name].values[self._places(series)].tolist())
-                    curves.append(Curve(tuple(map(float, sizes)), law, f"leading order: {title}", "predicted", group))
+                    told = "" if any(curve.role == "predicted" for curve in curves) else "leading order, dashed"
+                    curves.append(Curve(tuple(map(float, sizes)), law, told, "predicted", group))
             panels.append(
                 Lines(f"Against the {words}", words, "variance, all entries", tuple(curves), True, True, shows=shows)
             )
