@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -97,6 +98,24 @@ def test_units_that_never_come_back_are_counted(tmp_path, whole):
         run(Walk(), REPLICATES, executor=Mute(2), store=tmp_path, progress=False)
     (runs,) = find_runs(tmp_path)
     assert 0 < len(runs.numbers()) < UNITS
+    assert differences(whole, run(Walk(), REPLICATES, store=tmp_path, progress=False)) == []
+
+
+class Disconnected(Mute):
+    """Computes some batches and never answers for the others, as dask for results that it was just fetching."""
+
+    _client = SimpleNamespace(status="running")
+
+    def submit(self, function, *words):
+        if self.answers:
+            return super().submit(function, *words)
+        self._client = SimpleNamespace(status="connecting")
+        return Future()
+
+
+def test_a_run_ends_when_dask_has_lost_its_scheduler_and_cancels_nothing(tmp_path, whole):
+    with pytest.raises(WorkersLost, match=r"\d of \d+ units came without a result .*scheduler"):
+        run(Walk(), REPLICATES, executor=Disconnected(2), store=tmp_path, progress=False)
     assert differences(whole, run(Walk(), REPLICATES, store=tmp_path, progress=False)) == []
 
 

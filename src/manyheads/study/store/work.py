@@ -30,6 +30,7 @@ WORKERS = 64  # of an executor that does not say how many it has
 GOLDEN = 0.6180339887498949  # multiples of it, modulo one, keep apart however many there are
 LOOK = 1.0  # seconds between looks at futures that nobody finished
 PAUSE = 0.05, 5.0  # seconds between looks at what other launches do
+DISCONNECTED = "the executor cancelled them: is its scheduler gone?"
 STORE_ERRORS = (StoreDamaged, StoreFull, InputChanged)
 
 
@@ -258,6 +259,8 @@ class Work:
             future.set_result(work(task, units))
         else:
             try:
+                if _is_disconnected(self.executor):
+                    raise BrokenExecutor(DISCONNECTED)
                 future = self.executor.submit(work, task, units)
             except BrokenExecutor as error:
                 self.lost = str(error)
@@ -266,10 +269,7 @@ class Work:
 
     def _collect(self, launch: Launch) -> None:
         """Wait for a batch and take what it tells."""
-        # `wait` does not wake for a future that is cancelled from outside, as dask's are when its scheduler is gone.
-        while not (finished := [future for future in self.flying if future.done()]):
-            wait(self.flying, LOOK, FIRST_COMPLETED)
-        for future in finished:
+        for future in self._finished():
             claims = self.flying.pop(future)
             done = self._result(future, claims)
             for frame in done.frames:
@@ -286,11 +286,21 @@ class Work:
                     other.cancel()  # units in flight still finish, and are kept
             launch.release(claims)
 
+    def _finished(self) -> list[Future[Done]]:
+        """Wait until a batch has ended, or nothing can end any more, and return those."""
+        # `wait` does not wake for a future that is cancelled from outside, as dask's are when its scheduler is gone;
+        # and batches whose results dask was fetching, or that were handed in since, are not even cancelled.
+        while not (finished := [future for future in self.flying if future.done()]):
+            if _is_disconnected(self.executor):
+                return list(self.flying)
+            wait(self.flying, LOOK, FIRST_COMPLETED)
+        return finished
+
     def _result(self, future: Future[Done], claims: list[Claim]) -> Done:
         """Return what came back; an exception of the executor (it cannot send the study, say) is told as a unit's."""
-        if future.cancelled():
+        if future.cancelled() or not future.done():
             if not self.failed:
-                self.lost = self.lost or "the executor cancelled them: is its scheduler gone?"
+                self.lost = self.lost or DISCONNECTED
             return Done()
         try:
             return future.result()
@@ -323,3 +333,9 @@ class Work:
                 f"{self.study.name}: {len(gone):,} of {len(self.asked):,} units came without a result ({reason}). "
                 "Finished units are kept; run again to go on"
             )
+
+
+def _is_disconnected(executor: Executor | None) -> bool:
+    """Tell whether an executor of dask has lost its scheduler; of others a broken pool is told by the pool."""
+    client = getattr(executor, "_client", None)
+    return getattr(client, "status", "running") in ("connecting", "closing", "closed")
