@@ -22,7 +22,7 @@ class DaskProcesses:
         self.folder, self.file = folder, folder / "scheduler.json"
         folder.mkdir()
         self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        wait_until(self.file.exists)
+        wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
         self.address = f"dask:{json.loads(self.file.read_text())['address']}"
         self.workers = [self.start_worker() for _ in range(2)]
 
