@@ -18,6 +18,7 @@ from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
     from manyheads.recovery import ExtractionOptions, Recovery
+    from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
 Whole = Annotated[Optional[int], ABSENT]
 Number = Annotated[Optional[float], ABSENT]
@@ -27,32 +28,26 @@ OF_FUNCTIONS: Mapping[str, Any] = {"dim": None, "residual": False, "rotary": Fal
 
 @dataclass(frozen=True)
 class Target:
-    """Function that is queried, its stated properties, and the true layer if its weights are known."""
+    """Function that is queried, with its stated properties, and the true layer if its weights are known."""
 
-    function: Callable[[Any], Any]
-    dim: int
-    about: str
+    oracle: "LayerOracle"
     truth: Callable[[], Any] | None = None
-    causal: bool | None = None
-    residual: bool = False
-    normalized: bool | None = None
-    rotary: bool = False
-    dtype: str = "float64"
 
 
 @dataclass(frozen=True)
 class Extract:
     """Recover the weights of a black-box attention layer from queries, and certify them on fresh sequences.
 
-    ORACLE is package.module:function, from sequences (n, k, d) to outputs (n, k, d); a saved layer (safetensors); or a
-    Hugging Face checkpoint folder, with --layer. Weights of saved layers and checkpoints are compared with the result
-    and used for nothing else. Importing a module runs its code: name only code that you trust. Files are read as data.
+    ORACLE is package.module:function, from sequences (n, k, d) to outputs (n, k, d), or a module of PyTorch in its
+    place; a saved layer (safetensors); or a Hugging Face checkpoint folder, with --layer. Weights of saved layers and
+    checkpoints are compared with the result and used for nothing else. Importing a module runs its code: name only code
+    that you trust. Files are read as data.
     """
 
     oracle: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ORACLE", help_behavior_hint="")]
     """A function, a saved layer, or a checkpoint folder."""
     layer: Whole = None
-    """Layer of a checkpoint, from 0."""
+    """Layer of a checkpoint or of a model of transformers, from 0."""
     through: Literal["attention", "block"] = "attention"
     """Query the attention of a checkpoint alone, or with its LayerNorm and residual connection."""
     dtype: Literal["float64", "float32"] = "float64"
@@ -100,15 +95,14 @@ class Extract:
         start, processor = time.monotonic(), time.process_time()
         self._refuse()
         target = self._find()
-        announce(f"querying {target.about}, tokens of dimension {target.dim}")
+        announce(f"querying {target.oracle.about}, tokens of dimension {target.oracle.dim}")
         try:
             found = extract_layer(
-                target.function,
-                target.dim,
+                target.oracle,
                 method=self.method,
                 noise=self.noise,
                 seed=self.seed,
-                options=self._options(target),
+                options=self._options(),
             )
         except KeyboardInterrupt:
             kept = "no answer is kept without --store FOLDER, and no file was written"
@@ -162,19 +156,22 @@ class Extract:
 
     def _find(self) -> Target:
         from manyheads.errors import UsageError
+        from manyheads.recovery import load_layer
+        from manyheads.recovery.oracle.front_doors import open_oracle
 
         path = Path(self.oracle)
         if not path.exists() and ":" not in self.oracle:
             raise UsageError(f"{path}: no such file or folder; give one, or package.module:function")
-        if not path.is_dir() and (unfit := self._given(OF_CHECKPOINTS)):
-            raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
-        if path.exists() and (unfit := self._given(OF_FUNCTIONS)):
-            raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
         if path.is_dir():
             return self._open(path)
+        if unfit := self._given(OF_CHECKPOINTS if path.exists() else {"through": "attention"}):
+            raise UsageError(f"{unfit}: for checkpoint folders only, which {self.oracle} is not; leave it out")
         if path.exists():
-            return _load(path)
-        return self._import()
+            if unfit := self._given(OF_FUNCTIONS):
+                raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
+            oracle = open_oracle(path)
+            return Target(oracle, lambda: load_layer(path))
+        return Target(self._import())
 
     def _given(self, defaults: Mapping[str, Any]) -> str:
         return ", ".join(f"--{name}" for name, usual in defaults.items() if getattr(self, name) != usual)
@@ -185,50 +182,35 @@ class Extract:
         from manyheads.recovery import checkpoint_oracle
         from manyheads.recovery.oracle.checkpoint_layers import true_layer
 
+        if unfit := self._given(OF_FUNCTIONS):
+            raise UsageError(f"{unfit}: for functions only; {self.oracle} is read from its file, leave it out")
         if self.layer is None:
             raise UsageError(f"--layer is missing: give the number of a layer of {path}, from 0")
         number, through = self.layer, self.through
         oracle = checkpoint_oracle(path, number, through=through, dtype=self.dtype)
-        return Target(
-            oracle,
-            oracle.dim,
-            oracle.about,
-            lambda: true_layer(path, number, through=through),
-            oracle.causal,
-            oracle.residual,
-            oracle.normalized,
-            oracle.rotary,
-            oracle.dtype,
-        )
+        return Target(oracle, lambda: true_layer(path, number, through=through))
 
-    def _import(self) -> Target:
-        """Return a function with the properties that its attributes state."""
+    def _import(self) -> "LayerOracle":
+        """Return a function, or a module of PyTorch, with the properties that its attributes and the flags state."""
+        from dataclasses import replace
+
         from manyheads.errors import UsageError
+        from manyheads.recovery.oracle.front_doors import is_module, open_oracle
 
-        function = load_function(self.oracle)
-        dim = getattr(function, "dim", None) if self.dim is None else self.dim
-        if dim is None:
-            raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
-        return Target(
-            function,
-            dim,
-            self.oracle,
-            causal=getattr(function, "causal", None),
-            residual=self.residual or getattr(function, "residual", False),
-            normalized=getattr(function, "normalized", None),
-            rotary=self.rotary or getattr(function, "rotary", False),
-            dtype=getattr(function, "dtype", "float64"),
-        )
+        given = load_function(self.oracle)
+        if not is_module(given):
+            if unfit := self._given(OF_CHECKPOINTS):
+                raise UsageError(f"{unfit}: for checkpoint folders only, and models in memory, which {self.oracle} is not; leave it out")
+            if self.dim is None and getattr(given, "dim", None) is None:
+                raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
+        found = open_oracle(given, self.dim, self.layer, self.dtype)
+        about = self.oracle if self.layer is None else f"layer {self.layer} of {self.oracle}"
+        return replace(found, residual=self.residual or found.residual, rotary=self.rotary or found.rotary, about=about)
 
-    def _options(self, target: Target) -> "ExtractionOptions":
+    def _options(self) -> "ExtractionOptions":
         from manyheads.recovery import ExtractionOptions
 
         return ExtractionOptions(
-            causal=target.causal,
-            residual=target.residual,
-            normalized=target.normalized,
-            rotary=target.rotary,
-            dtype=target.dtype,
             accurate=self.accurate,
             verify=self.verify,
             tolerance=self.tolerance,
@@ -243,36 +225,19 @@ class Extract:
         from manyheads.recovery.summaries import summarize_recovery
 
         files = {name: str(self.output.with_suffix(f".{name}")) for name in ("safetensors", "json", "html")}
-        said = {"oracle": target.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
+        said = {"oracle": target.oracle.about, "command": shlex.join(["manyheads", *sys.argv[1:]]), "seed": self.seed}
         truth = None if target.truth is None else target.truth()
         return {**said, **summarize_recovery(found, truth), **taken, "files": files}
 
     def _write(self, target: Target, found: "Recovery", summary: dict[str, Any]) -> None:
-        from manyheads.recovery import save_layer
         from manyheads.recovery.pictures import recovery_section
         from manyheads.study.reporting.html import write_report
         from manyheads.study.store.disk import write_json
 
-        save_layer(self.output, found.layer, {"extracted from": target.about, "acts on": summary["acts_on"]})
+        found.save(self.output, {"extracted from": target.oracle.about})
         write_json(Path(summary["files"]["json"]), summary)
         section = recovery_section(found, summary)
-        write_report([section], Path(summary["files"]["html"]), "manyheads: an extracted layer", target.about)
-
-
-def _load(path: Path) -> Target:
-    """Return a layer that was saved."""
-    from manyheads.errors import UsageError
-    from manyheads.recovery import evaluate_layer, load_layer
-    from manyheads.recovery.layers.files import is_layer_file
-    from manyheads.recovery.layers.rotary import RotaryLayer
-
-    if path.suffix == ".safetensors" and not is_layer_file(path):
-        raise UsageError(f"{path} holds no saved layer; for a checkpoint give its folder, with --layer")
-    layer = load_layer(path)
-    if isinstance(layer, RotaryLayer):
-        return Target(layer, layer.dim, str(path), lambda: layer, causal=True, rotary=True)
-    plain = layer
-    return Target(lambda x: evaluate_layer(plain, x), plain.dim, str(path), lambda: plain, causal=plain.causal)
+        write_report([section], Path(summary["files"]["html"]), "manyheads: an extracted layer", target.oracle.about)
 
 
 def _say_accuracy(heads: Sequence[Mapping[str, Any]]) -> str:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +138,13 @@ class Recovery(Shown):
         from manyheads.recovery.oracle.oracle import Counts
 
         return sum(self.counts.values(), Counts())
+
+    def save(self, path: Path | str, notes: Mapping[str, str] | None = None) -> Path:
+        """Write the layer as `save_layer` does, with what it acts on and its certificate in the metadata."""
+        from manyheads.recovery.layers.files import save_layer
+
+        acts_on = "the tokens" if self.extracted is None else self.extracted.acts_on
+        return save_layer(path, self.layer, {**(notes or {}), "acts on": acts_on, "certificate": str(self.certificate)})
 
     def plot(self) -> "Figure":
         """Draw what every head compares (W_QK) and what it passes on (W_OV), entry by entry."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from manyheads._arrays import takes_arrays
+from manyheads._overview import Overview, Shown
 from manyheads.attention import AttentionLayer
 from manyheads.errors import ShapeError, UsageError
 from manyheads.recovery.layers.rotary import RotaryLayer
@@ -16,8 +17,8 @@ from manyheads.recovery.layers.rotary import RotaryLayer
 Array: TypeAlias = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class LayerErrors:
+@dataclass(frozen=True, repr=False)
+class LayerErrors(Shown):
     r"""Errors of the weights of a recovered layer, each the largest over matched heads."""
 
     # :math:`\max_i \|\Theta_i - \hat\Theta_{\pi(i)}\|_F / \|\Theta_i\|_F`, and the same of W
@@ -31,6 +32,12 @@ class LayerErrors:
     def worst(self) -> float:
         """The largest of the four errors."""
         return max(self.theta, self.projection, self.key_bias, self.bias)
+
+    def _overview(self) -> Overview:
+        names = ("theta", "projection", "key_bias", "bias")
+        order = f"head i of the first is head {list(self.permutation)}[i] of the second"
+        title = f"Relative errors of the weights, at most {self.worst:.2g}"
+        return Overview(title, names, [tuple(getattr(self, name) for name in names)], (order,))
 
 
 def match_heads(truth: AttentionLayer, found: AttentionLayer) -> NDArray[np.intp]:

@@ -5,6 +5,7 @@ internal checks pass, and only fresh sequences show it (measured here).
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from manyheads.recovery.certificates import (
     oracle_errors,
 )
 from manyheads.recovery.head_accuracy import HeadAccuracy, head_accuracies, note_unresolved
+from manyheads.recovery.oracle.front_doors import open_oracle
 from manyheads.recovery.oracle.noise import OracleNoise, Steadiness, oracle_noise
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries import methods
@@ -36,9 +38,10 @@ ACCURACY = 48  # sequences on which the contributions of heads are compared; the
 
 
 def extract_layer(
-    function: Callable[[Any], Any],
-    dim: int,
+    function: Callable[[Any], Any] | str | os.PathLike[str],
+    dim: int | None = None,
     *,
+    layer: int | None = None,
     method: Method = "auto",
     noise: float | None = None,
     seed: int = 0,
@@ -55,9 +58,13 @@ def extract_layer(
     ----------
     function
         Takes sequences (n, k, d) as a NumPy array and returns answers of the same shape, in any floating-point type:
-        NumPy, JAX, or a tensor of PyTorch. It must answer for every length k.
+        NumPy, JAX, or a tensor of PyTorch. It must answer for every length k. Or a module of PyTorch that maps such
+        tensors, also an attention sub-module of transformers; a model of transformers or a checkpoint folder, with
+        `layer`; the file of a saved layer. Modules are copied and widened to float64.
     dim
-        Token dimension d.
+        Token dimension d; not needed where the function has an attribute of that name, and not for the others.
+    layer
+        Number of a layer of a model, from 0.
     method
         "subspaces" needs O(d) calls and answers exact to rounding in float64; "bounded" needs O(d^2) and bears noise;
         "sphere" is for functions that normalize their tokens; "rotary" for positions that turn queries and keys.
@@ -88,6 +95,8 @@ def extract_layer(
         More calls, tokens or seconds are needed than were allowed.
     FileRefused
         `options.store` holds answers of another function.
+    NotExtractable, CheckpointRefused
+        A part of a model that no method extracts, or a folder that cannot be read.
     UsageError
         Arguments that cannot mean what was asked for, or need more memory than this machine has.
 
@@ -115,7 +124,9 @@ def extract_layer(
     if noise is not None and not 0 < noise < 1:
         raise UsageError(f"noise = {noise}: give the relative noise of the answers, or None to measure it")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6 + options.tries)]
-    oracle = Oracle(function, dim, options.oracle(), options.store)
+    target = open_oracle(function, dim, layer, options.dtype)
+    options = options.knowing(target)
+    oracle = Oracle(target.function, target.dim, options.oracle(), options.store)
     _check_memory(oracle.dim, options)
     with oracle.showing():
         measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)

@@ -1,10 +1,11 @@
 """Options of an extraction: properties of the function, verification, budget and query cache."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from manyheads.errors import check_integer
 from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
+from manyheads.recovery.oracle.layer_oracle import LayerOracle
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 
 CERTIFICATES = 2  # number of certificates that may be drawn; the confidence holds for all of them together
@@ -66,6 +67,17 @@ class ExtractionOptions:
         check_integer("tries", self.tries, 1, MOST_TRIES)
         self.verification()
         self.oracle()
+
+    def knowing(self, target: LayerOracle) -> "ExtractionOptions":
+        """Return the options with what a function states of itself, where they are silent."""
+        return replace(
+            self,
+            causal=target.causal if self.causal is None else self.causal,
+            normalized=target.normalized if self.normalized is None else self.normalized,
+            residual=self.residual or target.residual,
+            rotary=self.rotary or target.rotary,
+            dtype=target.dtype if self.dtype == "float64" else self.dtype,
+        )
 
     def verification(self) -> Verification:
         """Return how the result is verified."""

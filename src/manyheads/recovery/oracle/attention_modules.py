@@ -1,0 +1,131 @@
+"""Attention sub-modules of transformers in memory: found by the table of families, and called with mask and positions.
+
+Where a module stands in a model follows from the roles of its weights (`manyheads.models.families`), and what it has to
+be called with from its own signature. torch and transformers are imported when they are needed.
+"""
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from manyheads._extras import require
+from manyheads.models.config import ModelConfig
+from manyheads.models.modules import MAYBE, Family, Module, Role
+from manyheads.recovery.refusals import NotExtractable
+
+OF_ATTENTION = (Role.QUERY, Role.KEY, Role.VALUE, Role.QUERY_KEY_VALUE, Role.OUTPUT)
+
+
+def find_attention(model: Any, family: Family, layer: int) -> tuple[Any, Any]:
+    """Return the attention sub-module of a layer of a model, and the norm in front of or behind it, None if absent.
+
+    The sub-module is the smallest one that holds all weights of queries, keys, values and outputs.
+    """
+    saved = {family.saved_name(name): name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+    def places(*roles: Role) -> list[list[str]]:
+        """Return the paths in memory of the modules of the layer with these roles."""
+        modules = [module for module in family.body if module.role in roles]
+        found = [_in_memory(saved, family, module, layer) for module in modules]
+        return [path.split(".") for path in found if path is not None]
+
+    weights = places(*OF_ATTENTION)
+    if not weights:
+        raise NotExtractable(
+            f"{type(model).__name__} has no attention weights in layer {layer} under the names of the family "
+            f"{family.model_type}: was it renamed or wrapped? Give the attention sub-module itself"
+        )
+    common = [parts[0] for parts in zip(*weights, strict=False) if len(set(parts)) == 1]
+    norms = places(Role.ATTENTION_NORM)
+    norm = model.get_submodule(".".join(norms[0])) if norms else None
+    return model.get_submodule(".".join(common)), norm
+
+
+def _in_memory(saved: dict[str, str], family: Family, module: Module, layer: int) -> str | None:
+    """Return the path in memory of a module of a family, None where the model has none."""
+    for prefix in family.prefixes:
+        name = saved.get(f"{prefix}{module.path.replace('{layer}', str(layer))}.weight")
+        if name is not None:
+            return name.rpartition(".")[0]
+    return None
+
+
+def attention_function(
+    module: Any, norm: Any, positions: tuple[Any, float] | None, *, causal: bool, dtype: str
+) -> Callable[[Any], np.ndarray]:
+    """Return the function (n, k, d) -> (n, k, d) of a copy of a sub-module, x + attn(norm(x)) where a norm is given.
+
+    The copy computes in `dtype` by scaled-dot-product attention: the plain one of transformers takes its softmax in
+    float32, whatever the dtype.
+    """
+    torch = require("torch")
+    kind = getattr(torch, dtype)
+    module, norm = widen(module, dtype), None if norm is None else widen(norm, dtype)
+    for part in module.modules():
+        if hasattr(getattr(part, "config", None), "_attn_implementation"):
+            part.config._attn_implementation = "sdpa"
+    device = next(module.parameters()).device
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            tokens = torch.from_numpy(np.array(x, dtype=dtype)).to(device)
+            length = tokens.shape[1]
+            mask = None
+            if causal:
+                mask = torch.full((length, length), torch.finfo(kind).min, dtype=kind, device=device)
+                mask = mask.triu(1).expand(len(tokens), 1, length, length)
+            turned = None
+            if positions is not None:
+                rates, scaling = positions
+                angles = torch.arange(length, dtype=kind, device=device)[:, None] * rates.to(device, kind)  # (k, N/2)
+                angles = torch.cat((angles, angles), -1)[None]
+                turned = (scaling * angles.cos(), scaling * angles.sin())
+            found = _call(module, tokens if norm is None else norm(tokens), mask, turned)
+            return (found if norm is None else tokens + found).cpu().numpy()
+
+    return answer
+
+
+def _call(module: Any, x: Any, mask: Any, positions: Any) -> Any:
+    """Call an attention sub-module with what its signature asks for; what BERT's adds behind it is left out."""
+    output = getattr(module, "output", None)
+    if output is not None and hasattr(module, "self"):
+        return output.dense(_call(module.self, x, mask, positions))
+    taken = inspect.signature(module.forward).parameters
+    given = {"attention_mask": mask, "position_embeddings": positions, "alibi": None}
+    found = module(x, **{name: value for name, value in given.items() if name in taken})
+    return found[0] if isinstance(found, tuple | list) else found
+
+
+def widen(module: Any, dtype: str) -> Any:
+    """Return a copy of a module in another precision, in evaluation mode; the module itself stays as it is."""
+    return copy.deepcopy(module).to(getattr(require("torch"), dtype)).eval()
+
+
+def rotary_frequencies(model: Any, config: Any) -> tuple[Any, float]:
+    """Return the angles by which one position turns (N/2,) and the factor of cosines and sines, as the model has them.
+
+    `model` is a model or a part of one; a part without them gets them from the class that its own file defines.
+    """
+    rotary = next((part for part in model.modules() if hasattr(part, "inv_freq")), None)
+    if rotary is None:
+        source = vars(sys.modules[type(model).__module__])
+        classes = [value for name, value in source.items() if name.endswith("RotaryEmbedding")]
+        if not classes:
+            raise NotExtractable(
+                f"{type(model).__name__} turns queries and keys, and the angles are not found beside it: give the "
+                "whole model, with layer="
+            )
+        rotary = classes[0](config=config)
+    return rotary.inv_freq.detach(), float(rotary.attention_scaling)
+
+
+def has_query_key_biases(config: ModelConfig) -> bool:
+    """Tell whether queries or keys have biases under a configuration."""
+    roles = (Role.QUERY, Role.KEY, Role.QUERY_KEY_VALUE)
+    biases = [module.bias for module in config.family.body if module.role in roles]
+    return any(bias == MAYBE or config.holds(bias) for bias in biases)

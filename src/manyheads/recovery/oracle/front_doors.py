@@ -1,0 +1,165 @@
+"""Front doors of an extraction: a function, a module of PyTorch, a model of transformers, a folder, a saved layer."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyheads._extras import require
+from manyheads.attention import AttentionLayer
+from manyheads.errors import UsageError
+from manyheads.recovery.layers.evaluation import evaluate_layer
+from manyheads.recovery.layers.files import is_layer_file, load_layer
+from manyheads.recovery.layers.rotary import RotaryLayer
+from manyheads.recovery.oracle.attention_modules import widen
+from manyheads.recovery.oracle.checkpoint_oracles import attention_module_oracle, checkpoint_oracle
+from manyheads.recovery.oracle.layer_oracle import LayerOracle
+
+STATED = ("causal", "residual", "normalized", "rotary", "dtype")
+"""Attributes by which a function states its properties."""
+
+
+def open_oracle(given: Any, dim: int | None = None, layer: int | None = None, dtype: str = "float64") -> LayerOracle:
+    """Return what is asked as a function of sequences with its properties.
+
+    Parameters
+    ----------
+    given
+        A function (n, k, d) -> (n, k, d), whose attributes `dim`, `causal`, `residual`, `normalized`, `rotary` and
+        `dtype` are read where it has them; a module of PyTorch, or one of transformers; a model of transformers or a
+        checkpoint folder, with `layer`; the file of a saved layer.
+    dim
+        Token dimension, where `given` does not say it.
+    layer
+        Number of a layer of a model, from 0.
+    dtype
+        In which modules compute; "float32" does not widen their weights.
+
+    Raises
+    ------
+    UsageError
+        No function and none of the others; a layer where there are none, or a missing one; no dimension.
+    NotExtractable, CheckpointRefused
+        As of `checkpoint_oracle`.
+    """
+    if isinstance(given, str | os.PathLike):
+        found = _of_path(Path(given), layer, dtype)
+    elif is_module(given):
+        found = _of_module(given, dim, layer, dtype)
+    else:
+        if not callable(given):
+            raise UsageError(
+                f"the oracle is a {type(given).__name__}: give a function (n, k, d) -> (n, k, d), a module of PyTorch, "
+                "a model of transformers or a checkpoint folder with layer=, or the file of a saved layer"
+            )
+        if layer is not None:
+            raise UsageError(f"layer = {layer}: of models only; a function is one layer, leave it out")
+        found = _of_function(given, dim)
+    if dim is not None and dim != found.dim:
+        raise UsageError(f"dim = {dim}, and {found.about} takes tokens of dimension {found.dim}: leave dim out")
+    return found
+
+
+def _of_function(given: Callable[[Any], Any], dim: int | None) -> LayerOracle:
+    """Return a function with the properties that its attributes state."""
+    if isinstance(given, LayerOracle):
+        return given
+    if isinstance(given, AttentionLayer | RotaryLayer):
+        return _of_layer(given, f"a layer of {given.heads} heads")
+    dim = getattr(given, "dim", None) if dim is None else dim
+    if dim is None:
+        raise UsageError("the function has no attribute dim: give the token dimension, dim=")
+    return LayerOracle(given, dim, about=getattr(given, "__qualname__", type(given).__name__), **_stated(given))
+
+
+def _stated(given: Any) -> dict[str, Any]:
+    """Return the properties that attributes state."""
+    return {name: value for name in STATED if isinstance(value := getattr(given, name, None), bool | str)}
+
+
+def _of_path(path: Path, layer: int | None, dtype: str) -> LayerOracle:
+    if path.is_dir():
+        if layer is None:
+            raise UsageError(f"no layer of {path} is named: give its number, from 0")
+        return checkpoint_oracle(path, layer, dtype=dtype)  # type: ignore[arg-type]
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    if path.suffix == ".safetensors" and not is_layer_file(path):
+        raise UsageError(f"{path} holds no saved layer; for a checkpoint give its folder, and the number of a layer")
+    if layer is not None:
+        raise UsageError(f"layer = {layer}: {path} holds one layer, leave it out")
+    return _of_layer(load_layer(path), str(path))
+
+
+def _of_layer(layer: AttentionLayer | RotaryLayer, about: str) -> LayerOracle:
+    if isinstance(layer, RotaryLayer):
+        return LayerOracle(layer, layer.dim, causal=True, rotary=True, about=about)
+    plain = layer
+    return LayerOracle(lambda x: evaluate_layer(plain, x), plain.dim, causal=bool(plain.causal), about=about)
+
+
+def is_module(given: Any) -> bool:
+    """Tell modules of PyTorch, without importing it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.nn.Module)
+
+
+def _of_module(module: Any, dim: int | None, layer: int | None, dtype: str) -> LayerOracle:
+    """Return a model of transformers, a part of one, or a module of the user."""
+    if hasattr(module, "config") and hasattr(module, "base_model"):
+        if layer is None:
+            raise UsageError(f"no layer of {type(module).__name__} is named: give its number, from 0, layer=")
+        return checkpoint_oracle(module, layer, dtype=dtype)  # type: ignore[arg-type]
+    if layer is not None:
+        raise UsageError(f"layer = {layer}: {type(module).__name__} is no model of transformers, leave it out")
+    if type(module).__module__.startswith("transformers.models."):
+        return attention_module_oracle(module, dtype)  # type: ignore[arg-type]
+    function = _module_function(module, dtype)
+    width = _width(module, function) if dim is None else dim
+    stated = _stated(module) | {"dtype": dtype}
+    return LayerOracle(function, width, about=f"{type(module).__name__}, in {dtype}", **stated)
+
+
+def _module_function(module: Any, dtype: str) -> Callable[[Any], np.ndarray]:
+    """Return a copy of a module in the precision as a function of arrays; of a tuple, the first entry answers."""
+    torch = require("torch")
+    copy = widen(module, dtype)
+    device = next((tensor.device for tensor in copy.parameters()), torch.device("cpu"))
+    several = isinstance(copy, torch.nn.MultiheadAttention)  # queries, keys and values are given one by one
+    turned = several and not copy.batch_first
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            tokens = torch.from_numpy(np.array(x, dtype=dtype)).to(device)
+            tokens = tokens.transpose(0, 1) if turned else tokens
+            found = copy(tokens, tokens, tokens, need_weights=False) if several else copy(tokens)
+            found = found[0] if isinstance(found, tuple | list) else found
+            found = found.transpose(0, 1) if turned else found
+            return np.asarray(found.cpu())
+
+    return answer
+
+
+def _width(module: Any, function: Callable[[Any], np.ndarray]) -> int:
+    """Return the token dimension of a module: the one input width of its linear maps that it takes and returns."""
+    torch = require("torch")
+    if isinstance(module, torch.nn.MultiheadAttention):
+        return int(module.embed_dim)
+    linear = [part.in_features for part in module.modules() if isinstance(part, torch.nn.Linear)]
+    fitting = []
+    for width in dict.fromkeys(linear):
+        try:
+            answered = function(np.zeros((1, 2, width)))
+        except Exception:  # whatever a module raises, it does not take tokens of this width
+            continue
+        if answered.shape == (1, 2, width):
+            fitting.append(width)
+    if len(fitting) != 1:
+        raise UsageError(
+            f"{type(module).__name__} does not show its token dimension (it takes {fitting or 'none of ' + str(linear)}"
+            "): give it, dim="
+        )
+    return fitting[0]

@@ -1,0 +1,149 @@
+"""Front doors: what a user has at hand is asked without glue, and stays as it was."""
+
+import numpy as np
+import pytest
+from tests.limits.torch_models import build
+
+import manyheads as mh
+from manyheads.errors import UsageError
+from manyheads.models.families import FAMILIES
+from manyheads.recovery import (
+    ExtractionOptions,
+    checkpoint_oracle,
+    compare_layers,
+    evaluate_layer,
+    gpt_layer,
+    load_layer,
+    save_layer,
+)
+from manyheads.recovery.oracle.checkpoint_layers import true_layer
+from manyheads.recovery.oracle.front_doors import open_oracle
+from manyheads.recovery.refusals import NotExtractable
+from manyheads.transformer import Shape
+
+FEW = ExtractionOptions(verify=40)
+
+ENCODERS = ("bert", "roberta", "camembert", "xlm-roberta", "electra", "roberta-prelayernorm")
+IMAGES = ("vit", "deit", "dinov2", "beit", "vit_mae", "vit_msn", "ijepa", "clip_vision_model")
+TURNED = ("llama", "mistral", "phi3", "arcee", "mixtral", "stablelm", "falcon")
+PLAIN = ("gpt2", "gpt_bigcode", "opt", "biogpt", "distilbert")
+
+
+def tiny(family):
+    """Return a random model of a family: 16 dimensions, 2 heads, 2 layers."""
+    import torch
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
+    gpt = {"n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 29}
+    grouped = {**sizes, "vocab_size": 29, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
+    given = {
+        **{name: {**grouped, "sliding_window": None, "num_local_experts": 2} for name in TURNED},
+        **{name: {**sizes, "vocab_size": 29} for name in (*ENCODERS, "falcon", "biogpt")},
+        **{name: {**sizes, "image_size": 4, "patch_size": 2} for name in IMAGES},
+        **dict.fromkeys(("gpt2", "gpt_bigcode"), gpt),
+        "opt": {**sizes, "vocab_size": 29, "ffn_dim": 24, "word_embed_proj_dim": 16},
+        "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24, "vocab_size": 29},
+    }
+    torch.manual_seed(3)
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **given[family]))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.4)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("family", [*PLAIN, *ENCODERS, *IMAGES, *TURNED])
+def test_attention_is_found_by_the_roles_of_its_weights(family, rng, tmp_path):
+    """In memory and from its folder the function is the one that the stored weights say."""
+    assert family in FAMILIES
+    model = tiny(family)
+    model.save_pretrained(tmp_path)
+    x = rng.normal(size=(2, 5, 16))
+    oracle, truth = checkpoint_oracle(model, 0), true_layer(tmp_path, 0)
+    y = oracle(x)
+    expected = truth(x) if oracle.rotary else evaluate_layer(truth, x)
+    assert np.abs(y - expected).max() <= (1e-6 if oracle.rotary else 1e-12) * np.abs(y).max()
+    assert np.array_equal(y, checkpoint_oracle(tmp_path, 0)(x))
+
+
+@pytest.mark.torch
+def test_a_sub_module_and_a_model_with_a_number_are_the_same_layer(rng):
+    model = build("llama", Shape(4, 2, 2))
+    x = rng.normal(size=(2, 5, 8))
+    module = model.model.layers[1].self_attn
+    oracle = open_oracle(module)
+    assert (oracle.dim, oracle.rotary, oracle.causal) == (8, True, True)
+    assert np.array_equal(oracle(x), open_oracle(model, layer=1)(x))
+    assert not np.allclose(oracle(x), open_oracle(model, layer=0)(x))
+    assert next(module.parameters()).dtype.itemsize == 4  # the model itself is not widened
+
+
+@pytest.mark.torch
+def test_modules_of_a_user_are_extracted(seed):
+    import torch
+
+    class Mine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.out = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            found, weights = self.inner(x, x, x, attn_mask=later)
+            return self.out(found), weights
+
+    torch.manual_seed(seed)
+    for module, causal in ((Mine(), True), (torch.nn.MultiheadAttention(8, 2), False)):
+        with torch.no_grad():
+            for weight in module.parameters():
+                weight.normal_(0.0, 0.5)
+        found = mh.extract_layer(module, seed=seed, options=FEW)
+        assert (found.heads, found.layer.causal, found.certificate.accepted) == (2, causal, True)
+        x = torch.randn(2, 5, 8)
+        own = module(x)[0] if causal else module(*3 * [x.transpose(0, 1)])[0].transpose(0, 1)
+        assert np.allclose(found.extracted(x.numpy()), own.detach().numpy(), atol=1e-4)
+
+
+def test_functions_say_what_they_are_and_results_are_saved(rng, tmp_path):
+    layer = gpt_layer(np.random.default_rng(1), 8, 2)
+
+    def answer(x):
+        return x + evaluate_layer(layer, x)
+
+    answer.dim, answer.residual = 8, True
+    found = mh.extract_layer(answer, options=FEW)
+    path = found.save(tmp_path / "found.safetensors")
+    again = mh.extract_layer(path, options=FEW)
+    for one in (found.layer, load_layer(path), again.layer, mh.extract_layer(layer, options=FEW).layer):
+        errors = compare_layers(layer, one)
+        assert errors.worst < 1e-6
+    assert errors.to_dataframe().shape == (1, 4)
+    assert "projection" in errors._repr_html_()
+
+
+@pytest.mark.torch
+def test_what_is_no_layer_is_refused_before_it_is_asked(tmp_path):
+    import torch
+
+    model = build("gpt2", Shape(4, 2, 1))
+    layer = gpt_layer(np.random.default_rng(1), 8, 2)
+    save_layer(tmp_path / "layer.safetensors", layer)
+    for words, said in {
+        (model, None, None): "no layer of GPT2LMHeadModel is named",
+        (model, None, 4): "layers 0 to 0",
+        (model, 5, 0): "dim = 5, and the attention sub-module of layer 0",
+        (3, None, None): "the oracle is a int",
+        (np.tanh, None, None): "no attribute dim",
+        (np.tanh, 8, 1): "of models only",
+        (str(tmp_path / "absent"), None, None): "no such file or folder",
+        (str(tmp_path / "layer.safetensors"), None, 0): "holds one layer",
+        (torch.nn.Linear(4, 8), None, None): "does not show its token dimension",
+        (torch.nn.Linear(4, 4), None, 0): "no model of transformers",
+    }.items():
+        with pytest.raises(UsageError, match=said):
+            open_oracle(*words)
+    with pytest.raises(NotExtractable, match="not its attention"):
+        open_oracle(model.transformer.h[0])
