@@ -200,7 +200,9 @@ class Extract:
         given = load_function(self.oracle)
         if not is_module(given):
             if unfit := self._given(OF_CHECKPOINTS):
-                raise UsageError(f"{unfit}: for checkpoint folders only, and models in memory, which {self.oracle} is not; leave it out")
+                raise UsageError(
+                    f"{unfit}: for checkpoint folders only, and for models, which {self.oracle} is not; leave it out"
+                )
             if self.dim is None and getattr(given, "dim", None) is None:
                 raise UsageError(f"{self.oracle} has no attribute dim: give the token dimension with --dim")
         found = open_oracle(given, self.dim, self.layer, self.dtype)

@@ -20,7 +20,7 @@ from manyheads.limits.checks.transfer_check import (
     search_optimum,
 )
 from manyheads.limits.comparisons.curves import geometric_curve
-from manyheads.limits.comparisons.parametrizations import LABELS, MUON_LABELS, Plan, task_of
+from manyheads.limits.comparisons.parametrizations import LABELS, MUON_LABELS, PLOT_GROUPS, Plan, task_of
 from manyheads.statistics import Interval
 from manyheads.study import Cell, Claim, Curve, Lines, Listing
 from manyheads.study.reporting.panels import Panel, spread_curve
@@ -166,7 +166,7 @@ def _optima(plan: Plan, trained: xr.Dataset) -> tuple[Panel, ...]:
         curves = []
         for parametrization in [name for name, other in plan.pairs() if other == axis]:
             values = plan.along(trained, "optimal_learning_rate", parametrization, axis)  # (replicates, sizes)
-            curves.append(geometric_curve(sizes, values, NAMES[parametrization], list(NAMES).index(parametrization)))
+            curves.append(geometric_curve(sizes, values, NAMES[parametrization], PLOT_GROUPS[parametrization]))
         panels.append(
             Lines(
                 f"Optimal learning rate along {LETTERS[axis]}",

@@ -44,6 +44,20 @@ MUON_LABELS: dict[str, str] = {
 }
 """Labels of scalings under Muon: its table, and recipes that keep the rate of a group and rely on a shape factor."""
 
+PLOT_GROUPS: dict[str, int] = {name: place for place, name in enumerate(LABELS)} | {
+    "muon": 0,
+    "muon-half-logit": 1,
+    "muon-half-depth": 8,
+    "muon-heads": 2,
+    "none": 12,
+    "keller": 5,
+    "moonlight": 4,
+    "heads-none": 6,
+    "heads-keller": 15,
+    "heads-spectral": 3,
+}
+"""Groups of curves in plots: those that share a colour, being equal modulo 7, are not compared along the same axis."""
+
 RECIPES: dict[str, Muon] = {
     "none": Muon("whole", "none"),
     "keller": Muon("whole", "original"),

@@ -14,6 +14,7 @@ from manyheads.limits.axes import LETTERS, Axis
 from manyheads.limits.checks.coordinate_check import TOLERANCE, check_growth, least_growth, required_growth
 from manyheads.limits.comparisons.parametrizations import (
     MUON_LABELS,
+    PLOT_GROUPS,
     RECIPES,
     Plan,
     choose_sizes,
@@ -279,8 +280,7 @@ def _curves(study: MuonCoordinates, trained: xr.Dataset) -> Panel:
     def curve(quantity: str, name: str, axis: Axis) -> Curve:
         values = plan.along(trained, quantity, name, axis)[..., -1]  # (replicates, sizes)
         x = np.log2(np.asarray(sizes[axis]) / sizes[axis][0])
-        group = list(MUON_LABELS).index(name)
-        return spread_curve(x, np.log2(values / values[:, :1]), MUON_LABELS[name], group=group)
+        return spread_curve(x, np.log2(values / values[:, :1]), MUON_LABELS[name], group=PLOT_GROUPS[name])
 
     return Multiples(
         f"Updates after {study.checkpoints[-1]} steps, relative to the smallest size",
