@@ -12,6 +12,12 @@ from manyheads.transformer.shape import Shape
 Axis = Literal["key_dim", "heads", "depth", "stream"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 LETTERS: dict[Axis, str] = {"key_dim": "N", "heads": "H", "depth": "L", "stream": "D"}
+WORDS: dict[Axis, str] = {
+    "key_dim": "key dimension N",
+    "heads": "heads H",
+    "depth": "depth L",
+    "stream": "stream width D",
+}
 
 
 def size_along(axis: Axis, shape: Shape) -> int:

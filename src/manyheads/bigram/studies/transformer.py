@@ -237,7 +237,8 @@ class BigramTransformer(Study):
                 basis="an inequality: the log ratio is positive",
             ),
             Claim(
-                "Their samples grow no faster than the logarithm of the length (exponent)",
+                "Samples from weights pretrained on the same transition grow no faster than the logarithm of the "
+                "length (exponent)",
                 growth,
                 quantity="exponent of T",
                 target=logarithm,

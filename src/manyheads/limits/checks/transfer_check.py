@@ -18,7 +18,7 @@ from manyheads._arrays import takes_arrays
 from manyheads._overview import Overview, Shown
 from manyheads._settings import default_rules
 from manyheads.errors import CertificateError, UsageError
-from manyheads.limits.axes import LETTERS, Axis, check_seeds, find_axis
+from manyheads.limits.axes import LETTERS, WORDS, Axis, check_seeds, find_axis
 from manyheads.limits.parametrization.parametrization import Parametrization
 from manyheads.limits.systems.transformers import Recipe, sweep_losses
 from manyheads.limits.task import Task
@@ -103,8 +103,7 @@ class TransferCheck(Shown):
         fitted = Curve(sizes, tuple(map(fit.predict, sizes)), f"{LETTERS[self.axis]}^{fit.exponent:.2f}", "reference")
         measured = Curve(sizes, mean, "best, over seeds", low=low, high=high)
         title = f"Learning-rate transfer: {self.outcome}"
-        label = f"{LETTERS[self.axis]} ({self.axis.replace('_', ' ')})"
-        return draw_titled(Lines(title, label, "learning rate", (measured, fitted), log_x=True, log_y=True))
+        return draw_titled(Lines(title, WORDS[self.axis], "learning rate", (measured, fitted), log_x=True, log_y=True))
 
     def _overview(self) -> Overview:
         best = np.asarray(self.learning_rates, np.float64)

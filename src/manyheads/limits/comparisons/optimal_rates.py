@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.axes import LETTERS, Axis
+from manyheads.limits.axes import LETTERS, WORDS, Axis
 from manyheads.limits.checks.transfer_check import (
     ALLOWED_DECADES,
     PIECE,
@@ -170,7 +170,7 @@ def _optima(plan: Plan, trained: xr.Dataset) -> tuple[Panel, ...]:
         panels.append(
             Lines(
                 f"Optimal learning rate along {LETTERS[axis]}",
-                f"{LETTERS[axis]}",
+                WORDS[axis],
                 "optimal learning rate of the base shape",
                 tuple(curves),
                 log_x=True,

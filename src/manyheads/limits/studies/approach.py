@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from manyheads.errors import UsageError
-from manyheads.limits.axes import LETTERS, Axis
+from manyheads.limits.axes import LETTERS, WORDS, Axis
 from manyheads.limits.checks.convergence import (
     SizeDistances,
     distances_to_largest,
@@ -326,7 +326,7 @@ def _distances(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
             curves.append(spread_curve(x, guide, f"1/{letter} - 1/{sizes[-1]}", "reference"))
     return Lines(
         f"Distance of the mean loss curve to that of {letter}={sizes[-1]}",
-        letter,
+        WORDS[axis],
         "root mean square over updates [nat]",
         tuple(curves),
         log_x=True,
@@ -351,7 +351,7 @@ def _scatters(study: Approach, trained: xr.Dataset, axis: Axis) -> Panel:
         curves.append(spread_curve(sizes[:-1], (effective / effective[0]) ** power, label, "reference"))
     return Lines(
         f"Std over networks along {letter}, after training",
-        letter,
+        WORDS[axis],
         f"relative to {letter}={sizes[0]}",
         tuple(curves),
         log_x=True,

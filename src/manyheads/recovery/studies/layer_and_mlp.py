@@ -164,7 +164,7 @@ class LayerAndMlp(Study):
                 basis="log10 of the worst error on fresh sequences: a hundred times what ends the training",
             ),
             Claim(
-                "It finds the attention matrices",
+                "The student finds the attention matrices",
                 worst("theta"),
                 quantity="relative error of the attention matrices (log10), worst replicate",
                 target=-4.0,
@@ -172,7 +172,7 @@ class LayerAndMlp(Study):
                 basis="the square root of the function's error, with a factor of ten for its condition",
             ),
             Claim(
-                "It finds the projections up to one linear map, which the MLP takes back",
+                "The student finds the projections up to one linear map, which the MLP takes back",
                 worst("mapped"),
                 quantity="relative error of the projections after the best common map (log10), worst replicate",
                 target=-4.0,
@@ -180,7 +180,7 @@ class LayerAndMlp(Study):
                 basis="the square root of the function's error, with a factor of ten for its condition",
             ),
             Claim(
-                "It does not find the projections themselves",
+                "The student does not find the projections themselves",
                 lambda predicted, trained: of_cell(trained, "projection", learned="both"),
                 quantity="relative error of the projections",
                 target=0.1,

@@ -200,7 +200,7 @@ class Thresholds(Study):
         columns = ("diagnostic", "violation", "stated", "span lost at", "figure in the end", "error in the end", "lost")
         return (
             Lines(
-                "Assumptions weakened",
+                "Error of the span as each assumption is weakened",
                 "strength of the violation",
                 "share outside the span",
                 curves,

@@ -206,7 +206,8 @@ class Initializations(Study):
                 **gaps,
             ),
             Claim(
-                f"Under SGD at T = {self.length:,} the same, values of the wrong sign included (mean gap)",
+                f"Under SGD at T = {self.length:,} the share of flipped signs is Phi(-1 / sqrt(rho^2 + s^2)), "
+                "values of the wrong sign included (mean gap)",
                 gap("flipped", "sgd", (*KINDS, "wrong-sign")),
                 target=0.0,
                 tolerance=0.1,

@@ -169,7 +169,7 @@ class LargeVocabulary(Study):
             ),
             Claim("The signal of the values peaks at the predicted height (ratio)", ratio(_peak), basis=basis, **law),
             Claim(
-                f"Within {times} it falls from its peak by the predicted factor (ratio)",
+                f"Within {times} the signal of the values falls from its peak by the predicted factor (ratio)",
                 ratio(_fall),
                 basis=basis,
                 **law,

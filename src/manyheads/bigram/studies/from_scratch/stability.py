@@ -221,7 +221,8 @@ class Stability(Study):
                 basis="as above",
             ),
             Claim(
-                f"It falls as the root of the length, {self.lengths[0]} to {self.lengths[-1]} tokens (exponent)",
+                f"The largest stable learning rate falls as the root of the length, {self.lengths[0]} to "
+                f"{self.lengths[-1]} tokens (exponent)",
                 power("length", self.lengths),
                 quantity="exponent of the length",
                 target=-0.5,
@@ -247,8 +248,8 @@ class Stability(Study):
                 **losses,
             ),
             Claim(
-                "It reduces the noise of the attention as a penalty of so many standard deviations does (ratio of "
-                "squared norms)",
+                "The authors' penalty reduces the noise of the attention as a penalty of so many standard deviations "
+                "does (ratio of squared norms)",
                 lambda predicted, trained: noise("theory", trained) / noise("none", trained),
                 quantity="squared norm of the noise with the penalty over that without",
                 target=lambda predicted: float(predicted["noise"]),
@@ -257,7 +258,7 @@ class Stability(Study):
                 basis="a twentieth: the signal of the values enters squared, and is predicted to a fiftieth",
             ),
             Claim(
-                f"A penalty of {self.ratio:g} standard deviations halves it (in doublings)",
+                f"A penalty of {self.ratio:g} standard deviations halves the smallest excess loss (in doublings)",
                 against_none("noise"),
                 basis="an inequality",
                 **losses,
@@ -280,7 +281,17 @@ class Stability(Study):
             )
             words = {"batch": "samples of a step", "length": "context length [tokens]"}[axis]
             title = f"Smallest growth that diverges, by {axis}"
-            panels.append(Lines(title, words, "growth per step", curves, log_x=True, log_y=True, shows=(claim,)))
+            panels.append(
+                Lines(
+                    title,
+                    words,
+                    "smallest growth per step that diverges",
+                    curves,
+                    log_x=True,
+                    log_y=True,
+                    shows=(claim,),
+                )
+            )
         rows = []
         task = self._task(np.random.default_rng(0), self.penalty_length)
         for name, label in PENALTIES.items():

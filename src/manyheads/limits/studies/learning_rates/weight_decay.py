@@ -306,7 +306,7 @@ class WeightDecay(Study):
         return (
             Lines(
                 "Optimal learning rate along H",
-                "H",
+                "heads H",
                 "optimal learning rate of the base shape",
                 curves("optimal_learning_rate"),
                 log_x=True,
@@ -324,7 +324,7 @@ class WeightDecay(Study):
             ),
             Lines(
                 "Relative update of the values' weights at the end",
-                "H",
+                "heads H",
                 "norm of an update over the norm of the weight",
                 curves("late"),
                 log_x=True,

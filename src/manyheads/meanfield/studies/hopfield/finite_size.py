@@ -116,7 +116,7 @@ class FiniteSize(Study):
                 basis=law,
             ),
             Claim(
-                f"At beta = {self.strong:g} they do so from N = {self.asymptotic:,} on",
+                f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) from N = {self.asymptotic:,} on",
                 slope(self.strong, sizes >= self.asymptotic),
                 quantity="exponent of N",
                 target=-0.5,
@@ -124,7 +124,7 @@ class FiniteSize(Study):
                 basis=law,
             ),
             Claim(
-                f"At beta = {self.strong:g} they do so already below N = {self.asymptotic:,}",
+                f"At beta = {self.strong:g} overlaps deviate by N^(-1/2) already below N = {self.asymptotic:,}",
                 slope(self.strong, sizes <= self.asymptotic),
                 quantity="exponent of N",
                 target=-0.5,

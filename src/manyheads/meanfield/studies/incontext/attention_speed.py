@@ -105,7 +105,7 @@ class AttentionSpeed(Study):
                 basis="the next order: at r = 1000 it is a tenth of the first",
             ),
             Claim(
-                f"It decreases as 1/r for speeds up to {SLOW:g} already",
+                f"The error of the two-timescale limit decreases as 1/r for speeds up to {SLOW:g} already",
                 order(speeds <= SLOW),
                 quantity="exponent of r",
                 target=-1.0,

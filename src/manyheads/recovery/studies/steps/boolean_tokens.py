@@ -138,7 +138,7 @@ class BooleanTokens(Study):
                 basis="corrections of relative order 1/d",
             ),
             Claim(
-                "There it is half of the largest atom, (2 pi d)^-1/2",
+                "The distance on a lattice is half of the largest atom, (2 pi d)^-1/2",
                 floor,
                 quantity="distance over the closed form, largest dimension",
                 target=1.0,
@@ -162,7 +162,7 @@ class BooleanTokens(Study):
                 basis="half of the distance of the two laws' powers",
             ),
             Claim(
-                "For a dense matrix it is the fourth-cumulant term of Edgeworth's expansion",
+                "For a dense matrix the distance is the fourth-cumulant term of Edgeworth's expansion",
                 edgeworth("dense"),
                 quantity="distance over the closed form, largest dimension",
                 target=1.0,
@@ -178,7 +178,8 @@ class BooleanTokens(Study):
                 basis="one atom, sqrt(2/(pi d)), over 2/(d sqrt(2 pi)); corrections of relative order 1/d",
             ),
             Claim(
-                "For a dense matrix the Gaussian estimate of that probability is right below the floor of 1/sqrt(d)",
+                "For a dense matrix the Gaussian estimate of logits within 1/d of zero is right below "
+                "the floor of 1/sqrt(d)",
                 near("dense"),
                 quantity="probability over the Gaussian one, largest dimension",
                 target=1.0,
@@ -206,7 +207,7 @@ class BooleanTokens(Study):
         ]
         return (
             Lines(
-                "Distance to the Gaussian estimate",
+                "Distance of the logits to the Gaussian estimate, by dimension",
                 "dimension",
                 "Kolmogorov distance",
                 tuple(distances),

@@ -186,7 +186,7 @@ class Concentration(Study):
                 basis=apart,
             ),
             Claim(
-                "At the largest dimension that variance is 2 |diag Theta|^2 / k^3",
+                "At the largest dimension the variance of the conditional expectation is 2 |diag Theta|^2 / k^3",
                 ratio,
                 quantity="variance over that of the closed form",
                 target=1.0,
@@ -194,7 +194,7 @@ class Concentration(Study):
                 basis="the next order is scale^2 relative to it, doubled",
             ),
             Claim(
-                "Control: for a diagonal attention matrix it does not fall with the dimension",
+                "Control: for a diagonal attention matrix the variance does not fall with the dimension",
                 power_of_mean("diagonal"),
                 quantity="power of the dimension d",
                 target=0.0,
@@ -207,10 +207,10 @@ class Concentration(Study):
         """Show both variances against length and dimension."""
         panels: list[Panel] = []
         texts = {
-            "tokens": ("tokens", ("with the number of tokens", "falls as k^-3")),
-            "dims": ("dimension", ("with the dimension", "falls as 1/d")),
+            "tokens": ("tokens", "number of tokens", ("with the number of tokens", "falls as k^-3")),
+            "dims": ("dimension", "dimension", ("with the dimension", "falls as 1/d")),
         }
-        for axis, (words, shows) in texts.items():
+        for axis, (words, what, shows) in texts.items():
             curves: list[Curve] = []
             for group, (name, series) in enumerate((n, s) for s in SERIES for n in FIGURES):
                 if (series == "tokens") == (axis == "tokens"):
@@ -222,7 +222,15 @@ class Concentration(Study):
                     told = "" if any(curve.role == "predicted" for curve in curves) else "leading order, dashed"
                     curves.append(Curve(tuple(map(float, sizes)), law, told, "predicted", group))
             panels.append(
-                Lines(f"Against the {words}", words, "variance, all entries", tuple(curves), True, True, shows=shows)
+                Lines(
+                    f"Variance of the attention pattern against the {what}",
+                    words,
+                    "variance, all entries",
+                    tuple(curves),
+                    True,
+                    True,
+                    shows=shows,
+                )
             )
         rows = [
             (SERIES[series], FIGURES[name], str(size), f"{measured:.3g}", f"{law:.3g}")

@@ -149,7 +149,7 @@ class CrudeHull(Study):
                 basis=apart,
             ),
             Claim(
-                "With the most examples it does not fall with the stable rank",
+                "With the most examples the error of the crude hull's span does not fall with the stable rank",
                 with_rank,
                 quantity="power of the stable rank",
                 target=0.0,
@@ -157,7 +157,8 @@ class CrudeHull(Study):
                 basis="half of the power 1/2 of the crude sum's error in operator norm",
             ),
             Claim(
-                "The sum from the rows of the largest margin halves that error at least, at full stable rank",
+                "The sum from the rows of the largest margin halves the error of the crude hull's span, "
+                "at full stable rank",
                 gain("span_margin"),
                 quantity="fall of the error (ln)",
                 target=math.log(2),
@@ -165,7 +166,7 @@ class CrudeHull(Study):
                 basis="an inequality: the logarithm of the ratio of errors is above ln 2",
             ),
             Claim(
-                "With that sum the error falls with the number of examples",
+                "With the rows of the largest margin the error falls with the number of examples",
                 with_examples("span_margin"),
                 quantity="power of the number of examples",
                 target=-0.25,
@@ -208,15 +209,23 @@ class CrudeHull(Study):
         axis = "share outside the span"
         return (
             Lines(
-                "Full stable rank",
+                "Error of the span against examples, full stable rank",
                 "examples",
                 axis,
                 by_count,
                 True,
                 True,
-                shows=("At full stable rank", "With that sum", "With the true sum"),
+                shows=("At full stable rank", "With the rows of the largest margin", "With the true sum"),
             ),
-            Lines("Most examples", "stable rank", axis, by_rank, True, True, shows=("With the most examples",)),
+            Lines(
+                "Error of the span against stable rank, most examples",
+                "stable rank",
+                axis,
+                by_rank,
+                True,
+                True,
+                shows=("With the most examples",),
+            ),
             Listing("Relative errors, most examples", ("", "", *(f"r = {rank}" for rank in self.ranks)), tuple(rows)),
         )
 

@@ -212,7 +212,7 @@ class OneStep(Study):
         ]
         return (
             Lines(
-                "One gradient step from zero",
+                "Error of one gradient step from zero, by stable rank",
                 "stable rank",
                 "relative error",
                 curves,

@@ -204,7 +204,7 @@ class SpanCost(Study):
         ]
         return (
             Lines(
-                "Two tokens, two heads",
+                "Error of the span by examples and dimension, two tokens and heads",
                 "examples",
                 "share outside the span",
                 by_dim,
@@ -213,7 +213,7 @@ class SpanCost(Study):
                 shows=("grow as d^2",),
             ),
             Lines(
-                f"{self.dims[1]} dimensions",
+                f"Error of the span by tokens k and heads m, {self.dims[1]} dimensions",
                 "examples",
                 "share outside the span",
                 by_shape,
