@@ -262,8 +262,8 @@ def test_modules_import_each_other_in_no_circle():
 
 SNAPSHOT = ROOT / "tests/public_names.txt"
 # 160, at most seven for each of the three systems of meanfield, three for checkpoints, two for Muon, one for preflight,
-# two to judge curves, one to forecast a loss
-MOST_NAMES = 189
+# two to judge curves, one to forecast a loss, one for the limits of a server
+MOST_NAMES = 190
 
 
 def public_names():

@@ -103,6 +103,19 @@ def test_a_saved_layer_is_scored_against_its_own_weights(call, layer):
 
 
 @pytest.mark.slow
+def test_limits_of_a_server_are_flags(call, oracle, folder):
+    name = f"{oracle.__name__}:answer"
+    status, said, _ = call(name, "--max-length", 3, "--last-row", "--max-batch", 1, "--max-norm", 20, "--json")
+    assert status == 0
+    assert "last rows" in json.loads(said)["certificate"]["distribution"]
+    status, _, complaint = call(name, "--max-length", 2)
+    assert status == 3
+    assert "three tokens" in complaint
+    status, _, complaint = call(name, "--bits", 60)
+    assert status == 2
+    assert "bits" in complaint
+
+
 def test_an_interrupted_extraction_leaves_its_answers_and_no_files(call, oracle):
     words = ("--store", "asked", "--verify", 30)
     status, _, err = call("oracle_of_this_test:interrupted", *words)

@@ -17,7 +17,7 @@ from manyheads.cli.help.wrapping import wrap_output
 from manyheads.cli.parsing import ABSENT, Switch, load_function
 
 if TYPE_CHECKING:
-    from manyheads.recovery import ExtractionOptions, Recovery
+    from manyheads.recovery import ExtractionOptions, Recovery, ServerLimits
     from manyheads.recovery.oracle.layer_oracle import LayerOracle
 
 Whole = Annotated[Optional[int], ABSENT]
@@ -72,6 +72,22 @@ class Extract:
     """Largest relative squared error on a fresh sequence that is accepted."""
     verify: int = 400
     """Number of fresh sequences for the verification."""
+    min_length: Whole = None
+    """Fewest tokens of a sequence that the server takes."""
+    max_length: Whole = None
+    """Most tokens of a sequence that the server takes."""
+    max_norm: Number = None
+    """Largest norm of a token that the server takes."""
+    max_batch: Whole = None
+    """Most sequences of one request; 1 is one sequence a call."""
+    last_row: Switch = False
+    """The server shows only the last row of every sequence."""
+    calls_per_second: Number = None
+    """Rate limit of the server, in sequences."""
+    decimals: Whole = None
+    """Decimals to which the outputs are rounded."""
+    bits: Whole = None
+    """Significant bits to which the outputs are rounded."""
     store: Annotated[Optional[Path], ABSENT] = None
     """Folder for the outputs, from which the same command resumes."""
     output: Path = Path("extracted.safetensors")
@@ -94,6 +110,7 @@ class Extract:
 
         start, processor = time.monotonic(), time.process_time()
         self._refuse()
+        self._limits()  # refused before a checkpoint is read
         target = self._find()
         announce(f"querying {target.oracle.about}, tokens of dimension {target.oracle.dim}")
         try:
@@ -217,7 +234,22 @@ class Extract:
             verify=self.verify,
             tolerance=self.tolerance,
             most_calls=self.budget,
+            limits=self._limits(),
             store=self.store,
+        )
+
+    def _limits(self) -> "ServerLimits":
+        from manyheads.recovery import ServerLimits
+
+        return ServerLimits(
+            min_length=1 if self.min_length is None else self.min_length,
+            max_length=self.max_length,
+            max_norm=self.max_norm,
+            max_batch=self.max_batch,
+            last_row=self.last_row,
+            calls_per_second=self.calls_per_second,
+            decimals=self.decimals,
+            bits=self.bits,
         )
 
     # Results

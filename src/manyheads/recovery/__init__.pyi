@@ -7,6 +7,7 @@ from .layers.files import save_layer as save_layer
 from .layers.matching import compare_layers as compare_layers
 from .layers.rotary import RotaryLayer as RotaryLayer
 from .oracle.checkpoint_oracles import checkpoint_oracle as checkpoint_oracle
+from .oracle.limits import ServerLimits as ServerLimits
 from .oracle.noise import oracle_noise as oracle_noise
 from .oracle.oracle import Oracle as Oracle
 from .passive.learning import LearningOptions as LearningOptions

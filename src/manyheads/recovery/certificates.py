@@ -95,7 +95,7 @@ class ShortSequences:
         )
 
     def __str__(self) -> str:
-        return f"{_describe(self.draw)}, those of at most {self.longest} tokens"
+        return f"{describe_draw(self.draw)}, those of at most {self.longest} tokens"
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,7 +207,7 @@ def certify(
         sequences=settings.sequences,
         tolerance=settings.tolerance,
         variance=errors.variance,
-        distribution=_describe(settings.distribution),
+        distribution=describe_draw(settings.distribution) + (", last rows" if oracle.limits.last_row else ""),
     )
 
 
@@ -235,33 +235,36 @@ class OracleErrors(NamedTuple):
 def oracle_errors(
     oracle: Oracle, predict: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator, count: int, draw: Draw
 ) -> OracleErrors:
-    """Compare predictions with the answers to `count` sequences.
+    """Compare predictions with the answers to `count` sequences, or with their last rows where only these are shown.
 
-    A rounded number errs by a uniform share of its last digit: eps^2 / 12 of its square. Where that is not small
+    A rounded number errs by a uniform share of its last digit, of mean square spacing^2 / 12. Where that is not small
     beside the variance of the answers, rounding removes what depends on the tokens, and a prediction without it agrees.
     """
     stacks = draw(rng, count, oracle.dim)
     if sum(map(len, stacks)) != count:
         raise UsageError(f"the distribution drew {sum(map(len, stacks))} sequences where {count} were asked for")
     errors, means, squares, whole = [], [], [], []
+    last = oracle.limits.last_row
     origin: np.ndarray | None = None  # near the mean, so that a large bias does not cancel digits of the variance
     for x in stacks:
         if not np.isfinite(x).all():
             raise UsageError("the distribution drew tokens that are NaN or infinite: nothing can be asked about them")
-        y = oracle(x, read="all")
+        y = oracle(x, read="last")[:, None] if last else oracle(x, read="all")
         origin = y[0, 0] if origin is None else origin
         with np.errstate(all="ignore"):
-            left = np.mean((np.asarray(predict(x), np.float64) - y) ** 2, axis=(1, 2))
+            predicted = np.asarray(predict(x), np.float64)
+            left = np.mean((predicted[:, -1:] - y if last else predicted - y) ** 2, axis=(1, 2))
         errors.append(np.where(np.isfinite(left), left, np.inf))
         means.append(np.mean(y - origin, axis=1))
         squares.append(np.mean((y - origin) ** 2, axis=(1, 2)))
-        whole.append(np.mean((y + x if oracle.residual else y) ** 2, axis=(1, 2)))
+        added = (x[:, -1:] if last else x) if oracle.residual else 0.0
+        whole.append(np.mean((y + added) ** 2, axis=(1, 2)))
     variance = np.concatenate(squares).mean() - np.mean(np.concatenate(means).mean(0) ** 2)
-    rounding = float(np.finfo(oracle.answer_dtype or np.float64).eps) ** 2 / 12 * np.concatenate(whole).mean()
-    return OracleErrors(np.concatenate(errors), max(float(variance), 0.0), float(rounding))
+    spacing = oracle.limits.spacing(float(np.sqrt(np.concatenate(whole).mean())), oracle.answer_dtype or np.float64)
+    return OracleErrors(np.concatenate(errors), max(float(variance), 0.0), spacing**2 / 12)
 
 
-def _describe(draw: Draw) -> str:
+def describe_draw(draw: Draw) -> str:
     """Return what a distribution says of itself, or its name."""
     name = getattr(draw, "__qualname__", None)  # of a function
     return str(draw) if name is None else f"sequences drawn by {name}"

@@ -71,5 +71,9 @@ class BudgetSpent(ManyheadsError, RuntimeError):
     """The calls, tokens or seconds allowed are spent; stored answers are kept, and a larger budget goes on."""
 
 
+class LimitError(ManyheadsError, ValueError):
+    """The limits of a server leave no room for what has to be asked; nothing beyond them was asked."""
+
+
 class NotExtractable(ManyheadsError, ValueError):
     """A part of a checkpoint that is no layer which queries determine; the message says why, and nothing was asked."""

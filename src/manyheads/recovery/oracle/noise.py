@@ -110,10 +110,10 @@ def oracle_noise(oracle: Oracle, rng: np.random.Generator, *, stochastic: bool =
     (True, True, False)
     """
     with oracle.stage("noise"):
-        frames = _frames(rng, max(2, -(-128 // oracle.dim)), oracle.dim)
+        frames = _frames(rng, max(2, -(-128 // oracle.dim)), oracle.dim) * (oracle.unit / np.sqrt(oracle.dim))
         f = _Answers(oracle, frames)
         repeat = f.relative([(1.0, f(f.a)), (-1.0, f.ask(f.a))])[0]
-        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps) * f.inflation
+        floor = f.relative_spacing()
         if repeat > ROUNDING * floor and not stochastic:
             raise NotALayer(
                 "the same question is answered differently each time: switch dropout and sampling off, or say that "
@@ -170,11 +170,11 @@ class Steadiness:
 
     def __init__(self, oracle: Oracle, level: float, rng: np.random.Generator):
         self.oracle = oracle
-        self.x = rng.standard_normal((4, 3, oracle.dim))
+        self.x = _within(rng.standard_normal((4, 3, oracle.dim)), oracle)
         with oracle.stage("noise"):
             self.before = oracle(self.x, read="all")
         self.size = _rms(self.before - self.before.mean((0, 1)))
-        floor = float(np.finfo(oracle.answer_dtype or np.float64).eps) * _rms(self.before)
+        floor = oracle.limits.spacing(_rms(self.before), oracle.answer_dtype or np.float64)
         self.allowed = max(ROUNDING * floor / self.size, 10 * level) if self.size > 0 else 0.0
 
     def check(self) -> None:
@@ -190,6 +190,13 @@ class Steadiness:
                 measured=changed,
                 threshold=self.allowed,
             )
+
+
+def _within(x: np.ndarray, oracle: Oracle) -> np.ndarray:
+    """Scale tokens of about norm sqrt(d) to the unit of the oracle, none longer than three units."""
+    norms = np.linalg.norm(x, axis=-1, keepdims=True)
+    shortened: np.ndarray = x * np.minimum(oracle.unit / np.sqrt(oracle.dim), 3 * oracle.unit / norms)
+    return shortened
 
 
 def _frames(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
@@ -217,8 +224,6 @@ class _Answers:
         self._known: dict[bytes, np.ndarray] = {}
         self.constant = 0.5 * (self(self.a) + self(-self.a)).mean(0)  # exact for affine answers, on the sphere too
         self.size = _rms(self.rows - self.constant)
-        whole = _rms(self.rows)
-        self.inflation = whole / self.size if self.size > 0 else np.inf if whole > 0 else 1.0
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Answer tokens (n, d), each of them asked once."""
@@ -226,6 +231,13 @@ class _Answers:
         if key not in self._known:
             self._known[key] = self.ask(x)
         return self._known[key]
+
+    def relative_spacing(self) -> float:
+        """Return the distance of neighbouring numbers at the size of the answers, relative to their moving part."""
+        spacing = self.oracle.limits.spacing(_rms(self.rows) or 1.0, self.oracle.answer_dtype or np.float64)
+        if self.size > 0:
+            return spacing / self.size
+        return np.inf if self.rows.any() else spacing
 
     def ask(self, x: np.ndarray) -> np.ndarray:
         """Ask about tokens (n, d), whether or not they were asked before."""
@@ -250,7 +262,7 @@ def _is_normalized(f: _Answers, least: float) -> tuple[bool, bool]:
     change = _rms(y - f(-f.a)) / 2
     allowed = max(0.02 * change, 20 * least * max(_rms(y - f.constant), f.size))
     normalized = change > allowed and _rms(f(3 * f.a) - y) <= allowed
-    return normalized, normalized and _rms(f(f.a + 2) - y) <= allowed
+    return normalized, normalized and _rms(f(f.a + 2 * np.sqrt(np.mean(f.a**2))) - y) <= allowed
 
 
 def _check_affine(f: _Answers, normalized: bool, least: float) -> float:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from manyheads._arrays import COMPLEX, as_native, takes_arrays
+from manyheads._arrays import takes_arrays
 from manyheads.errors import UsageError, check_integer
+from manyheads.recovery.oracle.answers import ask_function
+from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.query_cache import QueryCache
 from manyheads.recovery.refusals import BudgetSpent, OracleError
 from manyheads.study.progress import announce
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
     from manyheads.attention import AttentionLayer
 
-Read = Literal["last", "all"]
+Rows = Literal["last", "all"]
+Read = Rows | tuple[int, ...]
+
+REQUESTS = 16  # requests of a limited server whose answers are stored together
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class OracleSettings:
     batch: int = 1 << 14  # most tokens that are handed over at once
     budget: Budget = field(default_factory=Budget)  # what may be asked in all
     progress: bool | None = False  # show a line on standard error while asking; None shows it when that is a terminal
+    limits: ServerLimits = field(default_factory=ServerLimits)  # what the server takes and shows
+    pad: bool = False  # lengthen sequences at their end, which causal layers do not see, and not by repetition
 
     def __post_init__(self) -> None:
         check_integer("batch", self.batch)
@@ -91,7 +98,7 @@ class OracleSettings:
 
 
 class Oracle:
-    """A function (n, k, d) -> (n, k, d) that is asked in batches, checked, counted, and remembered.
+    """A function (n, k, d) -> (n, k, d) that is asked in batches within its limits, checked, counted, and remembered.
 
     Parameters
     ----------
@@ -113,6 +120,8 @@ class Oracle:
         When asked: the function raised, or answered with another shape, another dtype, NaN or infinite numbers.
     BudgetSpent
         When asked: the question would go beyond the budget.
+    LimitError
+        When asked: the server does not take the sequence.
 
     Examples
     --------
@@ -145,6 +154,7 @@ class Oracle:
         self._tallies: dict[str, Counts] = {}
         self._name = "other"
         self._started, self._mark = time.monotonic(), time.process_time()
+        self._free = self._started  # when the rate allows the next request
         self._say: Callable[..., None] | None = None
         self._chatty = False  # whether every batch is worth a word, or every stage
 
@@ -166,6 +176,25 @@ class Oracle:
     def residual(self) -> bool:
         """Whether the input is subtracted from the answers."""
         return self.settings.residual
+
+    @property
+    def limits(self) -> ServerLimits:
+        """What the server takes and shows."""
+        return self.settings.limits
+
+    @property
+    def longest(self) -> float:
+        """Most tokens of a sequence up to which every length can be asked, lengthened where it is too short."""
+        limits, pad = self.limits, self.settings.pad
+        if pad or limits.max_length is None:
+            return limits.longest
+        long = [k for k in range(1, limits.min_length) if -(-limits.min_length // k) * k > limits.max_length]
+        return min(long) - 1 if long else limits.max_length
+
+    @property
+    def unit(self) -> float:
+        """Norm of a token of which threefold multiples may be asked: sqrt(d), or less where norms are limited."""
+        return min(float(np.sqrt(self.dim)), self.limits.reach / 3)
 
     @property
     def counts(self) -> Mapping[str, Counts]:
@@ -213,15 +242,22 @@ class Oracle:
     def __call__(
         self, x: "Float[np.ndarray, 'n k d']", read: Read = "last"
     ) -> "Float[np.ndarray, 'n d'] | Float[np.ndarray, 'n k d']":
-        """Ask about sequences (n, k, d); return the last rows (n, d) or all rows (n, k, d), float64."""
+        """Ask about sequences (n, k, d); return the last rows (n, d), all rows (n, k, d) or some of them, float64."""
         x = np.ascontiguousarray(x, np.float64)
         if x.ndim != 3 or x.shape[2] != self.dim or 0 in x.shape:
             raise UsageError(f"sequences of shape {x.shape}: the oracle takes (n, k, {self.dim})")
-        if read not in ("last", "all"):
-            raise UsageError(f"read = {read!r}: the rows read are 'last' or 'all'")
+        if read not in ("last", "all") and not isinstance(read, tuple):
+            raise UsageError(f"read = {read!r}: the rows read are 'last', 'all' or a tuple of rows")
         if not np.isfinite(x).all():
             raise FloatingPointError("a question to the oracle holds NaN or infinite numbers")
+        if read != "last" and self.limits.last_row:
+            return np.stack([self(part) for part in self._seen_by(x, read)], axis=1)
+        if isinstance(read, tuple):
+            rows: np.ndarray = self(x, "all")[:, list(read)]
+            return rows
         step = max(1, self.settings.batch // x.shape[1])
+        if self._request < np.inf:
+            step = min(step, REQUESTS * int(self._request))
         pieces = (x[start : start + step] for start in range(0, len(x), step))
         y = np.concatenate([self._answer(piece, read) for piece in pieces]).astype(np.float64)
         if self.settings.residual:
@@ -231,39 +267,85 @@ class Oracle:
     @takes_arrays
     def ask(self, x: "Float[np.ndarray, 'n k d']") -> "Float[np.ndarray, 'n k d']":
         """Ask about one batch (n, k, d) past the store; return all rows as they came, the input not subtracted."""
-        self._afford(*x.shape[:2])
+        if self.limits.last_row:
+            return np.concatenate([self._ask(part) for part in self._seen_by(x, "all")], axis=1)
+        return self._ask(x)
+
+    def _seen_by(self, x: np.ndarray, read: Read) -> Iterator[np.ndarray]:
+        """Return for some rows of x (n, k, d) the sequences of which they are the last rows."""
+        length = x.shape[1]
+        for row in range(length) if isinstance(read, str) else read:
+            place = row % length
+            yield x[:, : place + 1] if self.causal else np.roll(x, -1 - place, axis=1)
+
+    @property
+    def _request(self) -> float:
+        """Most sequences of one request: those of about a second where there is a rate."""
+        rate, batch = self.limits.calls_per_second, self.limits.max_batch
+        return min(np.inf if rate is None else max(1.0, rate // 1), np.inf if batch is None else batch)
+
+    def _ask(self, x: np.ndarray) -> np.ndarray:
+        """Ask in requests that the server takes; return the rows that it shows."""
+        sent, rows = self.limits.stretch(x, pad=self.settings.pad)
+        self.limits.check(sent)
+        self._afford(*sent.shape[:2])
+        size = len(sent) if self._request == np.inf else int(self._request)
+        answers = [self._send(sent[start : start + size]) for start in range(0, len(sent), size)]
+        y = np.concatenate(answers)
+        y = y if self.limits.last_row else y[:, rows]
+        self._count(sent, y.size, 0)
+        return y
+
+    def _send(self, x: np.ndarray) -> np.ndarray:
+        """Send one request, when the rate allows it."""
         self._tick("own_seconds")
         try:
-            y = ask_function(self.function, x, self.settings.dtype)
+            self._wait(len(x))
+            y = ask_function(self.function, x, self.settings.dtype, last_row=self.limits.last_row)
         finally:
             self._tick("oracle_seconds")
         if self.answer_dtype not in (None, y.dtype):
             raise OracleError(f"the oracle answered in {y.dtype}, and in {self.answer_dtype} before")
         self.answer_dtype = y.dtype
-        self._count(x, y.size, 0)
         return y
 
-    def _answer(self, x: np.ndarray, read: Read) -> np.ndarray:
+    def _wait(self, calls: int) -> None:
+        """Wait until the rate allows so many calls, unless the seconds of the budget end before."""
+        if self.limits.calls_per_second is None:
+            return
+        now = time.monotonic()
+        wait, allowed = self._free - now, self.settings.budget.seconds
+        if allowed is not None and now + wait - self._started > allowed:
+            raise BudgetSpent(
+                f"{allowed:g} seconds are allowed, and the rate of {self.limits.calls_per_second:g} calls a second "
+                "leaves no more. Allow more; answers that were stored are not asked again"
+            )
+        time.sleep(max(0.0, wait))
+        self._free = max(now, self._free) + calls / self.limits.calls_per_second
+
+    def _answer(self, x: np.ndarray, read: Rows) -> np.ndarray:
         if self.cache is None:
             return self._fresh(x, read)
         if not self.cache.attached:
             with self.stage("fingerprint"):
-                self.cache.attach(self.dim, self.settings.dtype, self.ask)
+                scale = self.unit / np.sqrt(self.dim)
+                self.cache.attach(self.dim, self.settings.dtype, self.ask, scale, self.limits.max_length)
         keys = self.cache.keys(x, read)
         found = self.cache.find(keys)
         missing = np.array([answer is None for answer in found])
         if not missing.all():
             known = x[~missing]
-            self._afford(*known.shape[:2])
-            self._count(known, known.size if read == "all" else known[:, -1].size, len(known))
+            sent = self.limits.stretch(known, pad=self.settings.pad)[0]
+            self._afford(*sent.shape[:2])
+            self._count(sent, known.size if read == "all" else known[:, -1].size, len(known))
         if missing.any():
             fresh = iter(self.cache.keep([keys[i] for i in np.flatnonzero(missing)], self._fresh(x[missing], read)))
             found = [next(fresh) if answer is None else answer for answer in found]
         return np.stack([answer for answer in found if answer is not None])
 
-    def _fresh(self, x: np.ndarray, read: Read) -> np.ndarray:
+    def _fresh(self, x: np.ndarray, read: Rows) -> np.ndarray:
         """Ask, and keep the rows that are read; no others are counted as read."""
-        y = self.ask(x)
+        y = self._ask(x)
         if read == "all":
             return y
         tally = self._tallies[self._name]
@@ -304,31 +386,3 @@ class Oracle:
         spent, self._mark = now - self._mark, now
         tally = self._tallies.get(self._name, Counts())
         self._tallies[self._name] = replace(tally, **{clock: getattr(tally, clock) + spent})
-
-
-def ask_function(function: Callable[[Any], Any], x: np.ndarray, dtype: str = "float64") -> np.ndarray:
-    """Call an oracle's function on a copy of x (n, k, d) and return its answers as NumPy, checked.
-
-    Answers in bfloat16 come back in float32, which holds them exactly; other floating-point types stay as they are.
-    """
-    given = f"sequences of shape {x.shape}"
-    try:
-        y = function(np.array(x, dtype=dtype))
-        if hasattr(y, "detach"):  # a tensor of PyTorch, which is not imported here
-            y = y.detach().cpu()
-            y = y.float() if "bfloat16" in str(y.dtype) else y
-        y = np.asarray(as_native(y, "the answer", COMPLEX))
-    except Exception as error:
-        raise OracleError(
-            f"the oracle raised {type(error).__name__} on {given}: {error}. With a store, earlier answers are kept"
-        ) from error
-    if y.dtype.name == "bfloat16":
-        y = y.astype(np.float32)
-    if y.dtype.kind != "f":
-        raise OracleError(f"the oracle answered {given} in {y.dtype}: expected real floating-point numbers")
-    if y.shape != x.shape:
-        raise OracleError(f"the oracle answered {given} with shape {y.shape}: expected the same shape")
-    if not np.isfinite(y).all():
-        bad = int((~np.isfinite(y)).any((1, 2)).sum())
-        raise OracleError(f"the oracle answered {bad} of {len(x)} {given} with NaN or infinite numbers")
-    return y

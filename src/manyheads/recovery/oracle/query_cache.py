@@ -76,19 +76,30 @@ class QueryCache:
     def _batches(self) -> Path:
         return self.path / "batches"
 
-    def attach(self, dim: int, dtype: str, ask: Callable[[np.ndarray], np.ndarray]) -> None:
+    def attach(
+        self,
+        dim: int,
+        dtype: str,
+        ask: Callable[[np.ndarray], np.ndarray],
+        scale: float = 1.0,
+        longest: int | None = None,
+    ) -> None:
         """Check that the stored answers are of this oracle, by asking the probes; the first oracle signs the cache.
 
-        `ask` answers sequences (n, k, d) with all rows, past the cache.
+        `ask` answers sequences (n, k, d) with all rows, past the cache; `scale` and `longest` make the
+        tokens of the probes and their sequences shorter.
         """
         if self.attached:
             return
-        first = [ask(probe) for probe in _probes(dim)]
+        probes = [scale * probe[:, :longest] for probe in _probes(dim)]
+        first = [ask(probe) for probe in probes]
         about: dict[str, Any] = {"format": FORMAT, "dim": dim, "tokens": dtype, "dtype": str(first[0].dtype)}
+        about |= {} if scale == 1 else {"scale": scale}
+        about |= {} if longest is None or longest >= max(PROBES) else {"longest": longest}
         if (self.path / HEADER).exists():
             self._compare(about, first)
         else:
-            repeat, _ = _difference(first, [ask(probe) for probe in _probes(dim)])
+            repeat, _ = _difference(first, [ask(probe) for probe in probes])
             answers = [y.astype(np.float64).ravel().tolist() for y in first]
             with room_on_disk(self.path):
                 self._batches.mkdir(parents=True, exist_ok=True)

@@ -91,6 +91,8 @@ def extract_layer(
         Or a subclass: what the last attempt stumbled over; the others are in its notes.
     OracleError
         The function raised, or answered with another shape, dtype, or NaN.
+    LimitError
+        The limits of the server leave no room for the method.
     BudgetSpent
         More calls, tokens or seconds are needed than were allowed.
     FileRefused
@@ -128,11 +130,13 @@ def extract_layer(
     options = options.knowing(target)
     oracle = Oracle(target.function, target.dim, options.oracle(), options.store)
     _check_memory(oracle.dim, options)
+    methods.check_limits(oracle, options)
     with oracle.showing():
         measured = oracle_noise(oracle, streams[0], stochastic=options.stochastic or noise is not None)
         oracle.settings = methods.settle(oracle.settings, options, measured)
         level = measured.level if noise is None else noise
         plan = methods.plan_attempts(method, level, measured, options)
+        methods.check_room(plan[0].method, oracle)
         steady = Steadiness(oracle, level, streams[-1])
         return _Extraction(oracle, options, measured, level, steady, streams[1:3]).run(plan, streams[3:-1])
 
@@ -200,7 +204,7 @@ class _Extraction:
             self.tried.append(f"{name}: {type(refusal).__name__}: {refusal}")
             return None
         with self.oracle.stage("selection"):
-            draw = _covered(self.options.distribution, found)
+            draw = _covered(self.options.draw, found)
             errors = oracle_errors(self.oracle, found, self.selection, SELECTION, draw)
         error = float(errors.relative.max())
         self.tried.append(f"{name}: {found.layer.heads} heads, relative squared error {error:.2g}")
@@ -237,7 +241,7 @@ class _Extraction:
         return recovery
 
     def _accuracies(self, found: Extracted, certificate: Certificate) -> tuple[HeadAccuracy, ...]:
-        draw = _covered(self.options.distribution, found)
+        draw = _covered(self.options.draw, found)
         stacks = draw(self.selection, ACCURACY, self.oracle.dim)
         stacks = stacks if found.prepare is None else [found.prepare(x) for x in stacks]
         return head_accuracies(found.layer, stacks, certificate.largest_error, certificate.variance)

@@ -18,7 +18,7 @@ from manyheads.recovery.queries.rotary.algorithm import RotarySettings, extract_
 from manyheads.recovery.queries.sphere.algorithm import SphereSettings, extract_on_sphere
 from manyheads.recovery.queries.subspaces.algorithm import extract_by_subspaces
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
-from manyheads.recovery.refusals import FitError, NotALayer, RecoveryRefused
+from manyheads.recovery.refusals import FitError, LimitError, NotALayer, RecoveryRefused
 from manyheads.recovery.results import Extracted
 
 EXACT = 1e-10  # noise up to which the design that divides by small differences is chosen
@@ -60,6 +60,43 @@ def settle(settings: OracleSettings, options: ExtractionOptions, measured: Oracl
             threshold=10 * measured.level,
         )
     return dataclasses.replace(settings, causal=measured.causal)
+
+
+def check_limits(oracle: Oracle, options: ExtractionOptions) -> None:
+    """Refuse limits within which nothing can be extracted, before anything is asked."""
+    limits = options.limits
+    if oracle.longest < 3 <= limits.longest:
+        raise LimitError(
+            f"lengths from {limits.min_length} to {limits.max_length}: three tokens repeated as often have no length "
+            "in between. If the function is causal and shows all rows, say causal=True: then sequences are padded"
+        )
+    if limits.longest < 3:
+        raise LimitError(
+            f"max_length={limits.max_length}: sequences of three tokens are needed. Two show every head at one shift "
+            "of its logit, which does not tell a head from one with the opposite signs"
+        )
+    if options.rotary and limits.last_row and limits.min_length > 1:
+        raise LimitError(
+            f"min_length={limits.min_length} with last_row: positions make what stands in front of a token matter, so "
+            "that shorter sequences cannot be lengthened; extract where all rows or shorter sequences are answered"
+        )
+
+
+# Tokens of the longest sequence, and units sqrt(d) of the largest norm, that a method cannot do without
+ROOM: Mapping[str, tuple[int, float]] = MappingProxyType({"sphere": (10, 2.0), "rotary": (33, np.inf)})
+
+
+def check_room(method: str, oracle: Oracle) -> None:
+    """Refuse limits within which a method cannot work, before it begins."""
+    length, norm = ROOM.get(method, (3, 0.0))
+    limits = oracle.limits
+    if oracle.longest < length:
+        raise LimitError(
+            f"method {method!r} asks sequences of {length} tokens and more, and the server takes {limits.max_length}"
+        )
+    if limits.reach < norm * np.sqrt(oracle.dim):
+        needed = "of any norm" if norm == np.inf else f"of norm {norm * np.sqrt(oracle.dim):.3g}"
+        raise LimitError(f"method {method!r} asks tokens {needed}, and the server takes {limits.max_norm:g}")
 
 
 def plan_attempts(method: str, level: float, measured: OracleNoise, options: ExtractionOptions) -> list[Attempt]:

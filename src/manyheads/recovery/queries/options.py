@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from manyheads.errors import check_integer
 from manyheads.recovery.certificates import Draw, GaussianSequences, Verification
+from manyheads.recovery.oracle.fitted_sequences import FittedSequences
 from manyheads.recovery.oracle.layer_oracle import LayerOracle
+from manyheads.recovery.oracle.limits import ServerLimits
 from manyheads.recovery.oracle.oracle import Budget, OracleSettings
 
 CERTIFICATES = 2  # number of certificates that may be drawn; the confidence holds for all of them together
@@ -38,6 +40,9 @@ class ExtractionOptions:
         Draws the sequences of the verification; the certificate holds for this distribution.
     most_calls, most_tokens, most_seconds
         What may be asked in all, stored answers included, and seconds of the clock; None is no limit.
+    limits
+        What the server takes and shows: lengths, norms, sequences a request, rows, rate, digits. The sequences of the
+        verification are cut to them.
     store
         Folder in which answers are kept; an interrupted extraction goes on where it stopped, to the same bits.
     dtype, batch, progress
@@ -58,6 +63,7 @@ class ExtractionOptions:
     most_calls: float | None = None
     most_tokens: float | None = None
     most_seconds: float | None = None
+    limits: ServerLimits = field(default_factory=ServerLimits)
     store: str | os.PathLike[str] | None = None
     dtype: str = "float64"
     batch: int = 1 << 14
@@ -81,7 +87,15 @@ class ExtractionOptions:
 
     def verification(self) -> Verification:
         """Return how the result is verified."""
-        return Verification(self.verify, self.confidence, self.tolerance, self.distribution, CERTIFICATES)
+        return Verification(self.verify, self.confidence, self.tolerance, self.draw, CERTIFICATES)
+
+    @property
+    def draw(self) -> Draw:
+        """The distribution of the verification, within the limits of the server."""
+        limits = self.limits
+        if limits.min_length == 1 and limits.max_length is None and limits.max_norm is None:
+            return self.distribution
+        return FittedSequences(self.distribution, limits)
 
     def oracle(self) -> OracleSettings:
         """Return how the function is asked."""
@@ -92,4 +106,6 @@ class ExtractionOptions:
             batch=self.batch,
             budget=Budget(self.most_calls, self.most_tokens, self.most_seconds),
             progress=self.progress,
+            limits=self.limits,
+            pad=bool(self.causal or self.rotary) and not self.limits.last_row,
         )

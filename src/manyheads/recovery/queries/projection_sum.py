@@ -21,11 +21,11 @@ class Sums(NamedTuple):
         return answer
 
 
-def read_sums(oracle: Callable[..., Array], dim: int) -> Sums:
-    r"""Read W_S and c from d + 1 sequences of one token.
+def read_sums(oracle: Callable[..., Array], dim: int, reach: float = np.inf) -> Sums:
+    r"""Read W_S and c from d + 1 sequences of one token, none longer than `reach`.
 
     .. math:: F(0) = c, \qquad F(\sqrt d\, e_a) = c + \sqrt d\, e_a W_S
     """
-    scale = np.sqrt(dim)  # the norm that tokens have in all stages
+    scale = min(np.sqrt(dim), reach)  # the norm that tokens have in all stages
     answers = oracle(np.concatenate([np.zeros((1, dim)), scale * np.eye(dim)])[:, None], read="last")
     return Sums((answers[1:] - answers[0]) / scale, answers[0])

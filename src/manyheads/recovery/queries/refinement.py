@@ -9,7 +9,6 @@ with sigma the relative noise, if it starts near enough. Whether it did is measu
 refined layer is kept only if it explains those better.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from manyheads.attention import AttentionLayer
 from manyheads.recovery.gauss_newton import GaussNewtonSettings, fit_gauss_newton
 from manyheads.recovery.layers.evaluation import relative_error
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.variable_projection import Examples
 
 Array = NDArray[np.float64]
@@ -55,19 +55,21 @@ def refinement_work(dim: int, heads: int, excess: float) -> float:
     return 8.0 * PRODUCTS * refinement_size(dim, heads, excess) * LENGTH * heads * dim**2
 
 
-def refine_layer(
-    oracle: Callable[..., Array], layer: AttentionLayer, rng: np.random.Generator, *, excess: float = 12.0
-) -> Refined:
+def refine_layer(oracle: Oracle, layer: AttentionLayer, rng: np.random.Generator, *, excess: float = 12.0) -> Refined:
     """Fit all weights of a layer to fresh answers of its oracle, from where an extraction left them.
 
-    Asks about `refinement_size` sequences of standard normal tokens, and an eighth more held out.
+    Asks about `refinement_size` sequences of standard normal tokens, shortened where the server asks for it, and an
+    eighth more held out.
     """
     count = refinement_size(layer.dim, layer.heads, excess)
-    x = rng.standard_normal((count + max(16, count // HELD), LENGTH, layer.dim))
+    length = int(min(LENGTH, oracle.longest))
+    count = -(-count * LENGTH // length)
+    x = rng.standard_normal((count + max(16, count // HELD), length, layer.dim)) * (oracle.unit / np.sqrt(layer.dim))
+    x *= np.minimum(1.0, oracle.limits.reach / np.linalg.norm(x, axis=-1, keepdims=True))
     y = oracle(x, read="all")
     fitted = fit_gauss_newton(layer, x[:count], y[:count], settings=GaussNewtonSettings(steps=8, inner=60, flat=1e-4))
     before, after = (relative_error(one, Examples(x[count:], y[count:])) for one in (layer, fitted.layer))
-    share = _weights(layer.dim, layer.heads) / (count * LENGTH * layer.dim)
+    share = _weights(layer.dim, layer.heads) / (count * length * layer.dim)
     noise = fitted.error / (1 - share)
     kept = after < before
     return Refined(fitted.layer if kept else layer, before, after, noise, noise * share, kept)

@@ -31,7 +31,7 @@ def error(found, true):
 def test_attention_matrices_and_key_biases_come_back(rng, causal, direct):
     layer = gpt_layer(rng, 18, 3, causal=causal)
     heads = known(layer, None if direct else 6)
-    found = read_rows(Oracle.of(layer), layer.bias, heads, rng, SubspaceSettings(), causal=causal)
+    found = read_rows(Oracle.of(layer), layer.bias, heads, rng, SubspaceSettings())
     assert error(found.theta, layer.theta) < 1e-7
     assert error(found.key_bias, layer.key_bias) < 1e-7
     assert found.ranks.tolist() == [6, 6, 6]
@@ -69,7 +69,7 @@ def test_a_head_without_logits_has_rank_zero(rng):
 def test_weights_are_the_softmax_of_the_layer(rng, direct):
     """Against the softmax itself, with repeated tokens sharing their weight."""
     layer = gpt_layer(rng, 12, 2, bias=False)
-    reader = _Reader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings(), True)
+    reader = _Reader(Oracle.of(layer), np.zeros(12), known(layer, None if direct else 6), SubspaceSettings())
     tokens = np.concatenate([np.zeros((1, 12)), rng.normal(size=(3, 12))])
     tokens = np.concatenate([tokens, tokens[1:2], tokens[:1]])  # 0, a, b, c, a, 0
     rows = [_Rows(2, 2, np.ones(2), 1), _Rows(5, 3, np.array([2.0, 1.0, 1.0]), 2)]

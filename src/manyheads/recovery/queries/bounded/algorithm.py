@@ -89,10 +89,10 @@ def extract_bounded(
     settings, noise = settings or BoundedSettings(), max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
-        sums = read_sums(oracle, oracle.dim)
+        sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
     with log.stage("pairs") as figures:
         after = AFTER if oracle.causal else 2
-        pairs = Pairs(oracle, sums, 1, after, oracle.causal, noise, scales=(1.0, 2.0, 1.5))
+        pairs = Pairs.within(oracle, sums, 1, after, noise, (1.0, 2.0, 1.5))
         start = separate_heads(pairs, oracle.dim, rng, oversampling=2.5, tries=settings.tries)
         figures |= start.figures()
     with log.stage("net") as figures:
@@ -140,7 +140,7 @@ def read_base(pairs: Pairs, start: Separation, rng: np.random.Generator, setting
     probe, values = start.probe, start.net.values
     dim, heads = len(probe), len(values)
     count = settings.queries(dim, heads, pairs.noise)
-    queries = start.scale * np.resize(SPREAD, count)[:, None] * rng.standard_normal((count, dim))
+    queries = pairs.shortened(start.scale * np.resize(SPREAD, count)[:, None] * rng.standard_normal((count, dim)))
     answers = pairs.respond(queries, probe)[0]  # (n, K, d)
     features = np.concatenate([queries / start.scale, np.ones((count, 1))], axis=1)
     design = NetDesign.of(np.repeat(features, len(pairs.shifts), axis=0), np.tile(pairs.shifts, count), centred=True)

@@ -39,9 +39,9 @@ def extract_by_subspaces(
     settings, noise = settings or SubspaceSettings(), max(noise, EPS)
     log = StageLog(oracle)
     with log.stage("sums"):
-        sums = read_sums(oracle, oracle.dim)
+        sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
     with log.stage("pairs") as figures:
-        pairs = Pairs(oracle, sums, settings.before, settings.after, oracle.causal, noise)
+        pairs = Pairs.within(oracle, sums, settings.before, settings.after, noise)
         start = separate_heads(pairs, oracle.dim, rng, oversampling=settings.oversampling, tries=settings.tries)
         figures |= start.figures()
     if not len(start.net.values):
@@ -53,7 +53,7 @@ def extract_by_subspaces(
         heads = split_projections(sums, stacks)
         figures |= heads.figures()
     with log.stage("rows") as figures:
-        found = read_rows(oracle, sums.bias, heads, rng, settings, causal=oracle.causal, noise=noise)
+        found = read_rows(oracle, sums.bias, heads, rng, settings, noise=noise)
         figures |= _row_figures(found)
     layer = AttentionLayer(found.theta, heads.projection, found.key_bias, sums.bias, causal=oracle.causal)
     return Extracted(layer, tuple(log.stages))

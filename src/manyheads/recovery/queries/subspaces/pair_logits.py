@@ -4,11 +4,10 @@ With v W_i known for all heads, and linearly independent, the answer to copies o
 gates, whose logits are q^T Theta_i v + beta_i^T v. Any rank of the heads will do, rank one included.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from scipy.special import expit
 
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import Array, read_gates
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -42,21 +41,24 @@ class PairReader:
 
     sketched = 8
 
-    def __init__(self, oracle: Callable[..., Array], bias: Array, heads: Projections, causal: bool):
+    def __init__(self, oracle: Oracle, bias: Array, heads: Projections):
         self.heads, self.bias, self.smallest = heads, bias, 1.0
-        self.pairs = Pairs(oracle, Sums(heads.projection.sum(0), bias), 1, 4, causal)
+        self.pairs = Pairs.within(oracle, Sums(heads.projection.sum(0), bias), 1, 4, 0.0)
 
     def find_scale(self, rng: np.random.Generator) -> float:
         """Return the scale of tokens at which the logits of random pairs are moderate."""
         dim = len(self.bias)
         queries, probe = rng.standard_normal((16, dim)), rng.standard_normal((1, dim))
-        scale = 1.0
+        # queries and probes stand together in one token
+        norms = np.linalg.norm(np.concatenate([queries, probe]), axis=1)
+        most = self.pairs.reach / 2 / max(np.sqrt(dim), float(norms.max()))
+        scale = min(1.0, most)
         for _ in range(12):
             size = float(np.quantile(np.abs(self.logits(scale * queries, scale * probe)), 0.98))
             if LOGITS[0] <= size <= LOGITS[1]:
                 break
             # Logits are bilinear: beyond what can be read they are at least this large.
-            scale *= float(np.clip(np.sqrt(0.6 * LOGITS[1] / max(size, 1e-9)), 1 / 8, 8))
+            scale = min(most, scale * float(np.clip(np.sqrt(0.6 * LOGITS[1] / max(size, 1e-9)), 1 / 8, 8)))
         return scale
 
     def ask(self, group: Array, basis: Array) -> tuple[Array, Array, Array]:

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums
 from manyheads.recovery.queries.sigmoid_network import EPS, NetDesign, PairNets, fit_nets
 from manyheads.recovery.queries.subspaces.pencils import Pencils, start_net
@@ -43,6 +44,8 @@ Array = NDArray[np.float64]
 
 SCALES = (1.0, 2.0, 1.5, 3.0)
 """Scales of the queries, in units of the scale at which logits are about one: spread, so that uneven heads show."""
+
+QUERY = 0.55  # norm of a query, at most, in units of the largest norm: probes have up to 0.4 of it
 
 PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
@@ -63,13 +66,35 @@ class Pairs:
     noise: float = EPS  # error of the oracle's answers relative to their token-dependent part
     # Sizes of the queries that count the heads, in units of the scale at which logits are about one
     scales: tuple[float, ...] = SCALES
+    reach: float = np.inf  # largest norm of a token
+
+    @classmethod
+    def within(
+        cls, oracle: Oracle, sums: Sums, before: int, after: int, noise: float, scales: tuple[float, ...] = SCALES
+    ) -> "Pairs":
+        """Return pairs of an oracle, with so many copies as the server's longest sequence has room for."""
+        room = oracle.longest
+        if before + after > room:
+            before, after = 1, int(min(after, room - 1))
+        return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach)
+
+    def probe(self, rng: np.random.Generator, dim: int) -> Array:
+        """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
+        probe = rng.standard_normal(dim)
+        return probe * (min(np.sqrt(dim), self.reach / 3) / np.linalg.norm(probe))
+
+    def shortened(self, queries: Array) -> Array:
+        """Return queries (n, d) that leave room for a probe below the largest norm."""
+        norms = np.maximum(np.linalg.norm(queries, axis=-1, keepdims=True), np.finfo(float).tiny)
+        found: Array = queries * np.minimum(1.0, QUERY * self.reach / norms)
+        return found
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
         """Copies (j, k) of q + v and of q that the last rows see."""
         if self.causal:
             return tuple((self.before, k) for k in range(1, self.after + 1))
-        length = max(3, self.before + self.after)
+        length = max(3, self.before + self.after)  # two shifts of opposite signs
         return (length - 1, 1), (1, length - 1)
 
     @property
@@ -93,7 +118,7 @@ class Pairs:
         moved = (near - own).reshape(*queries.shape)
         if self.causal:
             tokens = np.concatenate([np.repeat(near, self.before, 1), np.repeat(own, self.after, 1)], axis=1)
-            answers = self.oracle(tokens, read="all")[:, self.before :]
+            answers = self.oracle(tokens, read=tuple(range(self.before, self.before + self.after)))
         else:
             parts = [np.concatenate([np.repeat(near, j, 1), np.repeat(own, k, 1)], axis=1) for j, k in self.copies]
             answers = self.oracle(np.concatenate(parts), read="last").reshape(len(parts), count, dim).swapaxes(0, 1)
@@ -150,8 +175,7 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
     best: Separation | None = None
     refused: Exception | None = None
     for _ in range(PROBES):
-        probe = rng.standard_normal(dim)
-        probe *= np.sqrt(dim) / np.linalg.norm(probe)
+        probe = pairs.probe(rng, dim)
         scale = find_scale(pairs, probe, rng)
         try:
             found = _separate_at(pairs, probe, scale, rng, oversampling, tries)
@@ -179,7 +203,7 @@ def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
 
     def size(exponent: float) -> Array:
         if exponent not in sizes:
-            answers = pairs.respond(2.0**exponent * directions, probe) - start
+            answers = pairs.respond(pairs.shortened(2.0**exponent * directions), probe) - start
             sizes[exponent] = np.sqrt((answers**2).sum((0, 2, 3)))
         return sizes[exponent]
 
@@ -222,7 +246,7 @@ def _separate_at(
     closest, separation, real = np.inf, 0.0, False
     for turn in range(tries):
         spread = scale * (1.0, 1.5, 2.0, 3.0, 6.0, 0.6)[turn % 6]
-        point = spread * rng.standard_normal(dim)
+        point = pairs.shortened(spread * rng.standard_normal(dim))
         pencils.extend(_jacobians(pairs, probe, point, step * directions, axes))
         for _, distance, frame in pencils.found[:2]:
             real, separation = True, max(separation, distance)
@@ -263,7 +287,7 @@ def _count_heads(
     while True:
         more = wanted - len(queries)
         scales = np.resize(pairs.scales, wanted)[len(queries) :, None]
-        new = scale * scales * rng.standard_normal((more, dim))
+        new = pairs.shortened(scale * scales * rng.standard_normal((more, dim)))
         queries = np.concatenate([queries, new])
         answers = np.concatenate([answers, pairs.respond(new, probe)[0]])
         flat = answers.reshape(-1, dim)

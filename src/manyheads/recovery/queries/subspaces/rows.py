@@ -29,12 +29,13 @@ Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for lo
 Matrix Anal. Appl. 38 (two-sided sketches). Sequences and logits by multiplicities are derived here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.sigmoid_network import EPS
 from manyheads.recovery.queries.subspaces.head_values import rank_by_gap
 from manyheads.recovery.queries.subspaces.output_spaces import Projections
@@ -50,6 +51,7 @@ AGREEMENT = 1e4
 """Error of a logit, at most, in units of the error of what the heads read: weights near 1/100 and below divide it."""
 
 ROUGHEST = 0.05  # disagreement of logits of order one that no noise excuses
+SHORTEST = {True: 5, False: 3}  # tokens of the shortest sequence whose rows show both sketches, by causality
 HIDDEN = 1e-5  # weights below this are lost in the errors of the others: shorter tokens have larger ones
 SHORTER = 2  # how often tokens are halved because weights were hidden
 
@@ -75,17 +77,16 @@ class _Rows(NamedTuple):
 
 
 def read_rows(
-    oracle: Callable[..., Array],
+    oracle: Oracle,
     bias: Array,
     heads: Projections,
     rng: np.random.Generator,
     settings: SubspaceSettings,
     *,
-    causal: bool = True,
     noise: float = 0.0,
 ) -> Attentions:
     """Read Theta and beta of all heads; heads whose logits are noise have Theta = 0 and beta as measured."""
-    reader = _choose_reader(oracle, bias, heads, settings, causal)
+    reader = _choose_reader(oracle, bias, heads, settings)
     scale = reader.find_scale(rng)
     for _ in range(SHORTER):
         try:
@@ -144,23 +145,21 @@ def _check_agreement(apart: float, heads: Projections, noise: float) -> None:
 
 
 def _choose_reader(
-    oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SubspaceSettings, causal: bool
+    oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings
 ) -> "_Reader | PairReader":
-    """Return the reader of rows, or that of pairs where rows do not show two weights of every head."""
+    """Return the reader of rows, or that of pairs where rows do not show two weights of every head, or are short."""
     count, dim = len(heads.projection), len(bias)
     least = int(heads.ranks[heads.ranks > 0].min(initial=dim))
-    if least < 2 or (heads.readers is None and dim // count < 2):
-        return PairReader(oracle, bias, heads, causal)
-    return _Reader(oracle, bias, heads, settings, causal)
+    if least < 2 or (heads.readers is None and dim // count < 2) or oracle.longest < SHORTEST[oracle.causal]:
+        return PairReader(oracle, bias, heads)
+    return _Reader(oracle, bias, heads, settings)
 
 
 class _Reader:
     """Asks sequences and turns rows into logits."""
 
-    def __init__(
-        self, oracle: Callable[..., Array], bias: Array, heads: Projections, settings: SubspaceSettings, causal: bool
-    ):
-        self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, causal
+    def __init__(self, oracle: Oracle, bias: Array, heads: Projections, settings: SubspaceSettings):
+        self.oracle, self.bias, self.heads, self.causal = oracle, bias, heads, oracle.causal
         count, dim = len(heads.projection), len(bias)
         alive = heads.ranks[heads.ranks > 0]
         least = int(alive.min()) if len(alive) else 0
@@ -170,6 +169,12 @@ class _Reader:
         # Calls go as nu / K1 times d / K2, tokens besides as 2 K1 + K2: K1 / (K1 + K2) = sqrt 2 - 1 is least in tokens.
         self.sketched = max(1, round((np.sqrt(2) - 1) * kept))
         self.fresh = max(1, kept - self.sketched)
+        longest = oracle.longest - (2 if self.causal else 1)  # beside the zeros
+        while self.fresh + (2 if self.causal else 1) * self.sketched > longest:
+            if self.sketched > 1 and self.sketched >= self.fresh:
+                self.sketched -= 1
+            else:
+                self.fresh -= 1
         self.smallest = 1.0
 
     def find_scale(self, rng: np.random.Generator) -> float:
@@ -177,8 +182,9 @@ class _Reader:
         dim, length = len(self.bias), self.sketched + self.fresh
         pilot = rng.standard_normal((4, length + 1, dim))
         pilot[:, 0] = 0
+        most = self.oracle.limits.reach / max(np.sqrt(dim), float(np.linalg.norm(pilot, axis=-1).max()))
         read = [_Rows(length, length, np.ones(length), 1)]
-        low, high, scale = 0.0, np.inf, 1.0
+        low, high, scale = 0.0, np.inf, min(1.0, most)
         for _ in range(30):
             weights = self.weights(scale * pilot, read)[0]
             last = 1 - weights.sum(-1, keepdims=True)
@@ -191,10 +197,12 @@ class _Reader:
                 low = scale
             else:
                 return scale
+            if scale == most and low == most:
+                return scale  # logits are as large as the largest norm allows
             if high < np.inf and low > 0:
                 scale = np.sqrt(low * high)
             else:
-                scale *= 2.0 if high == np.inf else 0.5
+                scale = min(most, scale * (2.0 if high == np.inf else 0.5))
             if (high < np.inf and high < low * 1.01) or scale > 1e4:
                 return scale  # no logits at all, or so few heads that the quantile jumps
         raise FitError("no scale of tokens gave moderate logits", measured=scale, threshold=1.0)
@@ -248,7 +256,7 @@ class _Reader:
 
     def weights(self, tokens: Array, read: Sequence[_Rows]) -> list[Array]:
         """Weights (m, n, tokens) of the distinct tokens after the zero, for every row that is read."""
-        answers = self.oracle(tokens, read="all") - self.bias
+        answers = self.oracle(tokens, read=tuple(row.row for row in read)) - self.bias
         seen = max(row.seen for row in read)
         distinct = tokens[:, 1 : seen + 1]
         return self._jointly(distinct, answers, read) if self.direct else self._by_head(distinct, answers, read)
@@ -258,17 +266,16 @@ class _Reader:
         assert readers is not None
         assert splits is not None
         found = [np.empty((len(readers), len(distinct), row.seen)) for row in read]
-        rows = [row.row for row in read]
         for head, rank in enumerate(self.heads.ranks):
             read_by = np.swapaxes(distinct @ readers[head, :, :rank], 1, 2)  # (n, r, tokens)
-            seen_by = np.swapaxes(answers[:, rows] @ splits[head, :, :rank], 1, 2)  # (n, r, rows)
+            seen_by = np.swapaxes(answers @ splits[head, :, :rank], 1, 2)  # (n, r, rows)
             turn, triangle = np.linalg.qr(read_by)
             right = np.swapaxes(turn, 1, 2) @ seen_by
             _solve_prefixes(triangle, right, [row.seen for row in read], [part[head] for part in found])
         return found
 
     def _jointly(self, distinct: Array, answers: Array, read: Sequence[_Rows]) -> list[Array]:
-        heads, rows = len(self.heads.projection), [row.row for row in read]
+        heads = len(self.heads.projection)
         found = [np.empty((heads, len(distinct), row.seen)) for row in read]
         step = max(1, 2**25 // (heads * distinct.shape[1] * distinct.shape[2]))
         for first in range(0, len(distinct), step):
@@ -276,7 +283,7 @@ class _Reader:
             # Columns token by token, heads inside: what an earlier row sees is a prefix.
             values = np.einsum("njd,mde->nejm", distinct[part], self.heads.projection, optimize=True)
             turn, triangle = np.linalg.qr(values.reshape(*values.shape[:2], -1))
-            right = np.swapaxes(turn, 1, 2) @ np.swapaxes(answers[part, rows], 1, 2)
+            right = np.swapaxes(turn, 1, 2) @ np.swapaxes(answers[part], 1, 2)
             widths = [row.seen * heads for row in read]
             solved = [np.empty((len(values), width)) for width in widths]
             _solve_prefixes(triangle, right, widths, solved)

@@ -1,0 +1,43 @@
+"""Answers of a user's function: called on a copy, and checked for shape, type and finite numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from manyheads._arrays import COMPLEX, as_native
+from manyheads.recovery.refusals import OracleError
+
+
+def ask_function(
+    function: Callable[[Any], Any], x: np.ndarray, dtype: str = "float64", *, last_row: bool = False
+) -> np.ndarray:
+    """Call an oracle's function on a copy of x (n, k, d) and return its answers as NumPy, checked.
+
+    `last_row` takes answers (n, d), (n, 1, d) or (n, k, d), and returns last rows (n, 1, d).
+    Answers in bfloat16 come back in float32, which holds them exactly; other floating-point types stay as they are.
+    """
+    given = f"sequences of shape {x.shape}"
+    try:
+        y = function(np.array(x, dtype=dtype))
+        if hasattr(y, "detach"):  # a tensor of PyTorch, which is not imported here
+            y = y.detach().cpu()
+            y = y.float() if "bfloat16" in str(y.dtype) else y
+        y = np.asarray(as_native(y, "the answer", COMPLEX))
+    except Exception as error:
+        raise OracleError(
+            f"the oracle raised {type(error).__name__} on {given}: {error}. With a store, earlier answers are kept"
+        ) from error
+    if y.dtype.name == "bfloat16":
+        y = y.astype(np.float32)
+    if y.dtype.kind != "f":
+        raise OracleError(f"the oracle answered {given} in {y.dtype}: expected real floating-point numbers")
+    if last_row and y.shape in ((len(x), x.shape[2]), (len(x), 1, x.shape[2]), x.shape):
+        y = y.reshape(len(x), -1, x.shape[2])[:, -1:]
+    elif y.shape != x.shape:
+        expected = "that of the last rows" if last_row else "the same shape"
+        raise OracleError(f"the oracle answered {given} with shape {y.shape}: expected {expected}")
+    if not np.isfinite(y).all():
+        bad = int((~np.isfinite(y)).any((1, 2)).sum())
+        raise OracleError(f"the oracle answered {bad} of {len(x)} {given} with NaN or infinite numbers")
+    return y

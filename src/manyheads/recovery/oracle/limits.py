@@ -1,0 +1,148 @@
+r"""Limits of a server: lengths, norms, sequences a request, rows shown, calls per second, digits of the answers.
+
+Three exact identities of attention without positions let a method ask what a server does not take as it is:
+
+* Tokens that all occur n times have the same last answer as tokens that occur once, so that a smallest length is
+  reached by repetition. A causal layer may be padded at the end instead, which also holds with positions.
+* Row t of a causal layer is the last row of the first t tokens; row t of one that is not is the last row of the
+  sequence with token t at its end. A server that shows last rows answers one row a call.
+* What it cannot show cannot matter: by its last rows alone, a causal layer is no other function than one that is not.
+
+Derived here; every restriction is checked where the function is asked (`Oracle`), and nothing beyond it is asked.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.errors import UsageError, check_integer
+from manyheads.recovery.refusals import LimitError
+
+SLACK = 1e-5  # share by which a token may exceed the largest norm: it is rounded when it is handed over
+SLOWEST = 1 / 3600  # calls per second below which one wait would take more than an hour
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a server of a layer takes and shows; the default is no limit.
+
+    Attributes
+    ----------
+    min_length, max_length
+        Tokens of a sequence.
+    max_norm
+        Largest Euclidean norm of a token.
+    max_batch
+        Sequences of one request; 1 is one sequence a call of the function.
+    last_row
+        Only the last row of every sequence is shown: answers (n, d), (n, 1, d), or (n, k, d) with others to ignore.
+    calls_per_second
+        Sequences that may be asked per second; the extraction waits between requests.
+    decimals, bits
+        Answers are rounded to so many decimals, or to so many significant bits (53 is double precision).
+
+    Examples
+    --------
+    >>> limits = ServerLimits(max_length=8, decimals=3)
+    >>> limits.round(np.array([0.12345, 2.0]))
+    array([0.123, 2.   ])
+    """
+
+    min_length: int = 1
+    max_length: int | None = None
+    max_norm: float | None = None
+    max_batch: int | None = None
+    last_row: bool = False
+    calls_per_second: float | None = None
+    decimals: int | None = None
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("min_length", self.min_length)
+        for name, least, most in (
+            ("max_length", 1, None),
+            ("max_batch", 1, None),
+            ("decimals", 0, 17),
+            ("bits", 2, 53),
+        ):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least, most)
+        for name in ("max_norm", "calls_per_second"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < np.inf:
+                raise UsageError(f"{name}={value}: give a positive number, or None for no limit")
+        if self.max_length is not None and self.max_length < self.min_length:
+            raise UsageError(f"max_length={self.max_length} is below min_length={self.min_length}: no length is left")
+        if self.calls_per_second is not None and self.calls_per_second < SLOWEST:
+            raise UsageError(f"calls_per_second={self.calls_per_second:g}: one wait would take more than an hour")
+
+    @property
+    def longest(self) -> float:
+        """Most tokens of a sequence, infinite if there is no limit."""
+        return np.inf if self.max_length is None else self.max_length
+
+    @property
+    def reach(self) -> float:
+        """Largest norm of a token, infinite if there is no limit."""
+        return np.inf if self.max_norm is None else self.max_norm
+
+    def spacing(self, size: float, dtype: Any) -> float:
+        """Return the distance between neighbouring numbers of the answers where they have this size."""
+        eps = np.finfo(dtype).eps if self.bits is None else max(float(np.finfo(dtype).eps), 2.0 ** (1 - self.bits))
+        return max(float(eps) * size, 0.0 if self.decimals is None else 10.0**-self.decimals)
+
+    def round(self, y: np.ndarray) -> np.ndarray:
+        """Round answers to the decimals or bits of the server."""
+        if self.decimals is not None:
+            y = np.round(y, self.decimals)
+        if self.bits is not None:
+            fraction, exponent = np.frexp(y)
+            y = np.ldexp(np.round(np.ldexp(fraction, self.bits)), exponent - self.bits)
+        return y
+
+    def check(self, x: np.ndarray) -> None:
+        """Refuse sequences (n, k, d) that the server does not take."""
+        length, norm = x.shape[1], float(np.sqrt((x * x).sum(-1).max()))
+        if not self.min_length <= length <= self.longest:
+            raise LimitError(
+                f"a sequence of {length} tokens has to be asked, and the server takes {self.min_length} to "
+                f"{self.longest:g}: choose another method, or extract where longer ones are taken"
+            )
+        if norm > self.reach * (1 + SLACK):
+            raise LimitError(
+                f"a token of norm {norm:.3g} has to be asked, and the server takes {self.reach:.3g}: choose another "
+                "method, or a distribution of shorter tokens"
+            )
+
+    def stretch(self, x: np.ndarray, *, pad: bool) -> tuple[np.ndarray, slice]:
+        """Return sequences that are long enough, and the rows that answer for those of x (n, k, d).
+
+        `pad` appends copies of the last token, which no row of a causal layer sees; otherwise all tokens are repeated.
+        """
+        length = x.shape[1]
+        if length >= self.min_length:
+            return x, slice(None)
+        if pad:
+            return np.concatenate([x, np.repeat(x[:, -1:], self.min_length - length, axis=1)], axis=1), slice(length)
+        copies = -(-self.min_length // length)
+        return np.repeat(x, copies, axis=1), slice(copies - 1, None, copies)
+
+    def serve(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that answers as a server of `function` with these limits does, and refuses what it would.
+
+        The rate is kept by waiting.
+        """
+
+        def server(x: np.ndarray) -> np.ndarray:
+            if self.max_batch is not None and len(x) > self.max_batch:
+                raise LimitError(f"{len(x)} sequences in one request: this server takes {self.max_batch}")
+            self.check(x)
+            if self.calls_per_second is not None:
+                time.sleep(len(x) / self.calls_per_second)
+            y = np.asarray(function(x))
+            return self.round(y[:, -1] if self.last_row else y)
+
+        return server
