@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from tests.acceptance import _kills, _scale
+from tests.acceptance import _kills, _launches, _scale
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
 from tests.study.toys import Averages, VectorizedAverages, Walk
@@ -27,27 +27,27 @@ from manyheads.study.store.run_store import RunStore, find_runs
 ROOT = Path(__file__).parents[2]
 
 
-def kills(folder: Path, count: int, commanded: int, seeds: int) -> Measured:
-    """Kill runs of a toy `count` times, `commanded` of them on the command line with a pool of two processes."""
+def kills(folder: Path, counts: dict[str, int], seeds: int) -> Measured:
+    """Kill runs of a toy so many times in each of the ways of `_launches.KINDS`."""
     log = folder / "log.json"  # after every store, so that a lane that is killed itself goes on from there
-    found = json.loads(log.read_text()) if log.exists() else {"kills": 0, "torn": 0, "stores": 0, "faults": []}
-    while found["kills"] < count:
-        kind, limit = (_kills.Commanded, commanded) if found["kills"] < commanded else (_kills.Forked, count)
-        shutil.rmtree(folder / "torn", ignore_errors=True)
-        torn = _kills.Torn(folder / "torn", found["stores"] % seeds)
-        whole = run(Walk(), _kills.REPLICATES, torn.seed, store=folder / "whole", progress=False)
-        rng = np.random.default_rng([20, found["stores"]])
-        found["kills"] += torn.kill_often(kind, rng, min(12, limit - found["kills"]))
-        torn.finish(whole)
-        found |= {"torn": found["torn"] + torn.cut, "stores": found["stores"] + 1}
-        found["faults"] += torn.faults
-        log.write_text(json.dumps(found))
+    found = {"kills": dict.fromkeys(counts, 0), "torn": 0, "stores": 0, "faults": []}
+    found = json.loads(log.read_text()) if log.exists() else found
+    for name, count in counts.items():
+        while found["kills"][name] < count:
+            shutil.rmtree(folder / "torn", ignore_errors=True)
+            kind = _launches.KINDS[name](folder)
+            torn = _kills.Torn(folder / "torn", found["stores"] % seeds, kind.study)
+            whole = run(kind.study, _launches.REPLICATES, torn.seed, store=folder / "whole", progress=False)
+            rng = np.random.default_rng([20, found["stores"]])
+            found["kills"][name] += torn.kill_often(kind, rng, min(kind.most, count - found["kills"][name]))
+            torn.finish(whole)
+            found |= {"torn": found["torn"] + torn.cut, "stores": found["stores"] + 1}
+            found["faults"] += [f"{name}: {fault}" for fault in torn.faults]
+            log.write_text(json.dumps(found))
     print(*found["faults"], sep="\n")
-    extent = (
-        f"{found['stores']} stores; {commanded} kills on the command line with two workers, the others in process; "
-    )
+    extent = f"{found['stores']} stores; {', '.join(f'{name} {count}' for name, count in found['kills'].items())}; "
     extent += f"after {found['torn']} the last line was cut as well, as by a power failure"
-    figure = f"{found['kills']} kills, {len(found['faults'])} faults"
+    figure = f"{sum(found['kills'].values())} kills, {len(found['faults'])} faults"
     return Measured(figure, extent, f"0-{seeds - 1}", not found["faults"])
 
 
@@ -120,9 +120,10 @@ def races(folder: Path, times: int) -> Measured:
     faults = []
     for number in range(2 * times):
         together, seed, store = 2 + 2 * (number % 2), number, folder / f"store{number}"
-        whole = run(Walk(), _kills.REPLICATES, seed, store=folder / "whole", progress=False)
-        processes = [_kills.Forked(store, seed) for _ in range(together)]
-        faults += [failure for process in processes if (failure := process.failure())]
+        whole = run(Walk(), _launches.REPLICATES, seed, store=folder / "whole", progress=False)
+        launches = _launches.Forked(folder, together)
+        launches.start(store, seed)
+        faults += launches.faults()
         (found,) = find_runs(store)
         faults += differences(whole, open_run(found.path))
         faults += [f"{path} was left over" for path in store.rglob("*.tmp")]
@@ -237,10 +238,22 @@ FIGURES = (
     ),
     Figure(
         "kills",
-        "a run killed with SIGKILL at random moments goes on to the result of an uninterrupted one",
+        "a run whose launches, workers, schedulers or tasks are killed at random moments ends as an uninterrupted one",
         "200 kills; bit for bit the same, no unit made twice, nothing left over",
         kills,
-        {"count": 200, "commanded": 30, "seeds": 5},
+        {
+            "counts": {
+                "a launch": 100,
+                "three launches at once": 42,
+                "parent": 14,
+                "process group": 12,
+                "worker": 10,
+                "array task": 10,
+                "dask worker": 6,
+                "dask scheduler": 6,
+            },
+            "seeds": 5,
+        },
     ),
     Figure(
         "full-disk",
