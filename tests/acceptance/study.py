@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 from tests.acceptance import _kills, _launches, _scale
+from tests.acceptance._altered import altered_bytes
 from tests.acceptance._lane import Figure, Measured
 from tests.acceptance._slurm import array_of_slurm, arrays_of_a_stand_in
-from tests.study.toys import Averages, VectorizedAverages, Walk
+from tests.study.toys import VectorizedAverages, Walk
 
 from manyheads.attention.studies.order_blindness import OrderBlindness
-from manyheads.errors import FileRefused
 from manyheads.statistics import Interval, decide, discrepancy_interval, mean_interval, proportion_interval
 from manyheads.study import open_run, run
 from manyheads.study.executors import local_pool, open_executor
 from manyheads.study.store.equality import differences
-from manyheads.study.store.run_store import RunStore, find_runs
+from manyheads.study.store.run_store import find_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,54 +65,6 @@ def full_disk(folder: Path, seeds: int) -> Measured:
     print(*faults, sep="\n")
     extent = f"full at each of {blocks} numbers of free blocks and {inodes} of free inodes of a tmpfs"
     return Measured(f"{blocks + inodes} full disks, {len(faults)} faults", extent, f"0-{seeds - 1}", not faults)
-
-
-def altered_bytes(folder: Path, count: int, seed: int) -> Measured:
-    """Flip, cut, drop or double bytes of every file of a run: refused, or the result is the same to the last bit."""
-    rng = np.random.default_rng(seed)
-    study = Averages(repeats=4)
-    whole = run(study, 1, store=folder / "store", progress=False)
-    path = RunStore(whole.attrs["path"]).path
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    heads = [path / "run.json", path / "summary.json"]
-    refused, faults = 0, []
-    for number in range(count):
-        file = heads[number % 2] if number % 3 == 0 else files[int(rng.integers(len(files)))]
-        original = file.read_bytes()
-        what = _damage(file, original, rng)
-        again = file.name == "run.json" and number % 2 == 0
-        try:
-            tree = run(study, 1, store=folder / "store", progress=False) if again else open_run(path)
-            if differences(whole, tree) or _attributes(tree) != _attributes(whole):
-                faults.append(f"{file.relative_to(path)}: {what}: read as {differences(whole, tree)}")
-        except FileRefused:
-            refused += 1
-        except Exception as error:
-            faults.append(f"{file.relative_to(path)}: {what}: {type(error).__name__}: {error}")
-        file.write_bytes(original)
-    print(*faults[:20], sep="\n")
-    extent = f"{refused} refused by name, {count - refused - len(faults)} read to the same bits, {len(files)} files"
-    return Measured(f"{len(faults)} read as something else", extent, str(seed), not faults)
-
-
-def _damage(file: Path, content: bytes, rng: np.random.Generator) -> str:
-    kind = rng.choice(["flip", "flip", "flip", "cut", "missing", "doubled", "zeros"])
-    at = int(rng.integers(len(content)))
-    if kind == "missing":
-        file.unlink()
-    elif kind == "flip":
-        file.write_bytes(content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :])
-    elif kind == "cut":
-        file.write_bytes(content[:at])
-    elif kind == "doubled":
-        file.write_bytes(content[:at] + content[at : at + 8] + content[at:])
-    else:
-        file.write_bytes(content[:at] + bytes(len(content) - at))
-    return f"{kind} at {at}"
-
-
-def _attributes(tree) -> dict[str, object]:
-    return dict(tree.attrs)
 
 
 def races(folder: Path, times: int) -> Measured:
