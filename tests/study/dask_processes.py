@@ -21,10 +21,15 @@ class DaskProcesses:
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         self.folder, self.file = folder, folder / "scheduler.json"
         folder.mkdir()
+        self.workers: list[subprocess.Popen] = []
         self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
+        try:
+            wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
+        except BaseException:
+            self.end()
+            raise
         self.address = f"dask:{json.loads(self.file.read_text())['address']}"
-        self.workers = [self.start_worker() for _ in range(2)]
+        self.workers += [self.start_worker() for _ in range(2)]
 
     def _start(self, what: str, *words: str) -> subprocess.Popen:
         command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--scheduler-file", str(self.file), *words]
