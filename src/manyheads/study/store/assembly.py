@@ -32,14 +32,32 @@ def assemble(runs: RunStore, replicates: int) -> tuple[xr.Dataset, xr.Dataset]:
     if missing := runs.missing(replicates):
         raise StoreDamaged(f"{runs.path}: {layout.unit(missing[0])} is missing; run the same command again")
     packs = runs.load(numbers)
+    try:
+        return _assembled(layout, replicates, packs)
+    except MalformedResult:
+        return _joined(layout, replicates, _reader(packs))  # says which units do not fit together
+
+
+def _assembled(layout: Layout, replicates: int, packs: Sequence[Pack]) -> tuple[xr.Dataset, xr.Dataset]:
+    """Join units schema by schema: what `_joined` returns, in time linear in the units if the schemas are few."""
+    import numpy as np
+
     draws = layout.predictions or 1
+    predictions, parts = [], []
     for pack in packs:
-        if len(pack.numbers[pack.numbers >= draws]) == len(numbers) - draws and _is_regular(pack.schema):
-            rest = [other for other in packs if other is not pack]
-            own = Pack(pack.schema, pack.numbers[pack.numbers < draws], pack.matrix[pack.numbers < draws])
-            predicted = _predicted(layout, _reader([*rest, own]))
-            return predicted, _stacked(layout, replicates, pack.schema, pack.matrix[pack.numbers >= draws])
-    return _joined(layout, replicates, _reader(packs))
+        trained = pack.numbers >= draws
+        predictions.append(Pack(pack.schema, pack.numbers[~trained], pack.matrix[~trained]))
+        if trained.any():
+            if not _is_regular(pack.schema):
+                return _joined(layout, replicates, _reader(packs))
+            parts.append((pack.numbers[trained], _stacked(pack.schema, pack.matrix[trained])))
+    parts.sort(key=lambda part: int(part[0].min()))  # attributes are those of the first unit
+    numbers = np.concatenate([numbers for numbers, _ in parts])
+    units = _concatenate([part for _, part in parts], "cell") if len(parts) > 1 else parts[0][1]
+    if (np.diff(numbers) < 0).any():
+        units = units.isel(cell=np.argsort(numbers))
+    whole = _of_cells(layout.cells, _of_replicates(_grid(units, len(layout.cells), replicates)))
+    return _predicted(layout, _reader(predictions)), whole
 
 
 def _reader(packs: Sequence[Pack]) -> Callable[[int], xr.Dataset]:
@@ -77,20 +95,26 @@ def _is_regular(schema: Schema) -> bool:
     return (first or not any("replicate" in dims for dims in measured)) and not any("replicate" in d for d in others)
 
 
-def _stacked(layout: Layout, replicates: int, schema: Schema, matrix: NDArray[np.uint8]) -> xr.Dataset:
-    """Join all units of a run that has one schema: what `join_replicates` and `join_cells` return, in linear time."""
+def _stacked(schema: Schema, matrix: NDArray[np.uint8]) -> xr.Dataset:
+    """Return units of one schema along `cell`, each with its axis of replicates."""
     import xarray as xr
 
-    cells, variables = len(layout.cells), {}
+    variables = {}
     for field, array in schema.arrays(matrix):
         chunked = field.dims[:1] == ("replicate",)
-        shape = array.shape[2:] if chunked else array.shape[1:]
-        units = array.reshape(-1, cells, array.shape[1] if chunked else 1, *shape)
-        joined = units.swapaxes(0, 1).reshape(cells, -1, *shape)[:, :replicates]
-        dims = field.dims[1:] if chunked else field.dims
-        variables[field.name] = (("cell", "replicate", *dims), joined, field.attrs)
-    whole = xr.Dataset(variables, coords=schema.coordinates(), attrs=schema.attrs)
-    return _of_cells(layout.cells, _of_replicates(whole))
+        dims = ("cell", *field.dims) if chunked else ("cell", "replicate", *field.dims)
+        variables[field.name] = (dims, array if chunked else array[:, None], field.attrs)
+    return xr.Dataset(variables, coords=schema.coordinates(), attrs=schema.attrs)
+
+
+def _grid(units: xr.Dataset, cells: int, replicates: int) -> xr.Dataset:
+    """Turn units in the order of their numbers into cells and replicates."""
+    variables = {}
+    for name, variable in units.data_vars.items():
+        _, chunk, *shape = variable.shape
+        array = variable.values.reshape(-1, cells, chunk, *shape).swapaxes(0, 1)
+        variables[name] = (variable.dims, array.reshape(cells, -1, *shape)[:, :replicates], variable.attrs)
+    return units.drop_vars(variables).assign(variables)
 
 
 def join_replicates(parts: Sequence[xr.Dataset], replicates: int) -> xr.Dataset:
