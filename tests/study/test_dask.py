@@ -1,4 +1,4 @@
-"""A dask cluster whose scheduler or worker is killed in the middle of a run, each a process of its own."""
+"""A dask cluster, left alone, or with its scheduler or a worker killed in the middle of a run."""
 
 import pytest
 from tests.study.cluster import Nap
@@ -20,13 +20,14 @@ def dask(tmp_path):
     cluster.end()
 
 
-def kill_when_stored(cluster, count, process, store):
+def run_on(cluster, store, seed=0, victim=None, count=4):
     """Run on the cluster, kill a process when so many units are stored, and return exit status and words."""
-    words = ("tests.study.cluster:Nap", "--seconds", STUDY.seconds, "--replicates", REPLICATES)
+    words = ("tests.study.cluster:Nap", "--seconds", STUDY.seconds, "--replicates", REPLICATES, "--seed", seed)
     launch = cluster.launch(store, *words)
     try:
-        wait_until(lambda: launch.poll() is not None or stored(store) >= count)
-        process.kill()
+        if victim is not None:
+            wait_until(lambda: launch.poll() is not None or stored(store) >= count)
+            victim.kill()
         said = launch.communicate(timeout=120)[1]
     finally:
         launch.kill()
@@ -40,8 +41,17 @@ def stored(store):
 
 @pytest.mark.slow
 @pytest.mark.cluster
+def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, dask, seed):
+    status, said = run_on(dask, tmp_path / "runs", seed)
+    assert status == 0, said
+    assert stored(tmp_path / "runs") == UNITS
+    assert_same_as_undisturbed(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_killed_scheduler_is_told_with_the_units_that_are_missing(tmp_path, dask):
-    status, said = kill_when_stored(dask, 4, dask.scheduler, tmp_path / "runs")
+    status, said = run_on(dask, tmp_path / "runs", victim=dask.scheduler)
     assert status == 3
     assert "units came without a result" in said, said
     assert "is its scheduler gone?" in said
@@ -52,13 +62,13 @@ def test_a_killed_scheduler_is_told_with_the_units_that_are_missing(tmp_path, da
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_killed_worker_costs_nothing(tmp_path, dask):
-    status, said = kill_when_stored(dask, 4, dask.workers[0], tmp_path / "runs")
+    status, said = run_on(dask, tmp_path / "runs", victim=dask.workers[0])
     assert status == 0, said
     assert_same_as_undisturbed(tmp_path)
 
 
-def assert_same_as_undisturbed(folder):
+def assert_same_as_undisturbed(folder, seed=0):
     """Finish the run in this process and compare it with one that nothing disturbed."""
-    again = run(STUDY, REPLICATES, store=folder / "runs", progress=False)
-    whole = run(STUDY, REPLICATES, store=folder / "whole", progress=False)
+    again = run(STUDY, REPLICATES, seed, store=folder / "runs", progress=False)
+    whole = run(STUDY, REPLICATES, seed, store=folder / "whole", progress=False)
     assert differences(whole, again) == []

@@ -1,6 +1,5 @@
 """Running: the same results on every executor, only what is missing, and failures that cost nothing."""
 
-import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,25 +31,6 @@ def test_process_pool_threads_and_this_process_agree_to_the_last_bit(study, pool
         beside = run(study, replicates=4, seed=seed, store=tmp_path / "threads", executor=threads, progress=False)
     assert differences(here, there) == []
     assert differences(here, beside) == []
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_a_dask_cluster_of_two_workers_agrees_to_the_last_bit(tmp_path, seed):
-    import dask
-    from distributed import LocalCluster
-
-    here = run(Walk(), replicates=4, seed=seed, store=tmp_path / "here", progress=False)
-    patience = {f"distributed.comm.timeouts.{what}": "300s" for what in ("connect", "tcp")}
-    with (
-        dask.config.set(patience),
-        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
-        open_executor(f"dask:{cluster.scheduler_address}") as executor,
-    ):
-        there = run(Walk(), replicates=4, seed=seed, store=tmp_path / "dask", executor=executor, progress=False)
-    assert differences(here, there) == []
-    gc.collect()  # sockets that dask leaves to the collector are its own, and no matter of the next test
 
 
 @pytest.fixture(scope="module")
