@@ -22,8 +22,8 @@ from manyheads.attention import AttentionLayer
 from manyheads.recovery.oracle.oracle import Oracle
 from manyheads.recovery.queries.projection_sum import Sums, read_sums
 from manyheads.recovery.queries.sigmoid_network import EPS
-from manyheads.recovery.queries.subspaces.head_values import Stacks, read_head_values
-from manyheads.recovery.queries.subspaces.output_spaces import split_projections
+from manyheads.recovery.queries.subspaces.head_values import Stacks, predict_levels, read_head_values
+from manyheads.recovery.queries.subspaces.output_spaces import single_projection, split_projections
 from manyheads.recovery.queries.subspaces.pairs import Pairs, separate_heads
 from manyheads.recovery.queries.subspaces.rows import Attentions, read_rows
 from manyheads.recovery.queries.subspaces.settings import SubspaceSettings
@@ -41,17 +41,20 @@ def extract_by_subspaces(
     with log.stage("sums"):
         sums = read_sums(oracle, oracle.dim, oracle.limits.reach)
     with log.stage("pairs") as figures:
-        pairs = Pairs.within(oracle, sums, settings.before, settings.after, noise)
+        pairs = Pairs.within(oracle, sums, settings.before, settings.after, noise, both=True)
         start = separate_heads(pairs, oracle.dim, rng, oversampling=settings.oversampling, tries=settings.tries)
         figures |= start.figures()
     if not len(start.net.values):
         return _ignoring_tokens(sums, oracle.causal, log)
-    with log.stage("values") as figures:
-        stacks = read_head_values(pairs, start, rng, settings)
-        figures |= _slice_figures(stacks)
-    with log.stage("subspaces") as figures:
-        heads = split_projections(sums, stacks)
-        figures |= heads.figures()
+    if len(start.net.values) == 1 and not predict_levels(start)[1]:
+        heads = single_projection(sums, noise)  # all of W_S
+    else:
+        with log.stage("values") as figures:
+            stacks = read_head_values(pairs, start, rng, settings)
+            figures |= _slice_figures(stacks)
+        with log.stage("subspaces") as figures:
+            heads = split_projections(sums, stacks)
+            figures |= heads.figures()
     with log.stage("rows") as figures:
         found = read_rows(oracle, sums.bias, heads, rng, settings, noise=noise)
         figures |= _row_figures(found)

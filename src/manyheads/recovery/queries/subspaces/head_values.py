@@ -23,6 +23,10 @@ Array = NDArray[np.float64]
 CLEAR = 1e3
 """A singular value may be noise up to this multiple of the predicted level; which ones are is decided by the gap."""
 
+SPARE = 2  # rows of answers beyond those that determine a net, in the dimensions of the values
+DRAWS = 12  # random sets of queries of one size among which the best is taken
+PLANNED = 1000  # unknowns of a net up to which its error is predicted for other sets of queries
+
 STEP = 0.3  # first step tau from probe to probe, relative to |v_0|
 MISFIT = 8.0  # a fit is right up to this multiple of the residual that noise, or the fit at the first probe, has
 
@@ -47,9 +51,10 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     `ranks` is None where d probes did not exhaust the spaces: heads of full rank.
     """
     dim, heads = len(start.probe), len(start.net.values)
+    start = _with_fewer_queries(pairs, start, rng, settings.loss)
     reach = np.linalg.norm(start.probe)
     directions = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
-    levels, uniform = _levels(start)
+    levels, uniform = predict_levels(start)
     expected = dim // max(heads + uniform, 1)
     enough = int(np.ceil((1 + settings.extra) * expected)) + 2
     first = min(dim, max(4, enough // 2))
@@ -98,6 +103,25 @@ def read_head_values(pairs: Pairs, start: Separation, rng: np.random.Generator, 
     return stack(probe_until(start.net, directions * reach, follow, wanted, first=first))
 
 
+def _with_fewer_queries(pairs: Pairs, start: Separation, rng: np.random.Generator, loss: float) -> Separation:
+    """Choose the fewest queries with which the values err at most `loss` times as much as with all of them.
+
+    At known logits the error of a net is known before anything is asked. With K shifts, m heads and n rows of logits,
+    n K m equations have to exceed n m logits and m^2 coordinates of the values; the spare ones show a wrong fit.
+    """
+    heads, count, shifts = len(start.net.values), len(start.queries), len(pairs.shifts)
+    least = -(-(heads + SPARE) // ((shifts - 1) * pairs.views))
+    if heads * (count * pairs.views + heads) > PLANNED:
+        return start
+    whole = net_amplification(start.design, start.net)[1]
+    for size in range(least, count):
+        draws = [start.taking(pairs, np.sort(rng.choice(count, size, replace=False))) for _ in range(DRAWS)]
+        errors = [float(np.max(net_amplification(one.design, one.net)[1] / whole)) for one in draws]
+        if min(errors) <= loss:
+            return draws[int(np.argmin(errors))]
+    return start
+
+
 def find_ranks(stacks: Array, levels: Array) -> NDArray[np.intp] | None:
     """Return the rank of every stack (m, b, d) whose rows err by `levels` (m,), None if one has no gap to its noise.
 
@@ -136,7 +160,7 @@ def _predicted(start: Separation) -> Array:
     return answers
 
 
-def _levels(start: Separation) -> tuple[Array, bool]:
+def predict_levels(start: Separation) -> tuple[Array, bool]:
     """Predict the norm of the error of a row, per head; say whether the heads lack more than that of v0 W_S.
 
     What they lack is a head of its own, that ignores the tokens, with the errors of all others together.

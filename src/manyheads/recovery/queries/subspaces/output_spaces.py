@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.recovery.queries.projection_sum import Sums
-from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks
+from manyheads.recovery.queries.subspaces.head_values import CLEAR, Stacks, rank_by_gap
 from manyheads.recovery.refusals import FitError, RankBudgetError
 
 Array = NDArray[np.float64]
@@ -72,6 +72,18 @@ def split_projections(sums: Sums, stacks: Stacks) -> Projections:
             threshold=allowed,
         )
     return found
+
+
+def single_projection(sums: Sums, noise: float) -> Projections:
+    """Return the projection of the only head: W_S."""
+    left, singular, right = np.linalg.svd(sums.projection)
+    rank = rank_by_gap(singular, noise * float(singular[0]) * np.sqrt(len(singular)))
+    ranks = np.array([len(singular) if rank is None else rank], np.intp)
+    projection = sums.projection[None]
+    if rank is None:
+        return Projections(projection, None, None, ranks, 1.0, 0.0, 0.0)
+    basis = right[:rank].T  # O^T
+    return Projections(projection, (left[:, :rank] * singular[:rank])[None], basis[None], ranks, 1.0, 0.0, 0.0)
 
 
 def _by_spaces(sums: Sums, stacks: Stacks, ranks: NDArray[np.intp]) -> Projections:

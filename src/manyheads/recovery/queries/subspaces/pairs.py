@@ -27,7 +27,7 @@ pairs, the shifts by copies and the centred net are derived and measured here.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,8 @@ SCALES = (1.0, 2.0, 1.5, 3.0)
 QUERY = 0.55  # norm of a query, at most, in units of the largest norm: probes have up to 0.4 of it
 
 PROBES = 2  # probes at which heads are looked for; what is no layer at one is none at another
+FIRST = 6  # rows at which heads are counted first; there are more where as many show
+
 MOST = 3300  # unknown logits of one fit, heads times queries: a second or two for each step of the fit
 PROMISING = 0.03  # relative residual after fifteen steps below which a fit is finished; right starts are far below it
 SEEN = 8.0  # a singular value counts as a head from this multiple of the largest one that noise alone would have
@@ -67,16 +69,27 @@ class Pairs:
     # Sizes of the queries that count the heads, in units of the scale at which logits are about one
     scales: tuple[float, ...] = SCALES
     reach: float = np.inf  # largest norm of a token
+    # Whether the rows at q + v are read too, where every row sees all tokens: the same heads at other logits
+    both: bool = False
+    middle: bool = False  # whether the shift zero is asked too, where only last rows of two sequences would be
 
     @classmethod
     def within(
-        cls, oracle: Oracle, sums: Sums, before: int, after: int, noise: float, scales: tuple[float, ...] = SCALES
+        cls,
+        oracle: Oracle,
+        sums: Sums,
+        before: int,
+        after: int,
+        noise: float,
+        scales: tuple[float, ...] = SCALES,
+        *,
+        both: bool = False,
     ) -> "Pairs":
         """Return pairs of an oracle, with so many copies as the server's longest sequence has room for."""
         room = oracle.longest
         if before + after > room:
             before, after = 1, int(min(after, room - 1))
-        return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach)
+        return cls(oracle, sums, before, after, oracle.causal, noise, scales, oracle.limits.reach, both, both)
 
     def probe(self, rng: np.random.Generator, dim: int) -> Array:
         """Draw a probe of norm sqrt(d), or of a third of the largest norm."""
@@ -95,7 +108,15 @@ class Pairs:
         if self.causal:
             return tuple((self.before, k) for k in range(1, self.after + 1))
         length = max(3, self.before + self.after)  # two shifts of opposite signs
-        return (length - 1, 1), (1, length - 1)
+        if not self.middle or length < 4:
+            return (length - 1, 1), (1, length - 1)
+        half = length // 2
+        return (2 * half - 1, 1), (half, half), (1, 2 * half - 1)
+
+    @property
+    def views(self) -> int:
+        """Rows of a sequence with logits of their own."""
+        return 2 if self.both and not self.causal else 1
 
     @property
     def shifts(self) -> Array:
@@ -108,7 +129,10 @@ class Pairs:
         return NetDesign.of(features, np.tile(self.shifts, queries), centred=True)
 
     def respond(self, queries: Array, probes: Array) -> Array:
-        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d)."""
+        """Return the centred answers (b, n, K, d) of queries (n, d), or (b, n, d), at probes (b, d).
+
+        Where both rows are read there are 2 n of them: at q, and at q + v, of every query in turn.
+        """
         probes = np.atleast_2d(probes)
         queries = np.broadcast_to(queries, (len(probes), *queries.shape[-2:]))
         count, dim = queries.shape[0] * queries.shape[1], queries.shape[2]
@@ -121,14 +145,16 @@ class Pairs:
             answers = self.oracle(tokens, read=tuple(range(self.before, self.before + self.after)))
         else:
             parts = [np.concatenate([np.repeat(near, j, 1), np.repeat(own, k, 1)], axis=1) for j, k in self.copies]
-            answers = self.oracle(np.concatenate(parts), read="last").reshape(len(parts), count, dim).swapaxes(0, 1)
-        answers = answers.reshape(*queries.shape[:2], len(self.copies), dim)
+            rows = (-1, 0)[: self.views]
+            answers = self.oracle(np.concatenate(parts), read=rows).reshape(len(parts), count, len(rows), dim)
+            answers = np.moveaxis(answers, 0, 2)
+        answers = answers.reshape(*queries.shape[:2], self.views, len(self.copies), dim)
         plain = (
             self.sums.read(queries)[:, :, None]
             + expit(-self.shifts)[:, None] * (moved @ self.sums.projection)[:, :, None]
         )
-        rest: Array = answers - plain
-        return rest
+        rest: Array = answers - plain[:, :, None]
+        return rest.reshape(len(probes), -1, len(self.copies), dim)
 
     def level(self, queries: Array, probe: Array, answers: Array | float = 0.0) -> float:
         """Root mean square error of one entry of the centred answers, from the size of what was asked and answered.
@@ -146,13 +172,20 @@ class Separation(NamedTuple):
     """The heads at the first probe, and what the next probes are asked."""
 
     probe: Array  # v0 (d,), of norm sqrt(d)
-    queries: Array  # (n, d), the same at every probe
+    queries: Array  # (n, d), the same at every probe; each has one row of logits, or two where both are read
     design: NetDesign  # the net of these queries
     net: PairNets  # logits (m, n) and values (m, d) at v0
     scale: float  # scale of queries at which logits are about one
     level: float  # root mean square error of one entry of the answers
     lacking: float  # norm of v0 W_S - sum_i C_i: rounding, or what heads read that ignore the tokens
     separation: float  # smallest relative distance of two eigenvalues of the pencil that was used
+
+    def taking(self, pairs: Pairs, chosen: NDArray[np.intp]) -> "Separation":
+        """Return the same heads with some of the queries."""
+        views = np.arange(pairs.views)
+        rows = (pairs.views * chosen[:, None] + views).ravel()
+        net = PairNets(self.net.slopes[:, rows], self.net.values, self.net.residual)
+        return self._replace(queries=self.queries[chosen], design=pairs.design(len(rows)), net=net)
 
     def figures(self) -> dict[str, float]:
         """Return what a report shows of this stage."""
@@ -194,11 +227,12 @@ def separate_heads(pairs: Pairs, dim: int, rng: np.random.Generator, *, oversamp
 def find_scale(pairs: Pairs, probe: Array, rng: np.random.Generator) -> float:
     """Return the scale of normal queries at which doubling them makes the answers 1.5 to 1.9 times as large.
 
-    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, five queries at
-    each.
+    Answers that are linear in the query double, saturated ones stay. At most 40 octaves are searched, four rows of logits
+    at each.
     """
-    directions = rng.standard_normal((5, len(probe)))
-    start = pairs.respond(0 * directions[:1], probe)
+    pairs = replace(pairs, middle=False)
+    directions = rng.standard_normal((4 // pairs.views, len(probe)))
+    start = np.tile(pairs.respond(0 * directions[:1], probe), (1, len(directions), 1, 1))
     sizes: dict[float, Array] = {}
 
     def size(exponent: float) -> Array:
@@ -226,18 +260,18 @@ def _separate_at(
     """One probe: rank, pencils, start, fit."""
     queries, answers, axes = _count_heads(pairs, probe, scale, rng, oversampling)
     heads, dim = len(axes), len(probe)
-    if heads * len(queries) > MOST:
+    if heads * len(answers) > MOST:
         raise FitError(
-            f"{heads} heads have {heads * len(queries)} logits in the fit that separates them: its time grows as the "
+            f"{heads} heads have {heads * len(answers)} logits in the fit that separates them: its time grows as the "
             "cube of that. Extract from fewer heads, or raise manyheads.recovery.queries.subspaces.pairs.MOST",
-            measured=float(heads * len(queries)),
+            measured=float(heads * len(answers)),
             threshold=float(MOST),
         )
     level = pairs.level(queries, probe, answers)
-    design = pairs.design(len(queries))
+    design = pairs.design(len(answers))
     flat = answers.reshape(-1, dim)
     if heads == 0:
-        net = PairNets(np.zeros((0, len(queries))), np.zeros((0, dim)), np.zeros(()))
+        net = PairNets(np.zeros((0, len(answers))), np.zeros((0, dim)), np.zeros(()))
         return Separation(probe, queries, design, net, scale, level, _lacking(net, probe, pairs), np.inf)
     allowed = 10 * level * np.sqrt(flat.size) / np.linalg.norm(flat)
     pencils = Pencils()
@@ -283,7 +317,7 @@ def _count_heads(
     """Ask queries until there are enough for the heads that show: queries, answers (n, K, d), axes (m, d)."""
     dim = len(probe)
     queries, answers = np.zeros((0, dim)), np.zeros((0, len(pairs.copies), dim))
-    wanted = 12
+    wanted = FIRST // pairs.views
     while True:
         more = wanted - len(queries)
         scales = np.resize(pairs.scales, wanted)[len(queries) :, None]
@@ -294,17 +328,19 @@ def _count_heads(
         _, singular, axes = np.linalg.svd(flat, full_matrices=False)
         floor = pairs.level(queries, probe, answers) * (np.sqrt(len(flat)) + np.sqrt(dim))
         heads = int((singular > SEEN * floor).sum())
-        needed = int(np.ceil(oversampling * heads)) + 4
+        needed = -(-(int(np.ceil(oversampling * heads)) + 4) // pairs.views)
         if wanted >= needed or (heads >= dim and wanted >= 2 * dim):
             return queries, answers, axes[:heads]
         wanted = needed
 
 
 def _jacobians(pairs: Pairs, probe: Array, point: Array, steps: Array, axes: Array) -> list[Array]:
-    """Differentiate the answers along `steps` at `point`: one (m, m) matrix per shift."""
-    moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T  # (2 m, K, m)
+    """Differentiate the answers along `steps` at `point`: one (m, m) matrix per shift and row of logits."""
+    pairs = replace(pairs, middle=False)
+    moved = pairs.respond(np.concatenate([point + steps, point - steps]), probe)[0] @ axes.T
+    moved = moved.reshape(2 * len(steps), -1, moved.shape[2])  # (2 m, views K, m)
     slopes = (moved[: len(steps)] - moved[len(steps) :]) / 2
-    return [slopes[:, shift].T for shift in range(slopes.shape[1])]
+    return [slopes[:, place].T for place in range(slopes.shape[1])]
 
 
 def _lacking(net: PairNets, probe: Array, pairs: Pairs) -> float:
